@@ -1,0 +1,56 @@
+"""The commands `amphora train` and `amphora serve`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from amphora import __version__, logs
+from amphora.contract import Paths
+from amphora.errors import AmphoraError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the container's entry point. Returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    logs.configure()
+    logs.remember(logs.secret_values(os.environ))
+    try:
+        return int(arguments.run())
+    except AmphoraError as error:
+        logging.getLogger("amphora").error("%s", error)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="amphora",
+        description="Train and serve models as Amazon SageMaker asks a container to.",
+    )
+    parser.add_argument("--version", action="version", version=f"amphora {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    train = commands.add_parser("train", help="run the training job under /opt/ml")
+    train.set_defaults(run=_train)
+    serve = commands.add_parser("serve", help="serve the model in /opt/ml/model")
+    serve.set_defaults(run=_serve)
+    return parser
+
+
+def _train() -> int:
+    from amphora.train import train
+
+    return train(os.environ)
+
+
+def _serve() -> int:
+    # The server's libraries are no part of a training job's start.
+    from amphora.server import serve
+
+    return serve(Paths.of(os.environ).base, os.environ)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

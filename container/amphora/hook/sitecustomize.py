@@ -1,0 +1,92 @@
+"""Runs at the start of every Python process of the user's script (it lies first on PYTHONPATH).
+
+Two things: it records the exception that ends a process, so that the failure file can name it
+without guessing from stderr, and it puts secret hyperparameters, which never stand in a command
+line, back into `sys.argv`. Standard library only, and nothing is imported until it is needed,
+since this runs in processes that are not ours.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+
+_ERROR_DIR = os.environ.get("AMPHORA_ERROR_DIR", "")
+_SECRET = "amphora-secret:"
+
+
+def _record(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    import json
+    import time
+    import traceback
+
+    frames = traceback.extract_tb(trace)
+    code_dir = os.environ.get("AMPHORA_SCRIPT_DIR", "")
+    own = [f for f in frames if code_dir and f.filename.startswith(code_dir + os.sep)]
+    last = (own or frames)[-1] if frames else None
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    record = {
+        "time": time.time(),
+        "pid": os.getpid(),
+        "ppid": os.getppid(),
+        "rank": os.environ.get("RANK"),
+        "host": os.environ.get("SM_CURRENT_HOST"),
+        "type": module + kind.__qualname__,
+        "message": str(error),
+        "frame": last and [last.filename, last.lineno, last.name, last.line],
+        "traceback": "".join(traceback.format_exception(kind, error, trace)),
+        "workers": _failed_workers(error),
+    }
+    path = os.path.join(_ERROR_DIR, f"{os.getpid()}.json")
+    with open(path + ".part", "w", encoding="utf-8", errors="backslashreplace") as file:
+        json.dump(record, file)
+    os.replace(path + ".part", path)
+
+
+def _failed_workers(error: BaseException) -> list[dict[str, int]]:
+    """Which workers torchrun saw fail: the exception that ends it carries them."""
+    failures = getattr(error, "failures", None)
+    if not isinstance(failures, dict):
+        return []
+    return [
+        {"rank": rank, "pid": f.pid, "exit_code": f.exitcode, "time": f.timestamp}
+        for rank, f in failures.items()
+    ]
+
+
+def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    try:
+        _record(kind, error, trace)
+    finally:
+        _previous_hook(kind, error, trace)
+
+
+def _is_launcher() -> bool:
+    return os.environ.get("AMPHORA_LAUNCHER") == "1" and "RANK" not in os.environ
+
+
+def _restore_secrets() -> None:
+    for index, argument in enumerate(sys.argv):
+        if argument.startswith(_SECRET):
+            sys.argv[index] = os.environ.get(argument[len(_SECRET) :], "")
+
+
+def _chain() -> None:
+    """Run the sitecustomize that this one stands in front of, if there is one."""
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
+    spec = PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(module_from_spec(spec))
+
+
+if _ERROR_DIR:
+    _previous_hook = sys.excepthook
+    sys.excepthook = _hook
+    if hasattr(sys, "argv") and not _is_launcher():
+        _restore_secrets()
+_chain()

@@ -1,0 +1,122 @@
+"""Logging for the container's own lines, and the masking of secrets in everything it prints.
+
+A secret is known in two ways: by name (a hyperparameter or variable such as HF_TOKEN or
+db_password: its value is remembered, see `remember`) and by shape (an AWS key id, a Hugging Face
+token, a bearer header, a password inside a URL).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from urllib.parse import quote
+
+MASK = "******"
+# Shorter values would mask ordinary words and numbers wherever they stand.
+MIN_SECRET_CHARS = 6
+
+_SECRET_WORDS = re.compile(
+    r"(?:^|[_.-])(?:secret|passw(?:or)?d|passphrase|pwd|credentials?|authorization"
+    r"|(?:api|access|secret|private|auth|account|signing|encryption)_?key(?:_id)?|apikey|pat"
+    r"|token)(?:$|[_.-](?:id|value|key|v\d)$)",
+    re.IGNORECASE,
+)
+# Tokens of a vocabulary, not of an account.
+_VOCABULARY = re.compile(
+    r"(?:^|[_.-])(?:pad|eos|bos|sep|cls|mask|unk|image|special|start|end|stop|decoder_start"
+    r"|next|new|per|chat)[_.-]?token$",
+    re.IGNORECASE,
+)
+
+_SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{16}\b"), MASK),
+    (re.compile(r"\b(?:IQoJ|FwoG|FQoG)[A-Za-z0-9+/=]{60,}"), MASK),
+    (re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{20,}\b"), MASK),
+    (re.compile(r"\bgh[pousr]_[A-Za-z0-9]{30,}\b|\bgithub_pat_[A-Za-z0-9_]{30,}\b"), MASK),
+    (re.compile(r"\bsk-[A-Za-z0-9_-]{20,}\b"), MASK),
+    (re.compile(r"\bwandb_v1_[A-Za-z0-9_]{20,}|\blocal-[0-9a-f]{40}\b"), MASK),
+    # A bare W&B key is 40 hex digits, as a git commit is: only where the line speaks of wandb.
+    (re.compile(r"(?i)(wandb.{0,80}?)\b[0-9a-f]{40}\b"), rf"\1{MASK}"),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {MASK}"),
+    (re.compile(r"(?i)(://[^\s/:@'\"]*):[^\s/@'\"]+@"), rf"\1:{MASK}@"),
+    (
+        re.compile(r"(?i)\b(X-Amz-(?:Signature|Security-Token|Credential))=[^&\s'\"]+"),
+        rf"\1={MASK}",
+    ),
+    (
+        re.compile(
+            r"(?i)\b((?:[a-z0-9]+[_-])*(?:password|passwd|secret|api[_-]?key|access[_-]?key"
+            r"|secret[_-]?key|auth[_-]?token|access[_-]?token|session[_-]?token|hf[_-]?token)"
+            r"['\"]?\s*[=:]\s*['\"]?)[^\s'\",;&}]{4,}"
+        ),
+        rf"\1{MASK}",
+    ),
+)
+# One cheap look decides whether a line needs the expressions above at all.
+_HINT = re.compile(
+    r"AKIA|ASIA|AROA|AIDA|IQoJ|FwoG|FQoG|hf_|api_org_|gh[pousr]_|github_pat|sk-|local-|@"
+    r"|(?i:wandb|bearer|basic|amz|passw|secret|key|token)"
+)
+
+_known: set[str] = set()
+_known_pattern: re.Pattern[str] | None = None
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether what goes by this name (`hf_token`, `DB_PASSWORD`) is a secret."""
+    if name == "PWD":  # The shell's working directory.
+        return False
+    return bool(_SECRET_WORDS.search(name)) and not _VOCABULARY.search(name)
+
+
+def secret_values(items: Mapping[str, object]) -> set[str]:
+    """The values in `items`, at any depth, that stand under a secret's name."""
+    found: set[str] = set()
+    for name, value in items.items():
+        if isinstance(value, Mapping):
+            found |= secret_values(value)
+        elif isinstance(value, str) and is_secret_name(name):
+            found.add(value)
+    return found
+
+
+def remember(values: Iterable[str]) -> None:
+    """Mask these values from now on, in the spellings a log may show them in."""
+    global _known_pattern
+    for value in values:
+        for line in {value, *value.splitlines()}:
+            if len(line.strip()) >= MIN_SECRET_CHARS:
+                _known.update(
+                    {line, json.dumps(line)[1:-1], quote(line, safe=""), repr(line)[1:-1]}
+                )
+    # Longest first, so that a secret that contains another one is masked whole.
+    ordered = sorted(_known, key=len, reverse=True)
+    _known_pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+def mask(text: str) -> str:
+    """`text` with every known or recognisable secret replaced by asterisks."""
+    if _known_pattern is not None:
+        text = _known_pattern.sub(MASK, text)
+    if _HINT.search(text):
+        for pattern, replacement in _SHAPES:
+            text = pattern.sub(replacement, text)
+    return text
+
+
+class _MaskingFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return mask(super().format(record))
+
+
+def configure(level: int | str = logging.INFO) -> None:
+    """Send amphora's log lines to stderr, one format, secrets masked."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_MaskingFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("amphora")
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
+    logger.propagate = False
