@@ -125,8 +125,6 @@ def _arguments(job: Job) -> list[str]:
 
 def _defaults(devices: Devices, processes: int) -> dict[str, str]:
     defaults = {
-        # The script writes to pipes, where Python would hold its lines back.
-        "PYTHONUNBUFFERED": "1",
         # torchrun's own default is 1 thread, a plain process takes every core of the machine.
         "OMP_NUM_THREADS": str(max(1, devices.cpus // processes)),
     }

@@ -20,7 +20,7 @@ MIN_SECRET_CHARS = 6
 
 _SECRET_WORDS = re.compile(
     r"(?:^|[_.-])(?:secret|passw(?:or)?d|passphrase|pwd|credentials?|authorization"
-    r"|(?:api|access|secret|private|auth|account|signing|encryption)_?key(?:_id)?|apikey|pat"
+    r"|(?:api|access|secret|private|auth|account|signing|encryption)[_-]?key(?:_id)?|apikey|pat"
     r"|token)(?:$|[_.-](?:id|value|key|v\d)$)",
     re.IGNORECASE,
 )

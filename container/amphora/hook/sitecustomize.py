@@ -1,13 +1,14 @@
 """Runs at the start of every Python process of the user's script (it lies first on PYTHONPATH).
 
-Two things: it records the exception that ends a process, so that the failure file can name it
-without guessing from stderr, and it puts secret hyperparameters, which never stand in a command
-line, back into `sys.argv`. Standard library only, and nothing is imported until it is needed,
-since this runs in processes that are not ours.
+Three things: it records the exception that ends a process, so that the failure file can name it
+without guessing from stderr; it puts secret hyperparameters, which never stand in a command line,
+back into `sys.argv`; and it has output written line by line. Standard library only, and nothing is
+imported until it is needed, since this runs in processes that are not ours.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from types import TracebackType
@@ -72,6 +73,13 @@ def _restore_secrets() -> None:
             sys.argv[index] = os.environ.get(argument[len(_SECRET) :], "")
 
 
+def _write_whole_lines() -> None:
+    """To a pipe Python holds lines back; unbuffered, it writes the words of several ranks mixed."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
+
+
 def _chain() -> None:
     """Run the sitecustomize that this one stands in front of, if there is one."""
     from importlib.machinery import PathFinder
@@ -89,4 +97,5 @@ if _ERROR_DIR:
     sys.excepthook = _hook
     if hasattr(sys, "argv") and not _is_launcher():
         _restore_secrets()
+    _write_whole_lines()
 _chain()

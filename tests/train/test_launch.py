@@ -1,0 +1,99 @@
+"""From a job and its devices to a command: pure, so tested without starting anything."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from amphora import launch
+from amphora.contract import read_job
+from amphora.devices import Devices
+from amphora.errors import ConfigError
+
+from .conftest import Tree
+
+SCRIPT = Path("/opt/amphora/code/train.py")
+
+
+def devices(gpus: int = 0, cores: int = 0, cpus: int = 8, efa: bool = False) -> Devices:
+    return Devices(gpus=gpus, neuron_cores=cores, cpus=cpus, efa=efa, reason="test")
+
+
+def plan(tree: Tree, found: Devices, **environ: str) -> launch.Launch:
+    job = read_job({"SAGEMAKER_BASE_DIR": str(tree.base), **environ})
+    return launch.plan(job, found, SCRIPT, Path("/tmp/errors"), environ)
+
+
+def two_hosts(tree: Tree, current: str, **hyperparameters: str) -> Tree:
+    return tree.configure(
+        hyperparameters, resourceconfig={"current_host": current, "hosts": ["algo-1", "algo-2"]}
+    )
+
+
+def test_one_cpu_process_is_plain_python(tree: Tree) -> None:
+    started = plan(tree.configure({"epochs": "2", "x": "true"}), devices())
+    assert list(started.argv) == [sys.executable, str(SCRIPT), "--epochs", "2", "-x", "True"]
+    assert not started.is_launcher and started.environ["OMP_NUM_THREADS"] == "8"
+
+
+def test_several_accelerators_mean_torchrun(tree: Tree) -> None:
+    for found in (devices(gpus=4), devices(cores=4)):
+        started = plan(tree.configure(), found)
+        assert started.argv[1:6] == (
+            "-m", "torch.distributed.run", "--nproc_per_node=4", "--nnodes=1", "--standalone"
+        )  # fmt: skip
+        assert started.is_launcher and started.environ["OMP_NUM_THREADS"] == "2"
+
+
+def test_the_process_count_can_be_set(tree: Tree) -> None:
+    started = plan(tree.configure(), devices(), AMPHORA_NPROC_PER_NODE="2")
+    assert "--nproc_per_node=2" in started.argv and started.environ["OMP_NUM_THREADS"] == "4"
+    assert not plan(tree, devices(gpus=4), AMPHORA_NPROC_PER_NODE="1").is_launcher
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
+def test_a_wrong_process_count_is_named(tree: Tree, value: str) -> None:
+    with pytest.raises(ConfigError, match=r"AMPHORA_NPROC_PER_NODE is .*processes"):
+        plan(tree.configure(), devices(), AMPHORA_NPROC_PER_NODE=value)
+
+
+def test_torch_distributed_means_torchrun_even_for_one(tree: Tree) -> None:
+    started = plan(tree.configure({"sagemaker_torch_distributed_enabled": "true"}), devices())
+    assert "--nproc_per_node=1" in started.argv
+
+
+def test_the_recipe_trains_on_every_host(tree: Tree) -> None:
+    argv = plan(two_hosts(tree, "algo-2"), devices()).argv
+    assert {"--nnodes=2", "--node_rank=1", "--master_addr=algo-1", "--master_port=7777"} <= set(
+        argv
+    )
+
+
+def test_a_script_trains_alone_unless_asked(tree: Tree) -> None:
+    assert not plan(two_hosts(tree, "algo-1", sagemaker_program="s.py"), devices()).is_launcher
+
+
+def test_what_the_user_sets_wins(tree: Tree) -> None:
+    started = plan(
+        tree.configure(),
+        devices(efa=True),
+        OMP_NUM_THREADS="3",
+        FI_PROVIDER="tcp",
+        PYTHONPATH="/mine",
+    )
+    assert (started.environ["OMP_NUM_THREADS"], started.environ["FI_PROVIDER"]) == ("3", "tcp")
+    assert started.environ["PYTHONPATH"].endswith(":/mine")
+
+
+def test_efa_by_device(tree: Tree) -> None:
+    assert plan(tree.configure(), devices(efa=True)).environ["FI_PROVIDER"] == "efa"
+    assert "FI_PROVIDER" not in plan(tree, devices()).environ
+
+
+def test_a_secret_never_stands_in_argv(tree: Tree) -> None:
+    started = plan(tree.configure({"hf_token": '"hf_verysecretvalue"', "lr": "1"}), devices())
+    assert "hf_verysecretvalue" not in " ".join(started.argv)
+    assert "amphora-secret:SM_HP_HF_TOKEN" in started.argv
+    assert started.environ["SM_HP_HF_TOKEN"] == "hf_verysecretvalue"
