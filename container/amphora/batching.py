@@ -1,0 +1,85 @@
+"""Which waiting requests are predicted together.
+
+A handlers' file declares that its predictions may be merged by defining
+`predict_batch_fn(inputs, model)`: `inputs` is a list of what `input_fn` returned, and it returns a
+list of what `predict_fn` would have returned for each, or an exception in the place of an item
+that failed. By defining it, the file also declares that predictions are pure: they may be
+repeated. `tokens_fn(data, model)`, if it is there too, returns the number of tokens of each text
+(row) in one request's data, so that requests of like length are put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# What one call costs beside its tokens, in tokens: where that is little, as on a CPU, another
+# call is cheaper than the padding that it saves. benchmarks/bench_serve.py measures it.
+CALL_TOKENS = {"cpu": 24, "cuda": 4096, "neuron": 4096}
+
+
+@dataclass(frozen=True)
+class Size:
+    """The room that one request takes in a batch: `rows` texts, the longest of `longest` tokens."""
+
+    rows: int
+    longest: int
+    total: int
+    """Tokens without padding."""
+
+    @classmethod
+    def of(cls, tokens: Sequence[int] | int) -> Size:
+        """From what `tokens_fn` returned."""
+        counts = [tokens] if isinstance(tokens, int) else list(tokens)
+        return cls(len(counts), max(counts, default=0), sum(counts))
+
+
+UNKNOWN = Size(1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Requests to predict in one call, by their places."""
+
+    members: list[int]
+    tokens: int
+    padded: int
+    """Tokens of the call, padding included."""
+
+
+def plan(sizes: Sequence[Size], most_tokens: int, call_tokens: int) -> list[Group]:
+    """The cheapest way to cut the requests, sorted by length, into calls.
+
+    A call costs `call_tokens` plus its padded tokens, and holds at most `most_tokens` of them, but
+    for a single request that is larger by itself. Exact, by dynamic programming over the cuts.
+    """
+    order = sorted(range(len(sizes)), key=lambda place: sizes[place].longest)
+    best = [0.0]
+    cuts = [0]
+    for end in range(1, len(order) + 1):
+        longest, rows = sizes[order[end - 1]].longest, 0
+        cheapest, cut = float("inf"), end - 1
+        for start in range(end - 1, -1, -1):
+            rows += sizes[order[start]].rows
+            padded = rows * longest
+            if padded > most_tokens and start < end - 1:
+                break
+            if (cost := best[start] + call_tokens + padded) < cheapest:
+                cheapest, cut = cost, start
+        best.append(cheapest)
+        cuts.append(cut)
+    return [_group(order[start:end], sizes) for start, end in _spans(cuts)]
+
+
+def _spans(cuts: list[int]) -> list[tuple[int, int]]:
+    spans, end = [], len(cuts) - 1
+    while end > 0:
+        spans.append((cuts[end], end))
+        end = cuts[end]
+    return spans[::-1]
+
+
+def _group(members: list[int], sizes: Sequence[Size]) -> Group:
+    longest = max(sizes[place].longest for place in members)
+    rows = sum(sizes[place].rows for place in members)
+    return Group(members, sum(sizes[place].total for place in members), rows * longest)

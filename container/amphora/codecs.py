@@ -1,0 +1,94 @@
+"""Media types, and what a handler may return as the body of an answer.
+
+What is inside a body belongs to the handlers (`input_fn`, `output_fn`); here is only what every
+handler shares.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import GeneratorType
+from typing import Any
+
+JSON = "application/json"
+# What AWS's toolkits decode before they call `input_fn`, and their near relatives.
+_TEXT_TYPES = {JSON, "text/csv", "text/plain", "application/jsonlines", "application/x-jsonlines"}
+
+
+class Fault(Exception):
+    """An answer that is an error: its status, a code for programs, a message for people."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+def media_type(header: str) -> str:
+    """'application/json' of 'Application/JSON; charset=utf-8'."""
+    return header.partition(";")[0].strip().lower()
+
+
+def charset(header: str) -> str:
+    """The charset a Content-Type names; 'utf-8' where it names none."""
+    for parameter in header.split(";")[1:]:
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "charset":
+            return value.strip().strip('"') or "utf-8"
+    return "utf-8"
+
+
+def as_text(body: bytes, content_type: str) -> str | bytes:
+    """Text of a textual type as AWS's toolkits hand it to `input_fn`; other bodies as they are.
+
+    Raises Fault (400) where the bytes are not in the charset that the type names.
+    """
+    if media_type(content_type) not in _TEXT_TYPES:
+        return body
+    try:
+        return body.decode(charset(content_type))
+    except (UnicodeDecodeError, LookupError) as error:
+        raise Fault(
+            400, "bad_request", f"The body is not text in the charset of {content_type!r}: {error}"
+        ) from error
+
+
+def accepted(header: str, default: str) -> str:
+    """The Accept that `output_fn` is given: the client's, or `default` where it has no wish."""
+    header = header.strip()
+    return default if header in ("", "*/*") else header
+
+
+def answer(result: Any, accept: str) -> tuple[Any, str]:
+    """What `output_fn` or `transform_fn` returned, as (body, content type).
+
+    A tuple is (body, content type), as in AWS's toolkits. A generator or iterator stays one: it
+    is streamed. Raises TypeError where the body is nothing that can be sent.
+    """
+    body, content_type = result if isinstance(result, tuple) and len(result) == 2 else (result, "")
+    content_type = content_type or _first_type(accept)
+    if isinstance(body, (GeneratorType, Iterator)):
+        return body, content_type
+    return as_bytes(body), content_type
+
+
+def as_bytes(body: Any) -> bytes:
+    """bytes and str as they are, other values as JSON. Raises TypeError, saying what to return."""
+    if isinstance(body, (bytes, bytearray, memoryview)):
+        return bytes(body)
+    if isinstance(body, str):
+        return body.encode()
+    try:
+        return json.dumps(body, ensure_ascii=False).encode()
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"a {type(body).__name__} cannot be sent ({error}):"
+            " return bytes, str, or what JSON holds"
+        ) from error
+
+
+def _first_type(accept: str) -> str:
+    """The type named first, without its weight: a concrete one, since this names the answer."""
+    first = media_type(accept.partition(",")[0])
+    return first if first and "*" not in first else JSON

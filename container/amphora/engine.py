@@ -1,0 +1,304 @@
+"""Answers requests with a loaded model: the handlers, run item by item or merged into batches.
+
+One item's fault is that item's answer only. When a merged prediction fails as a whole, its items
+are predicted again one at a time, so that the good neighbours of a bad one are answered.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import select
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from amphora import batching, codecs, frames, logs
+from amphora.codecs import Fault
+from amphora.context import Context
+from amphora.handlers import Handler, Handlers
+
+LOG = logging.getLogger("amphora.worker")
+_WARM_UP = b'{"inputs": "A sentence to warm up with."}'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What an engine needs to know of the host; it travels as JSON."""
+
+    model_dir: str
+    device_kind: str
+    device_index: int
+    batch_size: int
+    batch_tokens: int
+
+
+@dataclass
+class Item:
+    """One request in a worker."""
+
+    id: str
+    body: bytes
+    content_type: str
+    accept: str
+    context: Context
+    data: Any = None
+    size: batching.Size = batching.UNKNOWN
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A loaded model with its handlers."""
+
+    handlers: Handlers
+    model: Any
+    settings: Settings
+    sessions: dict[str, dict[str, Any]]
+
+    @property
+    def system_properties(self) -> dict[str, Any]:
+        """What `Context.system_properties` holds."""
+        on_cpu = self.settings.device_kind == "cpu"
+        return {
+            "model_dir": self.settings.model_dir,
+            "gpu_id": None if on_cpu else self.settings.device_index,
+            "batch_size": self.settings.batch_size,
+        }
+
+
+def load(handlers: Handlers, settings: Settings) -> Engine:
+    """Load the model, and answer once where a good request is known, so that `/ping` tells true.
+
+    Raises whatever the handlers raise, and Fault where the first answer is an error.
+    """
+    engine = Engine(handlers, None, settings, {})
+    context = Context("load", {}, engine.system_properties)
+    model = handlers.model_fn(settings.model_dir, context=context)
+    engine = Engine(handlers, model, settings, {})
+    if handlers.model_warmup_fn is not None:
+        handlers.model_warmup_fn(settings.model_dir, model, context=context)
+    elif handlers.image_only:
+        item = Item("warm-up", _WARM_UP, codecs.JSON, codecs.JSON, context)
+        _body_of(engine, item, _predict_alone(engine, _read_input(engine, item)))
+    return engine
+
+
+def serve(sock: socket.socket, engine: Engine) -> None:
+    """Answer batches until the front closes the socket (EOFError)."""
+    while True:
+        header, body = frames.receive(sock)
+        if header["op"] != "batch":
+            continue  # a cancellation that came after its answer
+        tokens, padded, calls = _answer(sock, engine, list(_items(engine, header, body)))
+        done = {"op": "idle", "tokens": tokens, "padded": padded, "calls": calls}
+        frames.send(sock, done)
+
+
+def _items(engine: Engine, header: frames.Header, body: bytes) -> Iterator[Item]:
+    position = 0
+    for entry in header["items"]:
+        part = body[position : position + entry["size"]]
+        position += entry["size"]
+        session = engine.sessions.setdefault(entry["session"], {}) if entry["session"] else None
+        context = Context(entry["id"], entry["headers"], engine.system_properties, session)
+        yield Item(entry["id"], part, entry["content_type"], entry["accept"], context)
+
+
+def _answer(sock: socket.socket, engine: Engine, items: list[Item]) -> tuple[int, int, int]:
+    """Send one answer for each item. Returns tokens, padded tokens and prediction calls."""
+    if engine.handlers.predict_batch_fn is None:
+        for item in items:
+            _answer_alone(sock, engine, item)
+        return 0, 0, len(items)
+    ready = [item for item in items if _prepare(sock, engine, item)]
+    call_tokens = batching.CALL_TOKENS[engine.settings.device_kind]
+    groups = batching.plan([item.size for item in ready], engine.settings.batch_tokens, call_tokens)
+    for group in groups:
+        _answer_group(sock, engine, [ready[place] for place in group.members])
+    counted = engine.handlers.tokens_fn is not None
+    tokens, padded = (sum(g.tokens for g in groups), sum(g.padded for g in groups))
+    return (tokens, padded, len(groups)) if counted else (0, 0, len(groups))
+
+
+def _answer_alone(sock: socket.socket, engine: Engine, item: Item) -> None:
+    try:
+        if engine.handlers.transform_fn is not None:
+            _send(sock, engine, item, _transform(engine, item))
+            return
+        prediction = _predict_alone(engine, _read_input(engine, item))
+        _send(sock, engine, item, _body_of(engine, item, prediction))
+    except Exception as error:
+        _send_error(sock, item, error)
+
+
+def _prepare(sock: socket.socket, engine: Engine, item: Item) -> bool:
+    """Read an item's input and measure it; an item whose input is bad is answered at once."""
+    try:
+        _read_input(engine, item)
+        if engine.handlers.tokens_fn is not None:
+            counts = _call(engine.handlers.tokens_fn, item, item.data, engine.model)
+            item.size = batching.Size.of(counts)
+    except Exception as error:
+        _send_error(sock, item, error)
+        return False
+    return True
+
+
+def _answer_group(sock: socket.socket, engine: Engine, items: list[Item]) -> None:
+    predicted = list(zip(items, _predict_group(engine, items), strict=True))
+    # Streams last: the whole answers need not wait for them.
+    for item, prediction in sorted(predicted, key=lambda pair: isinstance(pair[1], Iterator)):
+        try:
+            if isinstance(prediction, Exception):
+                raise prediction
+            _send(sock, engine, item, _body_of(engine, item, prediction))
+        except Exception as error:
+            _send_error(sock, item, error)
+
+
+def _predict_group(engine: Engine, items: list[Item]) -> list[Any]:
+    """One prediction or exception for each item."""
+    try:
+        return _predict_merged(engine, items)
+    except Exception as error:
+        if len(items) == 1:
+            return [error]
+        LOG.warning(
+            "A merged prediction of %d requests failed (%s: %s); they are predicted one at a time.",
+            len(items), type(error).__name__, error,
+        )  # fmt: skip
+        return [prediction for item in items for prediction in _predict_group(engine, [item])]
+
+
+def _predict_merged(engine: Engine, items: list[Item]) -> list[Any]:
+    handler = engine.handlers.predict_batch_fn
+    assert handler is not None
+    inputs = [item.data for item in items]
+    predictions = list(_call(handler, items[0], inputs, engine.model))
+    if len(predictions) != len(items):
+        raise _fault_of(
+            handler, ValueError(f"{len(items)} inputs, but {len(predictions)} predictions")
+        )
+    return [
+        _fault_of(handler, value) if isinstance(value, Exception) else value
+        for value in predictions
+    ]
+
+
+def _read_input(engine: Engine, item: Item) -> Item:
+    handler = engine.handlers.input_fn
+    body = handler.body(item.body, item.content_type)
+    item.data = _call(handler, item, body, item.content_type)
+    return item
+
+
+def _predict_alone(engine: Engine, item: Item) -> Any:
+    return _call(engine.handlers.predict_fn, item, item.data, engine.model)
+
+
+def _body_of(engine: Engine, item: Item, prediction: Any) -> tuple[Any, str]:
+    handler = engine.handlers.output_fn
+    return _as_answer(handler, _call(handler, item, prediction, item.accept), item)
+
+
+def _transform(engine: Engine, item: Item) -> tuple[Any, str]:
+    handler = engine.handlers.transform_fn
+    assert handler is not None
+    body = handler.body(item.body, item.content_type)
+    result = _call(handler, item, engine.model, body, item.content_type, item.accept)
+    return _as_answer(handler, result, item)
+
+
+def _as_answer(handler: Handler, result: Any, item: Item) -> tuple[Any, str]:
+    try:
+        return codecs.answer(result, item.accept)
+    except TypeError as error:
+        raise _fault_of(handler, error) from error
+
+
+def _call(handler: Handler, item: Item, *args: Any) -> Any:
+    try:
+        return handler(*args, context=item.context)
+    except Fault:
+        raise
+    except Exception as error:
+        raise _fault_of(handler, error) from error
+
+
+def _fault_of(handler: Handler, error: Exception) -> Fault:
+    """The answer to a handler's exception: whose fault it is, by its kind and its handler."""
+    status = _status_of(handler.name, error)
+    code = {400: "bad_request", 406: "not_acceptable", 415: "unsupported_content_type"}
+    told = str(error) if status < 500 else f"failed: {_told(error)}"
+    fault = Fault(status, code.get(status, "handler_failed"), logs.mask(f"{handler.name}: {told}"))
+    fault.__cause__ = error
+    return fault
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _status_of(name: str, error: Exception) -> int:
+    declared = getattr(error, "status_code", None)
+    if isinstance(declared, int) and 400 <= declared <= 599:
+        return declared
+    if type(error).__name__ == "UnsupportedFormatError":  # of sagemaker_inference, often imported
+        return 406 if name == "output_fn" else 415
+    if isinstance(error, ValueError) and name in ("input_fn", "tokens_fn"):
+        return 400
+    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)) and name == "transform_fn":
+        return 400
+    return 500
+
+
+def _send(sock: socket.socket, engine: Engine, item: Item, answer: tuple[Any, str]) -> None:
+    body, content_type = answer
+    header = {"id": item.id, "status": 200, "type": content_type, "headers": _reply_headers(item)}
+    if item.context.session_closed:
+        engine.sessions.pop(item.context.headers.get("x-amzn-sagemaker-session-id", ""), None)
+        header["closed"] = True
+    if isinstance(body, bytes):
+        frames.send(sock, header, body)
+    else:
+        _stream(sock, item, header, body)
+
+
+def _reply_headers(item: Item) -> dict[str, str]:
+    return {name: str(value) for name, value in item.context.response_headers.items()}
+
+
+def _stream(sock: socket.socket, item: Item, header: frames.Header, chunks: Iterator[Any]) -> None:
+    """Send chunks as they come. The first is awaited before the status is sent, so that a
+    generator that fails at once is answered with an error rather than with half an answer."""
+    first = next(chunks, b"")
+    frames.send(sock, {**header, "more": True})
+    for chunk in itertools.chain([first], chunks):
+        if item.id in _cancelled(sock):
+            break
+        frames.send(sock, {"id": item.id, "more": True}, codecs.as_bytes(chunk))
+    frames.send(sock, {"id": item.id, "more": False})
+
+
+def _cancelled(sock: socket.socket) -> set[str]:
+    """The requests whose clients have gone: all that the front writes while a batch runs."""
+    found = set()
+    while select.select([sock], [], [], 0)[0]:
+        header, _ = frames.receive(sock)
+        found.add(header["id"])
+    return found
+
+
+def _send_error(sock: socket.socket, item: Item, error: Exception) -> None:
+    if not isinstance(error, Fault):
+        # A stream that broke: what was sent cannot be taken back, so that its end says so.
+        error = Fault(500, "handler_failed", logs.mask(_told(error)))
+    if error.status >= 500:
+        LOG.error("Request %s: %s", item.id, error, exc_info=error.__cause__ or error)
+    header = {
+        "id": item.id, "status": error.status, "headers": _reply_headers(item),
+        "error": {"code": error.code, "message": str(error)},
+    }  # fmt: skip
+    frames.send(sock, header)

@@ -1,0 +1,57 @@
+"""The protocol between the front process and its model workers: frames over a socket pair.
+
+A frame is two lengths, a JSON object and raw bytes. Bodies travel as they are, and nothing that
+came from the network is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from typing import Any
+
+Header = dict[str, Any]
+_LENGTHS = struct.Struct("!IQ")
+
+
+def pack(header: Header, body: bytes = b"") -> bytes:
+    """One frame, ready to send."""
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return b"".join((_LENGTHS.pack(len(text), len(body)), text, body))
+
+
+def send(sock: socket.socket, header: Header, body: bytes = b"") -> None:
+    """Send one frame from a worker, which ends where its front is gone: nothing is left to do."""
+    try:
+        sock.sendall(pack(header, body))
+    except OSError as error:
+        raise SystemExit(0) from error
+
+
+def receive(sock: socket.socket) -> tuple[Header, bytes]:
+    """Wait for the next frame. Raises EOFError when the other side is gone."""
+    header_size, body_size = _LENGTHS.unpack(_receive_exactly(sock, _LENGTHS.size))
+    header = json.loads(_receive_exactly(sock, header_size))
+    return header, _receive_exactly(sock, body_size)
+
+
+def _receive_exactly(sock: socket.socket, size: int) -> bytes:
+    if size == 0:
+        return b""
+    buffer = bytearray(size)
+    view, position = memoryview(buffer), 0
+    while position < size:
+        count = sock.recv_into(view[position:])
+        if count == 0:
+            raise EOFError("the front process closed the connection")
+        position += count
+    return bytes(buffer)
+
+
+async def read(reader: asyncio.StreamReader) -> tuple[Header, bytes]:
+    """`receive` for asyncio. Raises EOFError (asyncio.IncompleteReadError) likewise."""
+    header_size, body_size = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
+    header = json.loads(await reader.readexactly(header_size))
+    return header, await reader.readexactly(body_size) if body_size else b""

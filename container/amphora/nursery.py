@@ -1,0 +1,197 @@
+"""Where model workers come from: a process that loads the model, and is forked where that is safe.
+
+On a CPU one process loads the model and each worker is its fork: they share the model's pages, and
+a replacement starts in milliseconds. On accelerators, or where the loaded code runs threads, every
+worker is a process that loads by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from amphora import frames
+from amphora.errors import AmphoraError
+from amphora.hosting import Hosting
+
+LOG = logging.getLogger("amphora.pool")
+_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "neuron": "NEURON_RT_VISIBLE_CORES"}
+
+
+class ModelError(AmphoraError):
+    """The model cannot be loaded, or its workers cannot live."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a process said when it had loaded the model."""
+
+    batches: bool
+    forkable: bool
+    seconds: float
+
+
+class Host:
+    """One started process and its control socket. All methods block."""
+
+    def __init__(
+        self, hosting: Hosting, environ: Mapping[str, str], index: int, share: bool
+    ) -> None:
+        self._hosting = hosting
+        self._share = share
+        self._index = index
+        self.control, child = socket.socketpair()
+        with child:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "amphora.worker", str(child.fileno())],
+                env=_environment(hosting, environ, index, share),
+                pass_fds=[child.fileno()],
+            )
+
+    def load(self) -> Loaded:
+        """Raises ModelError with the reason; taking longer than the start-up time-out is one."""
+        self.control.settimeout(self._hosting.startup_timeout)
+        try:
+            self.control.sendall(frames.pack(self._order()))
+            header, _ = frames.receive(self.control)
+        except TimeoutError:
+            self.end()
+            raise ModelError(
+                f"The model was not loaded within {self._hosting.startup_timeout:g} s.",
+                "Make SAGEMAKER_STARTUP_TIMEOUT larger, or the model smaller.",
+            ) from None
+        except (EOFError, OSError) as error:
+            code = self.process.wait()
+            raise ModelError(
+                f"The process that loads the model died ({_manner(code)}).",
+                "Out of memory is the usual reason for SIGKILL." if code == -9 else "",
+            ) from error
+        self.control.settimeout(None)
+        if "failed" in header:
+            self.end()
+            raise ModelError(
+                f"The model in {self._hosting.model_dir} cannot be served: {header['failed']}"
+            )
+        return Loaded(**header)
+
+    def _order(self) -> frames.Header:
+        hosting = self._hosting
+        return {
+            "op": "load",
+            "log_level": logging.getLogger("amphora").getEffectiveLevel(),
+            "share": self._share,
+            "code_dir": str(hosting.code_dir),
+            "image_code": str(hosting.image_code),
+            "program": hosting.program,
+            "engine": {
+                "model_dir": str(hosting.model_dir),
+                "device_kind": hosting.device_kind,
+                "device_index": self._index,
+                "batch_size": hosting.batch_size,
+                "batch_tokens": hosting.batch_tokens,
+            },
+        }
+
+    def fork(self) -> tuple[socket.socket, int]:
+        """A worker's socket and process id. Raises EOFError or OSError where this one is dead."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.control.sendall(frames.pack({"op": "fork", "threads": self._hosting.threads}))
+            socket.send_fds(self.control, [b"F"], [theirs.fileno()])
+            header, _ = frames.receive(self.control)
+        return ours, header["pid"]
+
+    def serve(self) -> tuple[socket.socket, int]:
+        """Turn the process itself into the worker."""
+        self.control.sendall(frames.pack({"op": "serve", "threads": self._hosting.threads}))
+        return self.control, self.process.pid
+
+    def end(self) -> None:
+        """Kill the process and forget it."""
+        self.process.kill()
+        self.process.wait()
+        self.control.close()
+
+
+class Nursery:
+    """Makes workers, the first time and again."""
+
+    def __init__(self, hosting: Hosting, environ: Mapping[str, str]) -> None:
+        self._hosting = hosting
+        self._environ = environ
+        self._share = hosting.device_kind == "cpu" and sys.platform == "linux"
+        self._parent: Host | None = None
+        self._hosts: dict[int, Host] = {}
+        self._loaded: Loaded | None = None
+        self._turn = asyncio.Lock()
+
+    async def worker(self, index: int) -> tuple[socket.socket, int, Loaded]:
+        """A worker that has loaded the model. Raises ModelError, EOFError or OSError."""
+        if self._share:
+            async with self._turn:
+                if self._share:
+                    return await self._shared_worker(index)
+        host = await self._start(index)
+        loaded = await asyncio.to_thread(host.load)
+        return *host.serve(), loaded
+
+    async def _shared_worker(self, index: int) -> tuple[socket.socket, int, Loaded]:
+        if self._parent is None:
+            host = await self._start(index)
+            self._loaded = await asyncio.to_thread(host.load)
+            if not self._loaded.forkable:
+                LOG.info("The loaded code runs threads: each worker loads the model itself.")
+                self._share = False
+                return *host.serve(), self._loaded
+            self._parent = host
+        assert self._loaded is not None
+        try:
+            return *await asyncio.to_thread(self._parent.fork), self._loaded
+        except (EOFError, OSError):
+            LOG.error("The process that holds the loaded model is gone; it is loaded again.")
+            self._parent.end()
+            self._parent = None
+            raise
+
+    async def _start(self, index: int) -> Host:
+        if (old := self._hosts.pop(index, None)) is not None:
+            await asyncio.to_thread(old.end)
+        host = await asyncio.to_thread(Host, self._hosting, self._environ, index, self._share)
+        self._hosts[index] = host
+        return host
+
+    def close(self) -> None:
+        """End every process that was started here; forks end with their sockets."""
+        for host in self._hosts.values():
+            with contextlib.suppress(ProcessLookupError):
+                host.process.kill()
+        for host in self._hosts.values():
+            host.process.wait()
+
+
+def _environment(
+    hosting: Hosting, environ: Mapping[str, str], index: int, share: bool
+) -> dict[str, str]:
+    child = dict(environ)
+    child["PYTHONUNBUFFERED"] = "1"
+    # Before a fork there must be no pool of threads; the forks set their own count.
+    child.setdefault("OMP_NUM_THREADS", "1" if share else str(hosting.threads))
+    child.setdefault("TOKENIZERS_PARALLELISM", "false")
+    visible = _VISIBLE.get(hosting.device_kind)
+    if visible is not None:
+        count = max(1, hosting.accelerators)
+        listed = (
+            environ[visible].split(",") if environ.get(visible) else list(map(str, range(count)))
+        )
+        child[visible] = listed[index % len(listed)]
+    return child
+
+
+def _manner(code: int) -> str:
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

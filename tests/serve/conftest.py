@@ -1,0 +1,156 @@
+"""Real servers: `python -m amphora serve` on a free port, over a model that a test writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+ECHO = """
+    import json
+
+    def model_fn(model_dir):
+        return {"answer": 42}
+
+    def input_fn(body, content_type):
+        if content_type != "application/json":
+            error = ValueError(f"{content_type} is not application/json")
+            error.status_code = 415
+            raise error
+        return json.loads(body)
+
+    def predict_fn(data, model):
+        return {"echo": data, **model}
+
+    def output_fn(prediction, accept):
+        return json.dumps(prediction)
+"""
+
+
+class Running:
+    """A server process, its address and its log."""
+
+    def __init__(self, base: Path, environ: dict[str, str]) -> None:
+        self.port = free_port()
+        self.log_path = base / "server.log"
+        self._log = self.log_path.open("wb")
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SAGEMAKER_", "SM_"))}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "amphora", "serve"],
+            env={
+                **inherited,
+                "SAGEMAKER_BASE_DIR": str(base),
+                "SAGEMAKER_BIND_TO_PORT": str(self.port),
+                "SAGEMAKER_MODEL_SERVER_WORKERS": "1",
+                **environ,
+            },
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
+
+    @property
+    def log(self) -> str:
+        """All that the server and its workers have printed."""
+        return self.log_path.read_text(errors="replace")
+
+    def ready(self, timeout: float = 30) -> Running:
+        """Wait for `/ping` to answer 200."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                raise AssertionError(
+                    f"the server ended with {self.process.returncode}:\n{self.log}"
+                )
+            if self.ping() == 200:
+                return self
+            time.sleep(0.02)
+        raise AssertionError(f"not ready after {timeout} s:\n{self.log}")
+
+    def ping(self) -> int:
+        """The status of `/ping`; 0 where nothing listens yet."""
+        try:
+            return self.http.get("/ping").status_code
+        except httpx.TransportError:
+            return 0
+
+    def invoke(self, value: object, **headers: str) -> httpx.Response:
+        """POST a value as JSON."""
+        return self.http.post(
+            "/invocations",
+            content=json.dumps(value),
+            headers={"content-type": "application/json", **headers},
+        )
+
+    def workers(self) -> list[int]:
+        """Process ids of everything below the server that has no children: the model workers."""
+        below = _descendants(self.process.pid)
+        return [pid for pid in below if not _children(pid)]
+
+    def stop(self, timeout: float = 30) -> int:
+        """SIGTERM, and the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout)
+
+    def close(self) -> None:
+        """End whatever still runs."""
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._log.close()
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += map(int, task.read_text().split())
+    return found
+
+
+def _descendants(pid: int) -> list[int]:
+    return [each for child in _children(pid) for each in (child, *_descendants(child))]
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """start(code, program="inference.py", files={...}, **environ): a server over that code."""
+    servers: list[Running] = []
+
+    def _start(
+        code: str = ECHO,
+        program: str = "inference.py",
+        files: dict[str, str] | None = None,
+        **environ: str,
+    ) -> Running:
+        folder = tmp_path / "model" / "code"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in {program: code, **(files or {})}.items():
+            (folder / name).write_text(textwrap.dedent(text))
+        servers.append(Running(tmp_path, environ))
+        return servers[-1]
+
+    yield _start
+    for server in servers:
+        server.close()
