@@ -1,0 +1,204 @@
+"""Hyperparameters: from a script's argv to one frozen value, every name and value checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from transformers import HfArgumentParser, TrainingArguments
+
+from recipe.errors import HyperparameterError, near
+
+
+def _documented(default: Any, text: str, *aliases: str) -> Any:
+    metadata = {"help": text, "aliases": [f"--{alias}" for alias in aliases]}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hyperparameters:
+    """What the recipe itself decides on. `passed` goes to transformers.TrainingArguments."""
+
+    model_name_or_path: str | None = _documented(
+        None,
+        "Model to start from: a folder, the name of a channel that holds it, or a name on the "
+        "Hugging Face hub. Default: the channel called model or pretrained.",
+        "model_id",
+        "model_name",
+    )
+    trust_remote_code: bool = _documented(False, "Run code that comes with the model.")
+    text_column: str | None = _documented(None, "Column to read. Default: found by its name.")
+    label_column: str | None = _documented(None, "Column to predict. Default: found by its name.")
+    num_train_epochs: float = _documented(3.0, "Passes over the training data.", "epochs")
+    max_train_steps: int | None = _documented(
+        None, "Stop after this many optimizer steps, whatever the epochs.", "max_steps"
+    )
+    per_device_train_batch_size: int = _documented(
+        32, "Texts in a training step, for each process.", "train_batch_size", "batch_size"
+    )
+    per_device_eval_batch_size: int = _documented(
+        64, "Texts in an evaluation step, for each process.", "eval_batch_size"
+    )
+    learning_rate: float = _documented(5e-5, "Peak learning rate of AdamW.", "lr")
+    warmup_steps: float = _documented(
+        0.1, "Steps of linear warm-up; below 1, their share of all steps.", "warmup_ratio"
+    )
+    weight_decay: float = _documented(0.0, "Weight decay of AdamW.")
+    max_length: int | None = _documented(
+        None,
+        "Longest text in tokens; what exceeds it is cut. Default: what the model takes, at most "
+        "512.",
+        "max_seq_length",
+    )
+    seed: int = _documented(42, "Seed of the head's weights, the order of texts and the hold-out.")
+    bf16: bool | None = _documented(
+        None, "Compute in bfloat16. Default: where the device is faster with it."
+    )
+    output_dir: str | None = _documented(
+        None, "Folder of checkpoints. Default: /opt/ml/checkpoints."
+    )
+    save_total_limit: int | None = _documented(2, "Checkpoints to keep.")
+    passed: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):
+            _require(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
+        _require("num_train_epochs", self.num_train_epochs, self.num_train_epochs > 0, "above 0")
+        _require("learning_rate", self.learning_rate, self.learning_rate > 0, "above 0")
+        _require("warmup_steps", self.warmup_steps, self.warmup_steps >= 0, "0 or more")
+        length, steps = self.max_length, self.max_train_steps
+        _require("max_length", length, length is None or length >= 4, "4 or more")
+        _require("max_train_steps", steps, steps in (None, -1) or steps > 0, "1 or more")
+
+
+def _require(name: str, value: object, holds: bool, wanted: str) -> None:
+    if not holds:
+        raise HyperparameterError(f"Hyperparameter {name} has value {value!r}.", f"Give {wanted}.")
+
+
+RENAMED = {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu"}
+"""Names of older transformers releases that tutorials still use."""
+
+
+def parse(argv: Sequence[str]) -> Hyperparameters:
+    """Hyperparameters from `--key value` arguments.
+
+    A key may be written with `-` or `_` and by any of its aliases. A flag without a value is
+    True; an empty value or `None` leaves the default. Fields of transformers.TrainingArguments
+    that are not the recipe's own are converted to their type and kept in `passed`.
+
+    Raises:
+        HyperparameterError: a key is unknown or given twice, or a value has the wrong type.
+    """
+    own: dict[str, Any] = {}
+    passed: dict[str, Any] = {}
+    seen: dict[str, str] = {}
+    for written, value in _pairs(argv):
+        name = _canonical(written, value)
+        if seen.setdefault(name, value) != value:
+            raise HyperparameterError(
+                f"Hyperparameter {name} has two values, {seen[name]!r} and {value!r} "
+                f"(the second as {written}).",
+                "Give one.",
+            )
+        if value not in ("", "None", "null"):
+            target = own if name in _own_fields() else passed
+            target[name] = _convert(name, value)
+    return Hyperparameters(**own, passed=passed)
+
+
+def describe() -> str:
+    """The recipe's own hyperparameters with their aliases and documentation, as text."""
+    fields = [item for item in dataclasses.fields(Hyperparameters) if item.name != "passed"]
+    return "\n".join(_describe(item) for item in fields)
+
+
+def _describe(item: dataclasses.Field[Any]) -> str:
+    names = ", ".join([f"--{item.name}", *item.metadata["aliases"]])
+    return f"{names}  (default {item.default})\n    {item.metadata['help']}"
+
+
+def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    position = 0
+    while position < len(argv):
+        key = argv[position]
+        if not re.match(r"--?[A-Za-z]", key):
+            raise HyperparameterError(
+                f"Argument {key!r} belongs to no hyperparameter.", "Write --key value."
+            )
+        position += 1
+        if "=" in key:
+            key, _, value = key.partition("=")
+        elif position < len(argv) and not argv[position].startswith("--"):
+            value, position = argv[position], position + 1
+        else:
+            value = "True"
+        yield key.lstrip("-"), value
+
+
+def _canonical(written: str, value: str) -> str:
+    name = written.replace("-", "_")
+    name = _aliases().get(name, name)
+    if name not in _own_fields() and name not in _training_fields():
+        known = {*_own_fields(), *_aliases(), *_training_fields()}
+        raise HyperparameterError(
+            f"Hyperparameter {written} (value {value!r}) is not known.",
+            near(name, known) or "docs/HYPERPARAMETERS.md lists the names.",
+        )
+    return name
+
+
+@functools.cache
+def _own_fields() -> frozenset[str]:
+    names = {item.name for item in dataclasses.fields(Hyperparameters)}
+    return frozenset(names - {"passed"})
+
+
+@functools.cache
+def _training_fields() -> frozenset[str]:
+    return frozenset(item.name for item in dataclasses.fields(TrainingArguments) if item.init)
+
+
+@functools.cache
+def _aliases() -> dict[str, str]:
+    own = {
+        alias.lstrip("-"): item.name
+        for item in dataclasses.fields(Hyperparameters)
+        for alias in item.metadata.get("aliases", ())
+    }
+    return {**RENAMED, **own}
+
+
+class _Parser(HfArgumentParser):
+    """Converts a string to a field's type; says what is wrong by an exception, not by exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OwnValues(Hyperparameters):
+    """Hyperparameters without `passed`, which no string converts to."""
+
+    passed: Mapping[str, Any] = field(default_factory=dict, init=False)
+
+
+@functools.cache
+def _parser(kind: Any) -> _Parser:
+    return _Parser(kind)
+
+
+def _convert(name: str, value: str) -> Any:
+    kind = _OwnValues if name in _own_fields() else TrainingArguments
+    try:
+        converted = getattr(_parser(kind).parse_args([f"--{name}={value}"]), name)
+    except ValueError as error:
+        reason = str(error).partition(": ")[2] or str(error)
+        raise HyperparameterError(
+            f"Hyperparameter {name} has value {value!r}: {reason}."
+        ) from error
+    return converted

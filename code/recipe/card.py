@@ -1,0 +1,95 @@
+"""The model card: what a model was made of, how, and how good it turned out to be."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import datasets
+import torch
+import transformers
+
+from recipe.arguments import Hyperparameters
+
+_SECRET_WORDS = ("token", "secret", "password", "key")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the card tells of a training run."""
+
+    base_model: str
+    hyperparameters: Hyperparameters
+    labels: Sequence[str]
+    found: Sequence[str]
+    """What the recipe detected in the data, one line each."""
+    device: str
+    metrics: Mapping[str, float]
+
+
+def versions() -> dict[str, str]:
+    """Versions of what trained the model."""
+    return {
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "datasets": datasets.__version__,
+    }
+
+
+def write(facts: Facts) -> str:
+    """The card as Markdown with the hub's YAML front matter."""
+    metrics = {key: f"{value:.6g}" for key, value in facts.metrics.items()}
+    return "\n\n".join(
+        [
+            _FRONT,
+            "# Text classifier",
+            f"Fine-tuned from `{facts.base_model}` to tell {len(facts.labels)} labels apart: "
+            f"{', '.join(f'`{name}`' for name in facts.labels)}.",
+            "## Data",
+            "\n".join(f"- {line}" for line in facts.found),
+            "## Metrics",
+            "Precision and recall are means over the labels.",
+            _table("metric", "value", metrics),
+            "## Hyperparameters",
+            _table("hyperparameter", "value", shown(facts.hyperparameters)),
+            "## Versions and device",
+            _table("software", "version", versions()),
+            facts.device,
+            "",
+        ]
+    )
+
+
+_FRONT = """---
+library_name: transformers
+pipeline_tag: text-classification
+---"""
+
+
+def shown(hyperparameters: Hyperparameters) -> dict[str, str]:
+    """Hyperparameters that have a value, as text; secrets such as hub_token left out."""
+    values = dataclasses.asdict(hyperparameters)
+    passed = values.pop("passed")
+    return {
+        key: value if isinstance(value, str) else json.dumps(value, default=str)
+        for key, value in {**values, **passed}.items()
+        if value is not None and not _is_secret(key)
+    }
+
+
+def _is_secret(key: str) -> bool:
+    return any(word in key.split("_") for word in _SECRET_WORDS)
+
+
+def _table(left: str, right: str, rows: Mapping[str, Any]) -> str:
+    lines = [f"| {left} | {right} |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {key} | {_cell(value)} |" for key, value in rows.items())])
+
+
+def _cell(value: Any) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")

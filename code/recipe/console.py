@@ -1,0 +1,22 @@
+"""What the recipe says while it works: lines on stdout, from the first process only."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def is_first_process() -> bool:
+    """Whether this is rank 0 of the job, or its only process."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def has_terminal() -> bool:
+    """Whether somebody watches: a progress bar is drawn then, and lines are printed otherwise."""
+    return sys.stderr.isatty()
+
+
+def say(line: str) -> None:
+    """Print one line at once, on rank 0 only, so that a job's log has each line once."""
+    if is_first_process():
+        print(line, flush=True)

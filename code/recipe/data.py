@@ -1,0 +1,201 @@
+"""From a job's channels to labelled splits: texts and class ids, and what was found on the way.
+
+No tokenising here (`tokens`) and no batching (`batches`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import datasets
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe import columns, formats, labels, layout
+from recipe.arguments import Hyperparameters
+from recipe.columns import Columns
+from recipe.errors import DataError
+from recipe.formats import Part
+from recipe.labels import Labels
+from recipe.names import LABEL, TEXT, TOKEN_IDS
+
+HELD_OUT = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splits:
+    """Data sets with the columns `text` (or `input_ids`, where it came tokenised) and `label`."""
+
+    train: datasets.Dataset
+    evaluation: datasets.Dataset
+    test: datasets.Dataset | None
+    """Present where there is validation data beside it; else it is `evaluation`."""
+    labels: Labels
+    found: list[str]
+    """What was detected, one line each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """One part, its columns chosen and its labels spelled."""
+
+    part: Part
+    columns: Columns
+    names: list[str]
+
+
+def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Splits:
+    """Read, label and split the data of a job's channels.
+
+    Raises:
+        DataError: names the channel, file, line or column that cannot be used, and the remedy.
+    """
+    places = layout.find(channels)
+    notes = list(places.notes)
+    read = _read_splits(places.files, hyperparameters, notes)
+    first = read["train"][0]
+    known = labels.classes(
+        first.part, first.columns.label, [name for each in read["train"] for name in each.names]
+    )
+    built = {split: _build(split, parts, known) for split, parts in read.items()}
+    found = [_describe(split, parts) for split, parts in read.items()]
+    train, evaluation, test, rule = _assign(built, hyperparameters.seed)
+    return Splits(
+        train=train,
+        evaluation=evaluation,
+        test=test,
+        labels=known,
+        found=[*notes, *found, rule, _describe_labels(known, train)],
+    )
+
+
+def _read_splits(
+    files: Mapping[str, list[Path]], hyperparameters: Hyperparameters, notes: list[str]
+) -> dict[str, list[_Read]]:
+    read: dict[str, list[_Read]] = {}
+    like = None
+    for split in sorted(files, key=list(layout.SPLITS).index):
+        for path in files[split]:
+            part = formats.read(path)
+            if part.table.num_rows == 0:
+                notes.append(f"{path} has no rows and is not used.")
+                continue
+            chosen = _choose(part, hyperparameters, like)
+            like = like or chosen
+            if split != "train" and labels.is_unlabelled(part, chosen.label):
+                notes.append(f"{path} has no labels and is not used.")
+                continue
+            names = labels.spell(part, chosen.label)
+            read.setdefault(split, []).append(_Read(part=part, columns=chosen, names=names))
+    if "train" not in read:
+        listed = ", ".join(map(str, files["train"]))
+        raise DataError(f"The training data has no rows: {listed}.", "Give rows to train on.")
+    return read
+
+
+def _choose(part: Part, hyperparameters: Hyperparameters, like: Columns | None) -> Columns:
+    return columns.choose(part, hyperparameters.text_column, hyperparameters.label_column, like)
+
+
+def _build(split: str, parts: Sequence[_Read], known: Labels) -> datasets.Dataset:
+    tables = [pa.table({**_inputs(each), LABEL: _class_ids(split, each, known)}) for each in parts]
+    if len({tuple(table.column_names) for table in tables}) > 1:
+        raise DataError(
+            f"Some files of the {split} data hold texts and others {TOKEN_IDS}: "
+            f"{', '.join(str(each.part.path) for each in parts)}.",
+            "Give one kind.",
+        )
+    return datasets.Dataset(pa.concat_tables(tables))
+
+
+def _inputs(read: _Read) -> dict[str, pa.Array]:
+    values = read.part.table[read.columns.text].to_pylist()
+    if read.columns.text != TOKEN_IDS:
+        texts = ["" if value is None else str(value) for value in values]
+        return {TEXT: pa.array(texts, pa.large_string())}
+    if "attention_mask" in read.part.table.column_names:
+        masks = read.part.table["attention_mask"].to_pylist()
+        values = [
+            [token for token, real in zip(ids, mask, strict=True) if real]
+            for ids, mask in zip(values, masks, strict=True)
+        ]
+    return {TOKEN_IDS: pa.array(values, pa.large_list(pa.int64()))}
+
+
+def _class_ids(split: str, read: _Read, known: Labels) -> pa.Array:
+    ids = known.ids
+    strange = next((row for row, name in enumerate(read.names) if name not in ids), None)
+    if strange is not None:
+        raise DataError(
+            f"{read.part.where(strange)} has the label {read.names[strange]!r}, which is in the "
+            f"{split} data but not in the training data ({_some(known.names)}).",
+            "Give training rows of that label, or remove it.",
+        )
+    return pa.array([ids[name] for name in read.names], pa.int64())
+
+
+def _assign(
+    built: dict[str, datasets.Dataset], seed: int
+) -> tuple[datasets.Dataset, datasets.Dataset, datasets.Dataset | None, str]:
+    train, validation, test = (built.get(split) for split in ("train", "validation", "test"))
+    assert train is not None  # _read_splits has seen to it
+    if validation is not None:
+        also = ", test data after training" if test is not None else ""
+        return train, validation, test, f"evaluation: on the validation data{also}"
+    if test is not None:
+        return train, test, None, "evaluation: on the test data"
+    kept, held_out = hold_out(list(train[LABEL]), HELD_OUT, seed)
+    rule = f"evaluation: {len(held_out)} training rows held out, stratified, seed {seed}"
+    return train.select(kept), train.select(held_out), None, rule
+
+
+def hold_out(class_ids: Sequence[int], share: float, seed: int) -> tuple[list[int], list[int]]:
+    """Positions to keep and to hold out, `share` of each class, the same for the same seed.
+
+    A class keeps at least one row. The shares are rounded so that their sum is the share of all
+    rows, and at least one row is held out.
+
+    Raises:
+        DataError: no class has two rows.
+    """
+    positions = defaultdict(list)
+    for position, class_id in enumerate(class_ids):
+        positions[class_id].append(position)
+    wanted = max(1, round(len(class_ids) * share))
+    counts = {key: int(len(rows) * share) for key, rows in positions.items()}
+    by_remainder = sorted(counts, key=lambda key: (len(positions[key]) * share) % 1, reverse=True)
+    for key in [key for key in by_remainder if len(positions[key]) > counts[key] + 1]:
+        if sum(counts.values()) < wanted:
+            counts[key] += 1
+    if not any(counts.values()):
+        raise DataError(
+            f"There are {len(class_ids)} training rows, too few to hold any out.",
+            "Give more rows, or evaluation data in a channel called test.",
+        )
+    shuffle = random.Random(seed).sample
+    held_out = sorted(row for key in sorted(counts) for row in shuffle(positions[key], counts[key]))
+    out = set(held_out)
+    return [row for row in range(len(class_ids)) if row not in out], held_out
+
+
+def _describe(split: str, parts: Sequence[_Read]) -> str:
+    rows = sum(each.part.table.num_rows for each in parts)
+    kinds = ", ".join(sorted({each.part.format for each in parts}))
+    chosen = sorted({(each.columns.text, each.columns.label) for each in parts})
+    pairs = "; ".join(f"text column {text!r}, label column {label!r}" for text, label in chosen)
+    where = str(parts[0].part.path) if len(parts) == 1 else f"{len(parts)} files"
+    return f"{split} data: {rows} rows from {where}, {kinds}; {pairs}"
+
+
+def _describe_labels(known: Labels, train: datasets.Dataset) -> str:
+    counts = Counter(list(train[LABEL]))
+    sizes = _some([f"{name} ({counts[number]} rows)" for number, name in known.by_id.items()])
+    return f"labels: {len(known.names)}: {sizes}"
+
+
+def _some(names: Sequence[str], most: int = 20) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,40 @@
+"""Errors a user can act on. Each message names the key (or file and line), value and remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RecipeError(Exception):
+    """Something the user can mend.
+
+    Args:
+        message: What is wrong; it names the key or file, and the value.
+        remedy: What to do instead, as a sentence; empty where the message says it.
+    """
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(f"{message} {remedy}".strip())
+
+
+class HyperparameterError(RecipeError):
+    """A hyperparameter is unknown, or its value cannot be used."""
+
+
+class DataError(RecipeError):
+    """A channel, a file or a row cannot be used."""
+
+
+class ModelError(RecipeError):
+    """The model to start from cannot be found or loaded."""
+
+
+class DistributedError(RecipeError):
+    """The processes of this job do not form the world that their launcher announced."""
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """A sentence naming what `name` may have been meant to be: 'Did you mean a or b?', or ''."""
+    matches = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.6)
+    return f"Did you mean {' or '.join(matches)}?" if matches else ""

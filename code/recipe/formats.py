@@ -1,0 +1,346 @@
+"""One data file to one Arrow table, its format found by looking at its bytes.
+
+Delimited text, JSON and JSON Lines are read row by row, so that an error names file and line.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from recipe.errors import DataError
+
+DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+_CHUNK_ROWS = 50_000
+_SAMPLE_ROWS = 1_000
+_LONGEST_FIELD = 100_000_000  # characters; the csv module's own limit of 131,072 is a long article
+_Row = tuple[int, list[str]]
+_DELIMITED_SUFFIXES = (".csv", ".tsv", ".tab")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The rows of one file or Arrow folder."""
+
+    path: Path
+    format: str
+    """What it turned out to be, as shown to the user: `csv (semicolon)`, `parquet` ..."""
+    table: pa.Table
+    lines: Sequence[int] | None = None
+    """Line of each row in the file, from 1; None for binary formats."""
+    class_names: Mapping[str, list[str]] = field(default_factory=dict)
+    """Names of the classes of each ClassLabel column."""
+
+    def where(self, row: int) -> str:
+        """The place of row number `row` (from 0), for messages: `train.csv line 7`."""
+        if self.lines is None:
+            return f"{self.path} row {row}"
+        return f"{self.path} line {self.lines[row]}"
+
+
+def is_arrow_folder(path: Path) -> bool:
+    """Whether `path` is what `Dataset.save_to_disk` writes."""
+    return (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
+
+
+def read(path: Path) -> Part:
+    """The rows of a file, or of a folder written by `Dataset.save_to_disk`.
+
+    Raises:
+        DataError: the format is not known, or a row cannot be read (with its line).
+    """
+    if path.is_dir():
+        return _read_arrow_folder(path)
+    with path.open("rb") as stream:
+        head = stream.read(8)
+    if head.startswith(b"PAR1"):
+        return _read_binary(path, "parquet", _read_parquet)
+    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
+        return _read_binary(path, "arrow", _read_arrow)
+    return _read_text(path)
+
+
+def _read_arrow_folder(path: Path) -> Part:
+    try:
+        dataset = datasets.load_from_disk(str(path))
+    except (OSError, ValueError, KeyError, pa.ArrowInvalid) as error:
+        raise DataError(f"Data set {path} cannot be read: {error}.", _REWRITE) from error
+    table = dataset.with_format("arrow")[:]
+    return Part(
+        path=path, format="save_to_disk", table=table, class_names=_classes(dataset.features)
+    )
+
+
+_REWRITE = "Write it again, or check that the upload is complete."
+
+
+def _read_binary(path: Path, name: str, reader: Callable[[Path], pa.Table]) -> Part:
+    try:
+        table = reader(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path} is no readable {name} file: {error}.", _REWRITE) from error
+    features = datasets.Features.from_arrow_schema(table.schema)
+    return Part(path=path, format=name, table=table, class_names=_classes(features))
+
+
+def _read_parquet(path: Path) -> pa.Table:
+    return pq.ParquetFile(path).read()
+
+
+def _read_arrow(path: Path) -> pa.Table:
+    with pa.memory_map(str(path)) as source:
+        try:
+            return pa.ipc.open_stream(source).read_all()
+        except pa.ArrowInvalid:
+            return pa.ipc.open_file(source).read_all()
+
+
+def _classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
+    return {
+        name: list(feature.names)
+        for name, feature in features.items()
+        if isinstance(feature, datasets.ClassLabel)
+    }
+
+
+def _read_text(path: Path) -> Part:
+    encoding = _encoding(path)
+    try:
+        return _read_decoded(path, encoding)
+    except (EOFError, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is no readable gzip file: {error}.", _REWRITE) from error
+    except UnicodeDecodeError as error:
+        line = _undecodable_line(path, encoding)
+        raise DataError(
+            f"{path} line {line} is not {encoding.removesuffix('-sig')}: {error.reason}.",
+            "Convert the file, for example by iconv -f WINDOWS-1252 -t UTF-8.",
+        ) from error
+
+
+def _read_decoded(path: Path, encoding: str) -> Part:
+    with _open(path, encoding) as stream:
+        start = stream.read(4096).lstrip()[:1]
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    delimited = any(suffix in _DELIMITED_SUFFIXES for suffix in suffixes)
+    if start == "[" and not delimited:
+        return _read_json(path, encoding)
+    if start == "{" and not delimited:
+        return _read_json_objects(path, encoding)
+    return _read_delimited(path, encoding)
+
+
+def _open(path: Path, encoding: str) -> io.TextIOWrapper:
+    return io.TextIOWrapper(_open_bytes(path), encoding=encoding, newline="")
+
+
+def _open_bytes(path: Path) -> io.BufferedReader:
+    with path.open("rb") as stream:
+        packed = stream.read(2) == b"\x1f\x8b"
+    # GzipFile has what TextIOWrapper and a reader need of a BufferedReader.
+    return gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
+
+
+def _encoding(path: Path) -> str:
+    with _open_bytes(path) as stream:
+        head = stream.read(2)
+    return "utf-16" if head in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+
+
+def _undecodable_line(path: Path, encoding: str) -> int:
+    with _open_bytes(path) as stream:
+        for number, line in enumerate(stream, 1):
+            try:
+                line.decode(encoding)
+            except UnicodeDecodeError:
+                return number
+    return 1
+
+
+def _read_json(path: Path, encoding: str) -> Part:
+    with _open(path, encoding) as stream:
+        try:
+            document = json.load(stream)
+        except json.JSONDecodeError as error:
+            raise _bad_json(path, error.lineno, error) from error
+    return _records(path, "json", _rows_of(document), lines=None)
+
+
+def _rows_of(document: Any) -> list[Any]:
+    """The rows in [row ...], {"data": [row ...]}, {"column": [value ...]} or pandas' to_json."""
+    if isinstance(document, list):
+        return document
+    values = list(document.values())
+    for value in values:
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            return value
+    columns = [list(value.values()) if isinstance(value, dict) else value for value in values]
+    if all(isinstance(column, list) for column in columns) and len(set(map(len, columns))) == 1:
+        return [dict(zip(document, row, strict=True)) for row in zip(*columns, strict=True)]
+    return [document]
+
+
+def _read_json_objects(path: Path, encoding: str) -> Part:
+    """One object on each line, or one object that is the whole file."""
+    records, lines = [], []
+    with _open(path, encoding) as stream:
+        for number, line in enumerate(stream, 1):
+            if not line.strip():
+                continue
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                if not records and ".json" in path.suffixes:
+                    return _read_json(path, encoding)
+                raise _bad_json(path, number, error) from error
+            lines.append(number)
+    if len(records) == 1 and len(_rows_of(records[0])) > 1:
+        return _records(path, "json", _rows_of(records[0]), lines=None)
+    return _records(path, "jsonl", records, lines)
+
+
+def _bad_json(path: Path, line: int, error: json.JSONDecodeError) -> DataError:
+    return DataError(
+        f"{path} line {line} is no valid JSON: {error.msg} at column {error.colno}.",
+        "Correct the line, or remove it.",
+    )
+
+
+def _records(path: Path, name: str, records: list[Any], lines: list[int] | None) -> Part:
+    part = Part(path=path, format=name, table=pa.table({}), lines=lines)
+    for row, record in enumerate(records):
+        if not isinstance(record, dict):
+            raise DataError(
+                f"{part.where(row)} is no object but {json.dumps(record)[:60]}.",
+                'Write each row as {"text": "...", "label": "..."}.',
+            )
+    names = list(dict.fromkeys(key for record in records for key in record))
+    columns = {name: _column([record.get(name) for record in records]) for name in names}
+    return Part(path=path, format=name, table=pa.table(columns), lines=lines)
+
+
+def _column(values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        # Values of several types, such as 1 and "1": as text, they still compare.
+        return pa.array([value if value is None else _plain(value) for value in values])
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _read_delimited(path: Path, encoding: str) -> Part:
+    delimiter = _delimiter(path, encoding)
+    try:
+        return _read_rows(path, encoding, delimiter, csv.QUOTE_MINIMAL)
+    except DataError:
+        if delimiter != "\t":
+            raise
+        # Many tab-separated files are written without any quoting.
+        return _read_rows(path, encoding, delimiter, csv.QUOTE_NONE)
+
+
+def _delimiter(path: Path, encoding: str) -> str:
+    """The delimiter that cuts the first rows into the same number (> 1) of fields most often."""
+    with _open(path, encoding) as stream:
+        sample = list(itertools.islice(stream, 200))
+    best = max(DELIMITERS, key=lambda delimiter: _agreement(sample, delimiter))
+    if _agreement(sample, best) > 0:
+        return best
+    raise DataError(
+        f"{path} is no CSV, TSV, JSON, JSON Lines, Parquet or Arrow file: no delimiter "
+        f"({', '.join(DELIMITERS.values())}) cuts its lines into columns. It starts with "
+        f"{''.join(sample[:1]).strip()[:60]!r}.",
+        "Give each row a text and a label.",
+    )
+
+
+def _agreement(sample: list[str], delimiter: str) -> float:
+    header = len(next(csv.reader(sample, delimiter=delimiter), []))
+    counts = Counter(len(row) for row in csv.reader(sample, delimiter=delimiter) if row)
+    return counts[header] / counts.total() if header > 1 else 0.0
+
+
+def _read_rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Part:
+    rows = _rows(path, encoding, delimiter, quoting)
+    first = list(itertools.islice(rows, _SAMPLE_ROWS))
+    names = _header([cells for _, cells in first])
+    body = first[1:] if names else first
+    names = names or [f"column_{index}" for index in range(len(first[0][1]))]
+    tables, lines = [], []
+    for chunk in _chunks(body, rows):
+        lines += [line for line, _ in chunk]
+        columns = zip(*(cells for _, cells in chunk), strict=True)
+        tables.append(pa.table({n: pa.array(c) for n, c in zip(names, columns, strict=True)}))
+    schema = pa.schema([(name, pa.string()) for name in names])
+    table = pa.concat_tables(tables) if tables else schema.empty_table()
+    kind = "tsv" if delimiter == "\t" else f"csv ({DELIMITERS[delimiter]})"
+    return Part(path=path, format=kind, table=table, lines=lines)
+
+
+def _chunks(first: list[_Row], rest: Iterator[_Row]) -> Iterator[list[_Row]]:
+    if first:
+        yield first
+    while chunk := list(itertools.islice(rest, _CHUNK_ROWS)):
+        yield chunk
+
+
+def _rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Iterator[_Row]:
+    """(line on which it starts, cells) for each row; all have as many cells as the first."""
+    width = None
+    csv.field_size_limit(_LONGEST_FIELD)
+    with _open(path, encoding) as stream:
+        reader = csv.reader(stream, delimiter=delimiter, quoting=quoting, strict=True)  # type: ignore[arg-type]
+        line = 1
+        try:
+            for cells in reader:
+                if any(cells):
+                    width = width or len(cells)
+                    _check_width(path, line, cells, width)
+                    yield line, cells
+                line = reader.line_num + 1
+        except csv.Error as error:
+            raise DataError(
+                f"{path}: the row that starts on line {line} cannot be read: {error}.",
+                'Close its quote; a quote inside a quoted field is written twice ("").',
+            ) from error
+
+
+def _check_width(path: Path, line: int, cells: list[str], width: int) -> None:
+    if len(cells) != width:
+        raise DataError(
+            f"{path} line {line} has {len(cells)} fields where the first row has {width}: "
+            f"{' | '.join(cells)[:80]!r}.",
+            "Put a text that holds the delimiter in double quotes.",
+        )
+
+
+def _header(rows: list[list[str]]) -> list[str] | None:
+    """The first row, if it names columns: distinct words, no numbers, not values seen below."""
+    names = [cell.strip() for cell in rows[0]]
+    below = [set(column) for column in zip(*rows[1:], strict=True)]
+    repeated = any(name in values for name, values in zip(names, below, strict=False))
+    if len(set(names)) < len(names) or any(map(_is_number, names)) or repeated:
+        return None
+    return names
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True

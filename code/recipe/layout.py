@@ -1,0 +1,150 @@
+"""From a job's channels to the files of each split, found by looking at names and folders."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recipe.errors import DataError, ModelError
+from recipe.formats import is_arrow_folder
+
+SPLITS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "eval", "evaluation", "dev"),
+    "test": ("test", "testing"),
+}
+MODEL_CHANNELS = ("model", "pretrained", "pretrained_model", "base_model")
+_NOT_DATA_CHANNELS = (*MODEL_CHANNELS, "code", "sm_drivers", "checkpoints")
+_NOT_DATA_SUFFIXES = (".manifest", ".md", ".py", ".pdf", ".ipynb", ".crc", ".md5", ".lock", ".png")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The files of each split: `train`, and `validation` or `test` where they are given."""
+
+    files: Mapping[str, list[Path]]
+    """Split to its files and Arrow folders."""
+    notes: list[str] = field(default_factory=list)
+    """What was left out and why, one sentence each."""
+
+
+def find(channels: Mapping[str, Path]) -> Layout:
+    """Which files are for training and which for evaluation.
+
+    A channel is named after its split, or it holds a folder (or a save_to_disk DatasetDict, or a
+    file) named after each. A channel of another name that is the only one is for training.
+
+    Raises:
+        DataError: a channel's folder does not exist, or there is no training data.
+    """
+    notes: list[str] = []
+    data = {name: path for name, path in channels.items() if name not in _NOT_DATA_CHANNELS}
+    found = {name: _inside(name, path, len(data) == 1, notes) for name, path in data.items()}
+    files: dict[str, list[Path]] = {}
+    for name, splits in found.items():
+        for split, paths in splits.items():
+            if split_of(name) in (split, None) or not _named(split, data):
+                files.setdefault(split, []).extend(paths)
+    if not files.get("train"):
+        raise _no_training_data(channels, notes)
+    return Layout(files=files, notes=notes)
+
+
+def split_of(name: str) -> str | None:
+    """The split that a channel, folder or file name stands for: `train-00001` is `train`."""
+    word = re.split(r"[-_. ]", name.lower())[0]
+    return next((split for split, names in SPLITS.items() if word in names), None)
+
+
+def model_folder(channels: Mapping[str, Path], name: str | None = None) -> Path | None:
+    """The folder of the model in channel `name`, by default in the channel called model.
+
+    A channel may hold the model's files, one folder with them, or model.tar.gz.
+    """
+    names = [name] if name else MODEL_CHANNELS
+    channel = next((channels[each] for each in names if each in channels), None)
+    if channel is None or not channel.is_dir():
+        return None
+    archive = channel / "model.tar.gz"
+    folder = _extract(archive) if archive.is_file() else channel
+    configs = sorted(folder.glob("config.json")) or sorted(folder.glob("*/config.json"))
+    return configs[0].parent if configs else None
+
+
+def _extract(archive: Path) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="model-"))
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter="data")
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ModelError(
+            f"{archive} cannot be unpacked: {error}.", "Check that the upload is complete."
+        ) from error
+    return folder
+
+
+def _named(split: str, channels: Mapping[str, Path]) -> bool:
+    return any(split_of(name) == split for name in channels)
+
+
+def _inside(name: str, path: Path, alone: bool, notes: list[str]) -> dict[str, list[Path]]:
+    """The splits inside one channel."""
+    if not path.exists():
+        raise DataError(
+            f"Channel {name} does not exist: {path}.", "Check the channel's name and its S3 prefix."
+        )
+    own = split_of(name) or ("train" if alone else None)
+    inner = {source: _inner_split(source, path) for source in sorted(_sources(path, notes))}
+    files_are_split = any(inner[s] == "train" and s.parent == path and s.is_file() for s in inner)
+    splits: dict[str, list[Path]] = {}
+    for source, split in inner.items():
+        if source.parent == path and source.is_file() and not files_are_split:
+            split = None
+        if split is None and (path / "dataset_dict.json").is_file():
+            notes.append(f"Split {source.name} of {path} is not used: it is named after no split.")
+            continue
+        if (chosen := split or own) is None:
+            notes.append(f"{source} is not used: neither it nor channel {name} names a split.")
+            continue
+        splits.setdefault(chosen, []).append(source)
+    return splits
+
+
+def _inner_split(source: Path, channel: Path) -> str | None:
+    parts = source.relative_to(channel).parts
+    return split_of(parts[0]) if parts else None
+
+
+def _sources(path: Path, notes: list[str]) -> Iterator[Path]:
+    """Data files and Arrow folders below `path`; hidden, empty and other files left out."""
+    if path.is_file():
+        if _is_data(path, notes):
+            yield path
+    elif is_arrow_folder(path):
+        yield path
+    else:
+        for child in path.iterdir():
+            if not child.name.startswith((".", "_")) and child.name != "dataset_dict.json":
+                yield from _sources(child, notes)
+
+
+def _is_data(path: Path, notes: list[str]) -> bool:
+    if path.name.endswith(_NOT_DATA_SUFFIXES) or path.name.endswith("-manifest"):
+        return False
+    if path.stat().st_size == 0:
+        notes.append(f"{path} is empty and not used.")
+        return False
+    return True
+
+
+def _no_training_data(channels: Mapping[str, Path], notes: list[str]) -> DataError:
+    given = ", ".join(f"{name} ({path})" for name, path in channels.items()) or "none"
+    return DataError(
+        " ".join([f"There is no training data; the job's channels are: {given}.", *notes]),
+        "Give a channel called train (or training) with CSV, TSV, JSON, JSON Lines, Parquet or "
+        "save_to_disk data.",
+    )

@@ -1,0 +1,55 @@
+"""The one format of metric lines, and the regexes that read it.
+
+    python code/recipe/metrics.py
+
+prints the list to pass to an estimator as `metric_definitions`. A line is the word `metric`
+followed by `name=value` pairs:
+
+    metric step=40 epoch=0.5 loss=0.4127 learning_rate=2.5e-05
+
+This file needs the standard library only, so that a notebook can load it by path.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+
+SCORES = ("accuracy", "precision", "recall", "f1_weighted", "f1_macro")
+"""What evaluation computes, beside the loss; precision and recall are means over the labels."""
+
+_TRAINING = ("loss", "grad_norm", "learning_rate", "epoch", "train_loss")
+_SPEED = ("train_runtime", "train_samples_per_second", "eval_samples_per_second")
+_NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+
+
+def metric_line(values: Mapping[str, object]) -> str:
+    """The line that reports `values`; what is no finite number is left out.
+
+    Numbers have six significant digits, small ones in scientific notation (`2.5e-05`).
+    """
+    pairs = [f"{name}={value:.6g}" for name, value in values.items() if _is_finite(value)]
+    return " ".join(["metric", *pairs])
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def metric_names() -> list[str]:
+    """Every name that the recipe's metric lines may hold and that is worth a curve."""
+    scores = [f"{split}_{name}" for split in ("eval", "test") for name in ("loss", *SCORES)]
+    return [*_TRAINING, *scores, *_SPEED]
+
+
+def metric_definitions() -> list[dict[str, str]]:
+    """The estimator's `metric_definitions`: one `{"Name", "Regex"}` for each metric."""
+    return [
+        {"Name": name, "Regex": rf"\bmetric (?:\S+ )*{name}={_NUMBER}(?!\S)"}
+        for name in metric_names()
+    ]
+
+
+if __name__ == "__main__":
+    print(json.dumps(metric_definitions(), indent=2))

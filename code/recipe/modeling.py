@@ -1,0 +1,158 @@
+"""Which model to start from, and loading it with a head for the labels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from recipe.arguments import Hyperparameters
+from recipe.console import say
+from recipe.errors import HyperparameterError, ModelError, near
+from recipe.labels import Labels
+from recipe.layout import MODEL_CHANNELS, model_folder
+
+_LONGEST = 512
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a model comes from."""
+
+    name: str
+    """A folder, or a name on the hub."""
+    is_local: bool
+
+
+def find(asked: str | None, channels: Mapping[str, Path]) -> Source:
+    """Where the model named by model_name_or_path lies.
+
+    Raises:
+        HyperparameterError: it is not given, and no channel holds a model.
+        ModelError: it is a path or a channel without a model.
+    """
+    if asked is None:
+        folder = model_folder(channels)
+        if folder is None:
+            raise HyperparameterError(
+                "Hyperparameter model_name_or_path is not given, and no channel called "
+                f"{' or '.join(MODEL_CHANNELS[:2])} holds a model.",
+                "Give a folder, a channel's name, or a name on the Hugging Face hub.",
+            )
+        return Source(name=str(folder), is_local=True)
+    if asked in channels:
+        return _of_channel(asked, channels)
+    path = Path(asked).expanduser()
+    if path.is_dir():
+        return _of_folder(path)
+    if not _HUB_NAME.fullmatch(asked):
+        raise ModelError(
+            f"model_name_or_path has value {asked!r}: there is no such folder.",
+            near(asked, channels) or "Give a folder, a channel's name, or a name on the hub.",
+        )
+    return Source(name=asked, is_local=False)
+
+
+def _of_channel(name: str, channels: Mapping[str, Path]) -> Source:
+    folder = model_folder(channels, name)
+    if folder is None:
+        raise ModelError(
+            f"Channel {name} ({channels[name]}) holds no model: there is no config.json in it.",
+            "Put the model's files, or model.tar.gz, there.",
+        )
+    return Source(name=str(folder), is_local=True)
+
+
+def _of_folder(path: Path) -> Source:
+    if not (path / "config.json").is_file():
+        raise ModelError(
+            f"model_name_or_path has value {str(path)!r}, a folder without config.json.",
+            "Give the folder that holds config.json, the weights and the tokenizer.",
+        )
+    return Source(name=str(path), is_local=True)
+
+
+def load(
+    source: Source, labels: Labels, hyperparameters: Hyperparameters
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model in float32 with a head for `labels`, and its tokenizer.
+
+    A head for another number of labels is replaced by a new one. Weights are read from
+    safetensors, else from a PyTorch file by torch.load(weights_only=True).
+
+    Raises:
+        ModelError: it cannot be reached or loaded.
+    """
+    options = {"trust_remote_code": hyperparameters.trust_remote_code}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.name, **options)
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            source.name,
+            num_labels=len(labels.names),
+            id2label=labels.by_id,
+            label2id=labels.ids,
+            ignore_mismatched_sizes=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+            **options,
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _load_error(source, error) from error
+    if tokenizer.pad_token_id is None:
+        raise ModelError(
+            f"The tokenizer of {source.name} has no padding token.",
+            "Start from an encoder such as BERT, DistilBERT or RoBERTa.",
+        )
+    new = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
+    say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
+    return model, tokenizer
+
+
+def _load_error(source: Source, error: Exception) -> ModelError:
+    reason = str(error).strip().splitlines()[0]
+    if source.is_local:
+        return ModelError(
+            f"The model in {source.name} cannot be loaded: {reason}",
+            "The folder needs config.json, model.safetensors and the tokenizer's files.",
+        )
+    return ModelError(
+        f"The model {source.name!r} cannot be loaded from the Hugging Face hub: {reason}",
+        "Check the name. A job without network takes its model from a channel: put the model's "
+        "files in S3, give that prefix as the channel called model, and leave "
+        "model_name_or_path out.",
+    )
+
+
+def longest_input(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: int | None
+) -> int:
+    """Tokens at which texts are cut: `asked`, else what the model takes, at most 512.
+
+    Raises:
+        HyperparameterError: the model takes fewer tokens than asked for.
+    """
+    limit = min(tokenizer.model_max_length, _positions(model))
+    if asked is not None and asked > limit:
+        raise HyperparameterError(
+            f"Hyperparameter max_length has value {asked}, but the model takes {limit} tokens.",
+            f"Give {limit} or less.",
+        )
+    return asked or min(limit, _LONGEST)
+
+
+def _positions(model: PreTrainedModel) -> int:
+    positions: int = getattr(model.config, "max_position_embeddings", None) or _LONGEST
+    # RoBERTa's kind counts positions from the padding token's id + 1.
+    taken = model.config.pad_token_id + 1 if "roberta" in model.config.model_type else 0
+    return positions - taken

@@ -1,0 +1,48 @@
+"""Where a job's input lies and its output goes: the SM_* variables, else the /opt/ml tree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """The folders of one training job."""
+
+    channels: Mapping[str, Path]
+    """Channel name to its folder (or file)."""
+    model_dir: Path
+    output_data_dir: Path
+    checkpoints: Path
+
+
+def from_environment(environ: Mapping[str, str]) -> Places:
+    """The folders named by SM_CHANNEL_<NAME>, SM_MODEL_DIR and SM_OUTPUT_DATA_DIR.
+
+    Without them, those under SAGEMAKER_BASE_DIR (default /opt/ml).
+    """
+    base = Path(environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
+    return Places(
+        channels=_channels(environ) or _channel_folders(base / "input" / "data"),
+        model_dir=Path(environ.get("SM_MODEL_DIR") or base / "model"),
+        output_data_dir=Path(environ.get("SM_OUTPUT_DATA_DIR") or base / "output" / "data"),
+        checkpoints=base / "checkpoints",
+    )
+
+
+def _channels(environ: Mapping[str, str]) -> dict[str, Path]:
+    prefix = "SM_CHANNEL_"
+    # SM_CHANNELS has the names as they were written; the variables' names are upper case.
+    written = {name.upper(): name for name in json.loads(environ.get("SM_CHANNELS") or "[]")}
+    found = {key[len(prefix) :]: value for key, value in environ.items() if key.startswith(prefix)}
+    named = {written.get(name, name.lower()): value for name, value in sorted(found.items())}
+    return {name: Path(value) for name, value in named.items() if value}
+
+
+def _channel_folders(data: Path) -> dict[str, Path]:
+    if not data.is_dir():
+        return {}
+    return {folder.name: folder for folder in sorted(data.iterdir()) if folder.is_dir()}

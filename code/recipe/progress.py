@@ -1,0 +1,69 @@
+"""What a training run shows: metric lines, and progress lines where nobody watches a bar."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from recipe.console import say
+from recipe.metrics import metric_line
+
+_NOT_METRICS = ("total_flos", "epoch")
+
+
+class MetricLines(TrainerCallback):
+    """Prints what the Trainer logs as metric lines."""
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Print one line for each log entry."""
+        values = {key: value for key, value in (logs or {}).items() if key not in _NOT_METRICS}
+        say(metric_line({"step": state.global_step, "epoch": state.epoch, **values}))
+
+
+class ProgressLines(TrainerCallback):
+    """Prints the step, the speed and the time left, at most every `every` seconds."""
+
+    def __init__(self, every: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every = every
+        self._clock = clock
+        self._started = self._said = 0.0
+        self._first_step = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the clock."""
+        self._started = self._said = self._clock()
+        self._first_step = state.global_step
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Print a line if the last one is long enough ago."""
+        now = self._clock()
+        if now - self._said < self._every:
+            return
+        self._said = now
+        per_second = (state.global_step - self._first_step) / (now - self._started)
+        texts = per_second * args.train_batch_size * args.gradient_accumulation_steps
+        left = (state.max_steps - state.global_step) / per_second
+        say(
+            f"step {state.global_step} of {state.max_steps} "
+            f"({100 * state.global_step / state.max_steps:.0f} %), "
+            f"{texts * args.world_size:.1f} texts/s, about {_duration(left)} left"
+        )
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

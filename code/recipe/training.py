@@ -1,0 +1,210 @@
+"""One training run: data and model in, a servable model and its metrics out."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+
+from recipe import batches, card, data, device, evaluation, modeling, tokens
+from recipe.arguments import Hyperparameters
+from recipe.console import has_terminal, is_first_process, say
+from recipe.data import Splits
+from recipe.device import Device
+from recipe.errors import HyperparameterError
+from recipe.libraries import quieten
+from recipe.places import Places
+from recipe.progress import MetricLines, ProgressLines
+from recipe.saving import whole_folder
+
+
+def run(
+    hyperparameters: Hyperparameters, places: Places, environ: Mapping[str, str]
+) -> dict[str, float]:
+    """Train on a job's channels; write the model, its card and metrics.json.
+
+    Returns:
+        The metrics, as in metrics.json.
+
+    Raises:
+        RecipeError: something the user can mend; the model folder is left as it was.
+    """
+    chosen = _set_up(hyperparameters, environ)
+    arguments = training_arguments(hyperparameters, places, chosen)
+    device.check_world(arguments.device, chosen.processes)
+    say(chosen.describe())
+    splits = data.load(places.channels, hyperparameters)
+    for line in splits.found:
+        say(line)
+    source = modeling.find(hyperparameters.model_name_or_path, places.channels)
+    with arguments.main_process_first(desc="model"):
+        model, tokenizer = modeling.load(source, splits.labels, hyperparameters)
+    max_length = modeling.longest_input(model, tokenizer, hyperparameters.max_length)
+    say(f"model: {source.name}, {_size(model)} parameters, texts cut at {max_length} tokens")
+    # What serves this model cuts texts where training did.
+    tokenizer.model_max_length = max_length
+    ready = _tokenised(splits, tokenizer, max_length)
+    trainer = _trainer(model, tokenizer, arguments, ready)
+    metrics = _train(trainer, ready.get("test"))
+    if is_first_process():
+        facts = card.Facts(
+            base_model=source.name,
+            hyperparameters=hyperparameters,
+            labels=splits.labels.names,
+            found=splits.found,
+            device=chosen.describe(),
+            metrics=metrics,
+        )
+        _write(trainer, tokenizer, places, facts)
+    device.leave_world()
+    return metrics
+
+
+def _set_up(hyperparameters: Hyperparameters, environ: Mapping[str, str]) -> Device:
+    if not has_terminal() or not is_first_process():
+        datasets.disable_progress_bars()
+    quieten()
+    passed = hyperparameters.passed
+    chosen = device.choose(
+        environ,
+        hyperparameters.bf16,
+        use_cpu=passed.get("use_cpu", False),
+        fp16=passed.get("fp16", False),
+    )
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
+    set_seed(hyperparameters.seed)  # before the model, whose head is drawn at random
+    return chosen
+
+
+def training_arguments(
+    hyperparameters: Hyperparameters, places: Places, chosen: Device
+) -> TrainingArguments:
+    """The Trainer's arguments: the recipe's choices, then what the user passed beyond them.
+
+    Raises:
+        HyperparameterError: the Trainer refuses a value or a combination of values.
+    """
+    on_cpu = chosen.kind == "cpu"
+    has_fused = chosen.kind in ("cpu", "cuda")
+    values: dict[str, Any] = {
+        "output_dir": hyperparameters.output_dir or str(places.checkpoints),
+        "num_train_epochs": hyperparameters.num_train_epochs,
+        "max_steps": hyperparameters.max_train_steps or -1,
+        "per_device_train_batch_size": hyperparameters.per_device_train_batch_size,
+        "per_device_eval_batch_size": hyperparameters.per_device_eval_batch_size,
+        "learning_rate": hyperparameters.learning_rate,
+        "warmup_steps": hyperparameters.warmup_steps,
+        "weight_decay": hyperparameters.weight_decay,
+        "seed": hyperparameters.seed,
+        "save_total_limit": hyperparameters.save_total_limit,
+        "bf16": chosen.bf16,
+        "use_cpu": on_cpu,
+        # Without both, processes on a CPU train apart from each other without saying so.
+        "ddp_backend": "gloo" if on_cpu and chosen.processes > 1 else None,
+        "optim": "adamw_torch_fused" if has_fused else "adamw_torch",
+        "dataloader_pin_memory": not on_cpu,
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+        "logging_steps": 0.05,
+        "report_to": "none",
+        "disable_tqdm": not has_terminal(),
+        **hyperparameters.passed,
+    }
+    try:
+        return TrainingArguments(**values)
+    except ValueError as error:
+        raise HyperparameterError(f"The hyperparameters do not fit together: {error}") from error
+
+
+def _size(model: PreTrainedModel) -> str:
+    return f"{sum(weight.numel() for weight in model.parameters()) / 1e6:.1f} M"
+
+
+def _tokenised(
+    splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> dict[str, datasets.Dataset]:
+    given = {"train": splits.train, "evaluation": splits.evaluation, "test": splits.test}
+    return {
+        name: tokens.tokenise(split, tokenizer, max_length)
+        for name, split in given.items()
+        if split is not None
+    }
+
+
+def _trainer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: TrainingArguments,
+    ready: Mapping[str, datasets.Dataset],
+) -> Trainer:
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=ready["train"],
+        eval_dataset=ready["evaluation"],
+        data_collator=batches.collator(tokenizer),
+        processing_class=tokenizer,
+        compute_metrics=evaluation.compute_metrics(),
+        callbacks=[MetricLines()],
+    )
+    trainer.remove_callback(PrinterCallback)
+    if arguments.disable_tqdm:
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(ProgressLines())
+    return trainer
+
+
+def _train(trainer: Trainer, test: datasets.Dataset | None) -> dict[str, float]:
+    """Train and evaluate; every process takes part, and gets the same metrics."""
+    trained = trainer.train(resume_from_checkpoint=_resume(trainer.args.resume_from_checkpoint))
+    metrics = {**trained.metrics, **(_last_evaluation(trainer) or trainer.evaluate())}
+    if test is not None:
+        metrics |= trainer.evaluate(test, metric_key_prefix="test")
+    metrics.pop("total_flos", None)
+    return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
+
+
+def _resume(asked: str | None) -> str | bool | None:
+    return {"True": True, "true": True, "1": True, "False": None}.get(asked or "False", asked)
+
+
+def _last_evaluation(trainer: Trainer) -> dict[str, float] | None:
+    """The evaluation of the final weights, if the last epoch ended with one."""
+    if trainer.args.load_best_model_at_end:
+        return None
+    at_end = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    if not at_end or at_end[-1]["step"] != trainer.state.global_step:
+        return None
+    return {key: value for key, value in at_end[-1].items() if key.startswith("eval_")}
+
+
+def _write(
+    trainer: Trainer, tokenizer: PreTrainedTokenizerBase, places: Places, facts: card.Facts
+) -> None:
+    places.output_data_dir.mkdir(parents=True, exist_ok=True)
+    metrics = json.dumps(dict(facts.metrics), indent=2) + "\n"
+    (places.output_data_dir / "metrics.json").write_text(metrics)
+    with whole_folder(places.model_dir) as folder:
+        _write_model(trainer, tokenizer, folder)
+        (folder / "README.md").write_text(card.write(facts), encoding="utf-8")
+    say(f"model written to {places.model_dir}, metrics to {places.output_data_dir}/metrics.json")
+
+
+def _write_model(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    trainer.accelerator.unwrap_model(trainer.model).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,28 @@
+"""Fine-tune a text classifier on the channels of a training job.
+
+    SM_CHANNEL_TRAIN=data/train SM_CHANNEL_TEST=data/test SM_MODEL_DIR=model \\
+        python code/train.py --model_name_or_path path/to/model --epochs 1
+
+Several processes: the same command with `torchrun --nproc_per_node 2` for `python`.
+`--help` lists the hyperparameters. Without SM_* variables, the /opt/ml tree is used.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from recipe import arguments, places, training
+
+
+def main(argv: list[str]) -> None:
+    """Train as `argv` says; an error is raised, with a message for the job's owner."""
+    if "--help" in argv:
+        print(f"{__doc__}\n{arguments.describe()}")
+        return
+    hyperparameters = arguments.parse(argv)
+    training.run(hyperparameters, places.from_environment(os.environ), os.environ)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
