@@ -1,0 +1,59 @@
+# What a developer runs. Everything it makes lies inside this checkout: .venv, .demo, build.
+#
+#   make demo          train and serve a small model here, from nothing but Python
+#   make test          linters, types, unit and end-to-end tests without Docker
+#   make test-docker   build the images on stand-in bases, and run them
+#
+# PYTHON          the Python to make .venv with, 3.11 or later (default: python3)
+# TORCH_PIP_ARGS  for the pip that installs torch. On Linux the package index's torch brings CUDA
+#                 (3 GB); for the small CPU build:
+#                 make setup TORCH_PIP_ARGS="--index-url https://download.pytorch.org/whl/cpu"
+
+PYTHON ?= python3
+TORCH_PIP_ARGS ?=
+TORCH = torch==2.13.0
+BIN = .venv/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check
+SAGEMAKER_TRAINING = $(shell grep '^sagemaker-training==' container/locks/gpu.txt)
+
+export TORCH_PIP_ARGS
+
+.PHONY: setup demo test test-docker lint lock clean
+
+setup: .venv/.made
+
+.venv/.made: container/locks/dev.txt container/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "Python 3.11 or later is needed. Name one: make setup PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' || \
+	    { echo "$(PYTHON) cannot make virtual environments. On Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(PIP) install --quiet $(TORCH_PIP_ARGS) $(TORCH)
+	$(PIP) install --quiet --requirement container/locks/dev.txt
+	@$(PIP) install --quiet --no-deps $(SAGEMAKER_TRAINING) >.venv/sagemaker-training.log 2>&1 || \
+	    echo "$(SAGEMAKER_TRAINING) is left out (it needs a C compiler): the tests that compare with it will be skipped."
+	$(PIP) install --quiet --no-deps --editable container
+	@touch $@
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+test: lint
+	$(BIN)/python -m pytest -m "not docker"
+
+test-docker: setup
+	$(BIN)/python -m pytest -m docker tests/docker
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Newest versions that pyproject.toml allows. Commit what it changes.
+lock:
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/python -m pip install --quiet --disable-pip-version-check uv
+	sh container/locks/lock.sh build/uv/bin/uv
+
+clean:
+	rm -rf .venv .demo build .pytest_cache .mypy_cache .ruff_cache .hypothesis container/build container/*.egg-info

@@ -1,0 +1,175 @@
+#!/usr/bin/env bash
+# Builds one of Amphora's images, tries it, and pushes it to Amazon ECR.
+#
+#   ./build_and_push.sh gpu|cpu|neuron [options]
+#
+#   --stack xla|native   neuron only: the frozen XLA stack (default) or native TorchNeuron
+#   --tag T              the image's tag; default: the version and the kind, as in 0.1.0-gpu
+#   --region R           of the ECR repository; default: AWS_REGION, or the AWS CLI's own
+#   --repository N       default: amphora
+#   --base-image I       instead of the Dockerfile's base, for example one pinned by digest
+#   --no-push            build and try only; no AWS account is needed for a public base
+#
+# The last line on standard output is the image_uri for an estimator; all else goes to standard
+# error. DOCKER names the docker client to use (default: docker).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+docker=${DOCKER:-docker}
+export DOCKER_BUILDKIT=1
+
+say() { echo "build_and_push: $*" >&2; }
+die() {
+    say "$1 $2"
+    exit 1
+}
+usage() { sed -n '4,12s/^# \{0,1\}//p' "$0" >&2; }
+
+parse_arguments() {
+    kind=${1:-}
+    stack='' tag='' region='' repository=amphora base_image='' push=yes
+    case $kind in
+        gpu | cpu | neuron) shift ;;
+        -h | --help) usage; exit 0 ;;
+        *) usage; die "'$kind' is no kind of image." "Say gpu, cpu or neuron." ;;
+    esac
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --no-push) push=no; shift; continue ;;
+            --stack | --tag | --region | --repository | --base-image)
+                [ -n "${2:-}" ] || die "$1 has no value." "Write it after $1, as in the usage above the script." ;;
+            *) usage; die "'$1' is no option." "The options are listed above." ;;
+        esac
+        case $1 in
+            --stack) stack=$2 ;;
+            --tag) tag=$2 ;;
+            --region) region=$2 ;;
+            --repository) repository=$2 ;;
+            --base-image) base_image=$2 ;;
+        esac
+        shift 2
+    done
+    case $kind:$stack in
+        neuron:xla | neuron:native | gpu: | cpu:) ;;
+        neuron:) stack=xla ;;
+        neuron:*) die "--stack '$stack' is unknown." "Say xla or native." ;;
+        *) die "--stack goes with neuron only." "Leave it out for $kind." ;;
+    esac
+}
+
+# What the arguments mean: a Dockerfile, a target in it, a base and a tag.
+resolve() {
+    dockerfile=Dockerfile.gpu target=image
+    local suffix=$kind
+    if [ "$kind" = neuron ]; then
+        dockerfile=Dockerfile.neuron target=$stack suffix=neuron-$stack
+        if [ "$stack" = native ] && [ -z "$base_image" ]; then
+            die "The native stack has no default base." "Name a TorchNeuron training image with --base-image."
+        fi
+    fi
+    if [ -z "$base_image" ]; then
+        base_image=$(sed -n 's/^ARG BASE_IMAGE=//p' "$dockerfile")
+        if [ "$kind" = cpu ]; then base_image=${base_image/-cu[0-9]*-amzn/-cpu-amzn}; fi
+    fi
+    version=$(sed -n 's/^version = "\(.*\)"/\1/p' container/pyproject.toml)
+    tag=${tag:-$version-$suffix}
+}
+
+check_docker() {
+    command -v "$docker" >/dev/null || die "There is no '$docker'." "Install Docker, or name its client in DOCKER."
+    "$docker" info >/dev/null 2>&1 || die "No Docker engine answers." "Start it, or ask for the right to use it."
+    local major
+    major=$("$docker" --version | sed -n 's/^Docker version \([0-9]*\).*/\1/p')
+    if [ "${major:-99}" -ge 23 ] && ! "$docker" buildx version >/dev/null 2>&1; then
+        die "This docker client cannot build with BuildKit." "Install its plugin docker-buildx."
+    fi
+}
+
+check_aws() {
+    command -v aws >/dev/null || die "There is no 'aws'." "Install the AWS CLI, or build only, with --no-push."
+    region=${region:-${AWS_REGION:-${AWS_DEFAULT_REGION:-$(aws configure get region || true)}}}
+    [ -n "$region" ] || die "No region is set." "Give --region, as in --region us-east-1."
+    account=$(aws sts get-caller-identity --query Account --output text) ||
+        die "AWS does not accept the credentials." "Run 'aws configure' or 'aws sso login', or build only, with --no-push."
+    registry=$account.dkr.ecr.$region.$(domain "$region")
+}
+
+domain() { case $1 in cn-*) echo amazonaws.com.cn ;; *) echo amazonaws.com ;; esac; }
+
+log_in() { # registry: its name holds the region
+    local of=${1#*.dkr.ecr.}
+    command -v aws >/dev/null || die "The registry $1 wants a login, and there is no 'aws'." "Install the AWS CLI."
+    say "logging in to $1"
+    aws ecr get-login-password --region "${of%%.*}" | "$docker" login --username AWS --password-stdin "$1" >&2 ||
+        die "The login to $1 failed." "The role needs ecr:GetAuthorizationToken, and for pulling a base ecr:BatchGetImage."
+}
+
+log_in_for_base() {
+    case $base_image in
+        *.dkr.ecr.*.amazonaws.com*/*) log_in "${base_image%%/*}" ;;
+    esac
+}
+
+ensure_repository() {
+    aws ecr describe-repositories --region "$region" --repository-names "$repository" >/dev/null 2>&1 && return
+    say "creating the repository $repository in $region"
+    aws ecr create-repository --region "$region" --repository-name "$repository" >/dev/null ||
+        die "The repository $repository could not be created in $region." \
+            "Create it, or use a role with ecr:CreateRepository."
+}
+
+build() {
+    say "building $image from $base_image"
+    "$docker" build -f "$dockerfile" --target "$target" --build-arg "BASE_IMAGE=$base_image" -t "$image" \
+        --label "org.opencontainers.image.version=$version" \
+        --label "org.opencontainers.image.revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)" . >&2 ||
+        die "The build failed." "Its last lines above say where; a base that cannot be pulled can be replaced with --base-image."
+}
+
+# Runs in the image. What must hold of any of them, on a machine without its accelerator.
+smoke_test='
+import importlib, os, shutil
+for name in ("torch", "transformers", "datasets", "evaluate", "boto3", "sagemaker_training", "pytest"):
+    importlib.import_module(name)
+for tool in ("amphora", "python3", "pip", "bash", "torchrun"):
+    assert shutil.which(tool), f"{tool} is not on PATH"
+code = os.environ["AMPHORA_CODE_DIR"]
+for name in ("train.py", "inference.py"):
+    assert os.path.isfile(os.path.join(code, name)), f"{name} is not in {code}"
+ours = [file for _, _, files in os.walk("/opt/ml") for file in files]
+assert not ours, f"files under /opt/ml: {ours}"
+'
+
+try_image() {
+    say "trying $image"
+    local entry
+    entry=$("$docker" inspect -f '{{json .Config.Entrypoint}} {{json .Config.Cmd}}' "$image")
+    [ "$entry" = '["amphora"] ["train"]' ] ||
+        die "The image starts with $entry." "Its Dockerfile must end in ENTRYPOINT [\"amphora\"] and CMD [\"train\"]."
+    "$docker" run --rm "$image" --version >&2 ||
+        die "'amphora --version' fails in $image." "Look with: $docker run --rm -it --entrypoint bash $image"
+    "$docker" run --rm --entrypoint python3 "$image" -c "$smoke_test" >&2 ||
+        die "The image is not complete." "The last line above says what it lacks."
+}
+
+push() {
+    "$docker" push "$image" >&2 ||
+        die "The push of $image failed." "The role needs ecr:PutImage and the layer-upload rights on $repository."
+}
+
+parse_arguments "$@"
+resolve
+check_docker
+image=$repository:$tag
+if [ "$push" = yes ]; then
+    check_aws
+    image=$registry/$image
+    log_in "$registry"
+    ensure_repository
+fi
+log_in_for_base
+build
+try_image
+if [ "$push" = yes ]; then push; fi
+say "done"
+echo "$image"

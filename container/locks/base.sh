@@ -1,0 +1,62 @@
+#!/bin/sh
+# What an image's base brought with it, so that our installs leave it alone. Runs in image builds:
+# POSIX sh, pip and coreutils only.
+#
+#   base.sh accelerator   its torch and what torch stands on, as `name==version` lines
+#   base.sh all           everything it has, likewise
+#   base.sh lacks LOCK    the lines of a lock file whose package it does not have
+#   base.sh check FILE    fails, naming each line of FILE that is no longer installed
+set -eu
+
+# Names as the index normalises them: lower case, `-` for `_` and `.`.
+installed() {
+    python3 -m pip list --format=freeze --disable-pip-version-check | while IFS= read -r line; do
+        name=$(echo "${line%%==*}" | tr 'A-Z_.' 'a-z--')
+        echo "$name==${line#*==}"
+    done
+}
+
+accelerator() {
+    installed | while IFS= read -r line; do
+        case $line in
+            torch==* | torch[-a-z]* | triton==* | nvidia-* | cuda-* | neuron* | libneuron* | nki==*) echo "$line" ;;
+        esac
+    done
+}
+
+lacks() {
+    have=" $(installed | while IFS= read -r line; do printf '%s ' "${line%%==*}"; done)"
+    while IFS= read -r line; do
+        case $have in
+            *" ${line%%==*} "*) ;;
+            *) echo "$line" ;;
+        esac
+    done <"$1"
+}
+
+check() {
+    now=$(installed)
+    moved=
+    while IFS= read -r line; do
+        case "
+$now
+" in
+            *"
+$line
+"*) ;;
+            *) moved="$moved $line" ;;
+        esac
+    done <"$1"
+    [ -z "$moved" ] && return
+    echo "The base image's own packages were replaced:$moved." >&2
+    echo "Choose versions in pyproject.toml that stand beside them, and run 'make lock'." >&2
+    return 1
+}
+
+case ${1:-} in
+    accelerator) accelerator ;;
+    all) installed ;;
+    lacks) lacks "$2" ;;
+    check) check "$2" ;;
+    *) echo "base.sh: say accelerator, all, lacks LOCK or check FILE." >&2; exit 2 ;;
+esac

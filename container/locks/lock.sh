@@ -1,0 +1,33 @@
+#!/bin/sh
+# Resolves the dependency groups of the root pyproject.toml into the lock files beside this script.
+# `make lock` runs it with uv's path. A lock holds for every Python from its lower bound on. Out of
+# all locks stays what an environment owns itself: torch with all it needs, and pip.
+#
+# No hashes: neuron-xla is installed beside whatever versions its base holds, which pip's hash mode
+# refuses, and a package index of one's own may serve wheels that were built anew.
+set -eu
+
+uv=$1
+cd "$(dirname "$0")/../.."
+
+lock() {
+    name=$1
+    python=$2
+    shift 2
+    groups=
+    for group in "$@"; do groups="$groups --group pyproject.toml:$group"; done
+    # shellcheck disable=SC2086 # one word for each group and option
+    printf 'torch\npip\n' | "$uv" pip compile $groups --universal --python-version "$python" \
+        --excludes - --no-annotate --quiet --upgrade \
+        ${also_out:+--no-emit-package "$also_out"} \
+        --custom-compile-command "make lock" --output-file "container/locks/$name.txt" >/dev/null
+    echo "container/locks/$name.txt: $(grep -c == "container/locks/$name.txt") packages, Python $python and later"
+}
+
+# The development environment installs sagemaker-training apart, since it needs a C compiler.
+also_out=sagemaker-training
+lock dev 3.11 recipe container test
+also_out=
+lock gpu 3.11 recipe container
+lock neuron-native 3.11 recipe container
+lock neuron-xla 3.10 recipe-xla container
