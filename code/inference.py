@@ -1,7 +1,5 @@
 """Serve a text classifier: what `amphora serve` calls for a model without code of its own.
 
-    SM_MODEL_DIR=model python -c "import inference; ..."   # or: amphora serve
-
 Requests: `{"inputs": "text"}`, `{"inputs": ["text", ...], "parameters": {"top_k": 2}}`, a bare
 string or list, JSON Lines, CSV with a text in each row, or plain text. Answers: a list with
 `{"label": name, "score": probability}` for each text; with top_k, a list of those for each.

@@ -3,7 +3,7 @@
 Modules by floor, a module imports only lower floors:
 
 - 0 `errors`, `console`, `names` (of columns), `metrics` (the metric line and its regexes),
-  `encoding` (texts to token ids), `saving`
+  `encoding` (texts to token ids), `libraries` (their logging), `saving`
 - 1 `arguments` (hyperparameters), `places` (SM_* and /opt/ml), `formats` (a file to a table),
   `wire` (request and answer), `classifier` (a saved model that answers)
 - 2 `layout` (channels to files), `columns` (text and label), `labels`, `device`
