@@ -25,6 +25,8 @@ class Devices:
     cpus: int
     """CPUs this process may use: its affinity, and the container's quota."""
     efa: bool
+    interfaces: tuple[str, ...] = ()
+    """The host's network interfaces."""
     reason: str
     """Why this kind was chosen, for the log."""
 
@@ -55,6 +57,7 @@ def detect(environ: Mapping[str, str], instance_type: str = "local") -> Devices:
         gpus=gpus,
         neuron_cores=cores,
         cpus=cpus,
+        interfaces=tuple(sorted(path.name for path in Path("/sys/class/net").glob("*"))),
         efa=any(Path("/dev/infiniband").glob("uverbs*")),
         reason=reason,
     )

@@ -1,7 +1,9 @@
-"""How a job is started: from a `Job` and its `Devices` to an argv and an environment. Pure."""
+"""How a job is started: from a `Job`, its `Source` and `Devices` to argv and environment. Pure."""
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,16 +14,26 @@ from amphora.devices import Devices
 from amphora.environment import (
     MASTER_PORT,
     distribution_hosts,
-    master_host,
     sm_variables,
     to_arguments,
     too_long,
 )
 from amphora.errors import ConfigError
 from amphora.logs import is_secret_name
+from amphora.source import Kind, Source
 
 SECRET_PREFIX = "amphora-secret:"
 HOOK_DIR = Path(__file__).parent / "hook"
+TORCH_KEYS = {
+    "sagemaker_torch_distributed_enabled": "",
+    "sagemaker_pytorch_ddp_enabled": "pytorchddp is run by torchrun, as torch's own DDP",
+    "sagemaker_distributed_dataparallel_enabled": (
+        "smdistributed dataparallel is run by torchrun: torch's own DDP,"
+        " with the smddp backend where it is installed"
+    ),
+}
+"""Requests that mean torchrun, and what is said of those that were made for something else."""
+MPI_KEY = "sagemaker_mpi_enabled"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,86 +44,146 @@ class Launch:
     environ: Mapping[str, str]
     cwd: Path
     is_launcher: bool
-    """Whether the process is torchrun, which starts the script's processes itself."""
+    """Whether the process is torchrun or mpirun, which start the script's processes themselves."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The processes that train together."""
+
+    launcher: str
+    """'torchrun', 'mpirun', or '' where the script is started directly."""
+    hosts: tuple[str, ...]
+    processes: int
+    """On each host."""
     notes: tuple[str, ...]
 
 
 def plan(
-    job: Job, devices: Devices, script: Path, error_dir: Path, environ: Mapping[str, str]
+    job: Job, devices: Devices, source: Source, error_dir: Path, environ: Mapping[str, str]
 ) -> Launch:
-    """How to start `script` for `job` on this host.
+    """How to start `source` for `job` on this host.
 
     Args:
-        script: The entry point, a .py file.
         error_dir: Where the script's processes record the exception that ends them.
         environ: The container's environment; what it sets always wins over a default of ours.
 
     Raises:
-        ConfigError: AMPHORA_NPROC_PER_NODE is not a number of processes.
+        ConfigError: A number of processes is none, or the distribution cannot run here.
     """
-    processes, why = processes_per_host(job, devices, environ)
-    hosts = _world_hosts(job)
-    launcher = processes > 1 or len(hosts) > 1 or _is_distributed(job)
-    argv = [sys.executable]
-    if launcher:
-        argv += _torchrun(job, hosts, processes)
-    argv += [str(script), *_arguments(job)]
+    world = world_of(job, devices, source, environ)
     variables = sm_variables(job, devices, environ)
     dropped = too_long(variables)
-    notes = [f"{processes} process{'es' * (processes > 1)} on this host: {why}"]
-    notes += [f"{name} is left out: Linux passes on at most 128 KiB a variable" for name in dropped]
-    kept = {name: value for name, value in variables.items() if name not in dropped}
+    notes = [f"{name} is left out: Linux passes on at most 128 KiB a variable" for name in dropped]
+    variables = {name: value for name, value in variables.items() if name not in dropped}
+    variables |= _hook(source, error_dir, environ, world)
     return Launch(
-        argv=tuple(argv),
-        environ={
-            **_defaults(devices, processes),
-            **environ,
-            **kept,
-            **_hook(script, error_dir, environ, launcher),
-        },
-        cwd=script.parent,
-        is_launcher=launcher,
-        notes=tuple(notes),
+        argv=(*_command(job, source, world, variables), *_arguments(job)),
+        environ={**_defaults(job, devices, world), **environ, **variables},
+        cwd=source.root,
+        is_launcher=bool(world.launcher),
+        notes=(*world.notes, *notes),
     )
+
+
+def world_of(job: Job, devices: Devices, source: Source, environ: Mapping[str, str]) -> World:
+    """Which processes train together, and who starts them."""
+    processes, why = processes_per_host(job, devices, environ)
+    asked = [key for key in (MPI_KEY, *TORCH_KEYS) if job.wants(key)]
+    inside = bool(asked) and job.current_host in distribution_hosts(job)
+    if asked and not inside:
+        return _alone(job, f"this host is in no instance group of {asked[0]}: it runs alone")
+    hosts = tuple(distribution_hosts(job)) if inside or job.entry_point is None else ()
+    hosts = hosts or (tuple(job.hosts) if job.entry_point is None else (job.current_host,))
+    if inside and source.kind is Kind.COMMAND and MPI_KEY not in asked:
+        raise ConfigError(
+            f"{asked[0]} is on, but the entry point {source.name!r} is no Python program.",
+            "Name a .py file or a module, or turn the distribution off and call torchrun from it.",
+        )
+    notes = [note for key, note in TORCH_KEYS.items() if key in asked and note]
+    launcher = "mpirun" if MPI_KEY in asked else "torchrun" if inside else ""
+    if not launcher and source.kind is not Kind.COMMAND and (processes > 1 or len(hosts) > 1):
+        launcher = "torchrun"
+    if not launcher:
+        processes, why = 1, "the script is started directly"
+    counted = f"{processes} process{'es' * (processes > 1)}"
+    where = f"each of {len(hosts)} hosts" if len(hosts) > 1 else "this host"
+    notes.append(f"{counted} on {where}{f' by {launcher}' * bool(launcher)}: {why}")
+    return World(launcher=launcher, hosts=hosts, processes=processes, notes=tuple(notes))
 
 
 def processes_per_host(job: Job, devices: Devices, environ: Mapping[str, str]) -> tuple[int, str]:
     """How many processes train on this host, and why."""
-    asked = environ.get("AMPHORA_NPROC_PER_NODE")
-    if asked:
-        if not asked.isdecimal() or int(asked) < 1:
-            raise ConfigError(
-                f"AMPHORA_NPROC_PER_NODE is {asked!r}.", "Give a number of processes, 1 or more."
-            )
-        return int(asked), "AMPHORA_NPROC_PER_NODE"
+    mpi = "sagemaker_mpi_num_of_processes_per_host"
+    for name, asked in (
+        ("AMPHORA_NPROC_PER_NODE", environ.get("AMPHORA_NPROC_PER_NODE")),
+        (mpi, job.sagemaker.get(mpi) if job.wants(MPI_KEY) else None),
+    ):
+        if asked:
+            if not str(asked).isdecimal() or int(asked) < 1:
+                raise ConfigError(f"{name} is {asked!r}.", "Give a number of processes, 1 or more.")
+            return int(asked), name
     if devices.accelerators:
         return devices.accelerators, "one for each accelerator"
     return 1, "there is no accelerator"
 
 
-def _is_distributed(job: Job) -> bool:
-    return job.wants("sagemaker_torch_distributed_enabled")
+def _alone(job: Job, note: str) -> World:
+    return World(launcher="", hosts=(job.current_host,), processes=1, notes=(note,))
 
 
-def _world_hosts(job: Job) -> list[str]:
-    """The hosts that train together: all of them for the recipe, those asked for with a script."""
-    if job.entry_point is None:
-        return list(job.hosts)
-    return distribution_hosts(job) if _is_distributed(job) else [job.current_host]
+def _command(
+    job: Job, source: Source, world: World, variables: Mapping[str, str]
+) -> tuple[str, ...]:
+    if world.launcher == "mpirun":
+        return (*_mpirun(job, world, variables), *_program(source))
+    if world.launcher == "torchrun":
+        return (sys.executable, *_torchrun(job, world), *source.command)
+    return _program(source)
 
 
-def _torchrun(job: Job, hosts: list[str], processes: int) -> list[str]:
-    argv = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}"]
-    if len(hosts) == 1:
+def _program(source: Source) -> tuple[str, ...]:
+    python = () if source.kind is Kind.COMMAND else (sys.executable,)
+    return (*python, *source.command)
+
+
+def _torchrun(job: Job, world: World) -> list[str]:
+    argv = ["-m", "torch.distributed.run", f"--nproc_per_node={world.processes}"]
+    if len(world.hosts) == 1:
         # A free port of its own, so that two jobs on one machine do not meet.
         return [*argv, "--nnodes=1", "--standalone"]
     return [
         *argv,
-        f"--nnodes={len(hosts)}",
-        f"--node_rank={hosts.index(job.current_host)}",
-        f"--master_addr={master_host(job)}",
+        f"--nnodes={len(world.hosts)}",
+        f"--node_rank={world.hosts.index(job.current_host)}",
+        f"--master_addr={world.hosts[0]}",
         f"--master_port={MASTER_PORT}",
     ]
+
+
+def _mpirun(job: Job, world: World, variables: Mapping[str, str]) -> list[str]:
+    if shutil.which("mpirun") is None:
+        raise ConfigError(
+            f"{MPI_KEY} is on, but there is no mpirun in this image.",
+            "Use torch_distributed, or install Open MPI in an image built on this one.",
+        )
+    if len(world.hosts) > 1:
+        raise ConfigError(
+            f"{MPI_KEY} is on for {len(world.hosts)} hosts; this image runs mpirun on one.",
+            "Use torch_distributed, which spans hosts.",
+        )
+    try:
+        options = shlex.split(str(job.sagemaker.get("sagemaker_mpi_custom_mpi_options") or ""))
+    except ValueError as error:
+        raise ConfigError(
+            f"sagemaker_mpi_custom_mpi_options cannot be read: {error}.", "Close the quotes."
+        ) from error
+    argv = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--tag-output"]
+    argv += ["-np", str(world.processes), "-bind-to", "none", *options]
+    for name in sorted(variables):
+        argv += ["-x", name]
+    return argv
 
 
 def _arguments(job: Job) -> list[str]:
@@ -123,23 +195,27 @@ def _arguments(job: Job) -> list[str]:
     return to_arguments(shown)
 
 
-def _defaults(devices: Devices, processes: int) -> dict[str, str]:
+def _defaults(job: Job, devices: Devices, world: World) -> dict[str, str]:
     defaults = {
         # torchrun's own default is 1 thread, a plain process takes every core of the machine.
-        "OMP_NUM_THREADS": str(max(1, devices.cpus // processes)),
+        "OMP_NUM_THREADS": str(max(1, devices.cpus // world.processes)),
     }
+    # Local mode of SDK v3 names an interface that does not exist.
+    if len(job.hosts) > 1 and job.network_interface in devices.interfaces:
+        defaults["GLOO_SOCKET_IFNAME"] = job.network_interface
+        defaults["NCCL_SOCKET_IFNAME"] = job.network_interface
     if devices.efa:
         defaults |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
     return defaults
 
 
 def _hook(
-    script: Path, error_dir: Path, environ: Mapping[str, str], launcher: bool
+    source: Source, error_dir: Path, environ: Mapping[str, str], world: World
 ) -> dict[str, str]:
-    folders = [str(HOOK_DIR), str(script.parent), environ.get("PYTHONPATH", "")]
+    folders = [str(HOOK_DIR), str(source.root), environ.get("PYTHONPATH", "")]
     return {
         "PYTHONPATH": ":".join(filter(None, folders)),
         "AMPHORA_ERROR_DIR": str(error_dir),
-        "AMPHORA_SCRIPT_DIR": str(script.parent),
-        "AMPHORA_LAUNCHER": "1" if launcher else "",
+        "AMPHORA_SCRIPT_DIR": str(source.root),
+        "AMPHORA_LAUNCHER": "1" if world.launcher == "torchrun" else "",
     }

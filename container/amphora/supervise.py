@@ -20,13 +20,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from amphora.failure import Ended
 from amphora.logs import mask
 
 STOP_BUDGET_SECONDS = 100.0
 """SageMaker sends SIGKILL 120 s after SIGTERM: this leaves time for what follows the script."""
+ABORT_BUDGET_SECONDS = 10.0
+"""Where another host has failed: what is left to save here cannot be a whole step's state."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _TAIL_LINES = 200
 _CHUNK_BYTES = 64 * 1024
@@ -36,6 +38,12 @@ _IDLE_SECONDS = 1.0
 _DRAIN_SECONDS = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
 _OOM_EVENTS = Path("/sys/fs/cgroup/memory.events")
+
+
+class Abort(Protocol):
+    """What is readable once the tree must end for a reason that lies elsewhere."""
+
+    def fileno(self) -> int: ...
 
 
 class Signals:
@@ -131,6 +139,7 @@ def run(
     *,
     is_launcher: bool = False,
     budget: float = STOP_BUDGET_SECONDS,
+    link: Abort | None = None,
 ) -> Ended:
     """Run a program with its process tree until all of it has ended.
 
@@ -138,6 +147,7 @@ def run(
         is_launcher: Whether the program (torchrun) starts the script's processes itself: a stop
             then goes to those, since torchrun would give them 30 s of its own.
         budget: Seconds that the tree may take to end after a stop.
+        link: Readable once another host has ended the job: then the tree has 10 s.
 
     Raises:
         OSError: The program cannot be started.
@@ -157,7 +167,7 @@ def run(
     relays = [_Relay(child.stdout, sys.stdout.buffer), _Relay(child.stderr, sys.stderr.buffer)]  # type: ignore[arg-type]
     tree = _Tree(child.pid, is_launcher)
     try:
-        out_of_budget = _watch(tree, relays, signals, budget)
+        out_of_budget = _watch(tree, relays, signals, budget, link)
     finally:
         tree.kill()
         tree.reap()
@@ -174,18 +184,29 @@ def run(
     )
 
 
-def _watch(tree: _Tree, relays: list[_Relay], signals: Signals, budget: float) -> bool:
+def _watch(
+    tree: _Tree, relays: list[_Relay], signals: Signals, budget: float, link: Abort | None
+) -> bool:
     """Until the tree has ended and its output has arrived. True if the budget ran out."""
     deadline: float | None = None
     ended_at: float | None = None
     with selectors.DefaultSelector() as selector:
         selector.register(signals, selectors.EVENT_READ)
+        if link is not None:
+            selector.register(link, selectors.EVENT_READ, link)
+        fixed = len(selector.get_map())
         for relay in relays:
             selector.register(relay.source, selectors.EVENT_READ, relay)
         while True:
             for key, _ in selector.select(timeout=_IDLE_SECONDS / 2):
                 if key.data is None:
                     signals.drain()
+                elif key.data is link:
+                    selector.unregister(link)
+                    fixed -= 1
+                    if deadline is None:
+                        deadline = time.monotonic() + ABORT_BUDGET_SECONDS
+                        tree.send(signal.SIGTERM)
                 elif not key.data.feed():
                     selector.unregister(key.fileobj)
             for relay in relays:
@@ -200,7 +221,7 @@ def _watch(tree: _Tree, relays: list[_Relay], signals: Signals, budget: float) -
             # A shell dies of SIGTERM at once while the program it waited for still saves.
             if tree.status is not None and (deadline is None or not tree.members()):
                 ended_at = ended_at or now
-                if len(selector.get_map()) == 1 or now - ended_at > _DRAIN_SECONDS:
+                if len(selector.get_map()) == fixed or now - ended_at > _DRAIN_SECONDS:
                     return False
 
 

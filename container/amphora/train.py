@@ -4,125 +4,148 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from amphora import devices, failure, launch, logs, supervise
+from amphora import devices, failure, launch, logs, peers, source, supervise
 from amphora.contract import Job, Paths, read_job
-from amphora.errors import AmphoraError, CodeError, ConfigError
+from amphora.errors import AmphoraError, CodeError
 
 log = logging.getLogger("amphora")
 
 CONFIG_EXIT_CODE = 2
+PEER_EXIT_CODE = 1
+_INSTALL_TAIL = 8
 
 
 def train(environ: Mapping[str, str]) -> int:
     """Run the job under SAGEMAKER_BASE_DIR to its end.
 
     Returns:
-        The script's exit code, 128 + n where signal n ended it, 2 where the configuration is wrong.
+        The script's exit code, 128 + n where signal n ended it, 2 where the configuration is wrong,
+        1 where another host of the job failed.
     """
     paths = Paths.of(environ)
-    logs.remember(logs.secret_values(environ))
-    with supervise.Signals.caught() as signals, _error_dir() as error_dir:
+    with supervise.Signals.caught() as signals, _scratch() as scratch:
         try:
-            _clear_failure(paths)
+            # An earlier run's failure must not stand for this one.
+            paths.failure.unlink(missing_ok=True)
             job = read_job(environ)
-            started = _plan(job, environ, error_dir)
-            ended = supervise.run(
-                started.argv,
-                started.environ,
-                started.cwd,
-                signals,
-                is_launcher=started.is_launcher,
-                budget=_budget(environ),
-            )
+            logs.configure(job.log_level)
+            logs.remember(logs.secret_values(job.hyperparameters))
+            stopped = lambda: signals.stop is not None  # noqa: E731
+            with peers.linked(job.hosts, job.current_host, environ, stopped) as link:
+                return _run(job, environ, scratch, signals, link)
         except AmphoraError as error:
-            log.error("%s", error)
-            _write_failure(paths, f"{type(error).__name__}: {error}\n")
-            return CONFIG_EXIT_CODE
-        return _report(paths, ended, failure.read_records(error_dir))
+            return _refused(paths, error)
 
 
-def _plan(job: Job, environ: Mapping[str, str], error_dir: Path) -> launch.Launch:
-    logs.configure(job.log_level)
-    logs.remember(logs.secret_values(job.hyperparameters))
+def _run(
+    job: Job,
+    environ: Mapping[str, str],
+    scratch: Path,
+    signals: supervise.Signals,
+    link: peers.Link,
+) -> int:
+    """The job on this host, and its word to the others."""
+    budget = peers.seconds(environ, "AMPHORA_STOP_SECONDS", supervise.STOP_BUDGET_SECONDS)
+    error_dir = scratch / "errors"
+    error_dir.mkdir()
+    try:
+        started = _prepared(job, environ, scratch, signals, error_dir)
+    except AmphoraError as error:
+        link.finish("failed", str(error))
+        raise
+    ended = supervise.run(
+        started.argv,
+        started.environ,
+        started.cwd,
+        signals,
+        is_launcher=started.is_launcher,
+        budget=budget,
+        link=link,
+    )
+    return _report(job, ended, failure.read_records(error_dir), link)
+
+
+def _prepared(
+    job: Job,
+    environ: Mapping[str, str],
+    scratch: Path,
+    signals: supervise.Signals,
+    error_dir: Path,
+) -> launch.Launch:
+    """Everything up to the start of the script."""
     found = devices.detect(environ, job.instance_type)
-    script = entry_script(job, environ)
-    for folder in (job.paths.model, job.paths.output_data):
-        folder.mkdir(parents=True, exist_ok=True)
-    plan = launch.plan(job, found, script, error_dir, environ)
+    code = source.locate(job, environ, scratch)
+    plan = launch.plan(job, found, code, error_dir, environ)
     for note in (*job.notes, f"device: {found.kind}, {found.reason}", *plan.notes):
         log.info("%s", note)
     log.info("hyperparameters: %s", ", ".join(sorted(job.hyperparameters)) or "none")
-    log.info("starting %s", script)
+    for folder in (job.paths.model, job.paths.output_data):
+        folder.mkdir(parents=True, exist_ok=True)
+    for what, arguments in source.install_steps(code) if job.entry_point else []:
+        _install(what, arguments, code.root, environ, signals)
+    log.info("starting %s", code.name if code.kind is source.Kind.MODULE else code.path)
     return plan
 
 
-def entry_script(job: Job, environ: Mapping[str, str]) -> Path:
-    """The script that this job runs. Raises CodeError where it is not there."""
-    if job.entry_point is None:
-        return recipe_dir(environ) / "train.py"
-    script = Path(job.submit_directory) / job.entry_point
-    if not script.is_file():
-        present = sorted(path.name for path in script.parent.glob("*.py"))
-        raise CodeError(
-            f"sagemaker_program is {job.entry_point!r}, but {script} is not there"
-            f" (scripts there: {', '.join(present) or 'none'}).",
-            "Name a file of the code folder, or mount the code there.",
-        )
-    return script
+def _install(
+    what: str,
+    arguments: list[str],
+    root: Path,
+    environ: Mapping[str, str],
+    signals: supervise.Signals,
+) -> None:
+    log.info("installing %s", what)
+    argv = [sys.executable, "-m", "pip", "install", "--no-input", *arguments]
+    ended = supervise.run(argv, environ, root, signals)
+    if ended.exit_code == 0 and ended.stop_signal is None:
+        return
+    said = [line.strip() for line in ended.tail if "ERROR" in line] or list(ended.tail)
+    raise CodeError(
+        f"{what} of {root} cannot be installed (pip's exit code {ended.exit_code}):"
+        f" {' '.join(said[-_INSTALL_TAIL:])}",
+        "Check the names and versions. Without a way to a package index, bring the wheels in the"
+        " code folder (--find-links in requirements.txt), or install them in the image.",
+    )
 
 
-def recipe_dir(environ: Mapping[str, str]) -> Path:
-    """The folder of the image's recipe: AMPHORA_CODE_DIR, or code/ of a source checkout."""
-    named = environ.get("AMPHORA_CODE_DIR")
-    folder = Path(named) if named else Path(__file__).parents[2] / "code"
-    if not (folder / "train.py").is_file():
-        raise CodeError(
-            f"The image's recipe is not at {folder / 'train.py'}.",
-            "Set AMPHORA_CODE_DIR to the folder that holds it, or sagemaker_program to a script.",
-        )
-    return folder.absolute()
+def _report(job: Job, ended: failure.Ended, records: list[failure.Record], link: peers.Link) -> int:
+    code = failure.exit_code(ended, records)
+    text = failure.describe(ended, records) if code else ""
+    other = link.abort
+    if other is None:
+        bad = code != 0 or ended.stop_signal is not None
+        reason = text.split("\n\n")[0] if code else "stopped before the job had ended"
+        other = link.finish("failed" if bad else "done", reason if bad else "")
+    if other is not None:
+        text = f"{other.host} failed first: {other.reason}\n\n{text}"
+        code = code or PEER_EXIT_CODE
+    if code == 0:
+        log.info("training ended with exit code 0")
+        return 0
+    log.error("training failed with exit code %d: %s", code, text.split("\n\n")[0])
+    _write_failure(job.paths, text)
+    return code
 
 
-def _budget(environ: Mapping[str, str]) -> float:
-    name = "AMPHORA_STOP_SECONDS"
-    value = environ.get(name)
-    try:
-        budget = float(value) if value else supervise.STOP_BUDGET_SECONDS
-    except ValueError:
-        budget = -1.0
-    if not 0 <= budget < float("inf"):
-        raise ConfigError(f"{name} is {value!r}.", "Give the seconds a stopped script may take.")
-    return budget
+def _refused(paths: Paths, error: AmphoraError) -> int:
+    log.error("%s", error)
+    _write_failure(paths, f"{type(error).__name__}: {error}\n")
+    return CONFIG_EXIT_CODE
 
 
 @contextmanager
-def _error_dir() -> Iterator[Path]:
+def _scratch() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="amphora-"))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _clear_failure(paths: Paths) -> None:
-    """An earlier run's failure must not stand for this one."""
-    paths.failure.unlink(missing_ok=True)
-
-
-def _report(paths: Paths, ended: failure.Ended, records: list[failure.Record]) -> int:
-    code = failure.exit_code(ended, records)
-    if code == 0:
-        log.info("training ended with exit code 0")
-        return 0
-    text = failure.describe(ended, records)
-    log.error("training failed with exit code %d: %s", code, text.split("\n\n")[0])
-    _write_failure(paths, text)
-    return code
 
 
 def _write_failure(paths: Paths, text: str) -> None:

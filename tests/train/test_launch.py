@@ -11,19 +11,22 @@ from amphora import launch
 from amphora.contract import read_job
 from amphora.devices import Devices
 from amphora.errors import ConfigError
+from amphora.source import Kind, Source
 
 from .conftest import Tree
 
 SCRIPT = Path("/opt/amphora/code/train.py")
+SOURCE = Source(root=SCRIPT.parent, kind=Kind.SCRIPT, name="train.py")
+SHELL = Source(root=SCRIPT.parent, kind=Kind.COMMAND, name="run.sh")
 
 
 def devices(gpus: int = 0, cores: int = 0, cpus: int = 8, efa: bool = False) -> Devices:
     return Devices(gpus=gpus, neuron_cores=cores, cpus=cpus, efa=efa, reason="test")
 
 
-def plan(tree: Tree, found: Devices, **environ: str) -> launch.Launch:
+def plan(tree: Tree, found: Devices, source: Source = SOURCE, **environ: str) -> launch.Launch:
     job = read_job({"SAGEMAKER_BASE_DIR": str(tree.base), **environ})
-    return launch.plan(job, found, SCRIPT, Path("/tmp/errors"), environ)
+    return launch.plan(job, found, source, Path("/tmp/errors"), environ)
 
 
 def two_hosts(tree: Tree, current: str, **hyperparameters: str) -> Tree:

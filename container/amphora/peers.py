@@ -1,0 +1,321 @@
+"""The hosts of one job, told of each other's end.
+
+A host that fails, or vanishes, ends the job on every host with its reason; a host that is done
+waits for the others, since the platform may end all containers when the first one ends. The first
+host listens and the others connect to it; each side sends a line of JSON every two seconds.
+torchrun does none of this: a rank in a collective operation learns of a lost host after minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from amphora.errors import ConfigError
+
+log = logging.getLogger("amphora")
+
+PORT = 7776
+"""Beside torchrun's 7777."""
+HOST_WAIT_SECONDS = 300.0
+"""How long a host may take to appear: instances of one job do not start in the same second."""
+_BEAT_SECONDS = 2.0
+_LOST_SECONDS = 15.0
+"""Without a word from a host for this long it counts as lost. Half of the promised 30 s."""
+_MAX_LINE = 64 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """What a host says of itself, and the first host of the job."""
+
+    host: str
+    state: str
+    """'running', 'done', 'failed'; from the first host also 'abort' and 'all done'."""
+    reason: str = ""
+
+    def line(self) -> bytes:
+        return json.dumps(vars(self)).encode() + b"\n"
+
+
+class Link:
+    """This host's end of it. `fileno` is readable once the job must end here."""
+
+    def __init__(self, host: str, hosts: Sequence[str]) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._verdict = threading.Event()
+        self.host, self.hosts = host, tuple(hosts)
+        self.own = Word(host=host, state="running")
+        self.abort: Word | None = None
+        """The host that failed first, when it is another one, and why."""
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def finish(self, state: str, reason: str = "") -> Word | None:
+        """Tell the others how this host ended, and wait until the job is over.
+
+        Returns:
+            The word of the host that failed first, when it was another one.
+        """
+        self.own = Word(host=self.host, state=state, reason=reason)
+        if len(self.hosts) > 1 and self.abort is None:
+            if state == "done":
+                log.info("done on this host; waiting for the others")
+                self._verdict.wait()
+            else:
+                self._verdict.wait(2 * _BEAT_SECONDS)  # Long enough for the word to get out.
+        return self.abort
+
+    def _end(self, abort: Word | None) -> None:
+        if self._verdict.is_set():
+            return
+        if abort is not None and abort.host != self.host:
+            self.abort = abort
+            self._writer.send(b"!")
+        self._verdict.set()
+
+    def _close(self) -> None:
+        self._reader.close()
+        self._writer.close()
+
+
+@contextmanager
+def linked(
+    hosts: Sequence[str], host: str, environ: Mapping[str, str], stopped: Callable[[], bool]
+) -> Iterator[Link]:
+    """Join the hosts of the job; a job of one host has no one to join.
+
+    Args:
+        stopped: Whether the job was asked to stop meanwhile.
+
+    Raises:
+        ConfigError: A host's name does not resolve, or the first host cannot be reached, in time.
+    """
+    link = Link(host, hosts)
+    if len(hosts) == 1:
+        yield link
+        link._close()
+        return
+    wait = seconds(environ, "AMPHORA_HOST_WAIT_SECONDS", HOST_WAIT_SECONDS)
+    until = _Deadline(wait, stopped)
+    _resolve(hosts, until)
+    talk = _Listener(link, until) if host == hosts[0] else _Caller(link, hosts[0], until)
+    thread = threading.Thread(target=talk.run, name="peers", daemon=True)
+    thread.start()
+    try:
+        yield link
+    finally:
+        talk.stop.set()
+        thread.join(2 * _BEAT_SECONDS)
+        link._close()
+
+
+def seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    """The seconds that a variable sets. Raises ConfigError where it is no such number."""
+    value = environ.get(name)
+    try:
+        number = float(value) if value else default
+    except ValueError:
+        number = -1.0
+    if not 0 < number < float("inf"):
+        raise ConfigError(f"{name} is {value!r}.", "Give a number of seconds.")
+    return number
+
+
+class _Deadline:
+    """A bound on waiting for the others, cut short where the job is to stop."""
+
+    def __init__(self, wait: float, stopped: Callable[[], bool]) -> None:
+        self.wait, self._stopped = wait, stopped
+        self._at = time.monotonic() + wait
+
+    def passed(self) -> bool:
+        return self._stopped() or time.monotonic() > self._at
+
+
+def _resolve(hosts: Sequence[str], until: _Deadline) -> None:
+    """Wait until every host has an address: names appear late in a cluster that starts."""
+    missing = list(hosts)
+    while missing := [name for name in missing if not _resolves(name)]:
+        if until.passed():
+            raise ConfigError(
+                f"No address for {', '.join(missing)} within {until.wait:.0f} s.",
+                "Check that every host of resourceconfig.json has started and that their network"
+                " lets them find each other; AMPHORA_HOST_WAIT_SECONDS waits longer.",
+            )
+        time.sleep(0.2)
+
+
+def _resolves(name: str) -> bool:
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return False
+    return True
+
+
+@dataclass
+class _Peer:
+    """One connection, read by lines."""
+
+    connection: socket.socket
+    heard: float = field(default_factory=time.monotonic)
+    pending: bytes = b""
+    word: Word | None = None
+
+    def read(self) -> bool:
+        """Take in what has arrived; False at the end of the connection."""
+        try:
+            chunk = self.connection.recv(_MAX_LINE)
+        except OSError:
+            return False
+        self.heard = time.monotonic()
+        *lines, self.pending = (self.pending + chunk).split(b"\n")
+        try:
+            for line in lines:
+                self.word = Word(**json.loads(line))
+        except (ValueError, TypeError):
+            return False  # Whoever this is, it is no host of the job.
+        return bool(chunk) and len(self.pending) <= _MAX_LINE
+
+    def say(self, word: Word) -> None:
+        with suppress(OSError):  # The next read sees the end.
+            self.connection.sendall(word.line())
+
+
+class _Listener:
+    """The first host: hears every other one and gives the verdict."""
+
+    def __init__(self, link: Link, until: _Deadline) -> None:
+        self.link, self.stop, self._until = link, threading.Event(), until
+        try:
+            self._server = socket.create_server(("", PORT), backlog=64)
+        except OSError as error:
+            raise ConfigError(
+                f"Port {PORT}, on which the hosts of a job meet, cannot be opened: {error}.",
+                "End what uses it; another job on this host, perhaps.",
+            ) from error
+        self._peers: dict[str, _Peer] = {}
+
+    def run(self) -> None:
+        selector = selectors.DefaultSelector()
+        selector.register(self._server, selectors.EVENT_READ)
+        beat = 0.0
+        with self._server, selector:
+            while not self.stop.is_set():
+                for key, _ in selector.select(timeout=0.2):
+                    self._hear(selector, key)
+                if time.monotonic() - beat > _BEAT_SECONDS:
+                    beat = time.monotonic()
+                    self._say_all(self.link.own)
+                verdict = self._judge()
+                if verdict is not None:
+                    self._say_all(verdict)
+                    self.link._end(verdict if verdict.state == "abort" else None)
+                    return
+
+    def _hear(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+        if key.data is None:
+            connection, _ = self._server.accept()
+            connection.settimeout(_BEAT_SECONDS)
+            selector.register(connection, selectors.EVENT_READ, _Peer(connection))
+            return
+        peer: _Peer = key.data
+        alive = peer.read()
+        if peer.word is not None and peer.word.host in self.link.hosts[1:]:
+            self._peers[peer.word.host] = peer
+        if not alive:
+            selector.unregister(peer.connection)
+            peer.heard = float("-inf")
+
+    def _judge(self) -> Word | None:
+        """The verdict on the whole job, once there is one."""
+        own = self.link.own
+        if own.state == "failed":
+            return Word(host=own.host, state="abort", reason=own.reason)
+        words = {name: peer.word for name, peer in self._peers.items() if peer.word}
+        for name, word in words.items():
+            if word.state == "failed":
+                return Word(host=name, state="abort", reason=word.reason)
+        now = time.monotonic()
+        for name, peer in self._peers.items():
+            if now - peer.heard > _LOST_SECONDS:
+                return Word(host=name, state="abort", reason=_lost(peer.heard))
+        missing = [name for name in self.link.hosts[1:] if name not in words]
+        if missing and self._until.passed():
+            return Word(host=missing[0], state="abort", reason="it did not appear in time")
+        done = not missing and {own.state, *(word.state for word in words.values())} == {"done"}
+        return Word(host=own.host, state="all done") if done else None
+
+    def _say_all(self, word: Word) -> None:
+        for peer in self._peers.values():
+            peer.say(word)
+
+
+def _lost(heard: float) -> str:
+    if heard == float("-inf"):
+        return "its container ended without a word (killed, or the instance was lost)"
+    return f"not a word from it for {_LOST_SECONDS:.0f} s (stopped, or the network is down)"
+
+
+class _Caller:
+    """Every other host: tells the first one and hears the verdict."""
+
+    def __init__(self, link: Link, first: str, until: _Deadline) -> None:
+        self.link, self.stop, self._first = link, threading.Event(), first
+        self._peer = _Peer(_connected(first, until))
+
+    def run(self) -> None:
+        said: Word | None = None
+        beat = 0.0
+        with self._peer.connection:
+            while not self.stop.is_set():
+                own = self.link.own
+                if own != said or time.monotonic() - beat > _BEAT_SECONDS:
+                    said, beat = own, time.monotonic()
+                    self._peer.say(own)
+                verdict = self._listen()
+                if verdict is not None:
+                    self.link._end(verdict if verdict.state == "abort" else None)
+                    return
+
+    def _listen(self) -> Word | None:
+        self._peer.connection.settimeout(0.2)
+        try:
+            head = self._peer.connection.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            head = b"?"
+        except OSError:
+            head = b""
+        if head == b"" or (head != b"?" and not self._peer.read()):
+            self._peer.heard = float("-inf")
+        word = self._peer.word
+        if word is not None and word.state in ("abort", "all done"):
+            return word
+        if time.monotonic() - self._peer.heard > _LOST_SECONDS:
+            return Word(host=self._first, state="abort", reason=_lost(self._peer.heard))
+        return None
+
+
+def _connected(first: str, until: _Deadline) -> socket.socket:
+    while True:
+        try:
+            return socket.create_connection((first, PORT), timeout=_BEAT_SECONDS)
+        except OSError as error:
+            if until.passed():
+                raise ConfigError(
+                    f"The first host {first} does not answer on port {PORT} within"
+                    f" {until.wait:.0f} s"
+                    f" ({error}).",
+                    "Check that it has started and that the hosts may talk to each other (security"
+                    " group); AMPHORA_HOST_WAIT_SECONDS waits longer.",
+                ) from error
+            time.sleep(0.2)
