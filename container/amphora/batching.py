@@ -83,3 +83,34 @@ def _group(members: list[int], sizes: Sequence[Size]) -> Group:
     longest = max(sizes[place].longest for place in members)
     rows = sum(sizes[place].rows for place in members)
     return Group(members, sum(sizes[place].total for place in members), rows * longest)
+
+
+class Patience:
+    """How long an idle worker waits for a batch to fill: as long as the last batches say it pays.
+
+    A free worker that takes the first request of a burst leaves the rest to wait for a whole
+    prediction. So, while predictions follow each other, it waits for as many as came together
+    before, up to a share of what a prediction takes; when there was a pause, it does not wait.
+    """
+
+    _SHARE = 0.15
+    _MEMORY = 0.7
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self._size = 1.0
+        self._seconds = 0.0
+        self._ended = float("-inf")
+
+    def learn(self, size: int, seconds: float, now: float) -> None:
+        """A batch of `size` requests took `seconds` and ended at `now`."""
+        self._size = self._MEMORY * self._size + (1 - self._MEMORY) * size
+        self._seconds = self._MEMORY * self._seconds + (1 - self._MEMORY) * seconds
+        self._ended = now
+
+    def wait(self, waiting: int, oldest: float, now: float) -> float:
+        """Seconds that a free worker should still wait; the oldest request came at `oldest`."""
+        limit = min(self._most, self._SHARE * self._seconds)
+        if waiting >= round(self._size) or now - self._ended > limit + self._seconds:
+            return 0.0
+        return max(0.0, oldest + limit - now)

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from amphora import frames
+from amphora import batching, frames
 from amphora.codecs import Fault
 from amphora.hosting import Hosting
 from amphora.nursery import Loaded, ModelError, Nursery
@@ -82,6 +82,7 @@ class Link:
         self.calls: dict[str, Call] = {}
         self.idle = True
         self.born = time.monotonic()
+        self.sent = (0, 0.0)
         self.watchdog: asyncio.TimerHandle | None = None
 
     def kill(self) -> None:
@@ -102,6 +103,8 @@ class Pool:
         self._failures = 0
         self._closing = False
         self._loaded: Loaded | None = None
+        self._patience = batching.Patience(hosting.max_delay)
+        self._alarm: asyncio.TimerHandle | None = None
         self.failed: asyncio.Future[ModelError] = asyncio.get_running_loop().create_future()
         """Done when the pool has given up; the reason is its result."""
 
@@ -150,9 +153,20 @@ class Pool:
 
     def _dispatch(self) -> None:
         idle = [link for link in self._links.values() if link.idle]
+        if not idle or not self._queue:
+            return
+        now = time.monotonic()
+        if delay := self._patience.wait(len(self._queue), self._queue[0].arrived, now):
+            if self._alarm is None:
+                self._alarm = asyncio.get_running_loop().call_later(delay, self._wake)
+            return
         for place, link in enumerate(idle):
             if batch := self._take(len(idle) - place):
                 self._send(link, batch)
+
+    def _wake(self) -> None:
+        self._alarm = None
+        self._dispatch()
 
     def _take(self, sharers: int) -> list[Call]:
         """The next batch: a fair share of what waits, for that many idle workers."""
@@ -177,6 +191,7 @@ class Pool:
 
     def _send(self, link: Link, batch: list[Call]) -> None:
         link.idle = False
+        link.sent = (len(batch), time.monotonic())
         link.calls = {call.id: call for call in batch}
         items = [
             {
@@ -274,6 +289,9 @@ class Pool:
             call.fail(Fault(500, "handler_failed", "The worker gave no answer."))
         link.calls = {}
         link.idle = True
+        size, began = link.sent
+        now = time.monotonic()
+        self._patience.learn(size, now - began, now)
         self._dispatch()
 
     async def _deliver(self, link: Link, header: frames.Header, body: bytes) -> None:

@@ -55,7 +55,8 @@ def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
 
 
 def _listen(port: int) -> socket.socket:
-    sock = socket.socket()
+    # The protocol is named because asyncio turns Nagle's delay off only where it is.
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind(("0.0.0.0", port))

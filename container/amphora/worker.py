@@ -14,9 +14,10 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from amphora import engine, frames, handlers, logs
 from amphora.errors import AmphoraError
@@ -72,8 +73,16 @@ def _load(control: socket.socket, order: frames.Header) -> engine.Engine | None:
 
 def _is_single_threaded() -> bool:
     """Whether a fork loses nothing: other threads, and locks they hold, do not survive one."""
+    _end_progress_monitor()
     tasks = Path("/proc/self/task")
     return tasks.is_dir() and len(list(tasks.iterdir())) == 1
+
+
+def _end_progress_monitor() -> None:
+    """tqdm starts a thread with its first bar, to redraw bars that stand still: none is left."""
+    for thread in threading.enumerate():
+        if type(thread).__name__ == "TMonitor":
+            cast(Any, thread).exit()
 
 
 def _obey(control: socket.socket, loaded: engine.Engine) -> None:
