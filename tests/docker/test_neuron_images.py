@@ -1,0 +1,53 @@
+"""Dockerfile.neuron's two targets on stand-in bases; no Neuron device is needed, or used."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.docker.conftest import Docker, stand_in
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def native_image(docker: Docker, torch_base: str) -> str:
+    return docker.image(
+        "neuron", "--stack", "native", "--tag", "test-native", "--base-image", torch_base
+    )
+
+
+@pytest.fixture(scope="module")
+def xla_image(docker: Docker) -> str:
+    if not os.environ.get("AMPHORA_TEST_XLA"):
+        pytest.skip("the stand-in XLA base takes 7 GB: set AMPHORA_TEST_XLA=1 to build on it")
+    base = stand_in(docker, "xla")
+    return docker.image("neuron", "--tag", "test-xla", "--base-image", base)
+
+
+def run_python(docker: Docker, image: str, command: str) -> str:
+    return docker("run", "--rm", "--entrypoint", "python3", image, "-c", command).stdout.strip()
+
+
+def test_native_looks_for_no_xla(docker: Docker, native_image: str) -> None:
+    ask = (
+        "import importlib.util as util, os; "
+        "print(os.environ['USE_TORCH_XLA'], util.find_spec('torch_xla'))"
+    )
+    assert run_python(docker, native_image, ask) == "0 None"
+
+
+def test_xla_computes_with_the_bases_own_torch(docker: Docker, xla_image: str) -> None:
+    ask = (
+        "import os; os.environ['PJRT_DEVICE'] = 'CPU'; import torch, torch_xla; "
+        "print(torch.__version__.split('+')[0], torch.ones(2, device=torch_xla.device()).sum().item())"
+    )
+    assert run_python(docker, xla_image, ask).splitlines()[-1] == "2.9.0 2.0"
+
+
+def test_the_target_xla_wants_an_xla_base(docker: Docker, torch_base: str) -> None:
+    built = docker.build("neuron", "--stack", "xla", "--base-image", torch_base)
+    assert built.returncode != 0
+    assert "BASE_IMAGE has no torch-xla" in built.stderr
+    assert not built.stdout
