@@ -21,6 +21,8 @@ from amphora.context import Context
 from amphora.handlers import Handler, Handlers
 
 LOG = logging.getLogger("amphora.worker")
+# Exceptions that say so by their name alone: sagemaker_inference's, and the image's own.
+_UNSUPPORTED = {"UnsupportedFormatError", "UnsupportedContentType"}
 _WARM_UP = b'{"inputs": "A sentence to warm up with."}'
 
 
@@ -245,7 +247,7 @@ def _status_of(name: str, error: Exception) -> int:
     declared = getattr(error, "status_code", None)
     if isinstance(declared, int) and 400 <= declared <= 599:
         return declared
-    if type(error).__name__ == "UnsupportedFormatError":  # of sagemaker_inference, often imported
+    if type(error).__name__ in _UNSUPPORTED:
         return 406 if name == "output_fn" else 415
     if isinstance(error, ValueError) and name in ("input_fn", "tokens_fn"):
         return 400

@@ -119,10 +119,15 @@ class Pool:
         return len(self._queue)
 
     def start(self) -> None:
-        """Begin to load the model; `is_ready` and `failed` tell how it goes."""
-        self._slots = [
-            asyncio.create_task(self._keep(index)) for index in range(self.hosting.workers)
-        ]
+        """Begin to load the model; `is_ready` and `failed` tell how it goes.
+
+        The first worker goes ahead, so that a model that cannot be loaded is said once.
+        """
+        self._slots = [asyncio.create_task(self._keep(0))]
+
+    def _start_the_others(self) -> None:
+        others = range(len(self._slots), self.hosting.workers)
+        self._slots += [asyncio.create_task(self._keep(index)) for index in others]
 
     async def close(self) -> None:
         """End all workers; what they have not answered is lost, so drain first."""
@@ -249,6 +254,7 @@ class Pool:
             LOG.info("The model is loaded (%.1f s).", loaded.seconds)
         self._loaded = loaded
         reader, writer = await asyncio.open_connection(sock=sock)
+        self._start_the_others()
         return Link(index, pid, reader, writer)
 
     async def _is_hopeless(self, error: Exception) -> bool:

@@ -95,7 +95,7 @@ class Running:
     def workers(self) -> list[int]:
         """Process ids of everything below the server that has no children: the model workers."""
         below = _descendants(self.process.pid)
-        return [pid for pid in below if not _children(pid)]
+        return [pid for pid in below if not children(pid)]
 
     def stop(self, timeout: float = 30) -> int:
         """SIGTERM, and the exit code."""
@@ -111,7 +111,8 @@ class Running:
         self._log.close()
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """Process ids of the direct children of any of its threads."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         found += map(int, task.read_text().split())
@@ -119,7 +120,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _descendants(pid: int) -> list[int]:
-    return [each for child in _children(pid) for each in (child, *_descendants(child))]
+    return [each for child in children(pid) for each in (child, *_descendants(child))]
 
 
 def free_port() -> int:
