@@ -147,7 +147,7 @@ def _canonical(written: str, value: str) -> str:
         known = {*_own_fields(), *_aliases(), *_training_fields()}
         raise HyperparameterError(
             f"Hyperparameter {written} (value {value!r}) is not known.",
-            near(name, known) or "docs/HYPERPARAMETERS.md lists the names.",
+            near(name, known) or "python code/train.py --help lists the names.",
         )
     return name
 

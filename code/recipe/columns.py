@@ -9,7 +9,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.errors import DataError, near
-from recipe.formats import Part
+from recipe.formats import Part, is_number
 from recipe.names import LABEL_NAMES, TEXT_NAMES, TOKEN_IDS, plain
 
 _SAMPLE_ROWS = 1_000
@@ -62,12 +62,12 @@ def _by_name(names: list[str], preferred: str, known: Sequence[str]) -> str | No
 
 
 def _longest(part: Part, but: str | None) -> str:
-    """The string column with the longest values: what else would the text be."""
+    """The string column with the longest values that are no numbers: most likely the text."""
     sample = part.table.slice(0, _SAMPLE_ROWS)
     lengths = {
         name: pc.mean(pc.utf8_length(sample[name])).as_py() or 0.0
         for name in sample.column_names
-        if name != but and _is_string(sample[name].type)
+        if name != but and _is_string(sample[name].type) and not _is_numeric(sample[name])
     }
     if not lengths:
         raise _not_found(part, "text", "text_column")
@@ -96,6 +96,10 @@ def _looks_like_classes(column: pa.ChunkedArray, rows: int) -> bool:
 
 def _is_string(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_numeric(column: pa.ChunkedArray) -> bool:
+    return all(is_number(value) for value in column.to_pylist() if value)
 
 
 def _not_found(part: Part, what: str, key: str) -> DataError:

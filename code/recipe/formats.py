@@ -21,6 +21,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from recipe.errors import DataError
+from recipe.names import LABEL_NAMES, TEXT_NAMES, plain
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 _CHUNK_ROWS = 50_000
@@ -277,7 +278,7 @@ def _agreement(sample: list[str], delimiter: str) -> float:
 def _read_rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Part:
     rows = _rows(path, encoding, delimiter, quoting)
     first = list(itertools.islice(rows, _SAMPLE_ROWS))
-    names = _header([cells for _, cells in first])
+    names = _header(path, [cells for _, cells in first])
     body = first[1:] if names else first
     names = names or [f"column_{index}" for index in range(len(first[0][1]))]
     tables, lines = [], []
@@ -328,17 +329,23 @@ def _check_width(path: Path, line: int, cells: list[str], width: int) -> None:
         )
 
 
-def _header(rows: list[list[str]]) -> list[str] | None:
-    """The first row, if it names columns: distinct words, no numbers, not values seen below."""
+def _header(path: Path, rows: list[list[str]]) -> list[str] | None:
+    """The first row, if it names columns: known names, or words that are no values further down."""
     names = [cell.strip() for cell in rows[0]]
-    below = [set(column) for column in zip(*rows[1:], strict=True)]
-    repeated = any(name in values for name, values in zip(names, below, strict=False))
-    if len(set(names)) < len(names) or any(map(_is_number, names)) or repeated:
-        return None
+    known = {plain(name) for name in names}
+    if not (known & set(TEXT_NAMES) and known & set(LABEL_NAMES)):
+        below = [set(column) for column in zip(*rows[1:], strict=True)]
+        repeated = any(name in values for name, values in zip(names, below, strict=False))
+        if repeated or len(set(names)) < len(names) or any(map(is_number, names)):
+            return None
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(f"{path} has two columns called {twice[0]!r}.", "Rename one.")
     return names
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Whether a cell of a text file is a number."""
     try:
         float(cell)
     except ValueError:

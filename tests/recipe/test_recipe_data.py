@@ -1,0 +1,408 @@
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recipe import data, layout
+from recipe.arguments import Hyperparameters
+from recipe.data import Splits
+from recipe.errors import DataError
+from recipe.formats import read
+
+ROWS = [("good, very good", "pos"), ("bad; very bad", "neg"), ('a "fine" film', "pos")] * 10
+Rows = Sequence[tuple[str, Any]]
+
+
+def load(channels: dict[str, Path], **hyperparameters: Any) -> Splits:
+    return data.load(channels, Hyperparameters(**hyperparameters))
+
+
+def texts_and_names(splits: Splits, which: str = "train") -> list[tuple[str, str]]:
+    split = getattr(splits, which)
+    names = [splits.labels.names[number] for number in split["label"]]
+    return list(zip(split["text"], names, strict=True))
+
+
+def delimited(rows: Rows, delimiter: str, header: str = "text,label") -> str:
+    def quote(cell: object) -> str:
+        return '"' + str(cell).replace('"', '""') + '"'
+
+    lines = [delimiter.join(map(quote, row)) for row in rows]
+    return "\n".join([header.replace(",", delimiter), *lines]) + "\n"
+
+
+def write_delimited(delimiter: str, encoding: str = "utf-8") -> Callable[[Path, Rows], None]:
+    def write(folder: Path, rows: Rows) -> None:
+        (folder / "part").write_text(delimited(rows, delimiter), encoding=encoding)
+
+    return write
+
+
+def write_raw_tsv(folder: Path, rows: Rows) -> None:
+    lines = [f"{text}\t{label}" for text, label in rows]
+    # Without quoting, a quote is a character: here one that would swallow the rest of the file.
+    (folder / "a.tsv").write_text("\n".join(["text\tlabel", '"open\tpos', *lines]))
+
+
+def write_no_header(folder: Path, rows: Rows) -> None:
+    lines = delimited(rows, ",").splitlines()[1:]
+    (folder / "a.csv").write_text("\r\n".join(lines))
+
+
+def write_jsonl(folder: Path, rows: Rows) -> None:
+    lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
+    (folder / "a.json").write_text("\n\n".join(lines))
+
+
+def write_json_list(folder: Path, rows: Rows) -> None:
+    (folder / "a").write_text(json.dumps([{"text": t, "label": n} for t, n in rows], indent=1))
+
+
+def write_json_columns(folder: Path, rows: Rows) -> None:
+    text, label = zip(*rows, strict=True)
+    (folder / "a.json").write_text(json.dumps({"text": text, "label": label}))
+
+
+def write_json_data(folder: Path, rows: Rows) -> None:
+    records = [{"text": t, "label": n} for t, n in rows]
+    (folder / "a.json").write_text(json.dumps({"version": "1", "data": records}))
+
+
+def write_pandas_json(folder: Path, rows: Rows) -> None:
+    columns = {
+        name: {str(number): row[position] for number, row in enumerate(rows)}
+        for position, name in enumerate(("text", "label"))
+    }
+    (folder / "a.json").write_text(json.dumps(columns, indent=1))
+
+
+def write_gzip(folder: Path, rows: Rows) -> None:
+    (folder / "a.csv.gz").write_bytes(gzip.compress(delimited(rows, ",").encode()))
+
+
+def arrow_table(rows: Rows) -> pa.Table:
+    text, label = zip(*rows, strict=True)
+    return pa.table({"text": text, "label": label})
+
+
+def write_parquet(folder: Path, rows: Rows) -> None:
+    pq.write_table(arrow_table(rows), folder / "a.parquet")
+
+
+def write_arrow(folder: Path, rows: Rows) -> None:
+    table = arrow_table(rows)
+    with pa.OSFile(str(folder / "a.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as f:
+        f.write_table(table)
+
+
+def write_to_disk(folder: Path, rows: Rows) -> None:
+    datasets.Dataset(arrow_table(rows)).save_to_disk(str(folder / "saved"))
+
+
+def write_two_files(folder: Path, rows: Rows) -> None:
+    (folder / "deep").mkdir()
+    write_delimited(";")(folder, rows[:10])
+    write_jsonl(folder / "deep", rows[10:])
+
+
+@pytest.mark.parametrize(
+    ("write", "format"),
+    [
+        (write_delimited(","), "csv (comma)"),
+        (write_delimited(";"), "csv (semicolon)"),
+        (write_delimited("|"), "csv (bar)"),
+        (write_delimited("\t"), "tsv"),
+        (write_delimited(",", "utf-8-sig"), "csv (comma)"),
+        (write_delimited(",", "utf-16"), "csv (comma)"),
+        (write_no_header, "csv (comma)"),
+        (write_jsonl, "jsonl"),
+        (write_json_list, "json"),
+        (write_json_columns, "json"),
+        (write_json_data, "json"),
+        (write_pandas_json, "json"),
+        (write_gzip, "csv (comma)"),
+        (write_parquet, "parquet"),
+        (write_arrow, "arrow"),
+        (write_to_disk, "save_to_disk"),
+        (write_two_files, "csv (semicolon), jsonl"),
+    ],
+)
+def test_a_format_is_found_by_looking(
+    tmp_path: Path, write: Callable[[Path, Rows], None], format: str
+) -> None:
+    train, test = tmp_path / "a", tmp_path / "b"
+    for folder in (train, test):
+        folder.mkdir()
+        write(folder, ROWS)
+    splits = load({"train": train, "test": test})
+    assert sorted(texts_and_names(splits)) == sorted(ROWS)
+    assert sorted(texts_and_names(splits, "evaluation")) == sorted(ROWS)
+    assert any(line.startswith("train data: 30 rows") and format in line for line in splits.found)
+
+
+def test_tabs_without_quoting(tmp_path: Path) -> None:
+    write_raw_tsv(tmp_path, ROWS)
+    part = read(tmp_path / "a.tsv")
+    assert part.table["text"].to_pylist() == ['"open', *(text for text, _ in ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("header", "chosen"),
+    [
+        ("id,sentence,label", ("sentence", "label")),
+        ("id,Tweet,Target", ("Tweet", "Target")),
+        ("id,Review Body,stars", ("Review Body", "stars")),
+        ("id,content,label_name", ("content", "label_name")),
+        ("id,words,kind", ("words", "kind")),
+    ],
+)
+def test_columns_are_found(tmp_path: Path, header: str, chosen: tuple[str, str]) -> None:
+    rows = [(number, *row) for number, row in enumerate(ROWS)]
+    (tmp_path / "a.csv").write_text(delimited(rows, ",", header))
+    splits = load({"train": tmp_path})
+    text, label = chosen
+    assert f"text column {text!r}, label column {label!r}" in "\n".join(splits.found)
+    assert splits.labels.names == ("neg", "pos")
+
+
+def test_columns_are_overridden(tmp_path: Path) -> None:
+    rows = [
+        (text, label, f"other {number}", number % 3) for number, (text, label) in enumerate(ROWS)
+    ]
+    (tmp_path / "a.csv").write_text(delimited(rows, ",", "text,label,title,shelf"))
+    splits = load({"train": tmp_path}, text_column="title", label_column="shelf")
+    assert splits.labels.names == ("0", "1", "2")
+    assert texts_and_names(splits)[0][0].startswith("other")
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ([1, 0], ("0", "1")),
+        ([10, 9], ("9", "10")),
+        (["10", "9"], ("9", "10")),
+        ([1.0, 0.0], ("0", "1")),
+        (["1.0", "0.0"], ("0", "1")),
+        ([-1, 1], ("-1", "1")),
+        ([True, False], ("False", "True")),
+        (["pos", " neg "], ("neg", "pos")),
+        (["b", 1], ("1", "b")),
+    ],
+)
+def test_labels_have_one_spelling_and_order(
+    tmp_path: Path, values: list[Any], names: tuple[str, ...]
+) -> None:
+    lines = [json.dumps({"text": "a", "label": value}) for value in values * 5]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    assert load({"train": tmp_path}).labels.names == names
+
+
+def test_integers_and_floats_in_different_files_are_the_same_labels(tmp_path: Path) -> None:
+    train, test = tmp_path / "a.csv", tmp_path / "b.jsonl"
+    train.write_text(delimited([("a", "1.0"), ("b", "0.0")] * 5, ","))
+    test.write_text('{"text": "c", "label": 1}')
+    splits = load({"train": train, "test": test})
+    assert texts_and_names(splits, "evaluation") == [("c", "1")]
+
+
+def class_label_dataset(labels: Sequence[int]) -> datasets.Dataset:
+    features = datasets.Features(
+        text=datasets.Value("string"), label=datasets.ClassLabel(names=["neg", "pos", "mixed"])
+    )
+    rows = {"text": [f"text {number}" for number in range(len(labels))], "label": labels}
+    return datasets.Dataset.from_dict(rows, features=features)
+
+
+def test_one_channel_with_a_dataset_dict_keeps_class_names_and_splits(tmp_path: Path) -> None:
+    whole = datasets.DatasetDict(
+        train=class_label_dataset([0, 1] * 6),
+        validation=class_label_dataset([1, 0, 1]),
+        test=class_label_dataset([-1, -1]),
+        unsupervised=class_label_dataset([-1] * 4),
+    )
+    whole.save_to_disk(str(tmp_path / "data"))
+    splits = load({"dataset": tmp_path / "data"})
+    assert splits.labels.names == ("neg", "pos", "mixed")
+    sizes = [len(splits.train), len(splits.evaluation)]
+    assert sizes == [12, 3]
+    assert splits.test is None
+    notes = "\n".join(splits.found)
+    assert "test has no labels" in notes
+    assert "Split unsupervised" in notes
+
+
+def test_class_names_survive_parquet(tmp_path: Path) -> None:
+    class_label_dataset([0, 1] * 6).to_parquet(tmp_path / "a.parquet")
+    assert load({"train": tmp_path}).labels.names == ("neg", "pos", "mixed")
+
+
+def test_tokenised_data_without_text_is_taken_and_its_padding_dropped(tmp_path: Path) -> None:
+    rows = {
+        "input_ids": [[2, 7, 3, 0], [2, 8, 9, 3]] * 5,
+        "attention_mask": [[1, 1, 1, 0], [1, 1, 1, 1]] * 5,
+        "labels": [0, 1] * 5,
+    }
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "a"))
+    splits = load({"train": tmp_path / "a", "test": tmp_path / "a"})
+    assert list(splits.train["input_ids"])[:2] == [[2, 7, 3], [2, 8, 9, 3]]
+
+
+@pytest.mark.parametrize(
+    "inner", ["train/a.csv eval/a.csv", "train.csv val.csv", "a.csv eval/a.csv"]
+)
+@pytest.mark.parametrize("channel", ["train", "training", "data"])
+def test_one_channel_split_inside(tmp_path: Path, inner: str, channel: str) -> None:
+    for number, name in enumerate(inner.split()):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(delimited(ROWS[number * 5 :], ","))
+    splits = load({channel: tmp_path})
+    assert [len(splits.train), len(splits.evaluation)] == [30, 25]
+
+
+@pytest.mark.parametrize("name", ["test", "testing", "validation", "valid", "eval", "dev"])
+def test_evaluation_channels(tmp_path: Path, name: str) -> None:
+    train, other = tmp_path / "train.csv", tmp_path / "other.csv"
+    train.write_text(delimited(ROWS, ","))
+    other.write_text(delimited(ROWS[:7], ","))
+    splits = load({"train": train, name: other, "model": tmp_path})
+    assert [len(splits.train), len(splits.evaluation)] == [30, 7]
+
+
+def test_validation_evaluates_and_test_waits_for_the_end(tmp_path: Path) -> None:
+    for count, name in ((30, "train"), (8, "validation"), (5, "test")):
+        (tmp_path / f"{name}.csv").write_text(delimited(ROWS[:count], ","))
+    splits = load({"data": tmp_path})
+    assert splits.test is not None
+    assert [len(splits.evaluation), len(splits.test)] == [8, 5]
+
+
+def test_what_is_no_data_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(delimited(ROWS, ","))
+    for name in (".hidden", "_SUCCESS", "x.manifest", "README.md"):
+        (tmp_path / name).write_text("not data")
+    (tmp_path / "empty.csv").touch()
+    splits = load({"train": tmp_path})
+    assert len(splits.train) + len(splits.evaluation) == 30
+    assert [line for line in splits.found if "empty.csv is empty" in line]
+
+
+def test_the_hold_out_is_stratified_and_seeded() -> None:
+    classes = [0] * 80 + [1] * 15 + [2] * 4 + [3]
+    kept, out = data.hold_out(classes, 0.1, seed=5)
+    assert sorted(kept + out) == list(range(100))
+    assert Counter(classes[row] for row in out) == {0: 8, 1: 2}
+    assert data.hold_out(classes, 0.1, seed=5) == (kept, out)
+    assert data.hold_out(classes, 0.1, seed=6) != (kept, out)
+
+
+def test_a_small_hold_out_has_a_row_and_leaves_every_class() -> None:
+    kept, out = data.hold_out([0, 0, 1], 0.1, seed=0)
+    assert len(out) == 1
+    assert {[0, 0, 1][row] for row in kept} == {0, 1}
+
+
+GOOD = delimited(ROWS, ",")
+BROKEN = [
+    (GOOD + "one,two,three\n", {}, ["a.csv line 32", "3 fields", "has 2", "double quotes"]),
+    (GOOD + '"never closed,pos\n', {}, ["a.csv", "starts on line 32", "quote"]),
+    (GOOD + '"two\nlines",pos\n"x,pos\n', {}, ["a.csv", "starts on line 34"]),
+    (GOOD + "text,\n", {}, ["a.csv line 32", "no label", "'label'"]),
+    (GOOD + "text,0.5\n", {}, ["a.csv line 32", "'0.5'", "no class"]),
+    (GOOD.encode() + b"caf\xe9,pos\n", {}, ["a.csv line 32", "utf-8", "iconv"]),
+    ("text,label\n", {}, ["no rows", "a.csv"]),
+    ("", {}, ["no training data", "a.csv is empty"]),
+    ("text,label\na,x\nb,x\n", {}, ["'label'", "one class only", "'x'"]),
+    (GOOD, {"label_column": "lable"}, ["label_column", "'lable'", "text, label", "mean label"]),
+    (GOOD, {"text_column": "body"}, ["text_column", "'body'", "text, label"]),
+    ("just words\nand more\n", {}, ["a.csv", "delimiter", "'just words'"]),
+    ("number,value\n1,2\n3,4\n", {}, ["text", "number, value", "text_column"]),
+    ("words,more\nxx,aa\nyy,bb\nzz,cc\n", {}, ["words, more", "label_column"]),
+    ("text,label,label\na,b,c\n", {}, ["two columns", "'label'"]),
+]
+
+
+@pytest.mark.parametrize(("content", "hyperparameters", "words"), BROKEN)
+def test_broken_delimited_data_is_named(
+    tmp_path: Path, content: str | bytes, hyperparameters: dict[str, str], words: list[str]
+) -> None:
+    content = content.encode() if isinstance(content, str) else content
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        load({"train": tmp_path}, **hyperparameters)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"\n', ["line 2", "valid JSON"]),
+        ("a.jsonl", b'{"text": "a", "label": 1\n{"text": "b"}\n', ["line 1", "valid JSON"]),
+        ("a.jsonl", b'{"text": "a", "label": 1}\n"b"\n', ["line 2", "no object", '"b"']),
+        ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"}\n', ["line 2", "no label"]),
+        ("a.jsonl", b'{"text": "a", "label": [1, 0]}\n', ["line 1", "[1, 0]", "no class"]),
+        ("a.json", b'[{"text": "a",\n "label": }]', ["line 2", "valid JSON"]),
+        ("a.parquet", b"PAR1 and nothing more", ["a.parquet", "parquet"]),
+        ("a.arrow", b"ARROW1 and nothing more", ["a.arrow", "arrow"]),
+        ("a.csv.gz", gzip.compress(GOOD.encode())[:40], ["a.csv.gz", "gzip"]),
+    ],
+)
+def test_broken_files_are_named(
+    tmp_path: Path, name: str, content: bytes, words: list[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        load({"train": tmp_path})
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_label_that_training_never_saw_is_named_with_its_line(tmp_path: Path) -> None:
+    train, test = tmp_path / "train.csv", tmp_path / "test.csv"
+    train.write_text(GOOD)
+    test.write_text(delimited([("a", "pos"), ("b", "mixed")], ","))
+    with pytest.raises(DataError, match=r"test\.csv line 3 .*'mixed'.*\(neg, pos\)"):
+        load({"train": train, "test": test})
+
+
+def test_free_text_is_no_label(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(delimited([(f"t{n}", f"l{n}") for n in range(60)], ","))
+    with pytest.raises(DataError, match=r"60 different values in 60 rows.*label_column"):
+        load({"train": tmp_path})
+
+
+def test_a_missing_channel_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"Channel train does not exist: .*nowhere"):
+        load({"train": tmp_path / "nowhere"})
+    with pytest.raises(DataError, match="channels are: none"):
+        load({})
+    (tmp_path / "a.csv").write_text(GOOD)
+    with pytest.raises(DataError, match=r"channels are: test .*channel called train"):
+        load({"test": tmp_path})
+
+
+def test_a_model_channel_holds_files_or_a_folder_or_an_archive(tmp_path: Path) -> None:
+    import tarfile
+
+    for name in ("plain", "deep/inner", "packed"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("plain", "deep/inner"):
+        (tmp_path / name / "config.json").write_text("{}")
+    with tarfile.open(tmp_path / "packed" / "model.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "plain" / "config.json", "config.json")
+    assert layout.model_folder({"model": tmp_path / "plain"}) == tmp_path / "plain"
+    assert layout.model_folder({"pretrained": tmp_path / "deep"}) == tmp_path / "deep" / "inner"
+    unpacked = layout.model_folder({"x": tmp_path / "packed"}, "x")
+    assert unpacked is not None
+    assert (unpacked / "config.json").is_file()
+    assert layout.model_folder({"train": tmp_path / "plain"}) is None

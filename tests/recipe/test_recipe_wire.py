@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from recipe import wire
+from recipe.wire import BadRequest, UnsupportedContentType
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "texts", "top_k"),
+    [
+        ("application/json", '{"inputs": "a"}', ["a"], None),
+        ("application/json; charset=utf-8", '{"inputs": ["a", "b"]}', ["a", "b"], None),
+        ("Application/JSON", '"a"', ["a"], None),
+        ("application/json", '["a", "b"]', ["a", "b"], None),
+        ("application/json", '{"text": "a"}', ["a"], None),
+        ("application/json", '{"inputs": [{"text": "a"}]}', ["a"], None),
+        ("application/json", '{"inputs": "a", "parameters": {"top_k": 2}}', ["a"], 2),
+        ("application/json", '{"inputs": "a", "parameters": {"top_k": null}}', ["a"], None),
+        ("application/json", '{"inputs": "é"}', ["é"], None),
+        ("application/jsonlines", '"a"\n\n{"inputs": "b"}\n', ["a", "b"], None),
+        ("application/x-ndjson", '{"text": "a"}', ["a"], None),
+        ("text/csv", "a\n", ["a"], None),
+        ("text/csv", 'text\n"a, b"\r\n"c ""d"""', ["a, b", 'c "d"'], None),
+        ("text/csv", "id,text\n1,a\n2,b\n", ["a", "b"], None),
+        ("text/plain", "a line\nand another", ["a line\nand another"], None),
+    ],
+)
+def test_a_request_is_read(
+    content_type: str, body: str, texts: list[str], top_k: int | None
+) -> None:
+    request = wire.read_request(body.encode(), content_type)
+    assert (list(request.texts), request.top_k) == (texts, top_k)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "words"),
+    [
+        ("application/json", b"{", ["valid JSON", '{"inputs"']),
+        ("application/json", b"", ["valid JSON"]),
+        ("application/json", b'{"input_text": "a"}', ["'input_text'", '{"inputs"']),
+        ("application/json", b"{}", ["'inputs'"]),
+        ("application/json", b'{"inputs": 5}', ["5", "not a text"]),
+        ("application/json", b'{"inputs": ["a", null]}', ["null", "not a text"]),
+        ("application/json", b'{"inputs": []}', ["no text"]),
+        ("application/json", b'{"inputs": "a", "parameters": {"top_k": 0}}', ["top_k", "0"]),
+        ("application/json", b'{"inputs": "a", "parameters": {"top_k": true}}', ["true"]),
+        ("application/json", b'{"inputs": "a", "parameters": {"topk": 1}}', ["topk", "top_k"]),
+        ("application/json", b'{"inputs": "a", "parameters": 3}', ["3", "top_k"]),
+        ("application/json", b'"\xff"', ["UTF-8", "byte 1"]),
+        ("application/jsonlines", b'"a"\n{"b"\n', ["Line 2"]),
+        ("application/jsonlines", b"\n", ["no text"]),
+        ("text/csv", b"a, b\nc\n", ["row 1", "double quotes"]),
+        ("text/csv", b'"a\n', ["CSV"]),
+        ("text/csv", b"id,text\n1\n", ["row 2"]),
+        ("text/csv", b"text\n", ["no text"]),
+        ("text/plain", b" ", ["no text"]),
+    ],
+)
+def test_a_bad_request_is_told_what_is_right(
+    content_type: str, body: bytes, words: list[str]
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        wire.read_request(body, content_type)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("content_type", ["image/png", "", "application/x-npy"])
+def test_an_unknown_content_type_is_named(content_type: str) -> None:
+    with pytest.raises(UnsupportedContentType, match="application/json"):
+        wire.read_request(b"a", content_type)
+
+
+ANSWER: list[wire.Label | list[wire.Label]] = [
+    {"label": "é,1", "score": 0.75},
+    [{"label": "a", "score": 0.5}, {"label": "b", "score": 0.25}],
+]
+
+
+@pytest.mark.parametrize("accept", ["application/json", "*/*", "", "image/png, */*;q=0.1"])
+def test_an_answer_is_json_unless_another_type_is_asked_for(accept: str) -> None:
+    assert json.loads(wire.write_answer(ANSWER, accept)) == ANSWER
+
+
+def test_an_answer_in_lines_and_in_csv() -> None:
+    lines = wire.write_answer(ANSWER, "application/jsonlines").decode().splitlines()
+    assert [json.loads(line) for line in lines] == ANSWER
+    assert wire.write_answer(ANSWER, "text/csv").decode() == '"é,1",0.75\na,0.5,b,0.25\n'
+
+
+def test_an_unknown_accept_is_named() -> None:
+    with pytest.raises(UnsupportedContentType, match="'image/png'"):
+        wire.write_answer(ANSWER, "image/png")
