@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.configure()
     logs.remember(logs.secret_values(os.environ))
     try:
-        return int(arguments.run())
+        return int(arguments.run(arguments))
     except AmphoraError as error:
         logging.getLogger("amphora").error("%s", error)
         return 2
@@ -33,19 +33,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"amphora {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     train = commands.add_parser("train", help="run the training job under /opt/ml")
+    train.add_argument(
+        "--sdk-command",
+        metavar="COMMAND",
+        help="what SDK v3's ModelTrainer sends in place of the entry point",
+    )
     train.set_defaults(run=_train)
     serve = commands.add_parser("serve", help="serve the model in /opt/ml/model")
     serve.set_defaults(run=_serve)
     return parser
 
 
-def _train() -> int:
+def _train(arguments: argparse.Namespace) -> int:
     from amphora.train import train
 
-    return train(os.environ)
+    return train(os.environ, arguments.sdk_command)
 
 
-def _serve() -> int:
+def _serve(_arguments: argparse.Namespace) -> int:
     # The server's libraries are no part of a training job's start.
     from amphora.server import serve
 

@@ -119,6 +119,7 @@ def processes_per_host(job: Job, devices: Devices, environ: Mapping[str, str]) -
     for name, asked in (
         ("AMPHORA_NPROC_PER_NODE", environ.get("AMPHORA_NPROC_PER_NODE")),
         (mpi, job.sagemaker.get(mpi) if job.wants(MPI_KEY) else None),
+        ("process_count_per_node", job.sagemaker.get("process_count_per_node")),
     ):
         if asked:
             if not str(asked).isdecimal() or int(asked) < 1:

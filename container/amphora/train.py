@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from amphora import devices, failure, launch, logs, peers, source, supervise
+from amphora import devices, failure, launch, logs, modeltrainer, peers, source, supervise
 from amphora.contract import Job, Paths, read_job
 from amphora.errors import AmphoraError, CodeError
 
@@ -21,8 +21,11 @@ PEER_EXIT_CODE = 1
 _INSTALL_TAIL = 8
 
 
-def train(environ: Mapping[str, str]) -> int:
+def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
     """Run the job under SAGEMAKER_BASE_DIR to its end.
+
+    Args:
+        sdk_command: What SDK v3's ModelTrainer sent in place of the image's entry point.
 
     Returns:
         The script's exit code, 128 + n where signal n ended it, 2 where the configuration is wrong,
@@ -38,7 +41,7 @@ def train(environ: Mapping[str, str]) -> int:
             logs.remember(logs.secret_values(job.hyperparameters))
             stopped = lambda: signals.stop is not None  # noqa: E731
             with peers.linked(job.hosts, job.current_host, environ, stopped) as link:
-                return _run(job, environ, scratch, signals, link)
+                return _run(job, environ, scratch, signals, link, sdk_command)
         except AmphoraError as error:
             return _refused(paths, error)
 
@@ -49,13 +52,14 @@ def _run(
     scratch: Path,
     signals: supervise.Signals,
     link: peers.Link,
+    sdk_command: str | None,
 ) -> int:
     """The job on this host, and its word to the others."""
     budget = peers.seconds(environ, "AMPHORA_STOP_SECONDS", supervise.STOP_BUDGET_SECONDS)
     error_dir = scratch / "errors"
     error_dir.mkdir()
     try:
-        started = _prepared(job, environ, scratch, signals, error_dir)
+        started = _prepared(job, environ, scratch, signals, error_dir, sdk_command)
     except AmphoraError as error:
         link.finish("failed", str(error))
         raise
@@ -68,6 +72,8 @@ def _run(
         budget=budget,
         link=link,
     )
+    if sdk_command is not None:
+        modeltrainer.forget_generic_failure(job.paths)
     return _report(job, ended, failure.read_records(error_dir), link)
 
 
@@ -77,31 +83,51 @@ def _prepared(
     scratch: Path,
     signals: supervise.Signals,
     error_dir: Path,
+    sdk_command: str | None,
 ) -> launch.Launch:
     """Everything up to the start of the script."""
     found = devices.detect(environ, job.instance_type)
-    code = source.locate(job, environ, scratch)
-    plan = launch.plan(job, found, code, error_dir, environ)
-    for note in (*job.notes, f"device: {found.kind}, {found.reason}", *plan.notes):
+    if sdk_command is None:
+        start = _script_mode(job, found, environ, scratch, error_dir)
+    else:
+        start = modeltrainer.start(job, found, error_dir, environ, sdk_command)
+    for note in (*job.notes, f"device: {found.kind}, {found.reason}", *start.plan.notes):
         log.info("%s", note)
     log.info("hyperparameters: %s", ", ".join(sorted(job.hyperparameters)) or "none")
     for folder in (job.paths.model, job.paths.output_data):
         folder.mkdir(parents=True, exist_ok=True)
-    for what, arguments in source.install_steps(code) if job.entry_point else []:
-        _install(what, arguments, code.root, environ, signals)
-    log.info("starting %s", code.name if code.kind is source.Kind.MODULE else code.path)
-    return plan
+    for what, argv in start.installs:
+        _install(what, argv, start.root, environ, signals)
+    log.info("starting %s", start.what)
+    return start.plan
+
+
+def _script_mode(
+    job: Job,
+    found: devices.Devices,
+    environ: Mapping[str, str],
+    scratch: Path,
+    error_dir: Path,
+) -> modeltrainer.Start:
+    code = source.locate(job, environ, scratch)
+    pip = [sys.executable, "-m", "pip", "install", "--no-input"]
+    steps = source.install_steps(code) if job.entry_point else []
+    return modeltrainer.Start(
+        plan=launch.plan(job, found, code, error_dir, environ),
+        what=code.name if code.kind is source.Kind.MODULE else str(code.path),
+        root=code.root,
+        installs=tuple((what, [*pip, *arguments]) for what, arguments in steps),
+    )
 
 
 def _install(
     what: str,
-    arguments: list[str],
+    argv: list[str],
     root: Path,
     environ: Mapping[str, str],
     signals: supervise.Signals,
 ) -> None:
     log.info("installing %s", what)
-    argv = [sys.executable, "-m", "pip", "install", "--no-input", *arguments]
     ended = supervise.run(argv, environ, root, signals)
     if ended.exit_code == 0 and ended.stop_signal is None:
         return
