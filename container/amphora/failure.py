@@ -167,9 +167,11 @@ def _first_worker(records: Sequence[Record]) -> dict[str, Any] | None:
     workers = [worker for record in records for worker in record.workers]
     by_pid = {record.pid: record for record in records}
 
-    def order(worker: dict[str, Any]) -> tuple[bool, float]:
+    def order(worker: dict[str, Any]) -> tuple[bool, bool, float]:
         record = by_pid.get(worker["pid"])
-        return (record is not None and record.lost_a_peer, worker["time"])
+        # torchrun ends the others by SIGTERM once one has failed.
+        ended_by_it = record is None and worker["exit_code"] == -signal.SIGTERM
+        return (ended_by_it, record is not None and record.lost_a_peer, worker["time"])
 
     return min(workers, key=order, default=None)
 

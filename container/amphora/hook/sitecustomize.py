@@ -58,7 +58,9 @@ def _failed_workers(error: BaseException) -> list[dict[str, int]]:
 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     try:
-        _record(kind, error, trace)
+        # An interrupt has its own exit status, which running code here would take from it.
+        if not issubclass(kind, KeyboardInterrupt):
+            _record(kind, error, trace)
     finally:
         _previous_hook(kind, error, trace)
 
