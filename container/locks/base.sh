@@ -2,10 +2,9 @@
 # What an image's base brought with it, so that our installs leave it alone. Runs in image builds:
 # POSIX sh, pip and coreutils only.
 #
-#   base.sh accelerator   its torch and what torch stands on, as `name==version` lines
-#   base.sh all           everything it has, likewise
-#   base.sh lacks LOCK    the lines of a lock file whose package it does not have
-#   base.sh check FILE    fails, naming each line of FILE that is no longer installed
+#   base.sh keep [NAME...]   `name==version` lines: its torch, what torch stands on, and the NAMEs
+#   base.sh lacks LOCK       the lines of a lock file whose package it does not have
+#   base.sh check FILE       fails, naming each line of FILE that is no longer installed
 set -eu
 
 # Names as the index normalises them: lower case, `-` for `_` and `.`.
@@ -16,10 +15,11 @@ installed() {
     done
 }
 
-accelerator() {
+keep() {
     installed | while IFS= read -r line; do
         case $line in
             torch==* | torch[-a-z]* | triton==* | nvidia-* | cuda-* | neuron* | libneuron* | nki==*) echo "$line" ;;
+            *) case " $* " in *" ${line%%==*} "*) echo "$line" ;; esac ;;
         esac
     done
 }
@@ -54,9 +54,8 @@ $line
 }
 
 case ${1:-} in
-    accelerator) accelerator ;;
-    all) installed ;;
+    keep) shift; keep "$@" ;;
     lacks) lacks "$2" ;;
     check) check "$2" ;;
-    *) echo "base.sh: say accelerator, all, lacks LOCK or check FILE." >&2; exit 2 ;;
+    *) echo "base.sh: say keep [NAME...], lacks LOCK or check FILE." >&2; exit 2 ;;
 esac

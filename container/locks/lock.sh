@@ -3,8 +3,8 @@
 # `make lock` runs it with uv's path. A lock holds for every Python from its lower bound on. Out of
 # all locks stays what an environment owns itself: torch with all it needs, and pip.
 #
-# No hashes: neuron-xla is installed beside whatever versions its base holds, which pip's hash mode
-# refuses, and a package index of one's own may serve wheels that were built anew.
+# No hashes: pip's hash mode would ask for one for each package that a base keeps at its own version,
+# and a package index of one's own may serve wheels that were built anew.
 set -eu
 
 uv=$1
