@@ -42,13 +42,13 @@ def test_the_drawing_names_every_module_once() -> None:
     assert sorted(floors()) == MODULES
 
 
-@pytest.mark.parametrize("path", PACKAGE.rglob("*.py"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.stem)
 def test_the_package_knows_no_model_library(path: Path) -> None:
     tops = {name.split(".")[0] for name in imports(path)}
     assert not tops & {"torch", "transformers", "datasets", "recipe", "train", "inference"}
 
 
-@pytest.mark.parametrize("path", (ROOT / "code").rglob("*.py"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "code").rglob("*.py")), ids=lambda path: path.stem)
 def test_a_recipe_knows_no_container(path: Path) -> None:
     assert not [name for name in imports(path) if name.split(".")[0] == "amphora"]
 
