@@ -1,12 +1,13 @@
 """What training (`code/train.py`) and serving (`code/inference.py`) share.
 
-Modules by floor, a module imports only lower floors:
+Modules by floor; a module imports lower floors only, and none imports the package `amphora`:
 
 - 0 `errors`, `console`, `names` (of columns), `metrics` (the metric line and its regexes),
-  `encoding` (texts to token ids), `libraries` (their logging), `saving`
+  `encoding` (texts to token ids), `saving`
 - 1 `arguments` (hyperparameters), `places` (SM_* and /opt/ml), `formats` (a file to a table),
-  `wire` (request and answer), `classifier` (a saved model that answers)
-- 2 `layout` (channels to files), `columns` (text and label), `labels`, `device`
+  `device`, `libraries` (how much they say), `wire` (request and answer)
+- 2 `layout` (channels to files), `columns` (text and label), `labels`,
+  `classifier` (a saved model that answers)
 - 3 `data` (channels to labelled splits), `modeling` (which model, and loading it)
 - 4 `tokens` (splits to token ids), `batches` (token ids to padded batches), `evaluation`, `card`,
   `progress`

@@ -32,7 +32,7 @@ class Device:
     def describe(self) -> str:
         """One line for the start of the log."""
         precision = "bfloat16" if self.bf16 else "float32"
-        threads = f", {self.threads} threads each" if self.threads and self.kind == "cpu" else ""
+        threads = f", {self.threads} thread(s) each" if self.threads and self.kind == "cpu" else ""
         return (
             f"device: {self.kind}, {self.processes} process(es){threads}; "
             f"{precision}: {self.reason}"

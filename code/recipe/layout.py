@@ -49,6 +49,9 @@ def find(channels: Mapping[str, Path]) -> Layout:
         for split, paths in splits.items():
             if split_of(name) in (split, None) or not _named(split, data):
                 files.setdefault(split, []).extend(paths)
+            else:
+                listed = ", ".join(map(str, paths))
+                notes.append(f"{listed} is not used: there is a channel for {split} data.")
     if not files.get("train"):
         raise _no_training_data(channels, notes)
     return Layout(files=files, notes=notes)

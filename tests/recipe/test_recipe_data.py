@@ -149,6 +149,11 @@ def test_a_format_is_found_by_looking(
     assert any(line.startswith("train data: 30 rows") and format in line for line in splits.found)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(delimited(ROWS, ","), encoding="utf-8-sig")
+    assert read(tmp_path / "a.csv").table.column_names == ["text", "label"]
+
+
 def test_tabs_without_quoting(tmp_path: Path) -> None:
     write_raw_tsv(tmp_path, ROWS)
     part = read(tmp_path / "a.tsv")
@@ -284,6 +289,15 @@ def test_validation_evaluates_and_test_waits_for_the_end(tmp_path: Path) -> None
     splits = load({"data": tmp_path})
     assert splits.test is not None
     assert [len(splits.evaluation), len(splits.test)] == [8, 5]
+
+
+def test_a_channel_of_its_own_wins_over_a_file_in_another(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for count, name in ((30, "in/train.csv"), (8, "in/test.csv"), (5, "other.csv")):
+        (tmp_path / name).write_text(delimited(ROWS[:count], ","))
+    splits = load({"train": tmp_path / "in", "test": tmp_path / "other.csv"})
+    assert [len(splits.train), len(splits.evaluation)] == [30, 5]
+    assert [line for line in splits.found if "in/test.csv is not used" in line]
 
 
 def test_what_is_no_data_is_left_alone(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ def test_entries_arrive_replace_their_like_and_leave_others(tmp_path: Path) -> N
         (folder / "weights").write_text("new")
         (folder / "old").write_text("a file now")
         assert (target / "weights").read_text() == "old"
+        assert sorted(entry.name for entry in target.iterdir()) == ["code", "old", "weights"]
     assert sorted(entry.name for entry in target.iterdir()) == ["code", "old", "weights"]
     assert (target / "weights").read_text() == "new"
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]

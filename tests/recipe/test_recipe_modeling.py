@@ -1,0 +1,101 @@
+"""Which model is taken, how texts become token ids for it, and how those become batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from recipe import batches, modeling, tokens
+from recipe.arguments import Hyperparameters
+from recipe.encoding import encode
+from recipe.errors import DataError, HyperparameterError, ModelError
+from recipe.labels import Labels
+
+LABELS = Labels(("neg", "pos"))
+
+
+@pytest.mark.parametrize("asked", [None, "model", "{path}"])
+def test_a_local_model_is_found(tiny_model: Path, asked: str | None) -> None:
+    asked = asked and asked.format(path=tiny_model)
+    source = modeling.find(asked, {"model": tiny_model})
+    assert (source.name, source.is_local) == (str(tiny_model), True)
+
+
+def test_a_name_on_the_hub_is_left_to_it() -> None:
+    assert modeling.find("distilbert/distilbert-base-uncased", {}).is_local is False
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HyperparameterError, match="model_name_or_path is not given"):
+        modeling.find(None, {"train": tmp_path})
+    with pytest.raises(ModelError, match=r"'/no/such/folder'.*no such folder"):
+        modeling.find("/no/such/folder", {})
+    with pytest.raises(ModelError, match=r"without config\.json"):
+        modeling.find(str(tmp_path), {})
+    with pytest.raises(ModelError, match=r"Channel train .*holds no model"):
+        modeling.find("train", {"train": tmp_path})
+
+
+def test_a_damaged_model_is_named(tmp_path: Path, tiny_model: Path) -> None:
+    for entry in tiny_model.iterdir():
+        (tmp_path / entry.name).write_bytes(entry.read_bytes())
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    source = modeling.find(str(tmp_path), {})
+    with pytest.raises(ModelError, match=r"cannot be loaded.*model\.safetensors"):
+        modeling.load(source, LABELS, Hyperparameters())
+
+
+def test_a_model_is_loaded_in_float32_with_a_head_for_the_labels(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    AutoModel.from_pretrained(tiny_model).to(torch.bfloat16).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path)
+    model, _ = modeling.load(modeling.find(str(tmp_path), {}), LABELS, Hyperparameters())
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    assert model.config.id2label == {0: "neg", 1: "pos"}
+    three = Labels(("a", "b", "c"))
+    model.save_pretrained(tmp_path)
+    model, _ = modeling.load(modeling.find(str(tmp_path), {}), three, Hyperparameters())
+    assert model.config.id2label == {0: "a", 1: "b", 2: "c"}
+    assert model.classifier.out_features == 3
+
+
+def test_the_longest_input_is_the_models(tiny_model: Path) -> None:
+    model, tokenizer = modeling.load(modeling.find(str(tiny_model), {}), LABELS, Hyperparameters())
+    assert modeling.longest_input(model, tokenizer, None) == 64
+    assert modeling.longest_input(model, tokenizer, 16) == 16
+    with pytest.raises(HyperparameterError, match=r"max_length has value 65.*takes 64"):
+        modeling.longest_input(model, tokenizer, 65)
+
+
+def test_texts_are_cut_and_keep_their_special_tokens(tiny_model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    (ids,) = encode(tokenizer, ["the film was good " * 9], max_length=6)
+    assert tokenizer.convert_ids_to_tokens(ids) == ["[CLS]", "the", "film", "was", "good", "[SEP]"]
+    split = datasets.Dataset.from_dict({"text": ["the film", "good"], "label": [0, 1]})
+    ready = tokens.tokenise(split, tokenizer, 6)
+    assert sorted(ready.column_names) == ["input_ids", "label"]
+    assert list(ready["input_ids"]) == encode(tokenizer, ["the film", "good"], 6)
+
+
+def test_data_that_came_tokenised_is_cut_and_checked(tiny_model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    split = datasets.Dataset.from_dict({"input_ids": [[2, 5, 6, 7, 3], [2, 3]], "label": [0, 1]})
+    assert list(tokens.tokenise(split, tokenizer, 4)["input_ids"]) == [[2, 5, 6, 3], [2, 3]]
+    strange = datasets.Dataset.from_dict({"input_ids": [[2, 999, 3]], "label": [0]})
+    with pytest.raises(DataError, match="token id 999"):
+        tokens.tokenise(strange, tokenizer, 4)
+
+
+def test_a_batch_is_as_long_as_its_longest_row(tiny_model: Path) -> None:
+    collate = batches.collator(AutoTokenizer.from_pretrained(tiny_model))
+    rows = [{"input_ids": [2, *[5] * 9, 3], "label": 1}, {"input_ids": [2, 3], "label": 0}]
+    batch = collate(rows)
+    assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, 16)
+    assert batch["attention_mask"].sum(dim=1).tolist() == [11, 2]
+    assert batch["labels"].tolist() == [1, 0]
