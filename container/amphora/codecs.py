@@ -13,7 +13,7 @@ from typing import Any
 
 JSON = "application/json"
 # What AWS's toolkits decode before they call `input_fn`, and their near relatives.
-_TEXT_TYPES = {JSON, "text/csv", "text/plain", "application/jsonlines", "application/x-jsonlines"}
+_TEXT_TYPES = {JSON, "application/jsonlines", "application/x-jsonlines", "application/x-ndjson"}
 
 
 class Fault(Exception):
@@ -39,12 +39,18 @@ def charset(header: str) -> str:
     return "utf-8"
 
 
+def is_text(content_type: str) -> bool:
+    """Whether a body of this type is text."""
+    kind = media_type(content_type)
+    return kind in _TEXT_TYPES or kind.startswith("text/")
+
+
 def as_text(body: bytes, content_type: str) -> str | bytes:
     """Text of a textual type as AWS's toolkits hand it to `input_fn`; other bodies as they are.
 
     Raises Fault (400) where the bytes are not in the charset that the type names.
     """
-    if media_type(content_type) not in _TEXT_TYPES:
+    if not is_text(content_type):
         return body
     try:
         return body.decode(charset(content_type))

@@ -46,6 +46,7 @@ class Item:
     content_type: str
     accept: str
     context: Context
+    session: str = ""
     data: Any = None
     size: batching.Size = batching.UNKNOWN
 
@@ -92,10 +93,19 @@ def serve(sock: socket.socket, engine: Engine) -> None:
     while True:
         header, body = frames.receive(sock)
         if header["op"] != "batch":
-            continue  # a cancellation that came after its answer
+            _notice(engine, header)
+            continue
+        frames.send(sock, {"op": "begun"})
         tokens, padded, calls = _answer(sock, engine, list(_items(engine, header, body)))
         done = {"op": "idle", "tokens": tokens, "padded": padded, "calls": calls}
         frames.send(sock, done)
+
+
+def _notice(engine: Engine, header: frames.Header) -> str:
+    """Note what the front says beside batches. Returns the request that it cancels, or ''."""
+    if header["op"] == "forget":
+        engine.sessions.pop(header["session"], None)
+    return str(header.get("id", ""))
 
 
 def _items(engine: Engine, header: frames.Header, body: bytes) -> Iterator[Item]:
@@ -105,7 +115,9 @@ def _items(engine: Engine, header: frames.Header, body: bytes) -> Iterator[Item]
         position += entry["size"]
         session = engine.sessions.setdefault(entry["session"], {}) if entry["session"] else None
         context = Context(entry["id"], entry["headers"], engine.system_properties, session)
-        yield Item(entry["id"], part, entry["content_type"], entry["accept"], context)
+        yield Item(
+            entry["id"], part, entry["content_type"], entry["accept"], context, entry["session"]
+        )
 
 
 def _answer(sock: socket.socket, engine: Engine, items: list[Item]) -> tuple[int, int, int]:
@@ -114,6 +126,10 @@ def _answer(sock: socket.socket, engine: Engine, items: list[Item]) -> tuple[int
         for item in items:
             _answer_alone(sock, engine, item)
         return 0, 0, len(items)
+    if items[0].context.session is not None:
+        # A session's requests come alone, and have a context that a merged prediction has not.
+        _answer_alone(sock, engine, items[0])
+        return 0, 0, 1
     ready = [item for item in items if _prepare(sock, engine, item)]
     call_tokens = batching.CALL_TOKENS[engine.settings.device_kind]
     groups = batching.plan([item.size for item in ready], engine.settings.batch_tokens, call_tokens)
@@ -260,36 +276,38 @@ def _send(sock: socket.socket, engine: Engine, item: Item, answer: tuple[Any, st
     body, content_type = answer
     header = {"id": item.id, "status": 200, "type": content_type, "headers": _reply_headers(item)}
     if item.context.session_closed:
-        engine.sessions.pop(item.context.headers.get("x-amzn-sagemaker-session-id", ""), None)
+        engine.sessions.pop(item.session, None)
         header["closed"] = True
     if isinstance(body, bytes):
         frames.send(sock, header, body)
     else:
-        _stream(sock, item, header, body)
+        _stream(sock, engine, item, header, body)
 
 
 def _reply_headers(item: Item) -> dict[str, str]:
     return {name: str(value) for name, value in item.context.response_headers.items()}
 
 
-def _stream(sock: socket.socket, item: Item, header: frames.Header, chunks: Iterator[Any]) -> None:
+def _stream(
+    sock: socket.socket, engine: Engine, item: Item, header: frames.Header, chunks: Iterator[Any]
+) -> None:
     """Send chunks as they come. The first is awaited before the status is sent, so that a
     generator that fails at once is answered with an error rather than with half an answer."""
     first = next(chunks, b"")
     frames.send(sock, {**header, "more": True})
     for chunk in itertools.chain([first], chunks):
-        if item.id in _cancelled(sock):
+        if item.id in _cancelled(sock, engine):
             break
         frames.send(sock, {"id": item.id, "more": True}, codecs.as_bytes(chunk))
     frames.send(sock, {"id": item.id, "more": False})
 
 
-def _cancelled(sock: socket.socket) -> set[str]:
+def _cancelled(sock: socket.socket, engine: Engine) -> set[str]:
     """The requests whose clients have gone: all that the front writes while a batch runs."""
     found = set()
     while select.select([sock], [], [], 0)[0]:
         header, _ = frames.receive(sock)
-        found.add(header["id"])
+        found.add(_notice(engine, header))
     return found
 
 

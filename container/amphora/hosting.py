@@ -50,6 +50,12 @@ class Hosting:
     startup_timeout: float
     max_body: int
     """Bytes of a request's body."""
+    session_lifetime: float
+    """Seconds after which a session that nobody uses ends."""
+    is_batch_transform: bool
+    is_multi_model: bool
+    shows_page: bool
+    """Whether `/` is a page to try the model, as on a laptop, and not on an endpoint."""
 
 
 def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Hosting:
@@ -75,6 +81,10 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Hostin
         timeout=_timeout(env),
         startup_timeout=env.number("SAGEMAKER_STARTUP_TIMEOUT", 480.0, float, least=1),
         max_body=int(env.number("SAGEMAKER_MAX_PAYLOAD_IN_MB", 25.0, float, least=0) * MIB),
+        session_lifetime=env.number("AMPHORA_SESSION_SECONDS", 1200.0, float, least=0),
+        is_batch_transform=env.flag("SAGEMAKER_BATCH"),
+        is_multi_model=env.flag("SAGEMAKER_MULTI_MODEL"),
+        shows_page=_shows_page(env, environ),
     )
 
 
@@ -93,6 +103,12 @@ class _Environment:
     def text(self, name: str) -> str:
         return self._environ.get(name, "").strip()
 
+    def flag(self, name: str) -> bool:
+        value = self.text(name).lower()
+        if value not in ("", "0", "1", "true", "false"):
+            raise ConfigError(f"{name} is {value!r}.", "Give true or false, or leave it out.")
+        return value in ("1", "true")
+
     def number(self, name: str, default: T, cast: Callable[[str], T], least: float) -> T:
         value = self.text(name)
         if not value:
@@ -106,6 +122,16 @@ class _Environment:
                 f"{name} is {value!r}.", f"Give a number of at least {least:g}, or leave it out."
             )
         return number
+
+
+# What a person on a laptop may set too; every other SAGEMAKER_ name speaks of an endpoint.
+_LOCAL = {"SAGEMAKER_BASE_DIR", "SAGEMAKER_BIND_TO_PORT"}
+
+
+def _shows_page(env: _Environment, environ: Mapping[str, str]) -> bool:
+    if env.text("AMPHORA_UI"):
+        return env.flag("AMPHORA_UI")
+    return not any(name.startswith("SAGEMAKER_") and name not in _LOCAL for name in environ)
 
 
 def _workers(env: _Environment, devices: Devices) -> int:

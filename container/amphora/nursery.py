@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +27,10 @@ _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "neuron": "NEURON_RT_VISIBLE_CORES"}
 
 class ModelError(AmphoraError):
     """The model cannot be loaded, or its workers cannot live."""
+
+
+class KilledForMemory(ModelError):
+    """The kernel killed the process that loaded the model: it was too large."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +72,7 @@ class Host:
                 "Make SAGEMAKER_STARTUP_TIMEOUT larger, or the model smaller.",
             ) from None
         except (EOFError, OSError) as error:
-            code = self.process.wait()
-            raise ModelError(
-                f"The process that loads the model died ({_manner(code)}).",
-                "Out of memory is the usual reason for SIGKILL." if code == -9 else "",
-            ) from error
+            raise _death(self.process.wait()) from error
         self.control.settimeout(None)
         if "failed" in header:
             self.end()
@@ -193,5 +194,11 @@ def _environment(
     return child
 
 
-def _manner(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+def _death(code: int) -> ModelError:
+    if code == -signal.SIGKILL:
+        return KilledForMemory(
+            "The process that loads the model was killed (SIGKILL).",
+            "Most likely the model needs more memory than there is.",
+        )
+    manner = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return ModelError(f"The process that loads the model died ({manner}).")

@@ -11,91 +11,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from amphora import batching, frames
 from amphora.codecs import Fault
 from amphora.hosting import Hosting
+from amphora.links import Call, Link, Reply
 from amphora.nursery import Loaded, ModelError, Nursery
+from amphora.sessions import HEADER, SessionGone, Sessions
+from amphora.telemetry import Metrics
 
 LOG = logging.getLogger("amphora.pool")
-# Deaths in a row, no worker living, after which the container gives up instead of storming on.
+# Failed loads in a row, no worker living, after which the container gives up.
 _GIVE_UP_AFTER = 5
-_STEADY_SECONDS = 5.0
-_CHUNKS_AHEAD = 64
-
-
-@dataclass(kw_only=True)
-class Reply:
-    """A worker's answer. With `chunks`, `body` is empty and the answer is a stream."""
-
-    status: int
-    content_type: str
-    headers: dict[str, str]
-    body: bytes
-    closed_session: bool = False
-    chunks: asyncio.Queue[bytes | Exception | None] | None = None
-
-
-@dataclass(kw_only=True, eq=False)
-class Call:
-    """One request on its way through the queue and a worker."""
-
-    id: str
-    body: bytes
-    content_type: str
-    accept: str
-    headers: dict[str, str]
-    deadline: float
-    """On the event loop's clock."""
-    reply: asyncio.Future[Reply]
-    session: str = ""
-    arrived: float = field(default_factory=time.monotonic)
-    retried: bool = False
-
-    def fail(self, fault: Fault) -> None:
-        """Answer with an error, unless it is answered already; a begun stream breaks off."""
-        if not self.reply.done():
-            self.reply.set_exception(fault)
-        elif not self.reply.cancelled() and self.reply.exception() is None:
-            chunks = self.reply.result().chunks
-            if chunks is not None:
-                with contextlib.suppress(asyncio.QueueFull):
-                    chunks.put_nowait(fault)
-
-
-class Link:
-    """One living worker, as the front sees it."""
-
-    def __init__(
-        self, index: int, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self.index = index
-        self.pid = pid
-        self.reader = reader
-        self.writer = writer
-        self.calls: dict[str, Call] = {}
-        self.idle = True
-        self.born = time.monotonic()
-        self.sent = (0, 0.0)
-        self.watchdog: asyncio.TimerHandle | None = None
-
-    def kill(self) -> None:
-        """End the worker at once; its socket's end tells the rest."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+_LONGEST_PAUSE = 10.0
+# Between the death of a worker that has just begun and its replacement.
+_BREATH = 0.1
+_YOUNG = 5.0
 
 
 class Pool:
     """The workers of one model, and the requests that wait for them."""
 
-    def __init__(self, hosting: Hosting, environ: Mapping[str, str]) -> None:
+    def __init__(self, hosting: Hosting, environ: Mapping[str, str], metrics: Metrics) -> None:
         self.hosting = hosting
+        self.sessions = Sessions(hosting.session_lifetime)
+        self._metrics = metrics
         self._nursery = Nursery(hosting, environ)
         self._queue: deque[Call] = deque()
         self._links: dict[int, Link] = {}
@@ -107,6 +50,8 @@ class Pool:
         self._alarm: asyncio.TimerHandle | None = None
         self.failed: asyncio.Future[ModelError] = asyncio.get_running_loop().create_future()
         """Done when the pool has given up; the reason is its result."""
+        self.loaded = asyncio.Event()
+        """Set when the first worker is ready."""
 
     @property
     def is_ready(self) -> bool:
@@ -114,12 +59,17 @@ class Pool:
         return bool(self._links)
 
     @property
+    def living(self) -> int:
+        """Workers that can take requests."""
+        return len(self._links)
+
+    @property
     def waiting(self) -> int:
         """Requests in the queue."""
-        return len(self._queue)
+        return len(self._queue) + sum(len(link.bound) for link in self._links.values())
 
     def start(self) -> None:
-        """Begin to load the model; `is_ready` and `failed` tell how it goes.
+        """Begin to load the model; `loaded` and `failed` tell how it goes.
 
         The first worker goes ahead, so that a model that cannot be loaded is said once.
         """
@@ -140,34 +90,57 @@ class Pool:
         await asyncio.gather(*self._slots, return_exceptions=True)
 
     def submit(self, call: Call) -> None:
-        """Queue a request, or raise Fault (503) at once: not ready, or too many wait already."""
+        """Queue a request. Raises Fault at once: not ready, too many wait, or no such session."""
         if self._loaded is None:
             raise Fault(503, "not_ready", "The model is not loaded yet.")
-        if len(self._queue) >= self.hosting.queue_limit:
-            raise Fault(503, "overloaded", f"{len(self._queue)} requests wait already.")
-        self._queue.append(call)
+        if (waiting := self.waiting) >= self.hosting.queue_limit:
+            raise Fault(503, "overloaded", f"{waiting} requests wait already.")
+        if header := call.headers.get(HEADER):
+            self._bind(call, header)
+        else:
+            self._queue.append(call)
         self._dispatch()
+
+    def _bind(self, call: Call, header: str) -> None:
+        """Give a session's request to the worker that keeps the session."""
+        workers = {link.pid: link for link in self._links.values()}
+        if not workers:
+            raise Fault(503, "not_ready", "The model is being restarted.")
+        for over in self.sessions.expired():
+            if over.worker in workers:
+                workers[over.worker].tell({"op": "forget", "session": over.id})
+        call.session = self.sessions.find(header, list(workers))
+        assert call.session is not None
+        workers[call.session.worker].bound.append(call)
 
     def cancel(self, call: Call) -> None:
         """The client is gone: drop the call where it waits, or tell the worker that answers it."""
-        with contextlib.suppress(ValueError):
-            self._queue.remove(call)
+        for queue in (self._queue, *(link.bound for link in self._links.values())):
+            with contextlib.suppress(ValueError):
+                queue.remove(call)
         for link in self._links.values():
             if link.calls.pop(call.id, None) is not None:
-                link.writer.write(frames.pack({"op": "cancel", "id": call.id}))
+                link.tell({"op": "cancel", "id": call.id})
 
     def _dispatch(self) -> None:
         idle = [link for link in self._links.values() if link.idle]
-        if not idle or not self._queue:
-            return
-        now = time.monotonic()
-        if delay := self._patience.wait(len(self._queue), self._queue[0].arrived, now):
-            if self._alarm is None:
-                self._alarm = asyncio.get_running_loop().call_later(delay, self._wake)
+        for link in idle:
+            if link.bound and (call := self._next(link.bound)):
+                self._send(link, [call])
+        idle = [link for link in idle if link.idle]
+        if not idle or not self._queue or self._is_patient():
             return
         for place, link in enumerate(idle):
             if batch := self._take(len(idle) - place):
                 self._send(link, batch)
+
+    def _is_patient(self) -> bool:
+        """Whether to wait for more to merge; then an alarm dispatches again."""
+        oldest = self._queue[0].arrived
+        delay = self._patience.wait(len(self._queue), oldest, time.monotonic())
+        if delay and self._alarm is None:
+            self._alarm = asyncio.get_running_loop().call_later(delay, self._wake)
+        return delay > 0
 
     def _wake(self) -> None:
         self._alarm = None
@@ -178,54 +151,37 @@ class Pool:
         merge = self._loaded is not None and self._loaded.batches
         most = min(self.hosting.batch_size, -(-len(self._queue) // sharers)) if merge else 1
         batch: list[Call] = []
-        now = asyncio.get_running_loop().time()
-        while self._queue and len(batch) < most:
+        while len(batch) < most and (call := self._next(self._queue)):
             # What has already killed a worker once is predicted alone.
-            if batch and self._queue[0].retried:
+            if call.retried and batch:
+                self._queue.appendleft(call)
                 break
-            call = self._queue.popleft()
-            if call.reply.done():
-                continue
-            if call.deadline <= now:
-                call.fail(_too_late(self.hosting.timeout))
-                continue
             batch.append(call)
             if call.retried:
                 break
         return batch
 
-    def _send(self, link: Link, batch: list[Call]) -> None:
-        link.idle = False
-        link.sent = (len(batch), time.monotonic())
-        link.calls = {call.id: call for call in batch}
-        items = [
-            {
-                "id": call.id,
-                "size": len(call.body),
-                "content_type": call.content_type,
-                "accept": call.accept,
-                "headers": call.headers,
-                "session": call.session,
-            }
-            for call in batch
-        ]
-        bodies = b"".join(call.body for call in batch)
-        link.writer.write(frames.pack({"op": "batch", "items": items}, bodies))
-        self._watch(link)
+    def _next(self, queue: deque[Call]) -> Call | None:
+        """Take the next call whose client still waits."""
+        now = asyncio.get_running_loop().time()
+        while queue:
+            call = queue.popleft()
+            if call.deadline <= now:
+                call.fail(too_late(self.hosting.timeout))
+            elif not call.reply.done():
+                return call
+        return None
 
-    def _watch(self, link: Link) -> None:
-        """A worker that says nothing for a whole time-out hangs: it is replaced."""
-        if link.watchdog is not None:
-            link.watchdog.cancel()
-        loop = asyncio.get_running_loop()
-        link.watchdog = loop.call_later(self.hosting.timeout, self._hangs, link)
+    def _send(self, link: Link, batch: list[Call]) -> None:
+        link.send(batch)
+        link.watch(self.hosting.timeout, self._hangs)
+        self._metrics.batch_size.observe(len(batch))
+        for call in batch:
+            self._metrics.queued_seconds.observe(link.sent_at - call.arrived)
 
     def _hangs(self, link: Link) -> None:
-        LOG.error(
-            "Model worker %d has not answered for %g s; it is replaced.",
-            link.pid,
-            self.hosting.timeout,
-        )
+        seconds = self.hosting.timeout
+        LOG.error("Model worker %d has not answered for %g s; it is replaced.", link.pid, seconds)
         link.kill()
 
     async def _keep(self, index: int) -> None:
@@ -234,70 +190,68 @@ class Pool:
             try:
                 link = await self._open(index)
             except (ModelError, EOFError, OSError) as error:
-                if await self._is_hopeless(error):
+                if self._gives_up(error):
                     return
+                await asyncio.sleep(min(_LONGEST_PAUSE, _BREATH * 2**self._failures))
                 continue
-            self._links[index] = link
-            self._dispatch()
             try:
                 await self._listen(link)
             finally:
                 self._lose(link)
-            if time.monotonic() - link.born > _STEADY_SECONDS:
-                self._failures = 0
-            else:
-                await self._is_hopeless(ModelError(f"Model worker {link.pid} died."))
+            self._metrics.restarts.inc()
+            if time.monotonic() - link.born < _YOUNG:
+                await asyncio.sleep(_BREATH)
 
     async def _open(self, index: int) -> Link:
         sock, pid, loaded = await self._nursery.worker(index)
         if self._loaded is None:
             LOG.info("The model is loaded (%.1f s).", loaded.seconds)
         self._loaded = loaded
+        self._failures = 0
         reader, writer = await asyncio.open_connection(sock=sock)
+        link = self._links[index] = Link(index, pid, reader, writer)
+        self.loaded.set()
         self._start_the_others()
-        return Link(index, pid, reader, writer)
+        self._dispatch()
+        return link
 
-    async def _is_hopeless(self, error: Exception) -> bool:
-        """Count a failure; wait, longer each time, or give up, at once before the first success."""
+    def _gives_up(self, error: Exception) -> bool:
+        """Whether to stop trying: at once before the first success, else after several failures."""
         self._failures += 1
         never_loaded = self._loaded is None and isinstance(error, ModelError)
-        if never_loaded or (
-            self._failures >= _GIVE_UP_AFTER * self.hosting.workers and not self._links
-        ):
-            if not self.failed.done():
-                reason = (
-                    error
-                    if isinstance(error, ModelError)
-                    else ModelError(
-                        f"The model's workers died {self._failures} times in a row.",
-                        "The log above has each one's reason.",
-                    )
-                )
-                self.failed.set_result(reason)
-            return True
-        await asyncio.sleep(min(10.0, 0.05 * 2 ** (self._failures // self.hosting.workers)))
-        return False
+        hopeless = self._failures >= _GIVE_UP_AFTER * self.hosting.workers and not self._links
+        if not never_loaded and not hopeless:
+            LOG.error("A model worker could not be started: %s", error)
+            return False
+        if not self.failed.done():
+            self.failed.set_result(
+                error if isinstance(error, ModelError) else ModelError(f"No worker starts: {error}")
+            )
+        return True
 
     async def _listen(self, link: Link) -> None:
         with contextlib.suppress(EOFError, ConnectionError):
             while True:
                 header, body = await frames.read(link.reader)
                 if header.get("op") == "idle":
-                    self._rest(link)
+                    self._rest(link, header)
+                elif header.get("op") == "begun":
+                    link.begun = True
                 else:
-                    self._watch(link)
+                    link.watch(self.hosting.timeout, self._hangs)
                     await self._deliver(link, header, body)
 
-    def _rest(self, link: Link) -> None:
-        if link.watchdog is not None:
-            link.watchdog.cancel()
+    def _rest(self, link: Link, header: frames.Header) -> None:
+        link.unwatch()
         for call in link.calls.values():
             call.fail(Fault(500, "handler_failed", "The worker gave no answer."))
         link.calls = {}
         link.idle = True
-        size, began = link.sent
         now = time.monotonic()
-        self._patience.learn(size, now - began, now)
+        self._patience.learn(link.sent_size, now - link.sent_at, now)
+        self._metrics.calls.inc(header["calls"])
+        self._metrics.tokens.inc(header["tokens"])
+        self._metrics.padding.inc(header["padded"] - header["tokens"])
         self._dispatch()
 
     async def _deliver(self, link: Link, header: frames.Header, body: bytes) -> None:
@@ -310,8 +264,10 @@ class Pool:
         elif "status" in header:
             if not header.get("more"):
                 del link.calls[call.id]
+            if call.session and header.get("closed"):
+                self.sessions.end(call.session.id)
             if not call.reply.done():
-                call.reply.set_result(_reply(header, body))
+                call.reply.set_result(Reply.of(header, body))
         else:
             await self._deliver_chunk(link, call, body if header["more"] else None)
 
@@ -322,41 +278,40 @@ class Pool:
             return
         chunks = call.reply.result().chunks
         assert chunks is not None
+        link.unwatch()
         try:
             # A full queue stops the reading here, so that the worker waits for a slow client.
             await asyncio.wait_for(chunks.put(chunk), self.hosting.timeout)
         except asyncio.TimeoutError:
             self.cancel(call)
+        link.watch(self.hosting.timeout, self._hangs)
 
     def _lose(self, link: Link) -> None:
         """A worker is gone: its calls are tried once more, or failed."""
-        if link.watchdog is not None:
-            link.watchdog.cancel()
-        link.writer.close()
+        link.close()
         self._links.pop(link.index, None)
         if self._closing:
             return
         LOG.warning("Model worker %d is gone, with %d requests.", link.pid, len(link.calls))
-        pure = self._loaded is not None and self._loaded.batches
-        for call in reversed(link.calls.values()):
-            if pure and not call.retried and not call.reply.done():
-                call.retried = True
+        for call in (*reversed(link.calls.values()), *link.bound):
+            if call.session is not None:
+                call.fail(SessionGone(call.session.id))
+            elif self._may_repeat(link, call):
                 self._queue.appendleft(call)
             else:
                 call.fail(Fault(500, "worker_died", "The model's process died over this request."))
         self._dispatch()
 
-
-def _reply(header: frames.Header, body: bytes) -> Reply:
-    return Reply(
-        status=header["status"],
-        content_type=header["type"],
-        headers=header["headers"],
-        body=body,
-        closed_session=header.get("closed", False),
-        chunks=asyncio.Queue(_CHUNKS_AHEAD) if header.get("more") else None,
-    )
+    def _may_repeat(self, link: Link, call: Call) -> bool:
+        """Whether a dead worker's call can be tried again: nothing was done, or it does no harm."""
+        if not link.begun:
+            return True
+        pure = self._loaded is not None and self._loaded.batches
+        again = pure and not call.retried and not call.reply.done()
+        call.retried = True
+        return again
 
 
-def _too_late(timeout: float) -> Fault:
+def too_late(timeout: float) -> Fault:
+    """The answer to a request whose deadline has passed."""
     return Fault(504, "deadline_exceeded", f"No answer within {timeout:g} s.")

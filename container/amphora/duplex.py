@@ -1,0 +1,75 @@
+"""`/invocations-bidirectional-stream`: a WebSocket whose every message is an invocation.
+
+The answer comes back as one message, or as one for each chunk where the handler streams; an error
+comes back as the JSON of every error, and the connection stays open. Sessions, content type and
+accept are those of the handshake's headers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from amphora import codecs
+from amphora.codecs import Fault
+from amphora.exchange import Exchange, chunks, error_body
+from amphora.hosting import Hosting
+from amphora.links import Call
+from amphora.pool import Pool, too_late
+
+
+class Duplex:
+    """The WebSocket route of one model."""
+
+    def __init__(self, settings: Hosting, exchange: Exchange, pool: Pool) -> None:
+        self._settings = settings
+        self._exchange = exchange
+        self._pool = pool
+
+    async def __call__(self, socket: WebSocket) -> None:
+        """Answer messages, in their order, until the client goes or the server stops."""
+        await socket.accept()
+        try:
+            while not self._exchange.draining:
+                message = await socket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                await self._answer(socket, message.get("bytes"), message.get("text"))
+            await socket.close(1012, "The server is stopping.")
+        except (WebSocketDisconnect, RuntimeError):
+            return
+
+    async def _answer(self, socket: WebSocket, data: bytes | None, text: str | None) -> None:
+        body = data if data is not None else (text or "").encode()
+        call = self._exchange.call(socket, uuid.uuid4().hex, body)
+        try:
+            if len(body) > self._settings.max_body:
+                raise Fault(413, "payload_too_large", f"{len(body)} bytes are too many.")
+            self._pool.submit(call)
+            await self._send(socket, call)
+        except Fault as fault:
+            await socket.send_text(error_body(fault.code, str(fault), call.id).decode())
+
+    async def _send(self, socket: WebSocket, call: Call) -> None:
+        try:
+            reply = await asyncio.wait_for(call.reply, self._settings.timeout)
+        except asyncio.TimeoutError:
+            self._pool.cancel(call)
+            raise too_late(self._settings.timeout) from None
+        except asyncio.CancelledError:
+            self._pool.cancel(call)
+            raise
+        if reply.chunks is None:
+            await _send(socket, reply.body, reply.content_type)
+            return
+        async for chunk in chunks(call, reply, self._pool):
+            await _send(socket, chunk, reply.content_type)
+
+
+async def _send(socket: WebSocket, body: bytes, content_type: str) -> None:
+    if codecs.is_text(content_type):
+        await socket.send_text(body.decode(codecs.charset(content_type)))
+    else:
+        await socket.send_bytes(body)

@@ -1,0 +1,189 @@
+"""HTTP on one side, calls to a pool on the other: bodies, headers, answers, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import ExceptionHandler, Message
+
+from amphora import codecs, sessions
+from amphora.codecs import Fault
+from amphora.hosting import MIB, Hosting
+from amphora.links import Call, Reply
+from amphora.pool import Pool, too_late
+
+LOG = logging.getLogger("amphora.server")
+_CONTRACT_HEADERS = "x-amzn-"
+_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+_MOST_ATTRIBUTES = 1024
+
+
+class Exchange:
+    """How requests become calls and replies become answers, for every route alike."""
+
+    def __init__(self, settings: Hosting) -> None:
+        self._settings = settings
+        self.draining = False
+        """Whether every answer asks its client to close the connection."""
+
+    @property
+    def exception_handlers(self) -> dict[Any, ExceptionHandler]:
+        """For Starlette."""
+        return {Fault: self._on_fault, HTTPException: self._on_http_error, Exception: self._on_bug}
+
+    def reply(self, status: int, value: Any = None) -> Response:
+        """An answer of the server's own: a JSON value, or nothing."""
+        if value is None:
+            return Response(status_code=status, headers=self._closing())
+        headers = {"content-type": codecs.JSON, **self._closing()}
+        return Response(json.dumps(value).encode(), status, headers)
+
+    async def invoke(self, request: Request, pool: Pool) -> Response:
+        """Answer a request by a pool's model."""
+        body = await _body(request, self._settings.max_body)
+        call = self.call(request, request_id(request), body)
+        pool.submit(call)
+        return self._response(call, await self._wait(request, pool, call), pool)
+
+    def call(self, connection: HTTPConnection, identifier: str, body: bytes) -> Call:
+        """A call with the headers of the connection."""
+        loop = asyncio.get_running_loop()
+        headers = connection.headers
+        return Call(
+            id=identifier,
+            body=body,
+            content_type=headers.get("content-type", codecs.JSON),
+            accept=codecs.accepted(headers.get("accept", ""), self._settings.default_accept),
+            headers={k: v for k, v in headers.items() if k.startswith(_CONTRACT_HEADERS)},
+            deadline=loop.time() + self._settings.timeout,
+            reply=loop.create_future(),
+        )
+
+    async def _wait(self, request: Request, pool: Pool, call: Call) -> Reply:
+        """Wait for the worker, the deadline, or the client's going, whatever comes first."""
+        gone = asyncio.create_task(_disconnected(request))
+        try:
+            remaining = call.deadline - asyncio.get_running_loop().time()
+            ends: list[asyncio.Future[Any]] = [call.reply, gone]
+            await asyncio.wait(ends, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+        if not call.reply.done():
+            pool.cancel(call)
+            call.fail(too_late(self._settings.timeout))
+        return call.reply.result()
+
+    def _response(self, call: Call, reply: Reply, pool: Pool) -> Response:
+        headers = {**self._echoed(call, reply), **reply.headers, **self._closing()}
+        headers.update({"content-type": reply.content_type, "x-request-id": call.id})
+        if reply.chunks is None:
+            return Response(reply.body, reply.status, headers)
+        return StreamingResponse(chunks(call, reply, pool), reply.status, headers)
+
+    def _echoed(self, call: Call, reply: Reply) -> dict[str, str]:
+        """The contract's headers of an answer, where the handler has not set its own."""
+        headers = {}
+        if attributes := call.headers.get(_ATTRIBUTES, "")[:_MOST_ATTRIBUTES]:
+            headers[_ATTRIBUTES] = attributes
+        if call.session is not None and call.session.is_new:
+            headers[sessions.NEW_HEADER] = call.session.announcement
+        if call.session is not None and reply.closes_session:
+            headers[sessions.CLOSED_HEADER] = call.session.id
+        return headers
+
+    def _closing(self) -> dict[str, str]:
+        return {"connection": "close"} if self.draining else {}
+
+    async def _on_fault(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, Fault)
+        headers = {"retry-after": "1"} if error.status == 503 else {}
+        if isinstance(error, sessions.SessionGone):
+            headers[sessions.CLOSED_HEADER] = _printable(error.session)
+        return self._error(request, error.status, error.code, str(error), headers)
+
+    async def _on_http_error(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
+        message = f"{request.method} {request.url.path}: {error.detail}."
+        return self._error(request, error.status_code, code, message, dict(error.headers or {}))
+
+    async def _on_bug(self, request: Request, error: Exception) -> Response:
+        LOG.error("Request %s failed in the server.", request_id(request), exc_info=error)
+        return self._error(request, 500, "internal_error", "See the server's log.", {})
+
+    def _error(
+        self, request: Request, status: int, code: str, message: str, headers: dict[str, str]
+    ) -> Response:
+        body = error_body(code, message, request_id(request))
+        headers = {**headers, "content-type": codecs.JSON, "x-request-id": request_id(request)}
+        return Response(body, status, {**headers, **self._closing()})
+
+
+def error_body(code: str, message: str, identifier: str) -> bytes:
+    """The JSON of every error."""
+    error = {"code": code, "message": message, "request_id": identifier}
+    return json.dumps({"error": error}, ensure_ascii=False).encode()
+
+
+def request_id(request: HTTPConnection) -> str:
+    """The server's name of a request: in the answer, in errors, in the log."""
+    if not hasattr(request.state, "id"):
+        request.state.id = uuid.uuid4().hex
+    identifier: str = request.state.id
+    return identifier
+
+
+async def chunks(call: Call, reply: Reply, pool: Pool) -> AsyncIterator[bytes]:
+    """A streamed reply's chunks; leaving early tells the worker. Raises where the stream broke:
+    its status is long sent, so that breaking the connection is the only honest end."""
+    assert reply.chunks is not None
+    finished = False
+    try:
+        while (chunk := await reply.chunks.get()) is not None:
+            if isinstance(chunk, Exception):
+                raise chunk
+            yield chunk
+        finished = True
+    finally:
+        if not finished:
+            pool.cancel(call)
+
+
+def _printable(value: str) -> str:
+    return "".join(letter for letter in value if letter.isascii() and letter.isprintable())[:256]
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    """The whole body. Raises Fault (413) past the limit, without keeping what is beyond it."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size <= limit:
+            parts.append(part)
+        else:
+            # Read on, since many a client reads no answer before it has written all; not forever.
+            parts.clear()
+            if size > 4 * limit + MIB:
+                break
+    if size > limit:
+        raise Fault(
+            413,
+            "payload_too_large",
+            f"The body is larger than {limit} bytes; SAGEMAKER_MAX_PAYLOAD_IN_MB sets the limit.",
+        )
+    return b"".join(parts)
+
+
+async def _disconnected(request: Request) -> None:
+    message: Message = {"type": ""}
+    while message["type"] != "http.disconnect":
+        message = await request.receive()

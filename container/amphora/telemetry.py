@@ -1,0 +1,125 @@
+"""What operators see: Prometheus metrics, and one JSON line for each answered request."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# Asked every few seconds by the platform; a line for each would bury the requests.
+_QUIET = {"/ping", "/metrics"}
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """The server's figures, as `/metrics` shows them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "amphora_requests", "Answers by status.", ["status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "amphora_request_seconds",
+            "From a request's arrival to the end of its answer.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.queued_seconds = Histogram(
+            "amphora_queue_seconds",
+            "From a request's arrival to its prediction's beginning.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.batch_size = Histogram(
+            "amphora_batch_size",
+            "Requests that a worker took together.",
+            buckets=_SIZES,
+            registry=self.registry,
+        )
+        self.calls = Counter("amphora_predictions", "Calls of the model.", registry=self.registry)
+        self.tokens = Counter(
+            "amphora_tokens", "Tokens of requests, without padding.", registry=self.registry
+        )
+        self.padding = Counter(
+            "amphora_padding_tokens",
+            "Tokens of padding; over both, they are the padding's share.",
+            registry=self.registry,
+        )
+        self.restarts = Counter(
+            "amphora_worker_restarts", "Model workers that were replaced.", registry=self.registry
+        )
+        self.waiting = Gauge(
+            "amphora_queue_requests", "Requests that wait for a worker.", registry=self.registry
+        )
+        self.workers = Gauge("amphora_workers", "Living model workers.", registry=self.registry)
+
+    def text(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+def access_logger() -> logging.Logger:
+    """Writes messages to stdout as they are: each one is a JSON object."""
+    logger = logging.getLogger("amphora.access")
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    return logger
+
+
+class Access:
+    """ASGI middleware: counts every answer, and logs it without its body."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, logger: logging.Logger) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._logger = logger
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the ASGI specification."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.monotonic()
+        seen = {"status": 0, "bytes": 0}
+
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                seen["status"] = message["status"]
+            else:
+                seen["bytes"] += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            self._note(scope, seen, time.monotonic() - began)
+
+    def _note(self, scope: Scope, seen: dict[str, int], seconds: float) -> None:
+        if scope["path"] in _QUIET:
+            return
+        self._metrics.requests.labels(seen["status"]).inc()
+        self._metrics.seconds.observe(seconds)
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "request_id": scope.get("state", {}).get("id", ""),
+            "inference_id": headers.get(b"x-amzn-sagemaker-inference-id", ""),
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": seen["status"],
+            "milliseconds": round(seconds * 1000, 2),
+            "content_type": headers.get(b"content-type", ""),
+            "bytes_in": int(headers.get(b"content-length", "0")),
+            "bytes_out": seen["bytes"],
+        }
+        self._logger.info("%s", json.dumps(line, ensure_ascii=False))
