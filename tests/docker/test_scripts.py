@@ -93,24 +93,27 @@ esac
 """
 
 
-def calls_of(tools: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[str, str]:
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand-ins for docker and aws, and the file in which they write down their calls."""
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    fake(tmp_path, "docker", DOCKER)
+    fake(tmp_path, "aws", AWS)
+    return tmp_path / "calls"
+
+
+def calls_of(calls: Path, *arguments: str) -> tuple[str, str]:
     """The docker and aws commands of one call, and its standard output."""
-    calls = tools / "calls"
-    monkeypatch.setenv("CALLS", str(calls))
-    fake(tools, "docker", DOCKER)
-    fake(tools, "aws", AWS)
-    done = build_and_push(tools, *arguments)
+    done = build_and_push(calls.parent, *arguments)
     assert done.returncode == 0, done.stderr
     return calls.read_text(), done.stdout.strip()
 
 
-def test_push_logs_in_makes_the_repository_builds_tries_and_pushes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls, uri = calls_of(tmp_path, monkeypatch, "gpu", "--region", "eu-west-1", "--tag", "t1")
+def test_push_logs_in_makes_the_repository_builds_tries_and_pushes(calls: Path) -> None:
+    told, uri = calls_of(calls, "gpu", "--region", "eu-west-1", "--tag", "t1")
     registry = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
     assert uri == f"{registry}/amphora:t1"
-    assert "ecr get-login-password --region eu-west-1" in calls
+    assert "ecr get-login-password --region eu-west-1" in told
     steps = [
         f"docker login --username AWS --password-stdin {registry}",
         "aws ecr create-repository --region eu-west-1 --repository-name amphora",
@@ -118,22 +121,31 @@ def test_push_logs_in_makes_the_repository_builds_tries_and_pushes(
         f"docker run --rm {uri} --version",
         f"docker push {uri}",
     ]
-    assert sorted(steps, key=calls.index) == steps
+    assert sorted(steps, key=told.index) == steps
 
 
-def test_the_cpu_image_takes_the_cpu_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, uri = calls_of(tmp_path, monkeypatch, "cpu", "--no-push")
-    assert re.search(r"BASE_IMAGE=\S+:[\d.]+-cpu-amzn2023-sagemaker ", calls)
-    assert "aws" not in calls.replace(".aws", "")
+def test_the_cpu_image_takes_the_cpu_base(calls: Path) -> None:
+    told, uri = calls_of(calls, "cpu", "--no-push")
+    assert re.search(r"BASE_IMAGE=\S+:[\d.]+-cpu-amzn2023-sagemaker ", told)
+    assert "aws" not in told.replace(".aws", "")
     assert uri.startswith("amphora:")
     assert uri.endswith("-cpu")
 
 
-def test_a_private_base_is_logged_in_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, uri = calls_of(tmp_path, monkeypatch, "neuron", "--no-push")
-    assert re.search(r"login .*763104351884\.dkr\.ecr\.us-east-1\.amazonaws\.com", calls)
-    assert "--target xla" in calls
+def test_a_private_base_is_logged_in_to(calls: Path) -> None:
+    told, uri = calls_of(calls, "neuron", "--no-push")
+    assert re.search(r"login .*763104351884\.dkr\.ecr\.us-east-1\.amazonaws\.com", told)
+    assert "--target xla" in told
     assert uri.endswith("-neuron-xla")
+
+
+def test_an_image_that_fails_its_try_is_not_pushed(tmp_path: Path, calls: Path) -> None:
+    fake(tmp_path, "docker", DOCKER.replace('["amphora"]', '["bash"]'))
+    done = build_and_push(tmp_path, "gpu", "--region", "eu-west-1")
+    assert done.returncode == 1
+    assert 'The image starts with ["bash"] ["train"].' in done.stderr
+    assert "docker push" not in calls.read_text()
+    assert not done.stdout
 
 
 def base_script(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
