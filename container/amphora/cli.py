@@ -1,4 +1,4 @@
-"""The commands `amphora train` and `amphora serve`."""
+"""The commands `amphora train`, `amphora serve` and `amphora doctor`."""
 
 from __future__ import annotations
 
@@ -39,15 +39,33 @@ def _parser() -> argparse.ArgumentParser:
         help="what SDK v3's ModelTrainer sends in place of the entry point",
     )
     train.set_defaults(run=_train)
+    train.add_argument(
+        "--check",
+        action="store_true",
+        help="look at the job as `amphora doctor` does, train nothing",
+    )
     serve = commands.add_parser("serve", help="serve the model in /opt/ml/model")
     serve.set_defaults(run=_serve)
+    doctor = commands.add_parser("doctor", help="tell whether the training job would run")
+    doctor.add_argument("--base-dir", metavar="DIR", help="stands in for /opt/ml")
+    doctor.add_argument("--json", action="store_true", help="for machines")
+    doctor.set_defaults(run=_doctor)
     return parser
 
 
 def _train(arguments: argparse.Namespace) -> int:
+    if arguments.check:
+        return _doctor(argparse.Namespace(base_dir=None, json=False))
     from amphora.train import train
 
     return train(os.environ, arguments.sdk_command)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from amphora.doctor import doctor
+
+    base = {"SAGEMAKER_BASE_DIR": arguments.base_dir} if arguments.base_dir else {}
+    return doctor({**os.environ, **base}, arguments.json)
 
 
 def _serve(_arguments: argparse.Namespace) -> int:

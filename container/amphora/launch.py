@@ -79,7 +79,7 @@ def plan(
     variables = {name: value for name, value in variables.items() if name not in dropped}
     variables |= _hook(source, error_dir, environ, world)
     return Launch(
-        argv=(*_command(job, source, world, variables), *_arguments(job)),
+        argv=(*_command(job, source, world, variables), *arguments(job)),
         environ={**_defaults(job, devices, world), **environ, **variables},
         cwd=source.root,
         is_launcher=bool(world.launcher),
@@ -187,7 +187,7 @@ def _mpirun(job: Job, world: World, variables: Mapping[str, str]) -> list[str]:
     return argv
 
 
-def _arguments(job: Job) -> list[str]:
+def arguments(job: Job) -> list[str]:
     """The hyperparameters as argv; a secret's place is taken by a mark that the hook resolves."""
     shown = {
         name: f"{SECRET_PREFIX}SM_HP_{name.upper()}" if value and is_secret_name(name) else value

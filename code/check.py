@@ -1,0 +1,28 @@
+"""Look at a training job's hyperparameters, data and model, without training.
+
+    SM_CHANNEL_TRAIN=data/train python code/check.py 1 --model_name_or_path path/to/model
+
+The first argument is the number of processes that would train, the rest is what `train.py` takes.
+Prints lines `amphora-check {"level": "ok|warning|error", "what": ..., "detail": ...}`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+
+from recipe import inspection, places
+
+
+def main(argv: list[str]) -> None:
+    """Print every finding; what is wrong with the job is a finding, not an exception."""
+    processes, *rest = argv
+    found = places.from_environment(os.environ)
+    for finding in inspection.inspect(rest, found, int(processes)):
+        print(f"amphora-check {json.dumps(dataclasses.asdict(finding))}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
