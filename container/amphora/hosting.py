@@ -28,6 +28,8 @@ class Hosting:
     """The folder with the image's own inference.py."""
     code_dir: Path
     """The user's code folder; it need not exist."""
+    submitted: str
+    """An archive with the user's code, on S3 or in a file; it takes the place of `code_dir`."""
     program: str | None
     """SAGEMAKER_PROGRAM: the user's file in `code_dir`; None means inference.py, if it is there."""
     default_accept: str
@@ -67,6 +69,7 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Hostin
         model_dir=model_dir,
         image_code=image_code(environ),
         code_dir=_code_dir(env, model_dir),
+        submitted=_archive(env),
         program=env.text("SAGEMAKER_PROGRAM") or None,
         default_accept=env.text("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT") or "application/json",
         port=_port(env),
@@ -169,3 +172,10 @@ def _code_dir(env: _Environment, model_dir: Path) -> Path:
     if submitted.startswith(os.sep) and Path(submitted).is_dir():
         return Path(submitted)
     return model_dir / "code"
+
+
+def _archive(env: _Environment) -> str:
+    """SAGEMAKER_SUBMIT_DIRECTORY where it is an archive; a folder that is not there is none."""
+    place = env.text("SAGEMAKER_SUBMIT_DIRECTORY")
+    is_file = Path(place.removeprefix("file://")).is_file()
+    return place if place.startswith("s3://") or is_file else ""

@@ -15,11 +15,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from amphora import frames
-from amphora.errors import AmphoraError
+from amphora.errors import AmphoraError, CodeError
 from amphora.hosting import Hosting
+from amphora.provision import Provision
 
 LOG = logging.getLogger("amphora.pool")
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "neuron": "NEURON_RT_VISIBLE_CORES"}
@@ -131,6 +132,15 @@ class Nursery:
         self._hosts: dict[int, Host] = {}
         self._loaded: Loaded | None = None
         self._turn = asyncio.Lock()
+        self._provision = Provision(hosting, environ)
+
+    async def prepare(self) -> None:
+        """Make the user's code ready, once, before the first worker. Raises ModelError."""
+        try:
+            code_dir = await asyncio.to_thread(self._provision.code_dir)
+        except CodeError as error:
+            raise ModelError(str(error)) from error
+        self._hosting = replace(self._hosting, code_dir=code_dir)
 
     async def worker(self, index: int) -> tuple[socket.socket, int, Loaded]:
         """A worker that has loaded the model. Raises ModelError, EOFError or OSError."""
@@ -169,6 +179,7 @@ class Nursery:
 
     def close(self) -> None:
         """End every process that was started here; forks end with their sockets."""
+        self._provision.cancel()
         for host in self._hosts.values():
             with contextlib.suppress(ProcessLookupError):
                 host.process.kill()

@@ -73,7 +73,15 @@ class Pool:
 
         The first worker goes ahead, so that a model that cannot be loaded is said once.
         """
-        self._slots = [asyncio.create_task(self._keep(0))]
+        self._slots = [asyncio.create_task(self._begin())]
+
+    async def _begin(self) -> None:
+        try:
+            await self._nursery.prepare()
+        except ModelError as error:
+            self._gives_up(error)
+        else:
+            await self._keep(0)
 
     def _start_the_others(self) -> None:
         others = range(len(self._slots), self.hosting.workers)

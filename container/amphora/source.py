@@ -113,7 +113,7 @@ def _fetched(job: Job, environ: Mapping[str, str], scratch: Path) -> Path:
     place = job.submit_directory.removeprefix("file://")
     if place.startswith("s3://"):
         archive = scratch / "sourcedir.tar.gz"
-        _download(place, archive, environ)
+        download(place, archive, environ)
         return _unpacked(archive, job, place)
     path = Path(place)
     if path.is_dir():
@@ -229,7 +229,8 @@ def _leaves(path: Path) -> bool:
     return False
 
 
-def _download(url: str, target: Path, environ: Mapping[str, str]) -> None:
+def download(url: str, target: Path, environ: Mapping[str, str]) -> None:
+    """Fetch an object of S3 into a file. Raises CodeError where it cannot be read."""
     # boto3 is a quarter of a second to import: only jobs with code on S3 pay for it.
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError
