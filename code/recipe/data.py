@@ -147,7 +147,7 @@ def _assign(
         return train, validation, test, f"evaluation: on the validation data{also}"
     if test is not None:
         return train, test, None, "evaluation: on the test data"
-    kept, held_out = hold_out(list(train[LABEL]), HELD_OUT, seed)
+    kept, held_out = hold_out(train[LABEL][:], HELD_OUT, seed)
     rule = f"evaluation: {len(held_out)} training rows held out, stratified, seed {seed}"
     return train.select(kept), train.select(held_out), None, rule
 
@@ -191,7 +191,7 @@ def _describe(split: str, parts: Sequence[_Read]) -> str:
 
 
 def _describe_labels(known: Labels, train: datasets.Dataset) -> str:
-    counts = Counter(list(train[LABEL]))
+    counts = Counter(train[LABEL][:])
     sizes = _some([f"{name} ({counts[number]} rows)" for number, name in known.by_id.items()])
     return f"labels: {len(known.names)}: {sizes}"
 

@@ -34,7 +34,7 @@ def tokenise(
 def _cut(
     split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> datasets.Dataset:
-    rows = list(split[TOKEN_IDS])
+    rows = split[TOKEN_IDS][:]
     largest = max(max(row, default=0) for row in rows)
     if largest >= len(tokenizer):
         raise DataError(
