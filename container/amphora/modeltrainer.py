@@ -33,6 +33,7 @@ from amphora.source import Kind, Source, unpack
 DIFFERENCES: Mapping[str, str] = {
     "SM_MASTER_ADDR": "the first host of the job; the driver writes 'algo-1' whatever it is called",
     "SM_ENTRY_SCRIPT": "empty where there is none; the driver writes 'null'",
+    "SM_TRAINING_ENV": "carries SM_MASTER_ADDR",
     "SM_HP_*": "a number that came as text keeps its spelling: '1.10' is not 1.1 to a version",
     "argv": "as SM_HP_*; sagemaker_* come last; a secret is not to be seen in it from outside",
     "SM_CHANNEL_*": "beside SM_CHANNEL_MY-DATA there is SM_CHANNEL_MY_DATA",
@@ -65,6 +66,11 @@ _KEYS: Mapping[str, frozenset[str]] = {
     _TORCHRUN: frozenset({"process_count_per_node", "smp"}),
     _MPI: frozenset({"process_count_per_node", "mpi_additional_options"}),
 }
+# As supervise.run() means it: a stop goes to the processes that these start.
+_LAUNCHER = re.compile(
+    r"(?:^|[;&|])\s*(?:\S*/)?(?:(?:torchrun|accelerate|deepspeed|mpirun)\s"
+    r"|python[\d.]*\s+-m\s+(?:torch\.distributed\.|accelerate\.|deepspeed\.))"
+)
 # What the driver writes into the failure file: that its child failed, never why.
 _SAYS_NOTHING = re.compile(
     r"\s*Training Execution failed\b|Traceback .*/sm_drivers/.*\bCalledProcessError: ", re.DOTALL
@@ -321,7 +327,8 @@ def _command(request: Request, paths: Paths, sent: str) -> tuple[tuple[str, ...]
     if request.driver:
         driver = paths.data / "sm_drivers" / "distributed_drivers" / request.driver
         return (sys.executable, str(driver)), True
-    return ("/bin/bash", "-e", "-c", request.steps["command"]), False
+    command = request.steps["command"]
+    return ("/bin/bash", "-e", "-c", command), _LAUNCHER.search(command) is not None
 
 
 def _installs(request: Request, paths: Paths, root: Path) -> list[tuple[str, list[str]]]:
