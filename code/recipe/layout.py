@@ -98,7 +98,9 @@ def _inside(name: str, path: Path, alone: bool, notes: list[str]) -> dict[str, l
     """The splits inside one channel."""
     if not path.exists():
         raise DataError(
-            f"Channel {name} does not exist: {path}.", "Check the channel's name and its S3 prefix."
+            f"Channel {name} does not exist: {path}.",
+            "Check the channel's name and its S3 prefix. A channel in Pipe mode has no folder: use "
+            "File or FastFile.",
         )
     own = split_of(name) or ("train" if alone else None)
     inner = {source: _inner_split(source, path) for source in sorted(_sources(path, notes))}

@@ -38,7 +38,9 @@ def _channels(environ: Mapping[str, str]) -> dict[str, Path]:
     # SM_CHANNELS has the names as they were written; the variables' names are upper case.
     written = {name.upper(): name for name in json.loads(environ.get("SM_CHANNELS") or "[]")}
     found = {key[len(prefix) :]: value for key, value in environ.items() if key.startswith(prefix)}
-    named = {written.get(name, name.lower()): value for name, value in sorted(found.items())}
+    # A container may offer SM_CHANNEL_MY_DATA beside SM_CHANNEL_MY-DATA: listed names say which.
+    listed = {name: value for name, value in found.items() if name in written} if written else found
+    named = {written.get(name, name.lower()): value for name, value in sorted(listed.items())}
     return {name: Path(value) for name, value in named.items() if value}
 
 

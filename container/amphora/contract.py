@@ -34,6 +34,8 @@ CORE_KEYS = frozenset(
     }
     | _OWN_KEYS
 )
+CONFIG_CHANNEL = "config"
+_CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
 _CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HOMOGENEOUS = "homogeneousCluster"
 
@@ -175,6 +177,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
         notes,
         lambda: {"current_host": "algo-1", "hosts": ["algo-1"]},
     )
+    raw = {**_config_channel(raw, input_data_config, paths, notes), **raw}
     decoded = {key: decode(value) for key, value in raw.items()}
     platform = {key: value for key, value in decoded.items() if _is_platform(key)}
     own = {key: value for key, value in decoded.items() if not _is_platform(key)}
@@ -245,6 +248,47 @@ def _read_object(path: Path, notes: list[str], default: Any) -> dict[str, Any]:
             'Write {"name": "value", ...}.',
         )
     return value
+
+
+def _config_channel(
+    raw: Mapping[str, Any], channels: Mapping[str, Any], paths: Paths, notes: list[str]
+) -> dict[str, Any]:
+    """Hyperparameters from a file in the channel `config`; those of the job itself win over it.
+
+    A script's own configuration files are not taken for one: with an entry point the file must be
+    called hyperparameters.json or .yaml.
+    """
+    folder = paths.data / CONFIG_CHANNEL
+    if CONFIG_CHANNEL not in channels or not folder.is_dir():
+        return {}
+    files = [file for file in sorted(folder.iterdir()) if file.suffix in _CONFIG_SUFFIXES]
+    named = [file for file in files if file.stem == "hyperparameters"]
+    chosen = named or ([] if "sagemaker_program" in raw else files)
+    if len(chosen) > 1:
+        raise ConfigError(
+            f"The channel {CONFIG_CHANNEL!r} holds several files of hyperparameters:"
+            f" {', '.join(file.name for file in chosen)}.",
+            "Leave one.",
+        )
+    if not chosen:
+        return {}
+    values = _read_values(chosen[0])
+    notes.append(f"hyperparameters from {chosen[0]}: {', '.join(sorted(values)) or 'none'}")
+    return values
+
+
+def _read_values(path: Path) -> dict[str, Any]:
+    if path.suffix == ".json":
+        return _read_object(path, [], dict)
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.", "It must be UTF-8 YAML.") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no `name: value` lines.", "Write learning_rate: 5e-5.")
+    return {str(name): value for name, value in values.items()}
 
 
 def _channels_found(data: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recipe import data, layout
+from recipe import data, layout, places
 from recipe.arguments import Hyperparameters
 from recipe.data import Splits
 from recipe.errors import DataError
@@ -420,3 +420,12 @@ def test_a_model_channel_holds_files_or_a_folder_or_an_archive(tmp_path: Path) -
     assert unpacked is not None
     assert (unpacked / "config.json").is_file()
     assert layout.model_folder({"train": tmp_path / "plain"}) is None
+
+
+def test_a_channel_offered_under_two_spellings_is_one() -> None:
+    environ = {
+        "SM_CHANNELS": '["my-data"]',
+        "SM_CHANNEL_MY-DATA": "/data/my-data",
+        "SM_CHANNEL_MY_DATA": "/data/my-data",
+    }
+    assert dict(places.from_environment(environ).channels) == {"my-data": Path("/data/my-data")}

@@ -98,3 +98,40 @@ def test_decode_leaves_what_is_no_json() -> None:
         7,
         None,
     ]
+
+
+class TestConfigChannel:
+    """Hyperparameters from a file in the channel `config`."""
+
+    def job(self, tree: Tree, file: str, text: str, **own: str) -> Tree:
+        tree.channel("config", **{file: text})
+        return tree.configure(own, inputdataconfig={"config": {}})
+
+    @pytest.mark.parametrize(
+        ("file", "text"),
+        [("any.yaml", "epochs: 2\nname: bert\n"), ("any.json", '{"epochs": 2, "name": "bert"}')],
+    )
+    def test_the_jobs_own_win(self, tree: Tree, file: str, text: str) -> None:
+        job = read(self.job(tree, file, text, epochs="5"))
+        assert job.hyperparameters == {"epochs": 5, "name": "bert"}
+        assert any("config/any" in note for note in job.notes)
+
+    def test_a_scripts_own_configuration_is_none(self, tree: Tree) -> None:
+        self.job(tree, "deepspeed.json", '{"zero": 1}', sagemaker_program="s.py")
+        assert read(tree).hyperparameters == {}
+        tree.channel("config", **{"hyperparameters.yaml": "lr: 0.1"})
+        assert read(tree).hyperparameters == {"lr": 0.1}
+
+    @pytest.mark.parametrize(
+        ("file", "text", "says"),
+        [("a.yaml", "- 1", "no `name: value`"), ("a.yaml", "a: [", "UTF-8 YAML"),
+         ("a.json", "[]", "not an object")],
+    )  # fmt: skip
+    def test_what_is_no_table_is_named(self, tree: Tree, file: str, text: str, says: str) -> None:
+        with pytest.raises(ConfigError, match=says):
+            read(self.job(tree, file, text))
+
+    def test_two_files_are_one_too_many(self, tree: Tree) -> None:
+        self.job(tree, "a.yaml", "a: 1").channel("config", **{"b.json": "{}"})
+        with pytest.raises(ConfigError, match=r"a\.yaml, b\.json"):
+            read(tree)

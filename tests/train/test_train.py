@@ -347,3 +347,25 @@ class TestRanks:
         output, _ = process.communicate(timeout=20)
         assert process.returncode == 0, output
         assert all((ranks.base / "code" / f"saved{rank}").exists() for rank in "01")
+
+
+class TestPipe:
+    """Pipe mode: one FIFO for each epoch of a channel, which the platform writes to."""
+
+    def test_a_script_reads_the_fifo(self, scripted: Tree) -> None:
+        scripted.configure(
+            {"sagemaker_program": "script.py"},
+            inputdataconfig={"train": {"TrainingInputMode": "Pipe"}},
+        ).script("import os; print(open(os.environ['SM_CHANNEL_TRAIN'] + '_0').read())")
+        data = scripted.base / "input" / "data"
+        data.mkdir()
+        os.mkfifo(data / "train_0")
+        process = scripted.start()
+        (data / "train_0").write_text("piped words")
+        output, _ = process.communicate(timeout=20)
+        assert process.returncode == 0 and "piped words" in output
+
+    def test_the_recipe_says_that_it_wants_files(self, tree: Tree) -> None:
+        tree.configure(inputdataconfig={"train": {"TrainingInputMode": "Pipe"}})
+        assert tree.train().returncode != 0
+        assert tree.failure and "Pipe" in tree.failure[:1024] and "FastFile" in tree.failure[:1024]
