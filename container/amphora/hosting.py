@@ -54,7 +54,6 @@ class Hosting:
     """Bytes of a request's body."""
     session_lifetime: float
     """Seconds after which a session that nobody uses ends."""
-    is_batch_transform: bool
     is_multi_model: bool
     shows_page: bool
     """Whether `/` is a page to try the model, as on a laptop, and not on an endpoint."""
@@ -85,7 +84,6 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Hostin
         startup_timeout=env.number("SAGEMAKER_STARTUP_TIMEOUT", 480.0, float, least=1),
         max_body=int(env.number("SAGEMAKER_MAX_PAYLOAD_IN_MB", 25.0, float, least=0) * MIB),
         session_lifetime=env.number("AMPHORA_SESSION_SECONDS", 1200.0, float, least=0),
-        is_batch_transform=env.flag("SAGEMAKER_BATCH"),
         is_multi_model=env.flag("SAGEMAKER_MULTI_MODEL"),
         shows_page=_shows_page(env, environ),
     )

@@ -102,8 +102,14 @@ class Models:
     async def _invoke(self, request: Request) -> Response:
         return await self._exchange.invoke(request, self._find(request).pool)
 
+    def pool(self, name: str) -> Pool:
+        """A loaded model's pool. Raises Fault (404) where it is not loaded."""
+        return self._named(name).pool
+
     def _find(self, request: Request) -> Model:
-        name = request.path_params["name"]
+        return self._named(request.path_params["name"])
+
+    def _named(self, name: str) -> Model:
         if name not in self._models:
             raise Fault(404, "model_not_found", f"Model {name!r} is not loaded.")
         return self._models[name]

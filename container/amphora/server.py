@@ -28,6 +28,7 @@ from amphora.errors import ConfigError
 from amphora.exchange import Exchange
 from amphora.models import Models
 from amphora.pool import Pool
+from amphora.runtime import Runtime
 
 LOG = logging.getLogger("amphora.server")
 # SageMaker kills 30 s after SIGTERM.
@@ -94,6 +95,7 @@ class Front:
         routes: list[BaseRoute] = [
             Route("/ping", self._ping, methods=["GET", "POST"]),
             Route("/metrics", self._metrics, methods=["GET"]),
+            *Runtime(self.exchange, self._pool_of).routes,
         ]
         if self.settings.shows_page:
             routes.append(Route("/", self._page, methods=["GET"]))
@@ -130,9 +132,14 @@ class Front:
     async def _page(self, request: Request) -> Response:
         return FileResponse(Path(__file__).with_name("page.html"))
 
-    async def _invocations(self, request: Request) -> Response:
+    def _pool_of(self, request: Request) -> Pool:
+        if self.models is not None:
+            return self.models.pool(request.headers.get("x-amzn-sagemaker-target-model", ""))
         assert self.pool is not None
-        return await self.exchange.invoke(request, self.pool)
+        return self.pool
+
+    async def _invocations(self, request: Request) -> Response:
+        return await self.exchange.invoke(request, self._pool_of(request))
 
     async def _execution_parameters(self, request: Request) -> Response:
         """What batch transform asks before it begins."""
