@@ -77,7 +77,7 @@ def _data(splits: Splits) -> Iterator[Finding]:
         for row in splits.train.select(range(min(_SHOWN_ROWS, len(splits.train)))):
             text = row[TEXT] if len(row[TEXT]) <= _SHOWN_CHARS else f"{row[TEXT][:_SHOWN_CHARS]}..."
             yield Finding(level=OK, what="row", detail=f"{names[row[LABEL]]}: {text!r}")
-    given = list(splits.train[LABEL])
+    given = splits.train[LABEL][:]
     shares = {name: given.count(number) / len(given) for number, name in enumerate(names)}
     rarest = min(shares, key=lambda name: shares[name])
     detail = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
