@@ -11,5 +11,5 @@ Modules by floor; a module imports lower floors only, and none imports the packa
 - 3 `data` (channels to labelled splits), `modeling` (which model, and loading it)
 - 4 `tokens` (splits to token ids), `batches` (token ids to padded batches), `evaluation`, `card`,
   `progress`
-- 5 `training`
+- 5 `training` (one run), `inspection` (what can be said before it)
 """
