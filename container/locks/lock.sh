@@ -1,5 +1,6 @@
 #!/bin/sh
-# Resolves the dependency groups of the root pyproject.toml into the lock files beside this script.
+# Resolves what the package `amphora` needs (container/pyproject.toml), and dependency groups of the
+# root pyproject.toml, into the lock files beside this script.
 # `make lock` runs it with uv's path. A lock holds for every Python from its lower bound on. Out of
 # all locks stays what an environment owns itself: torch with all it needs, and pip.
 #
@@ -17,7 +18,7 @@ lock() {
     groups=
     for group in "$@"; do groups="$groups --group pyproject.toml:$group"; done
     # shellcheck disable=SC2086 # one word for each group and option
-    printf 'torch\npip\n' | "$uv" pip compile $groups --universal --python-version "$python" \
+    printf 'torch\npip\n' | "$uv" pip compile container/pyproject.toml $groups --universal --python-version "$python" \
         --excludes - --no-annotate --quiet --upgrade \
         ${also_out:+--no-emit-package "$also_out"} \
         --custom-compile-command "make lock" --output-file "container/locks/$name.txt" >/dev/null
@@ -26,8 +27,8 @@ lock() {
 
 # The development environment installs sagemaker-training apart, since it needs a C compiler.
 also_out=sagemaker-training
-lock dev 3.11 recipe container test
+lock dev 3.11 recipe image test
 also_out=
-lock gpu 3.11 recipe container
-lock neuron-native 3.11 recipe container
-lock neuron-xla 3.10 recipe-xla container
+lock gpu 3.11 recipe image
+lock neuron-native 3.11 recipe image
+lock neuron-xla 3.10 recipe-xla image

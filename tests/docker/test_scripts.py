@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "container" / "locks"
+ALL_LOCKS = sorted(path.stem for path in LOCKS.glob("*.txt"))
 SCRIPTS = [
     "build_and_push.sh",
     ".ci/run",
@@ -189,7 +190,15 @@ def test_locks_hold_the_decided_versions_and_agree() -> None:
     }
 
 
-@pytest.mark.parametrize("lock", sorted(p.stem for p in LOCKS.glob("*.txt")))
+@pytest.mark.parametrize("lock", ALL_LOCKS)
+def test_a_lock_holds_what_the_package_needs(lock: str) -> None:
+    project = (ROOT / "container" / "pyproject.toml").read_text()
+    needed = set(re.findall(r'^    "([\w-]+)>=', project, re.M))
+    assert {"boto3", "starlette"} <= needed
+    assert needed <= {line.split("==")[0] for line in lines(lock)}
+
+
+@pytest.mark.parametrize("lock", ALL_LOCKS)
 def test_a_lock_names_no_torch_and_no_place(lock: str) -> None:
     text = (LOCKS / f"{lock}.txt").read_text()
     assert not re.search(r"^(torch|torch-xla|torch-neuronx|nvidia-\S+|triton|pip)==", text, re.M)
