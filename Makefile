@@ -14,6 +14,8 @@ TORCH_PIP_ARGS ?=
 TORCH = torch==2.13.0
 BIN = .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
+# SDK v3's container drivers, whose files tests run; the SDK around them is not wanted.
+SDK_DRIVERS = $(shell sed -n 's/^    "\(sagemaker-[a-z]*==.*\)", *\# files only/\1/p' pyproject.toml)
 SAGEMAKER_TRAINING = $(shell grep '^sagemaker-training==' container/locks/gpu.txt)
 
 export TORCH_PIP_ARGS
@@ -30,6 +32,7 @@ setup: .venv/.made
 	$(PYTHON) -m venv .venv
 	$(PIP) install --quiet $(TORCH_PIP_ARGS) $(TORCH)
 	$(PIP) install --quiet --requirement container/locks/dev.txt
+	$(PIP) install --quiet --no-deps $(SDK_DRIVERS)
 	@$(PIP) install --quiet --no-deps $(SAGEMAKER_TRAINING) >.venv/sagemaker-training.log 2>&1 || \
 	    echo "$(SAGEMAKER_TRAINING) is left out (it needs a C compiler): the tests that compare with it will be skipped."
 	$(PIP) install --quiet --no-deps --editable container
