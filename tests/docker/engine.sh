@@ -54,7 +54,7 @@ start_engine() {
     until "$docker" info >/dev/null 2>&1; do
         waited=$((waited + 1))
         if [ "$waited" -gt 60 ] || ! kill -0 "$(cat "$pid_file")" 2>/dev/null; then
-            no_engine "dockerd does not start here: $(tail -n 1 "$log")"
+            no_engine "dockerd does not start here: $(sed -n 's/^failed to start daemon: //p' "$log") (see $log)"
         fi
         sleep 1
     done

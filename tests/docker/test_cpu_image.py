@@ -117,7 +117,8 @@ def endpoint(
 ) -> Iterator[tuple[str, str]]:
     """A serving container on a free port: its address, and its id."""
     assert trained.returncode == 0, trained.stdout
-    started = docker("run", "-d", "-p", "127.0.0.1::8080", *job.mounts("model"), job.image, "serve")
+    model = f"{job.folder / 'model'}:/opt/ml/model:ro"
+    started = docker("run", "-d", "-p", "127.0.0.1::8080", "-v", model, job.image, "serve")
     container = started.stdout.split()[-1]
     port = docker("port", container, "8080").stdout.rsplit(":", 1)[1].strip()
     yield f"http://127.0.0.1:{port}", container
