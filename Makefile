@@ -24,7 +24,7 @@ export TORCH_PIP_ARGS
 
 setup: .venv/.made
 
-.venv/.made: container/locks/dev.txt container/pyproject.toml
+.venv/.made: container/locks/dev.txt container/pyproject.toml pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "Python 3.11 or later is needed. Name one: make setup PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' || \
