@@ -1,43 +1,79 @@
-"""Serve a text classifier: what `amphora serve` calls for a model without code of its own.
+"""Serve a model: what `amphora serve` calls where a model has no code of its own.
+
+Tasks: text-classification (one label, several, or a number), token-classification,
+feature-extraction, text-generation. HF_TASK chooses; without it the model's own head does.
 
 Requests: `{"inputs": "text"}`, `{"inputs": ["text", ...], "parameters": {"top_k": 2}}`, a bare
-string or list, JSON Lines, CSV with a text in each row, or plain text. Answers: a list with
-`{"label": name, "score": probability}` for each text; with top_k, a list of those for each.
+string or list, JSON Lines, CSV with a text in each row, plain text, or an NPY array of texts.
+Answers: a list with an entry for each text, for a classifier `{"label": name, "score": number}`;
+with top_k, a list of those. Texts longer than the model reads are cut, and the answer's header
+X-Amphora-Truncated names their places.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from recipe import classifier, wire
-from recipe.classifier import Classifier
-from recipe.wire import Label, Request
+from recipe import tasks, wire
+from recipe.tasks import Task
+from recipe.wire import Request
 
 
-def model_fn(model_dir: str) -> Classifier:
-    """The model and tokenizer in `model_dir`."""
-    return classifier.load(model_dir)
+def model_fn(model_dir: str) -> Task:
+    """The model in `model_dir`, or the one that HF_MODEL_ID names where there is none."""
+    return tasks.load(model_dir, os.environ)
+
+
+def model_warmup_fn(model_dir: str, model: Task) -> None:
+    """Answer once, so that a model that cannot is found before a client finds it."""
+    for length in (1, 16):
+        request = Request(texts=["A sentence to warm up with. " * length], parameters=model.warm_up)
+        model.measure(request)
+        for answer in model.predict([request]):
+            wire.write_answer(answer, wire.JSON)
 
 
 def input_fn(body: bytes, content_type: str) -> Request:
     """The texts of a request.
 
     Raises:
-        ValueError: the body is wrong; the message says how, with an example of what is right.
-        TypeError: the content type is not supported (`recipe.wire.UnsupportedContentType`).
+        BadRequest: the body is wrong; the message says how, with an example of what is right.
+        UnsupportedContentType: the content type is not supported.
     """
     return wire.read_request(body, content_type)
 
 
-def predict_fn(data: Request, model: Classifier) -> list[Label | list[Label]]:
-    """A label and score for each text; lists of them where the request has top_k."""
-    return model.classify(data.texts, data.top_k)
-
-
-def output_fn(prediction: Sequence[Label | list[Label]], accept: str) -> bytes:
-    """The answer as JSON, JSON Lines or CSV, as `accept` asks.
+def tokens_fn(data: Request, model: Task) -> list[int]:
+    """The number of tokens of each text.
 
     Raises:
-        TypeError: `accept` names none of them (`recipe.wire.UnsupportedContentType`).
+        BadRequest: a parameter is none of the model's task.
     """
+    return model.measure(data)
+
+
+def predict_fn(data: Request, model: Task) -> Any:
+    """An answer for each text; an iterator of pieces where a generation is to be streamed."""
+    model.measure(data)
+    return model.predict([data])[0]
+
+
+def predict_batch_fn(inputs: Sequence[Request], model: Task) -> list[Any]:
+    """What `predict_fn` returns for each request, all of them through the model together."""
+    return model.predict(inputs)
+
+
+def output_fn(
+    prediction: Sequence[Any] | Iterator[str], accept: str, context: Any = None
+) -> tuple[Any, str]:
+    """The answer as JSON, JSON Lines, CSV or NPY, as `accept` asks, and its type.
+
+    Raises:
+        UnsupportedContentType: `accept` names none of them.
+    """
+    truncated = getattr(prediction, "truncated", ())
+    if context is not None and truncated:
+        context.set_response_header(0, "X-Amphora-Truncated", ",".join(map(str, truncated)))
     return wire.write_answer(prediction, accept)

@@ -6,10 +6,11 @@ Modules by floor; a module imports lower floors only, and none imports the packa
   `encoding` (texts to token ids), `saving`
 - 1 `arguments` (hyperparameters), `places` (SM_* and /opt/ml), `formats` (a file to a table),
   `device`, `libraries` (how much they say), `wire` (request and answer)
-- 2 `layout` (channels to files), `columns` (text and label), `labels`,
-  `classifier` (a saved model that answers)
-- 3 `data` (channels to labelled splits), `modeling` (which model, and loading it)
-- 4 `tokens` (splits to token ids), `batches` (token ids to padded batches), `evaluation`, `card`,
-  `progress`
+- 2 `layout` (channels to files), `columns` (text and label), `labels`, `distribution`,
+  `encoder` (a saved model over batches of texts)
+- 3 `data` (channels to labelled splits), `modeling` (which model, and loading it); what answers
+  with a saved model: `classifier`, `tagger`, `embedder`, `generator`
+- 4 `tasks` (which of those), `tokens` (splits to token ids), `batches` (token ids to padded
+  batches), `evaluation`, `card`, `progress`
 - 5 `training` (one run), `inspection` (what can be said before it)
 """

@@ -1,74 +1,73 @@
-"""A saved classifier that answers texts."""
+"""Text classification: one label or several for each text, or a number (regression)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForSequenceClassification
 
-from recipe.encoding import encode
-from recipe.libraries import quieten
-from recipe.wire import Label
+from recipe import encoder
+from recipe.encoder import Encoder, Origin
+from recipe.wire import Answers, Label, Request
 
-_BATCH = 32
+PARAMETERS = {"top_k"}
+_MULTI_LABEL = "multi_label_classification"
+_THRESHOLD = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """A model and its tokenizer, in float32: the labels are those of training's evaluation."""
+    """A saved classifier that answers texts."""
 
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    encoder: Encoder
+    warm_up: Mapping[str, Any] = field(default_factory=dict)
 
-    def classify(self, texts: Sequence[str], top_k: int | None = None) -> list[Label | list[Label]]:
-        """For each text its best label, or with `top_k` the list of its `top_k` best labels.
+    def measure(self, request: Request) -> list[int]:
+        """Tokens of each text.
 
-        Scores are probabilities (softmax over the labels).
+        Raises:
+            BadRequest: a parameter is none of this task's.
         """
-        ranked = self._probabilities(texts).sort(dim=-1, descending=True)
-        names = self.model.config.id2label or {}
-        wanted = ranked.values.shape[-1] if top_k is None else top_k
-        answers = [
-            [{"label": names[number], "score": score} for number, score in pairs[:wanted]]
-            for pairs in (
-                list(zip(ids, scores, strict=True))
-                for ids, scores in zip(ranked.indices.tolist(), ranked.values.tolist(), strict=True)
+        request.only(PARAMETERS, "text-classification")
+        return [len(ids) for ids in self.encoder.encode(request)]
+
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
+        """For each request an answer for each text: its best label; with `top_k` a list of its best
+        labels; of a multi-label model the labels of at least 0.5.
+
+        Scores are probabilities: softmax over the labels, or each label's sigmoid where a text may
+        have several. A model of one output is a regression, and its score is the number itself.
+        """
+        rows = self.encoder.rows(requests, lambda output, mask: output.logits)
+        return [
+            Answers(
+                [self._answer(logits, request.parameters.get("top_k")) for logits in each],
+                request.truncated,
             )
+            for request, each in zip(requests, rows, strict=True)
         ]
-        return [answer[0] for answer in answers] if top_k is None else list(answers)
 
-    @torch.inference_mode()
-    def _probabilities(self, texts: Sequence[str]) -> torch.Tensor:
-        """[len(texts), labels], on the CPU."""
-        token_ids = encode(self.tokenizer, texts, self.tokenizer.model_max_length)
-        result = torch.empty(len(texts), len(self.model.config.id2label or {}))
-        for rows in _by_length(token_ids):
-            batch = self.tokenizer.pad(
-                {"input_ids": [token_ids[row] for row in rows]}, return_tensors="pt"
-            )
-            logits = self.model(**batch.to(self.model.device)).logits
-            result[rows] = logits.float().softmax(dim=-1).cpu()
-        return result
+    def _answer(self, logits: torch.Tensor, top_k: int | None) -> Label | list[Label]:
+        config = self.encoder.model.config
+        several = config.problem_type == _MULTI_LABEL
+        if len(logits) == 1 and not several:
+            return self._labels(logits, 1)[0]
+        scores = logits.sigmoid() if several else logits.softmax(-1)
+        if top_k is not None:
+            return self._labels(scores, top_k)
+        labels = self._labels(scores, len(scores) if several else 1)
+        return [label for label in labels if label["score"] >= _THRESHOLD] if several else labels[0]
 
-
-def _by_length(token_ids: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Positions in batches of like length, so that little is padded."""
-    order = sorted(range(len(token_ids)), key=lambda row: len(token_ids[row]))
-    for start in range(0, len(order), _BATCH):
-        yield order[start : start + _BATCH]
+    def _labels(self, scores: torch.Tensor, count: int) -> list[Label]:
+        names = self.encoder.model.config.id2label or {}
+        best = scores.sort(descending=True)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [{"label": names[number], "score": score} for number, score in list(pairs)[:count]]
 
 
-def load(model_dir: str) -> Classifier:
-    """The classifier in `model_dir`, on an accelerator where there is one."""
-    quieten()
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    model = AutoModelForSequenceClassification.from_pretrained(model_dir, dtype=torch.float32)
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return Classifier(model=model.eval().to(found or "cpu"), tokenizer=tokenizer)
+def load(origin: Origin) -> Classifier:
+    """The classifier that `origin` names."""
+    return Classifier(encoder=encoder.load(origin, AutoModelForSequenceClassification))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from recipe.names import TEXT_NAMES, plain
 
 JSON, JSON_LINES, CSV = "application/json", "application/jsonlines", "text/csv"
+NPY, TEXT, EVENTS = "application/x-npy", "text/plain", "text/event-stream"
 _SPELLINGS = {
     "application/jsonlines": JSON_LINES,
     "application/x-jsonlines": JSON_LINES,
@@ -32,14 +35,47 @@ class UnsupportedContentType(TypeError):
 class BadRequest(ValueError):
     """The request's body cannot be read as texts; the message says what would be right."""
 
+    status_code = 400
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(kw_only=True)
 class Request:
     """What a request asks."""
 
     texts: Sequence[str]
-    top_k: int | None = None
-    """How many labels to give for each text, best first; None for the best one alone."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    token_ids: list[list[int]] | None = None
+    """The texts' token ids, once they are known."""
+    truncated: Sequence[int] = ()
+    """Places of the texts that were longer than the model can read, and were cut."""
+
+    def only(self, known: Set[str], task: str) -> None:
+        """Raises BadRequest where there is another parameter than the `known` ones of the task."""
+        for name in self.parameters:
+            if name not in known:
+                takes = f"takes {', '.join(sorted(known))}" if known else "takes none"
+                raise BadRequest(f"The parameter {name!r} is not one of {task}, which {takes}.")
+
+
+class Answers(list[Any]):
+    """An answer for each text of a request."""
+
+    def __init__(self, answers: Sequence[Any], truncated: Sequence[int] = ()) -> None:
+        super().__init__(answers)
+        self.truncated = truncated
+        """Places of the texts that were cut."""
+
+
+# Each parameter of some task: whether a value is one, and how that is said.
+_PARAMETERS: Mapping[str, tuple[Any, str]] = {
+    "top_k": (lambda value: type(value) is int and value >= 1, "1 or more"),
+    "normalize": (lambda value: type(value) is bool, "true or false"),
+    "max_new_tokens": (lambda value: type(value) is int and value >= 1, "1 or more"),
+    "temperature": (lambda value: type(value) in (int, float) and value > 0, "more than 0"),
+    "top_p": (lambda value: type(value) in (int, float) and 0 < value <= 1, "0 to 1"),
+    "do_sample": (lambda value: type(value) is bool, "true or false"),
+    "stream": (lambda value: type(value) is bool, "true or false"),
+}
 
 
 def media_type(header: str) -> str:
@@ -59,21 +95,35 @@ def read_request(body: bytes, content_type: str) -> Request:
         JSON: _read_json,
         JSON_LINES: _read_json_lines,
         CSV: _read_csv,
-        "text/plain": _read_plain,
+        TEXT: _read_plain,
     }
     kind = media_type(content_type)
-    if kind not in readers:
+    if kind not in (*readers, NPY):
         raise UnsupportedContentType(
-            f"Content-Type {content_type!r} is not supported. Send {', '.join(readers)}."
+            f"Content-Type {content_type!r} is not supported. Send {', '.join(readers)} or {NPY}."
         )
-    try:
-        text = body.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadRequest(f"The body is not UTF-8: {error.reason} at byte {error.start}.") from error
-    request = readers[kind](text)
+    request = _read_npy(body) if kind == NPY else readers[kind](_decoded(body))
     if not request.texts:
         raise BadRequest(f"The request holds no text. {_EXAMPLE}")
     return request
+
+
+def _decoded(body: bytes) -> str:
+    try:
+        return body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"The body is not UTF-8: {error.reason} at byte {error.start}.") from error
+
+
+def _read_npy(body: bytes) -> Request:
+    try:
+        array = np.load(io.BytesIO(body), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise BadRequest(f"The body is no NPY array that may be read: {error}") from error
+    if not isinstance(array, np.ndarray) or array.dtype.kind != "U":
+        kind = getattr(array, "dtype", "no array")
+        raise BadRequest(f"The NPY array holds {kind}, not texts (a dtype such as <U80).")
+    return Request(texts=array.ravel().tolist())
 
 
 def _read_json(text: str) -> Request:
@@ -87,13 +137,15 @@ def _read_json(text: str) -> Request:
 def _of_document(document: object) -> Request:
     if not isinstance(document, dict):
         return Request(texts=_texts(document))
-    parameters = document.get("parameters")
     if "inputs" not in document and _text_key(document) is None:
         raise BadRequest(
             f"The request has no 'inputs', but {', '.join(map(repr, document)) or 'nothing'}. "
             f"{_EXAMPLE}"
         )
-    return Request(texts=_texts(document[_text_key(document)]), top_k=_top_k(parameters))
+    return Request(
+        texts=_texts(document[_text_key(document)]),
+        parameters=_parameters(document.get("parameters")),
+    )
 
 
 def _text_key(document: dict[str, Any]) -> str | None:
@@ -113,18 +165,20 @@ def _text(item: object) -> str:
     return item
 
 
-def _top_k(parameters: object) -> int | None:
-    if parameters is None:
-        return None
-    if not isinstance(parameters, dict) or set(parameters) - {"top_k"}:
+def _parameters(value: object) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or set(value) - set(_PARAMETERS):
         raise BadRequest(
-            f"'parameters' is {json.dumps(parameters)[:60]}: the only parameter is top_k, as in "
-            '{"inputs": "a text", "parameters": {"top_k": 2}}.'
+            f"'parameters' is {json.dumps(value)[:60]}: it may hold {', '.join(_PARAMETERS)}, as "
+            'in {"inputs": "a text", "parameters": {"top_k": 2}}.'
         )
-    top_k = parameters.get("top_k")
-    if top_k is not None and (type(top_k) is not int or top_k < 1):
-        raise BadRequest(f"top_k is {json.dumps(top_k)[:60]}. Give 1 or more, or leave it out.")
-    return top_k
+    given = {name: each for name, each in value.items() if each is not None}
+    for name, each in given.items():
+        is_right, range_ = _PARAMETERS[name]
+        if not is_right(each):
+            raise BadRequest(f"{name} is {json.dumps(each)[:60]}. Give {range_}, or leave it out.")
+    return given
 
 
 def _read_json_lines(text: str) -> Request:
@@ -135,11 +189,11 @@ def _read_json_lines(text: str) -> Request:
                 requests.append(_of_document(json.loads(line)))
             except ValueError as error:
                 raise BadRequest(f"Line {number}: {error}") from error
-    if len({request.top_k for request in requests}) > 1:
-        raise BadRequest("The lines ask for different top_k. Send one request for each.")
+    if any(request.parameters != requests[0].parameters for request in requests):
+        raise BadRequest("The lines have different parameters. Send one request for each.")
     return Request(
         texts=[text for request in requests for text in request.texts],
-        top_k=requests[0].top_k if requests else None,
+        parameters=requests[0].parameters if requests else {},
     )
 
 
@@ -165,39 +219,79 @@ def _read_plain(text: str) -> Request:
     return Request(texts=[text] if text.strip() else [])
 
 
-def write_answer(prediction: Sequence[Label | list[Label]], accept: str) -> bytes:
-    """The answer in the first type of `accept` that can be written; JSON where any will do.
+def write_answer(prediction: Sequence[Any] | Iterator[str], accept: str) -> tuple[Any, str]:
+    """The answer in the first type of `accept` that can be written, and that type; JSON where any
+    will do.
 
     JSON is one list with an entry for each text; JSON Lines has an entry on each line; CSV has
-    `label,score` rows without a header, all labels of a text in one row.
+    `label,score` rows without a header, all labels of a text in one row, or a vector's numbers;
+    NPY is the array of vectors. An iterator of pieces of text is written piece by piece, as plain
+    text, JSON Lines or server-sent events.
 
     Raises:
         UnsupportedContentType: none of the types can be written.
     """
-    writers = {JSON: _json, JSON_LINES: _json_lines, CSV: _csv}
+    pieces = isinstance(prediction, Iterator)
+    writers: Mapping[str, Any] = _PIECE_WRITERS if pieces else _WRITERS
     kinds = [media_type(each) for each in (accept or "*/*").split(",")]
     for kind in kinds:
-        if kind in ("*/*", "application/*"):
-            kind = JSON
+        if kind in ("*/*", "application/*", JSON):
+            kind = JSON_LINES if pieces else JSON
         if kind in writers:
-            return writers[kind](prediction).encode()
+            return writers[kind](prediction), kind
     raise UnsupportedContentType(
         f"Accept {accept!r} is not supported. Ask for {', '.join(writers)}."
     )
 
 
-def _json(prediction: Sequence[Label | list[Label]]) -> str:
-    return json.dumps(list(prediction), ensure_ascii=False)
+def _json(prediction: Sequence[Any]) -> bytes:
+    return json.dumps(list(prediction), ensure_ascii=False).encode()
 
 
-def _json_lines(prediction: Sequence[Label | list[Label]]) -> str:
-    return "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in prediction)
+def _json_lines(prediction: Sequence[Any]) -> bytes:
+    return "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in prediction).encode()
 
 
-def _csv(prediction: Sequence[Label | list[Label]]) -> str:
+def _csv(prediction: Sequence[Any]) -> bytes:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for entry in prediction:
-        labels = entry if isinstance(entry, list) else [entry]
-        writer.writerow(value for label in labels for value in (label["label"], label["score"]))
+        writer.writerow(_cells(entry))
+    return out.getvalue().encode()
+
+
+def _cells(entry: Any) -> Iterator[Any]:
+    for item in entry if isinstance(entry, list) else [entry]:
+        if isinstance(item, dict):
+            yield from item.values()
+        else:
+            yield item
+
+
+def _npy(prediction: Sequence[Any]) -> bytes:
+    if not all(
+        isinstance(entry, list) and entry and type(entry[0]) is float for entry in prediction
+    ):
+        raise UnsupportedContentType(f"Only vectors can be written as {NPY}; these are no vectors.")
+    out = io.BytesIO()
+    np.save(out, np.asarray(prediction, dtype=np.float32), allow_pickle=False)
     return out.getvalue()
+
+
+def _piece_lines(pieces: Iterator[str]) -> Iterator[bytes]:
+    for piece in pieces:
+        yield _json_lines([{"generated_text": piece}])
+
+
+def _events(pieces: Iterator[str]) -> Iterator[bytes]:
+    for piece in pieces:
+        yield b"data: " + _json_lines([{"generated_text": piece}]) + b"\n"
+
+
+def _plain_pieces(pieces: Iterator[str]) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece.encode()
+
+
+_WRITERS = {JSON: _json, JSON_LINES: _json_lines, CSV: _csv, NPY: _npy}
+_PIECE_WRITERS = {JSON_LINES: _piece_lines, EVENTS: _events, TEXT: _plain_pieces}

@@ -112,14 +112,15 @@ def test_the_card_tells_how_and_how_good_and_no_secret(trained: Trained) -> None
     assert "very-secret" not in trained.output
 
 
-def test_the_handlers_answer_from_it(trained: Trained) -> None:
+def test_the_handlers_answer_from_it(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     import inference
 
+    monkeypatch.setenv("AMPHORA_DTYPE", "float32")
     model = inference.model_fn(str(trained.base / "model"))
 
     def ask(body: Any, accept: str = "application/json") -> Any:
         request = inference.input_fn(json.dumps(body).encode(), "application/json")
-        return json.loads(inference.output_fn(inference.predict_fn(request, model), accept))
+        return json.loads(inference.output_fn(inference.predict_fn(request, model), accept)[0])
 
     good = "the film number 3 was good , truly great"
     bad = "the film number 4 was bad , truly awful"

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 import json
 
+import numpy as np
 import pytest
 
 from recipe import wire
@@ -32,7 +34,7 @@ def test_a_request_is_read(
     content_type: str, body: str, texts: list[str], top_k: int | None
 ) -> None:
     request = wire.read_request(body.encode(), content_type)
-    assert (list(request.texts), request.top_k) == (texts, top_k)
+    assert (list(request.texts), request.parameters.get("top_k")) == (texts, top_k)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_a_bad_request_is_told_what_is_right(
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("content_type", ["image/png", "", "application/x-npy"])
+@pytest.mark.parametrize("content_type", ["image/png", ""])
 def test_an_unknown_content_type_is_named(content_type: str) -> None:
     with pytest.raises(UnsupportedContentType, match="application/json"):
         wire.read_request(b"a", content_type)
@@ -82,15 +84,64 @@ ANSWER: list[wire.Label | list[wire.Label]] = [
 
 @pytest.mark.parametrize("accept", ["application/json", "*/*", "", "image/png, */*;q=0.1"])
 def test_an_answer_is_json_unless_another_type_is_asked_for(accept: str) -> None:
-    assert json.loads(wire.write_answer(ANSWER, accept)) == ANSWER
+    body, kind = wire.write_answer(ANSWER, accept)
+    assert (json.loads(body), kind) == (ANSWER, "application/json")
 
 
 def test_an_answer_in_lines_and_in_csv() -> None:
-    lines = wire.write_answer(ANSWER, "application/jsonlines").decode().splitlines()
-    assert [json.loads(line) for line in lines] == ANSWER
-    assert wire.write_answer(ANSWER, "text/csv").decode() == '"é,1",0.75\na,0.5,b,0.25\n'
+    lines, kind = wire.write_answer(ANSWER, "image/png, application/jsonlines")
+    assert [json.loads(line) for line in lines.splitlines()] == ANSWER
+    assert kind == "application/jsonlines"
+    body, _ = wire.write_answer(ANSWER, "text/csv")
+    assert body.decode() == '"é,1",0.75\na,0.5,b,0.25\n'
+
+
+def test_vectors_are_numbers_in_csv_and_npy() -> None:
+    vectors = [[0.5, 1.0], [2.0, -3.0]]
+    assert wire.write_answer(vectors, "text/csv")[0] == b"0.5,1.0\n2.0,-3.0\n"
+    array = np.load(io.BytesIO(wire.write_answer(vectors, "application/x-npy")[0]))
+    assert (array.dtype, array.tolist()) == (np.float32, vectors)
+    with pytest.raises(UnsupportedContentType, match="vectors"):
+        wire.write_answer(ANSWER, "application/x-npy")
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("text/plain", [b"a", b"b"]),
+        ("*/*", [b'{"generated_text": "a"}\n', b'{"generated_text": "b"}\n']),
+        ("text/event-stream", [b'data: {"generated_text": "a"}\n\n',
+                               b'data: {"generated_text": "b"}\n\n']),
+    ],
+)  # fmt: skip
+def test_pieces_are_written_one_by_one(accept: str, expected: list[bytes]) -> None:
+    assert list(wire.write_answer(iter(["a", "b"]), accept)[0]) == expected
 
 
 def test_an_unknown_accept_is_named() -> None:
     with pytest.raises(UnsupportedContentType, match="'image/png'"):
         wire.write_answer(ANSWER, "image/png")
+
+
+def npy(array: object) -> bytes:
+    out = io.BytesIO()
+    np.save(out, np.asarray(array), allow_pickle=True)
+    return out.getvalue()
+
+
+def test_texts_come_as_an_npy_array_but_nothing_is_unpickled() -> None:
+    assert wire.read_request(npy(["a", "é"]), "application/x-npy").texts == ["a", "é"]
+    with pytest.raises(BadRequest, match="float64, not texts"):
+        wire.read_request(npy([1.0]), "application/x-npy")
+    with pytest.raises(BadRequest, match="allow_pickle=False"):
+        wire.read_request(npy(np.array([{"a": 1}], dtype=object)), "application/x-npy")
+    with pytest.raises(BadRequest):
+        wire.read_request(b"no array", "application/x-npy")
+
+
+def test_a_parameter_of_another_task_is_named() -> None:
+    request = wire.read_request(
+        b'{"inputs": "a", "parameters": {"temperature": 0.5}}', "application/json"
+    )
+    with pytest.raises(BadRequest, match=r"'temperature'.*text-classification.*takes top_k"):
+        request.only({"top_k"}, "text-classification")

@@ -1,0 +1,170 @@
+"""A saved model that runs over batches of texts, in the precision that this host computes fastest.
+
+`AMPHORA_DTYPE` (float32, bfloat16 or int8) overrides the choice; `AMPHORA_COMPILE=1` compiles the
+model with torch.compile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from recipe import device
+from recipe.encoding import encode
+from recipe.errors import ModelError
+from recipe.wire import Request
+
+_BATCH = 32
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a model comes from, and how it is asked for."""
+
+    place: str
+    """A folder, or a name on the Hugging Face Hub."""
+    options: Mapping[str, Any]
+    """What every `from_pretrained` is given."""
+
+    @classmethod
+    def find(cls, model_dir: str, environ: Mapping[str, str]) -> Origin:
+        """The model in `model_dir`, else the one that HF_MODEL_ID names (a folder will do).
+
+        Raises:
+            ModelError: neither is there.
+        """
+        trust = environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true")
+        options: dict[str, Any] = {"trust_remote_code": True} if trust else {}
+        if (Path(model_dir) / "config.json").is_file():
+            return cls(model_dir, options)
+        name = environ.get("HF_MODEL_ID", "")
+        if not name:
+            found = ", ".join(sorted(path.name for path in Path(model_dir).glob("*"))[:10])
+            raise ModelError(
+                f"There is no config.json in {model_dir}, which holds {found or 'nothing'}.",
+                "Pack the files that save_pretrained wrote at the top of model.tar.gz, or set "
+                "HF_MODEL_ID.",
+            )
+        if revision := environ.get("HF_MODEL_REVISION"):
+            options["revision"] = revision
+        if token := environ.get("HF_API_TOKEN") or environ.get("HF_TOKEN"):
+            options["token"] = token
+        return cls(name, options)
+
+    def config(self) -> Any:
+        """The model's configuration."""
+        try:
+            return AutoConfig.from_pretrained(self.place, **self.options)
+        except OSError as error:
+            raise ModelError(
+                f"The model {self.place!r} cannot be read: {str(error).splitlines()[0]}",
+                "Without a way to the Hub, bring the model in model.tar.gz, or give HF_MODEL_ID "
+                "the path of its folder.",
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """A model, its tokenizer, and how many tokens it can read."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    max_length: int
+
+    def encode(self, request: Request, reserved: int = 0) -> list[list[int]]:
+        """Token ids of the request's texts, kept with it; what is cut is noted there too.
+
+        Args:
+            request: It is changed.
+            reserved: Positions to leave free after each text.
+        """
+        if request.token_ids is None:
+            limit = max(1, self.max_length - reserved)
+            request.token_ids = encode(self.tokenizer, request.texts, limit)
+            request.truncated = [
+                place
+                for place, ids in enumerate(request.token_ids)
+                if len(ids) == limit and self._is_longer(request.texts[place], limit)
+            ]
+        return request.token_ids
+
+    def _is_longer(self, text: str, limit: int) -> bool:
+        return len(self.tokenizer(text, verbose=False)["input_ids"]) > limit
+
+    @torch.inference_mode()
+    def rows(
+        self,
+        requests: Sequence[Request],
+        read: Callable[[Any, torch.Tensor], Sequence[torch.Tensor]],
+    ) -> list[list[torch.Tensor]]:
+        """What `read(output, attention_mask)` makes of each text, in float32 on the CPU.
+
+        All requests' texts go through the model together, by length, so that little is padded.
+
+        Returns:
+            For each request a tensor for each of its texts.
+        """
+        token_ids = [ids for request in requests for ids in self.encode(request)]
+        found: list[torch.Tensor] = [torch.empty(0)] * len(token_ids)
+        for places in _by_length(token_ids):
+            batch = self._padded([token_ids[place] for place in places])
+            values = read(self.model(**batch), batch["attention_mask"])
+            for place, value in zip(places, values, strict=True):
+                found[place] = value.float().cpu()
+        results = iter(found)
+        return [[next(results) for _ in request.texts] for request in requests]
+
+    def _padded(self, token_ids: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+        longest = max(map(len, token_ids))
+        pad = self.tokenizer.pad_token_id or 0
+        ids = torch.full((len(token_ids), longest), pad, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, each in enumerate(token_ids):
+            ids[row, : len(each)] = torch.tensor(each, dtype=torch.long)
+            mask[row, : len(each)] = 1
+        where = self.model.device
+        return {"input_ids": ids.to(where), "attention_mask": mask.to(where)}
+
+
+def _by_length(token_ids: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    order = sorted(range(len(token_ids)), key=lambda place: len(token_ids[place]))
+    for start in range(0, len(order), _BATCH):
+        yield order[start : start + _BATCH]
+
+
+def load(origin: Origin, architecture: Any, environ: Mapping[str, str] = os.environ) -> Encoder:
+    """The model by one of transformers' Auto classes, ready to answer, on an accelerator if any.
+
+    Raises:
+        ModelError: it cannot be read.
+        ValueError: AMPHORA_DTYPE names no precision.
+    """
+    chosen = device.choose(environ, bf16=None, use_cpu=False, fp16=False)
+    name = environ.get("AMPHORA_DTYPE") or ("bfloat16" if chosen.bf16 else "float32")
+    if name not in _DTYPES:
+        raise ValueError(f"AMPHORA_DTYPE is {name!r}. Give {', '.join(_DTYPES)}.")
+    tokenizer = AutoTokenizer.from_pretrained(origin.place, **origin.options)
+    model = architecture.from_pretrained(origin.place, dtype=_DTYPES[name], **origin.options)
+    model = model.eval().to(chosen.kind)
+    if name == "int8":
+        quantise: Any = torch.ao.quantization.quantize_dynamic
+        model = quantise(model.cpu(), {torch.nn.Linear}, dtype=torch.qint8)
+    if environ.get("AMPHORA_COMPILE", "") in ("1", "true"):
+        model.forward = torch.compile(model.forward, dynamic=True)
+    print(f"model: {type(model).__name__} on {chosen.kind} in {name}", flush=True)
+    return Encoder(
+        model=model, tokenizer=tokenizer, max_length=_max_length(tokenizer, model.config)
+    )
+
+
+def _max_length(tokenizer: PreTrainedTokenizerBase, config: Any) -> int:
+    """Tokens that the model has positions for; tokenizers without a limit of their own say 1e30."""
+    positions = getattr(config, "max_position_embeddings", None) or 1 << 30
+    return int(min(tokenizer.model_max_length, positions))

@@ -1,0 +1,67 @@
+"""Which task a model answers, and the model loaded for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from recipe import classifier, embedder, generator, tagger
+from recipe.encoder import Origin
+from recipe.libraries import quieten
+from recipe.wire import Request
+
+_CLASSIFICATION, _FEATURES = "text-classification", "feature-extraction"
+_TAGGING, _GENERATION = "token-classification", "text-generation"
+_SYNONYMS = {"sentiment-analysis": _CLASSIFICATION, "ner": _TAGGING}
+_HEADS = {
+    "ForSequenceClassification": _CLASSIFICATION,
+    "ForTokenClassification": _TAGGING,
+    "ForCausalLM": _GENERATION,
+    "LMHeadModel": _GENERATION,
+}
+
+
+class Task(Protocol):
+    """A loaded model that answers requests."""
+
+    @property
+    def warm_up(self) -> Mapping[str, Any]:
+        """Parameters of a request that costs little."""
+
+    def measure(self, request: Request) -> list[int]:
+        """Tokens of each text. Raises BadRequest where the request is none for this task."""
+
+    def predict(self, requests: Sequence[Request]) -> list[Any]:
+        """The prediction for each request."""
+
+
+_LOADERS: Mapping[str, Callable[[Origin], Task]] = {
+    _CLASSIFICATION: classifier.load,
+    _TAGGING: tagger.load,
+    _FEATURES: embedder.load,
+    _GENERATION: generator.load,
+}
+
+
+def load(model_dir: str, environ: Mapping[str, str]) -> Task:
+    """The model in `model_dir` or of HF_MODEL_ID, for HF_TASK or for what its head is made for.
+
+    Raises:
+        ModelError: there is no model.
+        ValueError: HF_TASK names a task that these handlers cannot do.
+    """
+    quieten()
+    origin = Origin.find(model_dir, environ)
+    config = origin.config()
+    name = environ.get("HF_TASK") or task_of(getattr(config, "architectures", None) or [])
+    name = _SYNONYMS.get(name, name)
+    if name not in _LOADERS:
+        raise ValueError(f"HF_TASK is {name!r}. Give {', '.join(_LOADERS)}.")
+    print(f"task: {name}", flush=True)
+    return _LOADERS[name](origin)
+
+
+def task_of(architectures: Sequence[str]) -> str:
+    """The task that a model's class is made for; feature extraction where it has no head."""
+    heads = (task for name in architectures for head, task in _HEADS.items() if name.endswith(head))
+    return next(heads, _FEATURES)
