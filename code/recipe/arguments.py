@@ -31,6 +31,14 @@ class Hyperparameters:
         "model_name",
     )
     trust_remote_code: bool = _documented(False, "Run code that comes with the model.")
+    hf_token: str | None = field(
+        default=None,
+        repr=False,
+        metadata={
+            "help": "Access token of the Hugging Face hub, for a model that needs one.",
+            "aliases": ["--huggingface_token"],
+        },
+    )
     text_column: str | None = _documented(None, "Column to read. Default: found by its name.")
     label_column: str | None = _documented(None, "Column to predict. Default: found by its name.")
     num_train_epochs: float = _documented(3.0, "Passes over the training data.", "epochs")
@@ -58,6 +66,12 @@ class Hyperparameters:
     bf16: bool | None = _documented(
         None, "Compute in bfloat16. Default: where the device is faster with it."
     )
+    compile: bool = _documented(False, "Compile the model with torch.compile.")
+    mp_parameters: str | None = _documented(
+        None,
+        "SageMaker model parallelism: given, and with several processes, the model is sharded "
+        "(FSDP2).",
+    )
     output_dir: str | None = _documented(
         None, "Folder of checkpoints. Default: /opt/ml/checkpoints."
     )
@@ -82,6 +96,8 @@ def _require(name: str, value: object, holds: bool, wanted: str) -> None:
 
 RENAMED = {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu"}
 """Names of older transformers releases that tutorials still use."""
+_SECRET_WORDS = ("token", "secret", "password", "key")
+_TRUE = ("true", "1", "yes")
 
 
 def parse(argv: Sequence[str]) -> Hyperparameters:
@@ -101,8 +117,8 @@ def parse(argv: Sequence[str]) -> Hyperparameters:
         name = _canonical(written, value)
         if seen.setdefault(name, value) != value:
             raise HyperparameterError(
-                f"Hyperparameter {name} has two values, {seen[name]!r} and {value!r} "
-                f"(the second as {written}).",
+                f"Hyperparameter {name} has two values, {_shown(name, seen[name])} and "
+                f"{_shown(name, value)} (the second as {written}).",
                 "Give one.",
             )
         if value not in ("", "None", "null"):
@@ -146,10 +162,19 @@ def _canonical(written: str, value: str) -> str:
     if name not in _own_fields() and name not in _training_fields():
         known = {*_own_fields(), *_aliases(), *_training_fields()}
         raise HyperparameterError(
-            f"Hyperparameter {written} (value {value!r}) is not known.",
+            f"Hyperparameter {written} (value {_shown(name, value)}) is not known.",
             near(name, known) or "python code/train.py --help lists the names.",
         )
     return name
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of a hyperparameter of this name must not be shown."""
+    return any(word in name.lower().split("_") for word in _SECRET_WORDS)
+
+
+def _shown(name: str, value: str) -> str:
+    return "(a secret)" if is_secret(name) else repr(value)
 
 
 @functools.cache
@@ -193,6 +218,8 @@ def _parser(kind: Any) -> _Parser:
 
 
 def _convert(name: str, value: str) -> Any:
+    if name == "fsdp" and value.lower() in _TRUE:
+        return True  # as text it is taken for a list of options
     kind = _OwnValues if name in _own_fields() else TrainingArguments
     try:
         converted = getattr(_parser(kind).parse_args([f"--{name}={value}"]), name)

@@ -13,9 +13,7 @@ import datasets
 import torch
 import transformers
 
-from recipe.arguments import Hyperparameters
-
-_SECRET_WORDS = ("token", "secret", "password", "key")
+from recipe.arguments import Hyperparameters, is_secret
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +76,8 @@ def shown(hyperparameters: Hyperparameters) -> dict[str, str]:
     return {
         key: value if isinstance(value, str) else json.dumps(value, default=str)
         for key, value in {**values, **passed}.items()
-        if value is not None and not _is_secret(key)
+        if value is not None and not is_secret(key)
     }
-
-
-def _is_secret(key: str) -> bool:
-    return any(word in key.split("_") for word in _SECRET_WORDS)
 
 
 def _table(left: str, right: str, rows: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -95,6 +96,9 @@ def load(
         ModelError: it cannot be reached or loaded.
     """
     options = {"trust_remote_code": hyperparameters.trust_remote_code}
+    if hyperparameters.hf_token:
+        # transformers passes a token argument on to some of its requests only.
+        os.environ["HF_TOKEN"] = hyperparameters.hf_token
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.name, **options)
         model, report = AutoModelForSequenceClassification.from_pretrained(

@@ -20,11 +20,12 @@ from transformers import (
     set_seed,
 )
 
-from recipe import batches, card, data, device, evaluation, modeling, tokens
+from recipe import batches, card, data, device, distribution, evaluation, modeling, tokens
 from recipe.arguments import Hyperparameters
 from recipe.console import has_terminal, is_first_process, say
 from recipe.data import Splits
 from recipe.device import Device
+from recipe.distribution import Distribution
 from recipe.errors import HyperparameterError
 from recipe.libraries import quieten
 from recipe.places import Places
@@ -44,9 +45,11 @@ def run(
         RecipeError: something the user can mend; the model folder is left as it was.
     """
     chosen = _set_up(hyperparameters, environ)
-    arguments = training_arguments(hyperparameters, places, chosen)
+    shared = distribution.choose(hyperparameters, chosen, environ)
+    arguments = training_arguments(hyperparameters, places, chosen, shared)
     device.check_world(arguments.device, chosen.processes)
-    say(chosen.describe())
+    for line in (chosen.describe(), *shared.said):
+        say(line)
     splits = data.load(places.channels, hyperparameters)
     for line in splits.found:
         say(line)
@@ -60,6 +63,7 @@ def run(
     ready = _tokenised(splits, tokenizer, max_length)
     trainer = _trainer(model, tokenizer, arguments, ready)
     metrics = _train(trainer, ready.get("test"))
+    weights = distribution.whole_weights(trainer)
     if is_first_process():
         facts = card.Facts(
             base_model=source.name,
@@ -69,7 +73,7 @@ def run(
             device=chosen.describe(),
             metrics=metrics,
         )
-        _write(trainer, tokenizer, places, facts)
+        _write(trainer, weights, tokenizer, places, facts)
     device.leave_world()
     return metrics
 
@@ -92,7 +96,7 @@ def _set_up(hyperparameters: Hyperparameters, environ: Mapping[str, str]) -> Dev
 
 
 def training_arguments(
-    hyperparameters: Hyperparameters, places: Places, chosen: Device
+    hyperparameters: Hyperparameters, places: Places, chosen: Device, shared: Distribution
 ) -> TrainingArguments:
     """The Trainer's arguments: the recipe's choices, then what the user passed beyond them.
 
@@ -123,6 +127,7 @@ def training_arguments(
         "logging_steps": 0.05,
         "report_to": "none",
         "disable_tqdm": not has_terminal(),
+        **shared.arguments,
         **hyperparameters.passed,
     }
     try:
@@ -162,6 +167,7 @@ def _trainer(
         compute_metrics=evaluation.compute_metrics(),
         callbacks=[MetricLines()],
     )
+    distribution.shard(trainer)
     trainer.remove_callback(PrinterCallback)
     if arguments.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
@@ -194,17 +200,26 @@ def _last_evaluation(trainer: Trainer) -> dict[str, float] | None:
 
 
 def _write(
-    trainer: Trainer, tokenizer: PreTrainedTokenizerBase, places: Places, facts: card.Facts
+    trainer: Trainer,
+    weights: dict[str, Any] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    places: Places,
+    facts: card.Facts,
 ) -> None:
     places.output_data_dir.mkdir(parents=True, exist_ok=True)
     metrics = json.dumps(dict(facts.metrics), indent=2) + "\n"
     (places.output_data_dir / "metrics.json").write_text(metrics)
     with whole_folder(places.model_dir) as folder:
-        _write_model(trainer, tokenizer, folder)
+        _write_model(trainer, weights, tokenizer, folder)
         (folder / "README.md").write_text(card.write(facts), encoding="utf-8")
     say(f"model written to {places.model_dir}, metrics to {places.output_data_dir}/metrics.json")
 
 
-def _write_model(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    trainer.accelerator.unwrap_model(trainer.model).save_pretrained(folder)
+def _write_model(
+    trainer: Trainer,
+    weights: dict[str, Any] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+) -> None:
+    trainer.accelerator.unwrap_model(trainer.model).save_pretrained(folder, state_dict=weights)
     tokenizer.save_pretrained(folder)

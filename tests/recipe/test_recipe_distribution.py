@@ -1,0 +1,183 @@
+"""SageMaker's requests for sharding, compilation and smddp, and the hub's token."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification
+
+from recipe import distribution
+from recipe.arguments import Hyperparameters, parse
+from recipe.device import Device
+from recipe.errors import HyperparameterError
+
+Reviews = Callable[[int], list[tuple[str, str]]]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+COMPILER = {
+    "sagemaker_training_compiler_enabled": True,
+    "sagemaker_training_compiler_debug_mode": False,
+}
+SMDDP = {"SM_FRAMEWORK_PARAMS": '{"sagemaker_distributed_dataparallel_enabled":true}'}
+
+
+def device(processes: int, kind: str = "cpu") -> Device:
+    return Device(kind=kind, bf16=False, reason="", processes=processes, threads=None)
+
+
+def write_data(folder: Path, rows: list[tuple[str, str]]) -> dict[str, Path]:
+    folder.mkdir(parents=True)
+    lines = (json.dumps({"text": text, "label": label}) for text, label in rows)
+    (folder / "train.jsonl").write_text("\n".join(lines))
+    return {"train": folder}
+
+
+def test_a_sharded_run_saves_the_whole_model_that_ddp_would_save(
+    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
+) -> None:
+    model = tmp_path / "start"
+    shutil.copytree(tiny_model, model)
+    config = json.loads((model / "config.json").read_text())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (model / "config.json").write_text(json.dumps(config))
+    channels = write_data(tmp_path / "in", reviews(40))
+    arguments = ["--model_id", str(model), "--epochs", "2", "--batch_size", "4", "--lr", "5e-3"]
+    arguments += ["--bf16", "False"]
+    weights = []
+    for name, more in (("ddp", []), ("fsdp", ["--mp_parameters", "partitions=2,ddp=True"])):
+        done = train(tmp_path / name, channels, *arguments, *more, processes=2)
+        assert done.returncode == 0, done.stderr
+        assert ("sharded over 2 processes (FSDP2)" in done.stdout) == (name == "fsdp")
+        weights.append(load_file(tmp_path / name / "model" / "model.safetensors"))
+    ddp, fsdp = weights
+    assert set(ddp) == set(fsdp)
+    start = load_file(model / "model.safetensors")["embeddings.word_embeddings.weight"]
+    assert (ddp["bert.embeddings.word_embeddings.weight"] - start).abs().max() > 0.01
+    for name, weight in ddp.items():
+        torch.testing.assert_close(fsdp[name], weight, atol=1e-4, rtol=0)
+    served = AutoModelForSequenceClassification.from_pretrained(tmp_path / "fsdp" / "model")
+    assert served.config.id2label == {0: "neg", 1: "pos"}
+
+
+@pytest.mark.parametrize("written", ["partitions=2,ddp=True", '{"partitions": 2, "ddp": true}'])
+def test_mp_parameters_ask_for_fsdp2(written: str) -> None:
+    asked = parse(["--mp_parameters", written])
+    chosen = distribution.choose(asked, device(2), {})
+    assert chosen.arguments == {"fsdp": True, "fsdp_config": {"version": 2}}
+    alone = distribution.choose(asked, device(1), {})
+    assert alone.arguments == {}
+    assert alone.said == ("mp_parameters (partitions, ddp) has no effect with one process",)
+
+
+@pytest.mark.parametrize("written", ["", "{}"])
+def test_empty_mp_parameters_ask_for_nothing(written: str) -> None:
+    asked = parse(["--mp_parameters", written])
+    assert distribution.choose(asked, device(2), {}) == distribution.Distribution()
+
+
+@pytest.mark.parametrize("written", ["yes", "{partitions}"])
+def test_unreadable_mp_parameters_are_named(written: str) -> None:
+    with pytest.raises(HyperparameterError, match="mp_parameters has value"):
+        distribution.choose(parse(["--mp_parameters", written]), device(2), {})
+
+
+def test_training_compiler_keys_compile(
+    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
+) -> None:
+    channels = write_data(tmp_path / "in", reviews(20))
+    arguments = ["--model_id", str(tiny_model), "--max_steps", "2", "--batch_size", "4"]
+    # Needs no C++ compiler and no time; what is tested is that the model goes through Dynamo.
+    arguments += ["--torch_compile_backend", "eager"]
+    asked = {"SM_FRAMEWORK_PARAMS": json.dumps(COMPILER), "TORCH_LOGS": "dynamo"}
+    done = train(tmp_path, channels, *arguments, environment=asked)
+    assert done.returncode == 0, done.stderr
+    assert "SageMaker Training Compiler was asked for; batch size and learning rate" in done.stdout
+    assert "start tracing" in done.stderr
+    names = load_file(tmp_path / "model" / "model.safetensors")
+    assert not [name for name in names if "_orig_mod" in name]
+
+
+def test_compilation_is_off_unless_asked_for() -> None:
+    off = {"SM_FRAMEWORK_PARAMS": '{"sagemaker_training_compiler_enabled": "false"}'}
+    assert distribution.choose(Hyperparameters(), device(1), off).arguments == {}
+    asked = distribution.choose(parse(["--compile"]), device(1), {})
+    assert asked.arguments == {"torch_compile": True}
+
+
+def test_smddp_is_used_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = distribution.choose(Hyperparameters(), device(8, "cuda"), SMDDP)
+    assert (without.arguments, len(without.said)) == ({}, 1)
+    assert "nccl backend" in without.said[0]
+    package = tmp_path / "smdistributed" / "dataparallel"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = distribution.choose(Hyperparameters(), device(8, "cuda"), SMDDP)
+    assert found.arguments == {"ddp_backend": "smddp"}
+    for name in [name for name in sys.modules if name.startswith("smdistributed")]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+class Hub(ThreadingHTTPServer):
+    """Refuses everything, and remembers with which credentials it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Refuse)
+        self.credentials: set[str | None] = set()
+
+
+class Refuse(BaseHTTPRequestHandler):
+    def do_HEAD(self) -> None:
+        assert isinstance(self.server, Hub)
+        self.server.credentials.add(self.headers.get("Authorization"))
+        self.send_response(404)
+        self.end_headers()
+
+    do_GET = do_HEAD
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    server = Hub()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_token_reaches_the_hub_and_nothing_else(
+    tmp_path: Path, reviews: Reviews, train: Run, hub: Hub
+) -> None:
+    channels = write_data(tmp_path / "in", reviews(20))
+    arguments = ["--model_id", "some/model", "--hf_token", "hf_planted"]
+    where = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HUB_OFFLINE": "0"}
+    done = train(tmp_path, channels, *arguments, environment=where)
+    assert done.returncode == 1
+    assert "'some/model' cannot be loaded" in done.stderr
+    assert "Bearer hf_planted" in hub.credentials
+    assert "hf_planted" not in done.stdout + done.stderr
+
+
+def test_a_secret_is_in_no_message() -> None:
+    assert "hf_planted" not in repr(parse(["--huggingface_token", "hf_planted"]))
+    for argv in (["--hf_token", "a", "--hf_token", "hf_planted"], ["--my_token", "hf_planted"]):
+        with pytest.raises(HyperparameterError) as caught:
+            parse(argv)
+        assert "hf_planted" not in str(caught.value)
