@@ -41,6 +41,17 @@ class Hyperparameters:
     )
     text_column: str | None = _documented(None, "Column to read. Default: found by its name.")
     label_column: str | None = _documented(None, "Column to predict. Default: found by its name.")
+    problem_type: str | None = _documented(
+        None,
+        "single_label_classification, multi_label_classification or regression. Default: lists "
+        "are several labels, fractions are numbers, all else is one label.",
+    )
+    label_separator: str | None = _documented(
+        None, "What stands between the labels of a text, where one cell holds several."
+    )
+    class_weight: str | None = _documented(
+        None, "balanced: rare labels weigh as much in the loss as frequent ones."
+    )
     num_train_epochs: float = _documented(3.0, "Passes over the training data.", "epochs")
     max_train_steps: int | None = _documented(
         None, "Stop after this many optimizer steps, whatever the epochs.", "max_steps"
@@ -72,6 +83,10 @@ class Hyperparameters:
         "SageMaker model parallelism: given, and with several processes, the model is sharded "
         "(FSDP2).",
     )
+    packing: bool | None = _documented(
+        None,
+        "Lay several texts into one row instead of padding each. Default: where the model can.",
+    )
     output_dir: str | None = _documented(
         None, "Folder of checkpoints. Default: /opt/ml/checkpoints."
     )
@@ -84,6 +99,9 @@ class Hyperparameters:
         _require("num_train_epochs", self.num_train_epochs, self.num_train_epochs > 0, "above 0")
         _require("learning_rate", self.learning_rate, self.learning_rate > 0, "above 0")
         _require("warmup_steps", self.warmup_steps, self.warmup_steps >= 0, "0 or more")
+        for name, known in (("problem_type", PROBLEMS), ("class_weight", ("balanced",))):
+            value = getattr(self, name)
+            _require(name, value, value is None or value in known, " or ".join(known))
         length, steps = self.max_length, self.max_train_steps
         _require("max_length", length, length is None or length >= 4, "4 or more")
         _require("max_train_steps", steps, steps in (None, -1) or steps > 0, "1 or more")
@@ -94,6 +112,8 @@ def _require(name: str, value: object, holds: bool, wanted: str) -> None:
         raise HyperparameterError(f"Hyperparameter {name} has value {value!r}.", f"Give {wanted}.")
 
 
+PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
+"""What `problem_type` may be, as a model's configuration has it."""
 RENAMED = {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu"}
 """Names of older transformers releases that tutorials still use."""
 _SECRET_WORDS = ("token", "secret", "password", "key")

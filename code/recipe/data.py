@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -19,15 +20,23 @@ from recipe.arguments import Hyperparameters
 from recipe.columns import Columns
 from recipe.errors import DataError
 from recipe.formats import Part
-from recipe.labels import Labels
+from recipe.labels import Labels, Shape
 from recipe.names import LABEL, TEXT, TOKEN_IDS
 
 HELD_OUT = 0.1
+_KINDS = {
+    labels.SINGLE: pa.int64(),
+    labels.SEVERAL: pa.list_(pa.float32()),
+    labels.NUMBER: pa.float32(),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Splits:
-    """Data sets with the columns `text` (or `input_ids`, where it came tokenised) and `label`."""
+    """Data sets with the columns `text` (or `input_ids`, where it came tokenised) and `label`.
+
+    A label is a class id, a float, or a float (0 or 1) for each class, as `labels.problem` says.
+    """
 
     train: datasets.Dataset
     evaluation: datasets.Dataset
@@ -40,11 +49,10 @@ class Splits:
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """One part, its columns chosen and its labels spelled."""
+    """One part and the columns chosen in it."""
 
     part: Part
     columns: Columns
-    names: list[str]
 
 
 def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Splits:
@@ -56,13 +64,15 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
     places = layout.find(channels)
     notes = list(places.notes)
     read = _read_splits(places.files, hyperparameters, notes)
-    first = read["train"][0]
-    known = labels.classes(
-        first.part, first.columns.label, [name for each in read["train"] for name in each.names]
+    shape = labels.shape_of(
+        [(each.part, each.columns.label) for each in read["train"]],
+        hyperparameters.label_separator,
+        hyperparameters.problem_type,
     )
-    built = {split: _build(split, parts, known) for split, parts in read.items()}
+    known = _classes(read["train"], shape)
+    built = {split: _build(split, parts, shape, known) for split, parts in read.items()}
     found = [_describe(split, parts) for split, parts in read.items()]
-    train, evaluation, test, rule = _assign(built, hyperparameters.seed)
+    train, evaluation, test, rule = _assign(built, known, hyperparameters.seed)
     return Splits(
         train=train,
         evaluation=evaluation,
@@ -88,8 +98,7 @@ def _read_splits(
             if split != "train" and labels.is_unlabelled(part, chosen.label):
                 notes.append(f"{path} has no labels and is not used.")
                 continue
-            names = labels.spell(part, chosen.label)
-            read.setdefault(split, []).append(_Read(part=part, columns=chosen, names=names))
+            read.setdefault(split, []).append(_Read(part=part, columns=chosen))
     if "train" not in read:
         listed = ", ".join(map(str, files["train"]))
         raise DataError(f"The training data has no rows: {listed}.", "Give rows to train on.")
@@ -100,8 +109,15 @@ def _choose(part: Part, hyperparameters: Hyperparameters, like: Columns | None) 
     return columns.choose(part, hyperparameters.text_column, hyperparameters.label_column, like)
 
 
-def _build(split: str, parts: Sequence[_Read], known: Labels) -> datasets.Dataset:
-    tables = [pa.table({**_inputs(each), LABEL: _class_ids(split, each, known)}) for each in parts]
+def _classes(train: Sequence[_Read], shape: Shape) -> Labels:
+    spelled = [label for each in train for label in shape.spell(each.part, each.columns.label)]
+    return labels.classes(train[0].part, train[0].columns.label, spelled, shape.problem)
+
+
+def _build(split: str, parts: Sequence[_Read], shape: Shape, known: Labels) -> datasets.Dataset:
+    tables = [
+        pa.table({**_inputs(each), LABEL: _encoded(split, each, shape, known)}) for each in parts
+    ]
     if len({tuple(table.column_names) for table in tables}) > 1:
         raise DataError(
             f"Some files of the {split} data hold texts and others {TOKEN_IDS}: "
@@ -125,20 +141,20 @@ def _inputs(read: _Read) -> dict[str, pa.Array]:
     return {TOKEN_IDS: pa.array(values, pa.large_list(pa.int64()))}
 
 
-def _class_ids(split: str, read: _Read, known: Labels) -> pa.Array:
-    ids = known.ids
-    strange = next((row for row, name in enumerate(read.names) if name not in ids), None)
+def _encoded(split: str, read: _Read, shape: Shape, known: Labels) -> pa.Array:
+    spelled = shape.spell(read.part, read.columns.label)
+    strange = next((row for row, label in enumerate(spelled) if known.unknown(label)), None)
     if strange is not None:
         raise DataError(
-            f"{read.part.where(strange)} has the label {read.names[strange]!r}, which is in the "
-            f"{split} data but not in the training data ({_some(known.names)}).",
+            f"{read.part.where(strange)} has the label {known.unknown(spelled[strange])!r}, which "
+            f"is in the {split} data but not in the training data ({_some(known.names)}).",
             "Give training rows of that label, or remove it.",
         )
-    return pa.array([ids[name] for name in read.names], pa.int64())
+    return pa.array([known.encode(label) for label in spelled], _KINDS[known.problem])
 
 
 def _assign(
-    built: dict[str, datasets.Dataset], seed: int
+    built: dict[str, datasets.Dataset], known: Labels, seed: int
 ) -> tuple[datasets.Dataset, datasets.Dataset, datasets.Dataset | None, str]:
     train, validation, test = (built.get(split) for split in ("train", "validation", "test"))
     assert train is not None  # _read_splits has seen to it
@@ -147,8 +163,11 @@ def _assign(
         return train, validation, test, f"evaluation: on the validation data{also}"
     if test is not None:
         return train, test, None, "evaluation: on the test data"
-    kept, held_out = hold_out(train[LABEL][:], HELD_OUT, seed)
-    rule = f"evaluation: {len(held_out)} training rows held out, stratified, seed {seed}"
+    stratified = known.problem == labels.SINGLE
+    strata = train[LABEL][:] if stratified else [0] * len(train)
+    kept, held_out = hold_out(strata, HELD_OUT, seed)
+    how = "stratified, " if stratified else ""
+    rule = f"evaluation: {len(held_out)} training rows held out, {how}seed {seed}"
     return train.select(kept), train.select(held_out), None, rule
 
 
@@ -191,9 +210,23 @@ def _describe(split: str, parts: Sequence[_Read]) -> str:
 
 
 def _describe_labels(known: Labels, train: datasets.Dataset) -> str:
-    counts = Counter(train[LABEL][:])
-    sizes = _some([f"{name} ({counts[number]} rows)" for number, name in known.by_id.items()])
-    return f"labels: {len(known.names)}: {sizes}"
+    given = train[LABEL][:]
+    if known.problem == labels.NUMBER:
+        mean = sum(given) / len(given)
+        return f"label: a number from {min(given):g} to {max(given):g}, {mean:.3g} on average"
+    counts = rows_of_classes(known, given)
+    sizes = _some([f"{name} ({count} rows)" for name, count in counts.items()])
+    how = ", of which a row has any number" if known.problem == labels.SEVERAL else ""
+    return f"labels: {len(known.names)}{how}: {sizes}"
+
+
+def rows_of_classes(known: Labels, given: Sequence[Any]) -> dict[str, int]:
+    """How many of the encoded labels `given` have each class."""
+    if known.problem == labels.SINGLE:
+        counts = Counter(given)
+        return {name: counts[number] for number, name in known.by_id.items()}
+    columns = zip(*given, strict=True)
+    return {name: int(sum(has)) for name, has in zip(known.names, columns, strict=True)}
 
 
 def _some(names: Sequence[str], most: int = 20) -> str:

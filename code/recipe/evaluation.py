@@ -1,4 +1,4 @@
-"""Scores of predictions, by `evaluate` modules that lie beside this file: no network is needed."""
+"""Scores of predictions; those of classes by `evaluate` modules beside this file, offline."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 import evaluate
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import pearsonr, spearmanr  # type: ignore[import-untyped]
+from sklearn.metrics import f1_score
 from transformers import EvalPrediction
 
 from recipe.metrics import SCORES
 
 MODULES = Path(__file__).resolve().parent / "evaluate_modules"
 Integers = npt.NDArray[Any]
+Floats = npt.NDArray[Any]
 
 
 def scorer() -> Callable[[Integers, Integers], dict[str, float]]:
@@ -37,13 +40,47 @@ def scorer() -> Callable[[Integers, Integers], dict[str, float]]:
 
 
 def compute_metrics() -> Callable[[EvalPrediction], dict[str, float]]:
-    """What the Trainer calls with logits [N, classes] and class ids [N] of a whole evaluation."""
+    """What the Trainer calls with the outputs and labels of a whole evaluation.
+
+    Logits [N, classes] go with class ids [N] or, where a text has several labels, with floats 0 or
+    1 [N, classes]; outputs [N, 1] with numbers [N].
+    """
     score = scorer()
 
     def compute(prediction: EvalPrediction) -> dict[str, float]:
-        logits = prediction.predictions
+        outputs = prediction.predictions
         # Some models answer with their hidden states beside the logits.
-        logits = logits[0] if isinstance(logits, tuple) else logits
-        return score(logits.argmax(axis=-1), np.asarray(prediction.label_ids))
+        outputs = outputs[0] if isinstance(outputs, tuple) else outputs
+        true = np.asarray(prediction.label_ids)
+        if np.issubdtype(true.dtype, np.integer):
+            return score(outputs.argmax(axis=-1), true)
+        return score_numbers(outputs[:, 0], true) if true.ndim == 1 else score_sets(outputs, true)
 
     return compute
+
+
+def score_sets(logits: Floats, true: Floats) -> dict[str, float]:
+    """Scores of predicted sets of labels, those of probability 0.5 and more.
+
+    Args:
+        logits: [N, classes].
+        true: [N, classes], 0 or 1.
+    """
+    predicted, wanted = logits >= 0, true > 0.5
+    return {
+        "accuracy": float((predicted == wanted).all(axis=1).mean()),
+        "f1_micro": float(f1_score(wanted, predicted, average="micro", zero_division=0)),
+        "f1_macro": float(f1_score(wanted, predicted, average="macro", zero_division=0)),
+    }
+
+
+def score_numbers(predicted: Floats, true: Floats) -> dict[str, float]:
+    """Mean squared error and both correlations of predicted numbers [N].
+
+    Correlations are left out where either side is constant.
+    """
+    scores = {"mse": float(np.square(predicted - true).mean())}
+    if len(true) > 1 and np.ptp(predicted) > 0 and np.ptp(true) > 0:
+        scores["pearson"] = float(pearsonr(predicted, true).statistic)
+        scores["spearman"] = float(spearmanr(predicted, true).statistic)
+    return scores

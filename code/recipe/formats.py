@@ -42,7 +42,7 @@ class Part:
     lines: Sequence[int] | None = None
     """Line of each row in the file, from 1; None for binary formats."""
     class_names: Mapping[str, list[str]] = field(default_factory=dict)
-    """Names of the classes of each ClassLabel column."""
+    """Names of the classes of each column of ClassLabels, or of lists of them."""
 
     def where(self, row: int) -> str:
         """The place of row number `row` (from 0), for messages: `train.csv line 7`."""
@@ -109,9 +109,10 @@ def _read_arrow(path: Path) -> pa.Table:
 
 
 def _classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
+    single = {name: getattr(feature, "feature", feature) for name, feature in features.items()}
     return {
         name: list(feature.names)
-        for name, feature in features.items()
+        for name, feature in single.items()
         if isinstance(feature, datasets.ClassLabel)
     }
 

@@ -15,6 +15,7 @@ from recipe import arguments, data, encoding, modeling
 from recipe.arguments import Hyperparameters
 from recipe.data import Splits
 from recipe.errors import RecipeError
+from recipe.labels import NUMBER
 from recipe.libraries import quieten
 from recipe.names import LABEL, TEXT, TOKEN_IDS
 from recipe.places import Places
@@ -72,13 +73,15 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
 def _data(splits: Splits) -> Iterator[Finding]:
     for line in splits.found:
         yield Finding(level=OK, what="data", detail=line)
-    names = splits.labels.names
+    show = splits.labels.show
     if TEXT in splits.train.column_names:
         for row in splits.train.select(range(min(_SHOWN_ROWS, len(splits.train)))):
             text = row[TEXT] if len(row[TEXT]) <= _SHOWN_CHARS else f"{row[TEXT][:_SHOWN_CHARS]}..."
-            yield Finding(level=OK, what="row", detail=f"{names[row[LABEL]]}: {text!r}")
-    given = splits.train[LABEL][:]
-    shares = {name: given.count(number) / len(given) for number, name in enumerate(names)}
+            yield Finding(level=OK, what="row", detail=f"{show(row[LABEL])}: {text!r}")
+    if splits.labels.problem == NUMBER:
+        return
+    rows = data.rows_of_classes(splits.labels, splits.train[LABEL][:])
+    shares = {name: count / len(splits.train) for name, count in rows.items()}
     rarest = min(shares, key=lambda name: shares[name])
     detail = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
     level = WARNING if shares[rarest] < _RAREST_SHARE else OK

@@ -17,10 +17,13 @@ import math
 from collections.abc import Mapping
 
 SCORES = ("accuracy", "precision", "recall", "f1_weighted", "f1_macro")
-"""What evaluation computes, beside the loss; precision and recall are means over the labels."""
+"""What evaluation computes of classes, beside the loss; precision, recall: means over labels."""
+OTHER_SCORES = ("f1_micro", "mse", "pearson", "spearman")
+"""What it computes where a text has several labels, or a number."""
 
 _TRAINING = ("loss", "grad_norm", "learning_rate", "epoch", "train_loss")
 _SPEED = ("train_runtime", "train_samples_per_second", "eval_samples_per_second")
+_OF_SPLITS = ("loss", *SCORES, *OTHER_SCORES)
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 
 
@@ -39,7 +42,7 @@ def _is_finite(value: object) -> bool:
 
 def metric_names() -> list[str]:
     """Every name that the recipe's metric lines may hold and that is worth a curve."""
-    scores = [f"{split}_{name}" for split in ("eval", "test") for name in ("loss", *SCORES)]
+    scores = [f"{split}_{name}" for split in ("eval", "test") for name in _OF_SPLITS]
     return [*_TRAINING, *scores, *_SPEED]
 
 

@@ -106,6 +106,7 @@ def load(
             num_labels=len(labels.names),
             id2label=labels.by_id,
             label2id=labels.ids,
+            problem_type=labels.problem,
             ignore_mismatched_sizes=True,
             dtype=torch.float32,
             output_loading_info=True,

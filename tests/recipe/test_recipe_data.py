@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recipe import data, layout, places
+from recipe import data, labels, layout, places
 from recipe.arguments import Hyperparameters
 from recipe.data import Splits
-from recipe.errors import DataError
+from recipe.errors import DataError, HyperparameterError
 from recipe.formats import read
 
 ROWS = [("good, very good", "pos"), ("bad; very bad", "neg"), ('a "fine" film', "pos")] * 10
@@ -364,7 +365,7 @@ def test_broken_delimited_data_is_named(
         ("a.jsonl", b'{"text": "a", "label": 1\n{"text": "b"}\n', ["line 1", "valid JSON"]),
         ("a.jsonl", b'{"text": "a", "label": 1}\n"b"\n', ["line 2", "no object", '"b"']),
         ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"}\n', ["line 2", "no label"]),
-        ("a.jsonl", b'{"text": "a", "label": [1, 0]}\n', ["line 1", "[1, 0]", "no class"]),
+        ("a.jsonl", b'{"text": "a", "label": {"a": 1}}\n', ["line 1", "{'a': 1}", "no class"]),
         ("a.json", b'[{"text": "a",\n "label": }]', ["line 2", "valid JSON"]),
         ("a.parquet", b"PAR1 and nothing more", ["a.parquet", "parquet"]),
         ("a.arrow", b"ARROW1 and nothing more", ["a.arrow", "arrow"]),
@@ -429,3 +430,75 @@ def test_a_channel_offered_under_two_spellings_is_one() -> None:
         "SM_CHANNEL_MY_DATA": "/data/my-data",
     }
     assert dict(places.from_environment(environ).channels) == {"my-data": Path("/data/my-data")}
+
+
+def write_labels(path: Path, values: Sequence[Any]) -> dict[str, Path]:
+    rows = [{"text": f"text {n}", "label": value} for n, value in enumerate(values)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return {"train": path}
+
+
+@pytest.mark.parametrize(
+    ("values", "problem", "names", "first"),
+    [
+        ([0.5, 2, 1.25], "regression", ("label",), 0.5),
+        (["0.5", "2"], "regression", ("label",), 0.5),
+        ([2.0, 1.0], "single_label_classification", ("1", "2"), 1),
+        ([["b", "a"], ["a"], []], "multi_label_classification", ("a", "b"), [1, 1]),
+        ([[10, 9], [9]], "multi_label_classification", ("9", "10"), [1, 1]),
+        ([[1, 0, 1], [1, 1, 1]], "multi_label_classification", ("0", "1", "2"), [1, 0, 1]),
+        ([[1, 0], [0, 1]], "multi_label_classification", ("0", "1"), [1, 0]),
+    ],
+)
+def test_the_labels_shape_decides_what_is_predicted(
+    tmp_path: Path, values: list[Any], problem: str, names: tuple[str, ...], first: Any
+) -> None:
+    splits = load(write_labels(tmp_path / "a.jsonl", values * 8))
+    assert (splits.labels.problem, splits.labels.names) == (problem, names)
+    whole = [*splits.train["label"][:], *splits.evaluation["label"][:]]
+    assert first in whole
+    assert len(splits.evaluation) == round(len(values) * 0.8)
+
+
+def test_a_separator_makes_several_labels_of_one_cell(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\n" + "one,a; b\ntwo,b\nthree,\n" * 5)
+    splits = load({"train": tmp_path}, label_separator=";")
+    assert splits.labels.names == ("a", "b")
+    assert "labels: 2, of which a row has any number: a (" in "\n".join(splits.found)
+    assert [0.0, 0.0] in splits.train["label"][:]
+
+
+def test_lists_of_class_labels_keep_their_names(tmp_path: Path) -> None:
+    features = datasets.Features(
+        text=datasets.Value("string"),
+        labels=datasets.List(datasets.ClassLabel(names=["joy", "anger", "fear"])),
+    )
+    rows = {"text": ["a", "b"] * 10, "labels": [[2, 0], [1]] * 10}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "a.parquet")
+    splits = load({"train": tmp_path})
+    assert splits.labels.names == ("joy", "anger", "fear")
+    assert [1.0, 0.0, 1.0] in splits.train["label"][:]
+
+
+def test_problem_type_decides_where_it_is_given(tmp_path: Path) -> None:
+    channels = write_labels(tmp_path / "a.jsonl", [1, 2, 5] * 8)
+    assert load(channels).labels.problem == "single_label_classification"
+    as_numbers = load(channels, problem_type="regression")
+    assert as_numbers.labels.problem == "regression"
+    assert "label: a number from 1 to 5" in "\n".join(as_numbers.found)
+    with pytest.raises(HyperparameterError, match="problem_type has value 'number'"):
+        load(channels, problem_type="number")
+
+
+def test_a_row_without_a_number_is_named(tmp_path: Path) -> None:
+    channels = write_labels(tmp_path / "a.jsonl", [0.5, 1.5, None])
+    with pytest.raises(DataError, match=r"a\.jsonl line 3 has None in column 'label'"):
+        load(channels)
+
+
+def test_balanced_weights_are_scikit_learns() -> None:
+    from sklearn.utils.class_weight import compute_class_weight
+
+    ids = [0] * 6 + [1] * 3 + [2]
+    expected = compute_class_weight("balanced", classes=np.array([0, 1, 2]), y=np.array(ids))
+    assert labels.balanced_weights(ids, 3) == pytest.approx(list(expected))
