@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from amphora import mpi
 from amphora.contract import Job
 from amphora.devices import Devices
 from amphora.environment import (
@@ -33,7 +32,6 @@ TORCH_KEYS = {
     ),
 }
 """Requests that mean torchrun, and what is said of those that were made for something else."""
-MPI_KEY = "sagemaker_mpi_enabled"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +43,10 @@ class Launch:
     cwd: Path
     is_launcher: bool
     """Whether the process is torchrun or mpirun, which start the script's processes themselves."""
+    lends: bool = False
+    """Whether this host only lends its devices: another one's mpirun starts its processes."""
+    reaches: tuple[str, ...] = ()
+    """Hosts whose sshd must answer before this process starts."""
     notes: tuple[str, ...]
 
 
@@ -78,11 +80,19 @@ def plan(
     notes = [f"{name} is left out: Linux passes on at most 128 KiB a variable" for name in dropped]
     variables = {name: value for name, value in variables.items() if name not in dropped}
     variables |= _hook(source, error_dir, environ, world)
+    complete = {**_defaults(job, devices, world), **environ, **variables}
+    lends = world.launcher == "mpirun" and job.current_host != world.hosts[0]
+    if lends:
+        argv: tuple[str, ...] = tuple(mpi.sshd(environ))
+    else:
+        argv = (*_command(job, source, world, devices, variables, complete), *arguments(job))
     return Launch(
-        argv=(*_command(job, source, world, variables), *arguments(job)),
-        environ={**_defaults(job, devices, world), **environ, **variables},
+        argv=argv,
+        environ=complete,
         cwd=source.root,
-        is_launcher=bool(world.launcher),
+        is_launcher=bool(world.launcher) and not lends,
+        lends=lends,
+        reaches=world.hosts[1:] if world.launcher == "mpirun" and not lends else (),
         notes=(*world.notes, *notes),
     )
 
@@ -90,19 +100,23 @@ def plan(
 def world_of(job: Job, devices: Devices, source: Source, environ: Mapping[str, str]) -> World:
     """Which processes train together, and who starts them."""
     processes, why = processes_per_host(job, devices, environ)
-    asked = [key for key in (MPI_KEY, *TORCH_KEYS) if job.wants(key)]
+    asked = [key for key in (mpi.KEY, *TORCH_KEYS) if job.wants(key)]
     inside = bool(asked) and job.current_host in distribution_hosts(job)
     if asked and not inside:
         return _alone(job, f"this host is in no instance group of {asked[0]}: it runs alone")
     hosts = tuple(distribution_hosts(job)) if inside or job.entry_point is None else ()
     hosts = hosts or (tuple(job.hosts) if job.entry_point is None else (job.current_host,))
-    if inside and source.kind is Kind.COMMAND and MPI_KEY not in asked:
+    if inside and source.kind is Kind.COMMAND and mpi.KEY not in asked:
         raise ConfigError(
             f"{asked[0]} is on, but the entry point {source.name!r} is no Python program.",
             "Name a .py file or a module, or turn the distribution off and call torchrun from it.",
         )
     notes = [note for key, note in TORCH_KEYS.items() if key in asked and note]
-    launcher = "mpirun" if MPI_KEY in asked else "torchrun" if inside else ""
+    launcher = "torchrun" if inside else ""
+    if mpi.KEY in asked and job.entry_point is not None:
+        launcher = "mpirun"
+    elif mpi.KEY in asked:
+        notes.append("the recipe's processes are started by torchrun, though mpi was asked for")
     if not launcher and source.kind is not Kind.COMMAND and (processes > 1 or len(hosts) > 1):
         launcher = "torchrun"
     if not launcher:
@@ -115,10 +129,12 @@ def world_of(job: Job, devices: Devices, source: Source, environ: Mapping[str, s
 
 def processes_per_host(job: Job, devices: Devices, environ: Mapping[str, str]) -> tuple[int, str]:
     """How many processes train on this host, and why."""
-    mpi = "sagemaker_mpi_num_of_processes_per_host"
     for name, asked in (
         ("AMPHORA_NPROC_PER_NODE", environ.get("AMPHORA_NPROC_PER_NODE")),
-        (mpi, job.sagemaker.get(mpi) if job.wants(MPI_KEY) else None),
+        (
+            mpi.PROCESSES_KEY,
+            job.sagemaker.get(mpi.PROCESSES_KEY) if job.wants(mpi.KEY) else None,
+        ),
         ("process_count_per_node", job.sagemaker.get("process_count_per_node")),
     ):
         if asked:
@@ -135,10 +151,17 @@ def _alone(job: Job, note: str) -> World:
 
 
 def _command(
-    job: Job, source: Source, world: World, variables: Mapping[str, str]
+    job: Job,
+    source: Source,
+    world: World,
+    devices: Devices,
+    variables: Mapping[str, str],
+    environ: Mapping[str, str],
 ) -> tuple[str, ...]:
     if world.launcher == "mpirun":
-        return (*_mpirun(job, world, variables), *_program(source))
+        interface = job.network_interface if job.network_interface in devices.interfaces else None
+        argv = mpi.mpirun(job, world.hosts, world.processes, variables, environ, interface)
+        return (*argv, *_program(source))
     if world.launcher == "torchrun":
         return (sys.executable, *_torchrun(job, world), *source.command)
     return _program(source)
@@ -161,30 +184,6 @@ def _torchrun(job: Job, world: World) -> list[str]:
         f"--master_addr={world.hosts[0]}",
         f"--master_port={MASTER_PORT}",
     ]
-
-
-def _mpirun(job: Job, world: World, variables: Mapping[str, str]) -> list[str]:
-    if shutil.which("mpirun") is None:
-        raise ConfigError(
-            f"{MPI_KEY} is on, but there is no mpirun in this image.",
-            "Use torch_distributed, or install Open MPI in an image built on this one.",
-        )
-    if len(world.hosts) > 1:
-        raise ConfigError(
-            f"{MPI_KEY} is on for {len(world.hosts)} hosts; this image runs mpirun on one.",
-            "Use torch_distributed, which spans hosts.",
-        )
-    try:
-        options = shlex.split(str(job.sagemaker.get("sagemaker_mpi_custom_mpi_options") or ""))
-    except ValueError as error:
-        raise ConfigError(
-            f"sagemaker_mpi_custom_mpi_options cannot be read: {error}.", "Close the quotes."
-        ) from error
-    argv = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--tag-output"]
-    argv += ["-np", str(world.processes), "-bind-to", "none", *options]
-    for name in sorted(variables):
-        argv += ["-x", name]
-    return argv
 
 
 def arguments(job: Job) -> list[str]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from amphora import launch
+from amphora import launch, mpi
 from amphora.contract import Job, Paths, decode
 from amphora.devices import Devices
 from amphora.environment import MASTER_PORT, too_long
@@ -292,7 +292,7 @@ def _adapted(job: Job, request: Request, root: Path) -> Job:
         asked["sagemaker_torch_distributed_enabled"] = True
     elif request.driver == _MPI:
         options = request.distributed.get("mpi_additional_options") or []
-        asked[launch.MPI_KEY] = True
+        asked[mpi.KEY] = True
         asked["sagemaker_mpi_custom_mpi_options"] = shlex.join(options)
     else:
         asked["process_count_per_node"] = 1

@@ -46,7 +46,7 @@ class Word:
 
 
 class Link:
-    """This host's end of it. `fileno` is readable once the job must end here."""
+    """This host's end of it. `fileno` is readable once the job is over, well or not."""
 
     def __init__(self, host: str, hosts: Sequence[str]) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -58,6 +58,10 @@ class Link:
 
     def fileno(self) -> int:
         return self._reader.fileno()
+
+    def announce_done(self) -> None:
+        """Tell the others that this host has nothing of its own to wait for."""
+        self.own = Word(host=self.host, state="done")
 
     def finish(self, state: str, reason: str = "") -> Word | None:
         """Tell the others how this host ended, and wait until the job is over.
@@ -74,13 +78,17 @@ class Link:
                 self._verdict.wait(2 * _BEAT_SECONDS)  # Long enough for the word to get out.
         return self.abort
 
+    def is_over(self) -> bool:
+        """Whether the whole job has ended."""
+        return self._verdict.is_set()
+
     def _end(self, abort: Word | None) -> None:
         if self._verdict.is_set():
             return
         if abort is not None and abort.host != self.host:
             self.abort = abort
-            self._writer.send(b"!")
         self._verdict.set()
+        self._writer.send(b"!")
 
     def _close(self) -> None:
         self._reader.close()
@@ -271,7 +279,7 @@ class _Caller:
 
     def __init__(self, link: Link, first: str, until: _Deadline) -> None:
         self.link, self.stop, self._first = link, threading.Event(), first
-        self._peer = _Peer(_connected(first, until))
+        self._peer = _Peer(_connected(first, PORT, until))
 
     def run(self) -> None:
         said: Word | None = None
@@ -305,14 +313,23 @@ class _Caller:
         return None
 
 
-def _connected(first: str, until: _Deadline) -> socket.socket:
+def await_port(
+    hosts: Sequence[str], port: int, environ: Mapping[str, str], stopped: Callable[[], bool]
+) -> None:
+    """Wait until each host answers on a port. Raises ConfigError where one does not in time."""
+    until = _Deadline(seconds(environ, "AMPHORA_HOST_WAIT_SECONDS", HOST_WAIT_SECONDS), stopped)
+    for host in hosts:
+        _connected(host, port, until).close()
+
+
+def _connected(host: str, port: int, until: _Deadline) -> socket.socket:
     while True:
         try:
-            return socket.create_connection((first, PORT), timeout=_BEAT_SECONDS)
+            return socket.create_connection((host, port), timeout=_BEAT_SECONDS)
         except OSError as error:
             if until.passed():
                 raise ConfigError(
-                    f"The first host {first} does not answer on port {PORT} within"
+                    f"The host {host} does not answer on port {port} within"
                     f" {until.wait:.0f} s"
                     f" ({error}).",
                     "Check that it has started and that the hosts may talk to each other (security"

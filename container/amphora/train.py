@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from amphora import devices, failure, launch, logs, modeltrainer, peers, source, supervise
+from amphora import devices, failure, launch, logs, modeltrainer, mpi, peers, source, supervise
 from amphora.contract import Job, Paths, read_job
 from amphora.errors import AmphoraError, CodeError
 
@@ -60,6 +60,9 @@ def _run(
     error_dir.mkdir()
     try:
         started = _prepared(job, environ, scratch, signals, error_dir, sdk_command)
+        if started.lends:
+            link.announce_done()
+        peers.await_port(started.reaches, mpi.SSH_PORT, environ, lambda: signals.stop is not None)
     except AmphoraError as error:
         link.finish("failed", str(error))
         raise
@@ -72,6 +75,9 @@ def _run(
         budget=budget,
         link=link,
     )
+    if started.lends and link.abort is None and ended.stop_signal is None and link.is_over():
+        log.info("the first host has ended well, and so does this one")
+        return 0
     if sdk_command is not None:
         modeltrainer.forget_generic_failure(job.paths)
     return _report(job, ended, failure.read_records(error_dir), link)

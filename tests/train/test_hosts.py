@@ -111,6 +111,77 @@ def test_two_hosts_train_together(cluster: Cluster) -> None:
     assert all("total 3.0 eth0" in output for output in outputs)
 
 
+@pytest.fixture
+def ssh(tmp_path: Path) -> Iterator[Path]:
+    """What stands for /root/.ssh of an image: a key that every host of the job accepts."""
+    if any(shutil.which(program) is None for program in ("mpirun", "sshd", "ssh-keygen")):
+        pytest.skip("no mpirun or no sshd here")
+    keys = tmp_path / "ssh"
+    keys.mkdir(mode=0o700)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / "id_ed25519"], check=True
+    )
+    shutil.copy(keys / "id_ed25519.pub", keys / "authorized_keys")
+    subprocess.run(["ssh-keygen", "-A"], check=True, capture_output=True)
+    for folder in ("/run/sshd", "/root/.ssh"):
+        Path(folder).mkdir(exist_ok=True)
+    yield keys
+
+
+class TestMpirun:
+    """mpirun on the first host, by ssh on the second."""
+
+    # Hosts of their own name, and the image's keys, seen by these processes only.
+    AS_HOST = 'mount --bind "$0" /root/.ssh && hostname "$1" && shift && exec "$@"'
+
+    def run(self, cluster: Cluster, keys: Path) -> tuple[list[int], list[str]]:
+        processes = []
+        for host, tree in cluster.trees.items():
+            settings = {"sagemaker_program": "script.py", "sagemaker_mpi_enabled": "true"}
+            tree.configure(
+                settings,
+                resourceconfig={
+                    "current_host": host, "hosts": list(HOSTS), "network_interface_name": "eth0"
+                },
+            )  # fmt: skip
+            as_host = ["unshare", "--uts", "--mount", "sh", "-c", self.AS_HOST, str(keys), host]
+            command = ["ip", "netns", "exec", cluster.network[host], *as_host, *tree.command()]
+            processes.append(
+                subprocess.Popen(
+                    command,
+                    env=tree.environment(),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+        outputs = [process.communicate(timeout=90)[0] for process in processes]
+        return [process.returncode for process in processes], outputs
+
+    def test_a_rank_on_each_host(self, cluster: Cluster, ssh: Path) -> None:
+        shared = "import os, socket\nprint('rank', os.environ['OMPI_COMM_WORLD_RANK'], socket.gethostname())"
+        # Both hosts have the code at the same path, as they would under /opt/ml.
+        cluster.trees["algo-1"].script(shared)
+        cluster.trees["algo-2"].script(shared)
+        codes, outputs = self.run(cluster, ssh)
+        assert codes == [0, 0], outputs
+        assert "rank 0 algo-1" in outputs[0] and "rank 1 algo-2" in outputs[0], outputs
+
+    def test_a_rank_that_raises(self, cluster: Cluster, ssh: Path) -> None:
+        script = (
+            "import os, time\n"
+            "if os.environ['OMPI_COMM_WORLD_RANK'] == '1': raise ValueError('rank 1 of mpi')\n"
+            "time.sleep(60)"
+        )
+        for tree in cluster.trees.values():
+            tree.script(script)
+        codes, outputs = self.run(cluster, ssh)
+        assert 0 not in codes, outputs
+        ours, theirs = (cluster.trees[host].failure or "" for host in HOSTS)
+        assert ours.startswith("ValueError: rank 1 of mpi"), ours
+        assert theirs.startswith("algo-1 failed first: ValueError: rank 1 of mpi"), theirs
+
+
 def test_a_failing_host_ends_the_other_with_its_reason(cluster: Cluster) -> None:
     job(
         cluster,
@@ -183,7 +254,7 @@ def test_a_host_that_never_appears(cluster: Cluster) -> None:
     process.communicate(timeout=30)
     assert process.returncode == 2
     failure = cluster.trees["algo-2"].failure
-    assert failure and "The first host algo-1 does not answer on port 7776 within 1 s" in failure
+    assert failure and "The host algo-1 does not answer on port 7776 within 1 s" in failure
 
 
 def test_a_name_that_never_resolves(tree: Tree) -> None:

@@ -61,6 +61,8 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
         # An interrupt has its own exit status, which running code here would take from it.
         if not issubclass(kind, KeyboardInterrupt):
             _record(kind, error, trace)
+    except OSError:
+        pass  # On another host of mpirun's the folder is not there.
     finally:
         _previous_hook(kind, error, trace)
 
