@@ -53,12 +53,15 @@ class Docker:
 
 
 @pytest.fixture(scope="session")
-def docker() -> Docker:
+def docker() -> Iterator[Docker]:
     found = subprocess.run([str(HERE / "engine.sh")], text=True, capture_output=True)
     if found.returncode == NO_ENGINE:
         pytest.skip(found.stderr.splitlines()[-1])
     assert found.returncode == 0, found.stderr
-    return Docker(found.stdout.strip())
+    docker = Docker(found.stdout.strip())
+    yield docker
+    # Images of ours that a newer build of the same name has replaced.
+    docker("image", "prune", "-f", "--filter", "label=org.opencontainers.image.title=amphora")
 
 
 def stand_in(docker: Docker, kind: str) -> str:

@@ -74,6 +74,7 @@ def test_amphora_is_the_entrypoint_and_nothing_of_the_bases_is_left(
     assert (ours["Entrypoint"], ours["Cmd"]) == (["amphora"], ["train"])
     assert theirs["Entrypoint"] != ours["Entrypoint"]
     assert "SAGEMAKER_TRAINING_MODULE=" in ours["Env"]
+    assert ours["Healthcheck"] == {"Test": ["NONE"]}
     labels = ours["Labels"]
     assert labels["com.amazonaws.sagemaker.capabilities.accept-bind-to-port"] == "true"
     assert labels["org.opencontainers.image.base.name"] == torch_base
