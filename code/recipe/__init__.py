@@ -3,14 +3,15 @@
 Modules by floor; a module imports lower floors only, and none imports the package `amphora`:
 
 - 0 `errors`, `console`, `names` (of columns), `metrics` (the metric line and its regexes),
-  `encoding` (texts to token ids), `saving`
+  `encoding` (texts to token ids), `saving`, `losses`, `plan` (which samples make a step)
 - 1 `arguments` (hyperparameters), `places` (SM_* and /opt/ml), `formats` (a file to a table),
   `device`, `libraries` (how much they say), `wire` (request and answer)
 - 2 `layout` (channels to files), `columns` (text and label), `labels`, `distribution`,
-  `encoder` (a saved model over batches of texts)
+  `encoder` (a saved model over batches of texts), `families` (models that take packed batches),
+  `batches` (token ids to packed or padded batches)
 - 3 `data` (channels to labelled splits), `modeling` (which model, and loading it); what answers
   with a saved model: `classifier`, `tagger`, `embedder`, `generator`
-- 4 `tasks` (which of those), `tokens` (splits to token ids), `batches` (token ids to padded
-  batches), `evaluation`, `card`, `progress`
-- 5 `training` (one run), `inspection` (what can be said before it)
+- 4 `tasks` (which of those), `tokens` (splits to token ids), `evaluation`, `card`, `progress`
+- 5 `engine` (the Trainer on our batches)
+- 6 `training` (one run), `inspection` (what can be said before it)
 """

@@ -20,12 +20,14 @@ from transformers import (
     set_seed,
 )
 
-from recipe import batches, card, data, device, distribution, evaluation, modeling, tokens
+from recipe import card, data, device, distribution, engine, modeling, tokens
 from recipe.arguments import Hyperparameters
+from recipe.batches import Samples
 from recipe.console import has_terminal, is_first_process, say
 from recipe.data import Splits
 from recipe.device import Device
 from recipe.distribution import Distribution
+from recipe.engine import Engine
 from recipe.errors import HyperparameterError
 from recipe.libraries import quieten
 from recipe.places import Places
@@ -61,7 +63,7 @@ def run(
     # What serves this model cuts texts where training did.
     tokenizer.model_max_length = max_length
     ready = _tokenised(splits, tokenizer, max_length)
-    trainer = _trainer(model, tokenizer, arguments, ready)
+    trainer = _trainer(model, tokenizer, arguments, hyperparameters, ready)
     metrics = _train(trainer, ready.get("test"))
     weights = distribution.whole_weights(trainer)
     if is_first_process():
@@ -122,6 +124,10 @@ def training_arguments(
         "ddp_backend": "gloo" if on_cpu and chosen.processes > 1 else None,
         "optim": "adamw_torch_fused" if has_fused else "adamw_torch",
         "dataloader_pin_memory": not on_cpu,
+        # Every parameter takes part in every step, so there is none to look for.
+        "ddp_find_unused_parameters": False,
+        # It would wait for the device on each step, to replace what is no number.
+        "logging_nan_inf_filter": False,
         "eval_strategy": "epoch",
         "save_strategy": "epoch",
         "logging_steps": 0.05,
@@ -155,19 +161,12 @@ def _trainer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     arguments: TrainingArguments,
+    hyperparameters: Hyperparameters,
     ready: Mapping[str, datasets.Dataset],
-) -> Trainer:
-    trainer = Trainer(
-        model=model,
-        args=arguments,
-        train_dataset=ready["train"],
-        eval_dataset=ready["evaluation"],
-        data_collator=batches.collator(tokenizer),
-        processing_class=tokenizer,
-        compute_metrics=evaluation.compute_metrics(),
-        callbacks=[MetricLines()],
-    )
+) -> Engine:
+    trainer = engine.build(model, tokenizer, arguments, hyperparameters, ready)
     distribution.shard(trainer)
+    trainer.add_callback(MetricLines())
     trainer.remove_callback(PrinterCallback)
     if arguments.disable_tqdm:
         trainer.remove_callback(ProgressCallback)
@@ -175,12 +174,12 @@ def _trainer(
     return trainer
 
 
-def _train(trainer: Trainer, test: datasets.Dataset | None) -> dict[str, float]:
+def _train(trainer: Engine, test: datasets.Dataset | None) -> dict[str, float]:
     """Train and evaluate; every process takes part, and gets the same metrics."""
     trained = trainer.train(resume_from_checkpoint=_resume(trainer.args.resume_from_checkpoint))
     metrics = {**trained.metrics, **(_last_evaluation(trainer) or trainer.evaluate())}
     if test is not None:
-        metrics |= trainer.evaluate(test, metric_key_prefix="test")
+        metrics |= trainer.evaluate(Samples.of(test), metric_key_prefix="test")
     metrics.pop("total_flos", None)
     return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from recipe import batches, modeling, tokens
+from recipe import modeling, tokens
 from recipe.arguments import Hyperparameters
 from recipe.encoding import encode
 from recipe.errors import DataError, HyperparameterError, ModelError
@@ -90,12 +90,3 @@ def test_data_that_came_tokenised_is_cut_and_checked(tiny_model: Path) -> None:
     strange = datasets.Dataset.from_dict({"input_ids": [[2, 999, 3]], "label": [0]})
     with pytest.raises(DataError, match="token id 999"):
         tokens.tokenise(strange, tokenizer, 4)
-
-
-def test_a_batch_is_as_long_as_its_longest_row(tiny_model: Path) -> None:
-    collate = batches.collator(AutoTokenizer.from_pretrained(tiny_model))
-    rows = [{"input_ids": [2, *[5] * 9, 3], "label": 1}, {"input_ids": [2, 3], "label": 0}]
-    batch = collate(rows)
-    assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, 16)
-    assert batch["attention_mask"].sum(dim=1).tolist() == [11, 2]
-    assert batch["labels"].tolist() == [1, 0]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from recipe import metrics
 
@@ -151,6 +154,40 @@ def test_two_processes_are_one_job(
     # 67 rows in steps of 2 x 4: each process sees its half of the data, not all of it.
     assert "metric step=9 epoch=1 eval_loss" in done.stdout
     assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+def test_two_processes_with_half_the_batch_are_one_with_all_of_it(
+    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
+) -> None:
+    still = tmp_path / "still"
+    shutil.copytree(tiny_model, still)
+    config = json.loads((still / "config.json").read_text())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (still / "config.json").write_text(json.dumps(config))
+    channels = {
+        "train": write_csv(tmp_path / "in" / "a", reviews(75)),
+        "test": write_csv(tmp_path / "in" / "b", reviews(21)),
+    }
+    arguments = ["--model_name_or_path", str(still), "--bf16", "False", "--lr", "0.05"]
+    arguments += ["--optim", "sgd", "--logging_steps", "1", "--max_length", "32"]
+    lines, weights = {}, {}
+    for processes, size in ((1, "16"), (2, "8")):
+        base = tmp_path / str(processes)
+        done = train(base, channels, *arguments, "--batch_size", size, processes=processes)
+        assert done.returncode == 0, done.stderr
+        assert "find_unused_parameters" not in done.stderr
+        lines[processes] = re.findall(r"metric step=.*", done.stdout)
+        weights[processes] = load_file(base / "model" / "model.safetensors")
+    assert len(lines[1]) > 15
+    for one, two in zip(lines[1], lines[2], strict=True):
+        assert re.findall(r" (\S+)=", one) == re.findall(r" (\S+)=", two)
+        # Of an evaluation all figures are the same; a loss has only its sum rounded differently.
+        pairs = zip(re.findall(r" (\S+)=(\S+)", one), re.findall(r"=(\S+)", two), strict=True)
+        for (name, first), second in pairs:
+            if "runtime" not in name and "per_second" not in name:
+                assert float(second) == pytest.approx(float(first), rel=2e-5, abs=1e-6), name
+    for name, weight in weights[1].items():
+        torch.testing.assert_close(weights[2][name], weight, rtol=0, atol=1e-5)
 
 
 def test_a_model_channel_and_checkpoints_of_its_own(

@@ -1,0 +1,291 @@
+"""The Trainer, with our batches: packed, balanced over processes, evaluated exactly.
+
+What is HF Trainer's stays its own (schedules, mixed precision, DDP, FSDP, callbacks, logging).
+Ours are the data loaders, the loss (a mean over all samples of an optimizer step, on whichever
+process they are) and the evaluation loop (every sample once).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+from transformers import (
+    EvalPrediction,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainingArguments,
+)
+from transformers.trainer_utils import EvalLoopOutput
+
+from recipe import batches, evaluation, families, losses, plan
+from recipe.arguments import Hyperparameters
+from recipe.batches import Batch, Layout, Packed, Padded, Samples, World
+from recipe.console import say
+from recipe.errors import HyperparameterError
+from recipe.labels import balanced_weights
+
+
+def layouts(
+    model: PreTrainedModel,
+    pad_id: int,
+    packing: bool | None,
+    training: batches.Training,
+    epochs: int,
+    evaluations: Mapping[str, Samples],
+    evaluation_size: int,
+) -> tuple[Layout, Layout]:
+    """How training and evaluation lay out their samples, each in one way for the whole run.
+
+    Args:
+        packing: The hyperparameter; None packs where the model can be packed.
+
+    Raises:
+        HyperparameterError: packing was asked for, but the model cannot be packed.
+    """
+    family = families.family_of(model.config)
+    if packing and family is None:
+        raise HyperparameterError(
+            f"Hyperparameter packing has value True, but a model of type "
+            f"{model.config.model_type} cannot be packed.",
+            f"Leave it out. What can be packed: {', '.join(families.FAMILIES)}.",
+        )
+    packs = family is not None and packing is not False
+    drawn = [training.samples.lengths[rows].tolist() for rows in training.rows(epochs, packs)]
+    evaluated = [
+        samples.lengths[rows].tolist()
+        for samples in evaluations.values()
+        for rows in plan.in_order(samples.lengths, evaluation_size, packs)
+    ]
+    made: list[Layout] = []
+    for size, lengths in ((training.size, drawn), (evaluation_size, evaluated)):
+        if packs and family is not None:
+            first = family.first_position(model.config)
+            made.append(Packed(plan.shape(lengths), size, pad_id, first))
+        else:
+            made.append(Padded(plan.buckets(lengths), size, pad_id))
+    if packs:
+        families.take_packed(model)
+    _describe(model, packing, training, made[0], made[1])
+    return made[0], made[1]
+
+
+def _describe(
+    model: PreTrainedModel,
+    packing: bool | None,
+    training: batches.Training,
+    layout: Layout,
+    evaluation: Layout,
+) -> None:
+    drawn = [rows for rows in training.rows(1, layout.balanced) if len(rows)]
+    places = sum(layout.places(training.samples, rows) for rows in drawn)
+    real = int(training.samples.lengths.sum()) / places
+    why = f" ({model.config.model_type} cannot be packed)" if packing is None else ""
+    say(
+        f"batches: {training.size} texts {layout.describe()}{'' if layout.balanced else why}, "
+        f"{real:.1%} of them real; evaluation {evaluation.describe()}"
+    )
+
+
+def build(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    args: TrainingArguments,
+    hyperparameters: Hyperparameters,
+    ready: Mapping[str, datasets.Dataset],
+) -> Engine:
+    """The engine for data sets of `input_ids` and `label`: `train`, `evaluation`, maybe others.
+
+    Raises:
+        HyperparameterError: packing was asked for, but the model cannot be packed.
+    """
+    samples = {name: Samples.of(split) for name, split in ready.items()}
+    training = batches.Training(
+        samples=samples.pop("train"),
+        size=args.per_device_train_batch_size,
+        accumulation=args.gradient_accumulation_steps,
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        world=World(processes=args.world_size, rank=args.process_index),
+    )
+    pad_id: Any = tokenizer.pad_token_id
+    train_layout, eval_layout = layouts(
+        model,
+        pad_id,
+        hyperparameters.packing,
+        training,
+        _epochs(args, training),
+        samples,
+        args.eval_batch_size,
+    )
+    weights = None
+    if hyperparameters.class_weight is not None and training.samples.labels.dtype.kind == "i":
+        weights = balanced_weights(training.samples.labels.tolist(), model.config.num_labels)
+    return Engine(
+        model=model,
+        args=args,
+        training=training,
+        train_layout=train_layout,
+        eval_layout=eval_layout,
+        class_weights=weights,
+        eval_dataset=samples["evaluation"],
+        processing_class=tokenizer,
+        compute_metrics=evaluation.compute_metrics(),
+    )
+
+
+def _epochs(args: TrainingArguments, training: batches.Training) -> int:
+    """Epochs that are begun."""
+    if args.max_steps <= 0:
+        return math.ceil(args.num_train_epochs)
+    at_once = training.size * training.accumulation * training.world.processes
+    return math.ceil(args.max_steps / math.ceil(len(training.samples) / at_once))
+
+
+class Engine(Trainer):
+    """HF Trainer on `Samples`: `train_dataset` and `eval_dataset` are those.
+
+    Args:
+        training: What is trained on.
+        train_layout: How its batches are laid out.
+        eval_layout: How those of an evaluation are laid out.
+        class_weights: What the loss of a sample of each class is multiplied by in training.
+    """
+
+    # compute_loss divides by the samples of the whole step.
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self,
+        *,
+        args: TrainingArguments,
+        training: batches.Training,
+        train_layout: Layout,
+        eval_layout: Layout,
+        class_weights: Sequence[float] | None = None,
+        **others: Any,
+    ) -> None:
+        super().__init__(args=args, train_dataset=training.samples, **others)
+        # Else the Trainer would count labels on every step, over all processes, for the model.
+        self.model_accepts_loss_kwargs = False
+        self._training, self._train_layout = training, train_layout
+        self._eval_layout = eval_layout
+        self._class_weights = class_weights and torch.tensor(class_weights, device=args.device)
+        model: Any = self.model
+        self._flops_per_token = 6 * model.num_parameters(exclude_embeddings=True)
+
+    def get_train_dataloader(self) -> DataLoader[Batch]:
+        """This process's batches."""
+        return batches.training_loader(
+            self._training,
+            self._train_layout,
+            pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
+            workers=self.args.dataloader_num_workers,
+        )
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> dict[str, float]:
+        """Metrics on `Samples`, by default those of the constructor."""
+        return super().evaluate(eval_dataset, *args, **options)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """What `evaluation_loop` takes: the samples themselves."""
+        return self.eval_dataset if eval_dataset is None else eval_dataset
+
+    def floating_point_ops(self, inputs: Batch) -> int:
+        """Of a forward and a backward pass; the Trainer would count the parameters each time."""
+        return int(self._flops_per_token * inputs["input_ids"].numel())
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: Batch,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """This batch's part of the mean over all samples of the step.
+
+        DDP takes the mean of the processes' gradients, and the Trainer that of their losses for
+        its log: hence the factor. A process with fewer samples weighs less.
+        """
+        outputs, each, real = self._losses(model, inputs)
+        if self._class_weights is not None:
+            each = each * self._class_weights[inputs["labels"]]
+        loss = (each * real).sum() * (self._training.world.processes / inputs["total"])
+        return (loss, outputs) if return_outputs else loss
+
+    def _losses(self, model: Any, inputs: Batch) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """The model's outputs; and for each place its loss, and whether it holds a sample."""
+        beside = ("labels", "rows", "total")
+        outputs = model(**{name: value for name, value in inputs.items() if name not in beside})
+        smoothing = self.args.label_smoothing_factor if model.training else 0.0
+        each = losses.of_samples(outputs.logits, inputs["labels"], smoothing)
+        return outputs, each, inputs["rows"] >= 0
+
+    @torch.no_grad()
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Logits, labels and metrics of all samples, each once and in the order of the data."""
+        samples: Samples = dataloader
+        model = self._ready_to_evaluate()
+        size, world = self.args.eval_batch_size, self._training.world
+        found = []
+        for batch in batches.evaluation_batches(samples, self._eval_layout, size, world):
+            inputs = self._prepare_inputs(batch)
+            with self.compute_loss_context_manager():
+                outputs, each, _ = self._losses(model, inputs)
+            found.append((inputs["rows"], outputs.logits.float(), each))
+            self.control = self.callback_handler.on_prediction_step(
+                self.args, self.state, self.control
+            )
+        logits, each = _gathered(found, len(samples))
+        scores = {"loss": float(each.mean())}
+        if self.compute_metrics is not None:
+            scores |= self.compute_metrics(
+                EvalPrediction(predictions=logits, label_ids=samples.labels)
+            )
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
+        return EvalLoopOutput(
+            predictions=logits, label_ids=samples.labels, metrics=metrics, num_samples=len(samples)
+        )
+
+    def _ready_to_evaluate(self) -> Any:
+        """The model in evaluation mode, on its device; prepared here where it was never trained."""
+        if not self.accelerator._models:
+            self.accelerator.prepare_model(self.model, evaluation_mode=True)
+        model: Any = self.model
+        model.eval()
+        return model
+
+
+def _gathered(
+    found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], count: int
+) -> tuple[Any, Any]:
+    """Logits [samples, ...] and losses [samples] of all processes, in the order of the data.
+
+    Args:
+        found: Rows, logits and losses of each batch, on the device: brought over all at once.
+    """
+    parts = [torch.cat(part).cpu() for part in zip(*found, strict=True)]
+    everyone: list[Any] = [parts]
+    if dist.is_available() and dist.is_initialized():
+        everyone = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, parts)
+    logits = np.empty((count, *parts[1].shape[1:]), dtype=np.float32)
+    losses_ = np.empty(count, dtype=np.float32)
+    for rows, its_logits, its_losses in everyone:
+        real = (rows >= 0).numpy()
+        at = rows.numpy()[real]
+        logits[at], losses_[at] = its_logits.numpy()[real], its_losses.numpy()[real]
+    return logits, losses_

@@ -1,0 +1,128 @@
+"""Models that take several samples in one block of tokens, each with its own head for each sample.
+
+A packed batch is: `input_ids`, `position_ids` (restarting with each sample) and `segments` (the
+number of each token's sample in its block, 0 where there is none), all [rows, length]; and
+`first` [samples], where each sample's first token is in the flattened blocks. Tokens attend to
+their own segment only, by a 4-D mask: position ids alone let these encoders see other samples.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """How one kind of model is packed."""
+
+    head: Callable[[Any, Tensor], Any]
+    """(model, hidden states [samples, hidden]) to logits, by the model's own modules."""
+    first_position: Callable[[Any], int] = lambda config: 0
+    masks: Callable[[Any, Tensor, Tensor], Any] = lambda config, own, segments: own
+    """(configuration, may attend [rows, 1, length, length], segments) to what the model takes."""
+    pools_mean: Callable[[Any], bool] = lambda config: False
+
+
+def _bert(model: Any, hidden: Tensor) -> Any:
+    return model.classifier(model.dropout(model.bert.pooler(hidden[:, None])))
+
+
+def _distilbert(model: Any, hidden: Tensor) -> Any:
+    return model.classifier(model.dropout(model.pre_classifier(hidden).relu()))
+
+
+def _first_of_features(model: Any, hidden: Tensor) -> Any:
+    return model.classifier(hidden[:, None])
+
+
+def _modernbert(model: Any, hidden: Tensor) -> Any:
+    return model.classifier(model.drop(model.head(hidden)))
+
+
+def _modernbert_masks(config: Any, own: Tensor, segments: Tensor) -> dict[str, Tensor]:
+    at = torch.arange(segments.shape[1], device=segments.device)
+    near = (at[:, None] - at[None, :]).abs() <= config.sliding_window
+    return {"full_attention": own, "sliding_attention": own & near}
+
+
+_ROBERTA = Family(
+    head=_first_of_features, first_position=lambda config: int(config.pad_token_id) + 1
+)
+FAMILIES: Mapping[str, Family] = {
+    "bert": Family(head=_bert),
+    "distilbert": Family(head=_distilbert),
+    "electra": Family(head=_first_of_features),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "modernbert": Family(
+        head=_modernbert,
+        masks=_modernbert_masks,
+        pools_mean=lambda config: bool(config.classifier_pooling == "mean"),
+    ),
+}
+"""By `model_type`. Each is held to the unpacked model's logits and gradients by a test."""
+
+
+def family_of(config: PretrainedConfig) -> Family | None:
+    """The family of a model with this configuration; None where it cannot be packed."""
+    if config._attn_implementation not in ("sdpa", "eager"):
+        return None
+    return FAMILIES.get(config.model_type)
+
+
+def take_packed(model: Any) -> None:
+    """Let `model`, of one of FAMILIES, take packed batches beside those it always took."""
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    family = family_of(inner.config)
+    assert family is not None
+    inner.forward = functools.partial(_forward, inner, family, inner.forward)
+
+
+def _forward(
+    model: Any, family: Family, unpacked: Callable[..., Any], *args: Any, **inputs: Any
+) -> Any:
+    segments, first = inputs.pop("segments", None), inputs.pop("first", None)
+    if segments is None:
+        return unpacked(*args, **inputs)
+    own = segments[:, None, :, None] == segments[:, None, None, :]
+    masks = family.masks(model.config, own, segments)
+    hidden = model.base_model(
+        input_ids=inputs["input_ids"],
+        position_ids=inputs["position_ids"],
+        attention_mask=_as_taken(masks, model.config),
+    ).last_hidden_state
+    pool = _means if family.pools_mean(model.config) else _firsts
+    return SequenceClassifierOutput(logits=family.head(model, pool(hidden, segments, first)))
+
+
+def _as_taken(mask: Any, config: Any) -> Any:
+    """Masks for scaled_dot_product_attention stay boolean, eager attention adds its mask."""
+    if isinstance(mask, dict):
+        return {name: _as_taken(each, config) for name, each in mask.items()}
+    if config._attn_implementation == "sdpa":
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo().min)
+
+
+def _firsts(hidden: Tensor, segments: Tensor, first: Tensor) -> Tensor:
+    return hidden.flatten(0, 1)[first]
+
+
+def _means(hidden: Tensor, segments: Tensor, first: Tensor) -> Tensor:
+    """[samples, hidden]: the mean over each sample's tokens."""
+    length = segments.shape[1]
+    block = torch.arange(len(segments), device=segments.device)[:, None].expand_as(segments)
+    mine = (block.flatten() == (first // length)[:, None]) & (
+        segments.flatten() == segments.flatten()[first][:, None]
+    )
+    weights = mine.to(hidden.dtype)
+    return weights @ hidden.flatten(0, 1) / weights.sum(dim=1, keepdim=True)
