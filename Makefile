@@ -52,11 +52,11 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Newest versions that pyproject.toml allows. Commit what it changes.
+# After a change of pyproject.toml. The newest versions it allows: make lock UPGRADE=--upgrade
 lock:
 	$(PYTHON) -m venv build/uv
 	build/uv/bin/python -m pip install --quiet --disable-pip-version-check uv
-	sh container/locks/lock.sh build/uv/bin/uv
+	sh container/locks/lock.sh build/uv/bin/uv $(UPGRADE)
 
 clean:
 	rm -rf .venv .demo build .pytest_cache .mypy_cache .ruff_cache .hypothesis container/build container/*.egg-info

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Resolves what the package `amphora` needs (container/pyproject.toml), and dependency groups of the
 # root pyproject.toml, into the lock files beside this script.
-# `make lock` runs it with uv's path. A lock holds for every Python from its lower bound on. Out of
+# `make lock` runs it with uv's path, and options for uv such as --upgrade: without that, only what
+# pyproject.toml asks for moves. A lock holds for every Python from its lower bound on. Out of
 # all locks stays what an environment owns itself: torch with all it needs, and pip.
 #
 # No hashes: pip's hash mode would ask for one for each package that a base keeps at its own version,
@@ -9,6 +10,7 @@
 set -eu
 
 uv=$1
+options=${2:-}
 cd "$(dirname "$0")/../.."
 
 lock() {
@@ -19,7 +21,7 @@ lock() {
     for group in "$@"; do groups="$groups --group pyproject.toml:$group"; done
     # shellcheck disable=SC2086 # one word for each group and option
     printf 'torch\npip\n' | "$uv" pip compile container/pyproject.toml $groups --universal --python-version "$python" \
-        --excludes - --no-annotate --quiet --upgrade \
+        --excludes - --no-annotate --quiet $options \
         ${also_out:+--no-emit-package "$also_out"} \
         --custom-compile-command "make lock" --output-file "container/locks/$name.txt" >/dev/null
     echo "container/locks/$name.txt: $(grep -c == "container/locks/$name.txt") packages, Python $python and later"
