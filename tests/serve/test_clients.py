@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,30 @@ from tests.serve.conftest import Running, Start
 from tests.serve.test_features import COUNTING, NAMED, write_model
 from tests.serve.test_streaming import STREAM
 
+Runtime = Callable[[Running], Any]
 
-def runtime(server: Running) -> Any:
-    return boto3.client(
-        "sagemaker-runtime",
-        endpoint_url=f"http://127.0.0.1:{server.port}",
-        region_name="eu-west-1",
-        aws_access_key_id="none",
-        aws_secret_access_key="none",
-        config=Config(retries={"max_attempts": 0}),
-    )
+
+@pytest.fixture
+def runtime() -> Iterator[Callable[[Running], Any]]:
+    """runtime(server): a client, closed in the end."""
+    clients = []
+
+    def _runtime(server: Running) -> Any:
+        clients.append(
+            boto3.client(
+                "sagemaker-runtime",
+                endpoint_url=f"http://127.0.0.1:{server.port}",
+                region_name="eu-west-1",
+                aws_access_key_id="none",
+                aws_secret_access_key="none",
+                config=Config(retries={"max_attempts": 0}),
+            )
+        )
+        return clients[-1]
+
+    yield _runtime
+    for client in clients:
+        client.close()
 
 
 def ask(client: Any, body: object, **more: str) -> Any:
@@ -35,14 +51,14 @@ def ask(client: Any, body: object, **more: str) -> Any:
     )
 
 
-def test_boto3_invokes(start: Start) -> None:
+def test_boto3_invokes(runtime: Runtime, start: Start) -> None:
     answer = ask(runtime(start().ready()), "hello", CustomAttributes="a=b", InferenceId="7")
     assert json.loads(answer["Body"].read())["echo"] == "hello"
     assert answer["ContentType"] == "application/json"
     assert answer["CustomAttributes"] == "a=b"
 
 
-def test_boto3_sees_a_model_error_with_its_status(start: Start) -> None:
+def test_boto3_sees_a_model_error_with_its_status(runtime: Runtime, start: Start) -> None:
     client = runtime(start().ready())
     with pytest.raises(ClientError) as caught:
         client.invoke_endpoint(EndpointName="x", Body=b"{", ContentType="application/json")
@@ -53,14 +69,14 @@ def test_boto3_sees_a_model_error_with_its_status(start: Start) -> None:
     assert original["error"]["code"] == "bad_request"
 
 
-def test_boto3_keeps_a_session(start: Start) -> None:
+def test_boto3_keeps_a_session(runtime: Runtime, start: Start) -> None:
     client = runtime(start(COUNTING).ready())
     identifier = ask(client, "go", SessionId="NEW_SESSION")["NewSessionId"].split(";")[0]
     assert json.loads(ask(client, "go", SessionId=identifier)["Body"].read())[0] == 2
     assert ask(client, "close", SessionId=identifier)["ClosedSessionId"] == identifier
 
 
-def test_boto3_reads_a_response_stream(start: Start) -> None:
+def test_boto3_reads_a_response_stream(runtime: Runtime, start: Start) -> None:
     client = runtime(start(STREAM).ready())
 
     def parts(order: dict[str, int]) -> list[bytes]:
@@ -68,14 +84,15 @@ def test_boto3_reads_a_response_stream(start: Start) -> None:
             EndpointName="x", Body=json.dumps(order), ContentType="application/json"
         )
         assert answer["ContentType"] == "text/event-stream"
-        return [part["PayloadPart"]["Bytes"] for part in answer["Body"]]
+        with contextlib.closing(answer["Body"]):
+            return [part["PayloadPart"]["Bytes"] for part in answer["Body"]]
 
     assert parts({"words": 3}) == [b"word0 ", b"word1 ", b"word2 "]
     with pytest.raises(EventStreamError, match="broken in the middle"):
         parts({"words": 3, "break": 2})
 
 
-def test_boto3_names_the_target_model(start: Start, tmp_path: Path) -> None:
+def test_boto3_names_the_target_model(runtime: Runtime, start: Start, tmp_path: Path) -> None:
     server = start(SAGEMAKER_MULTI_MODEL="true").ready()
     url = write_model(tmp_path / "models" / "mine", NAMED)
     server.http.post("/models", json={"model_name": "mine.tar.gz", "url": url})
