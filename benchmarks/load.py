@@ -1,0 +1,77 @@
+"""A load client: many connections, each asking again as soon as it is answered.
+
+    python benchmarks/load.py PORT PATH CLIENTS SECONDS BODIES   (a file with one JSON body a line)
+
+Prints one JSON object: answers by status, and the latencies of the good ones in milliseconds. It
+is a process of its own, so that its CPU time is not the server's, and it never backs off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> int:
+    """One request on an open connection. Returns the status."""
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    lines = head.lower().split(b"\r\n")
+    length = next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))
+    await reader.readexactly(length)
+    if b"connection: close" in lines:
+        writer.close()
+    return int(head[9:12])
+
+
+async def client(
+    port: int, requests: list[bytes], first: int, end: float, seen: Counter[str], took: list[float]
+) -> None:
+    """Ask until `end`; a connection that breaks counts as 'broken' and is opened again."""
+    place, writer = first, None
+    while time.perf_counter() < end:
+        began = time.perf_counter()
+        try:
+            if writer is None or writer.is_closing():
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            status = await ask(reader, writer, requests[place % len(requests)])
+        except (OSError, asyncio.IncompleteReadError):
+            seen["broken"] += 1
+            writer = None
+            await asyncio.sleep(0.01)
+            continue
+        seen[str(status)] += 1
+        if status == 200:
+            took.append((time.perf_counter() - began) * 1000)
+        place += 1
+    if writer is not None:
+        writer.close()
+
+
+async def run(port: int, path: str, clients: int, seconds: float, bodies: list[str]) -> None:
+    """The whole load."""
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+    requests = [f"{head}{len(body.encode())}\r\n\r\n{body}".encode() for body in bodies]
+    seen: Counter[str] = Counter()
+    took: list[float] = []
+    began = time.perf_counter()
+    await asyncio.gather(
+        *(
+            client(port, requests, number * 37, began + seconds, seen, took)
+            for number in range(clients)
+        )
+    )
+    took.sort()
+    middle, late = (took[int(len(took) * share)] if took else 0.0 for share in (0.5, 0.99))
+    found = {"statuses": seen, "p50": middle, "p99": late, "seconds": time.perf_counter() - began}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    port, path, clients, seconds, bodies = sys.argv[1:]
+    lines = Path(bodies).read_text().splitlines()
+    asyncio.run(run(int(port), path, int(clients), float(seconds), lines))
