@@ -285,7 +285,9 @@ def _send(sock: socket.socket, engine: Engine, item: Item, answer: tuple[Any, st
 
 
 def _reply_headers(item: Item) -> dict[str, str]:
-    return {name: str(value) for name, value in item.context.response_headers.items()}
+    """A line break in a value would begin another header, or the body: none is passed on."""
+    headers = item.context.response_headers
+    return {name: " ".join(str(value).split()) for name, value in headers.items()}
 
 
 def _stream(

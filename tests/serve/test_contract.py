@@ -132,6 +132,26 @@ def test_transform_fn_with_context_answers_alone(start: Start) -> None:
     assert answer.headers["x-mine"] == "yes"
 
 
+def test_a_handlers_header_cannot_begin_another_one(start: Start) -> None:
+    code = """
+    def model_fn(model_dir): return None
+    def transform_fn(model, body, content_type, accept, context):
+        context.set_response_header(0, "x-mine", "a\\r\\nx-evil: yes")
+        return b"1"
+    """
+    answer = start(code).ready().invoke(1)
+    assert answer.headers["x-mine"] == "a x-evil: yes"
+    assert "x-evil" not in answer.headers
+
+
+def test_small_answers_on_one_connection_are_not_delayed(start: Start) -> None:
+    server = start().ready()
+    began = time.monotonic()
+    for _ in range(25):
+        server.http.get("/nowhere")
+    assert time.monotonic() - began < 25 * 0.03, "40 ms each would be Nagle's delay"
+
+
 def test_an_input_fn_annotated_bytes_gets_bytes(start: Start) -> None:
     code = ECHO.replace("def input_fn(body,", "def input_fn(body: bytes,").replace(
         "return json.loads(body)", "return body.decode() + ' were bytes'"
