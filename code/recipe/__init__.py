@@ -7,6 +7,7 @@ Modules by floor; a module imports lower floors only, and none imports the packa
 - 1 `arguments` (hyperparameters), `places` (SM_* and /opt/ml), `formats` (a file to a table),
   `device`, `libraries` (how much they say), `wire` (request and answer)
 - 2 `layout` (channels to files), `columns` (text and label), `labels`, `distribution`,
+  `lora`,
   `encoder` (a saved model over batches of texts), `families` (models that take packed batches),
   `batches` (token ids to packed or padded batches)
 - 3 `data` (channels to labelled splits), `modeling` (which model, and loading it); what answers

@@ -77,6 +77,17 @@ class Hyperparameters:
     bf16: bool | None = _documented(
         None, "Compute in bfloat16. Default: where the device is faster with it."
     )
+    lora_r: int | None = _documented(
+        None, "Rank of LoRA adapters. Given, they are trained instead of all weights."
+    )
+    lora_alpha: int | None = _documented(None, "Scale of LoRA. Default: twice lora_r.")
+    lora_dropout: float = _documented(0.0, "Dropout on the input of LoRA's adapters.")
+    lora_target_modules: str = _documented(
+        "all-linear", "Names of the layers to adapt, separated by commas."
+    )
+    lora_save: str = _documented(
+        "merged", "What is saved of a LoRA training: a merged model, or the adapter alone."
+    )
     compile: bool = _documented(False, "Compile the model with torch.compile.")
     mp_parameters: str | None = _documented(
         None,
@@ -102,6 +113,9 @@ class Hyperparameters:
         for name, known in (("problem_type", PROBLEMS), ("class_weight", ("balanced",))):
             value = getattr(self, name)
             _require(name, value, value is None or value in known, " or ".join(known))
+        _require("lora_r", self.lora_r, self.lora_r is None or self.lora_r >= 1, "1 or more")
+        saved = self.lora_save
+        _require("lora_save", saved, saved in ("merged", "adapter"), "merged or adapter")
         length, steps = self.max_length, self.max_train_steps
         _require("max_length", length, length is None or length >= 4, "4 or more")
         _require("max_train_steps", steps, steps in (None, -1) or steps > 0, "1 or more")

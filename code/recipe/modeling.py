@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from recipe import lora
 from recipe.arguments import Hyperparameters
 from recipe.console import say
 from recipe.errors import HyperparameterError, ModelError, near
@@ -114,14 +115,26 @@ def load(
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise _load_error(source, error) from error
-    if tokenizer.pad_token_id is None:
-        raise ModelError(
-            f"The tokenizer of {source.name} has no padding token.",
-            "Start from an encoder such as BERT, DistilBERT or RoBERTa.",
-        )
+    _see_to_padding(source, model, tokenizer)
     new = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
-    return model, tokenizer
+    return lora.wrap(model, hyperparameters, new, "SEQ_CLS"), tokenizer
+
+
+def _see_to_padding(
+    source: Source, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Decoders come without a padding token, by which their head finds the last real one."""
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise ModelError(
+                f"The tokenizer of {source.name} has neither a padding nor an end token.",
+                "Set pad_token in its tokenizer_config.json.",
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+        say(f"padding token: {tokenizer.eos_token}, the end token, as the tokenizer has none")
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.pad_token_id
 
 
 def _load_error(source: Source, error: Exception) -> ModelError:

@@ -20,7 +20,7 @@ from transformers import (
     set_seed,
 )
 
-from recipe import card, data, device, distribution, engine, modeling, tokens
+from recipe import card, data, device, distribution, engine, lora, modeling, tokens
 from recipe.arguments import Hyperparameters
 from recipe.batches import Samples
 from recipe.console import has_terminal, is_first_process, say
@@ -209,7 +209,7 @@ def _write(
     metrics = json.dumps(dict(facts.metrics), indent=2) + "\n"
     (places.output_data_dir / "metrics.json").write_text(metrics)
     with whole_folder(places.model_dir) as folder:
-        _write_model(trainer, weights, tokenizer, folder)
+        _write_model(trainer, weights, tokenizer, facts.hyperparameters, folder)
         (folder / "README.md").write_text(card.write(facts), encoding="utf-8")
     say(f"model written to {places.model_dir}, metrics to {places.output_data_dir}/metrics.json")
 
@@ -218,7 +218,9 @@ def _write_model(
     trainer: Trainer,
     weights: dict[str, Any] | None,
     tokenizer: PreTrainedTokenizerBase,
+    hyperparameters: Hyperparameters,
     folder: Path,
 ) -> None:
-    trainer.accelerator.unwrap_model(trainer.model).save_pretrained(folder, state_dict=weights)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    lora.save(model, weights, folder, hyperparameters)
     tokenizer.save_pretrained(folder)
