@@ -160,23 +160,16 @@ class Pool:
         most = min(self.hosting.batch_size, -(-len(self._queue) // sharers)) if merge else 1
         batch: list[Call] = []
         while len(batch) < most and (call := self._next(self._queue)):
-            # What has already killed a worker once is predicted alone.
-            if call.retried and batch:
-                self._queue.appendleft(call)
-                break
             batch.append(call)
+            # What has already killed a worker, and stands first in the queue, is predicted alone.
             if call.retried:
                 break
         return batch
 
     def _next(self, queue: deque[Call]) -> Call | None:
-        """Take the next call whose client still waits."""
-        now = asyncio.get_running_loop().time()
+        """Take the next call whose client still waits: not gone, and not past its deadline."""
         while queue:
-            call = queue.popleft()
-            if call.deadline <= now:
-                call.fail(too_late(self.hosting.timeout))
-            elif not call.reply.done():
+            if not (call := queue.popleft()).reply.done():
                 return call
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import socket
 import time
 
@@ -171,6 +172,19 @@ def test_sigterm_answers_everything_that_has_arrived_and_exits_0(start: Start) -
     assert all(json.loads(answer.read())["answer"] == 42 for answer in answers)
     for client in clients:
         client.close()
+
+
+def test_a_request_that_is_on_its_way_at_sigterm_is_answered(start: Start) -> None:
+    server = start().ready()
+    client = http.client.HTTPConnection("127.0.0.1", server.port)
+    client.connect()
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.15)
+    client.request("POST", "/invocations", "1", {"content-type": "application/json"})
+    answer = client.getresponse()
+    assert (answer.status, answer.getheader("connection")) == (200, "close")
+    client.close()
+    assert server.process.wait(10) == 0
 
 
 def test_sigterm_while_loading_exits_0_at_once(start: Start) -> None:

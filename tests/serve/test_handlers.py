@@ -137,6 +137,27 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_once_with_the_reason(star
     assert server.log.count("Traceback") == 1
 
 
+WARM = (
+    ECHO
+    + """
+    def model_warmup_fn(model_dir, model):
+        if not predict_fn(1, model):
+            raise RuntimeError("cold")
+        model["answer"] = "warm"
+"""
+)
+
+
+def test_ping_is_200_only_after_the_warm_up(start: Start) -> None:
+    assert start(WARM).ready().invoke(1).json()["answer"] == "warm"
+
+
+def test_a_failing_warm_up_ends_the_server(start: Start) -> None:
+    server = start(WARM + "\n    def predict_fn(data, model):\n        return None\n")
+    assert server.process.wait(20) == 2
+    assert "cannot be served: RuntimeError: cold" in server.log.splitlines()[-1]
+
+
 def test_a_broken_import_ends_the_server_with_the_reason(start: Start) -> None:
     server = start("import not_there_at_all\n" + textwrap.dedent(ECHO))
     assert server.process.wait(20) != 0
