@@ -73,7 +73,7 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Hostin
         default_accept=env.text("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT") or "application/json",
         port=_port(env),
         workers=workers,
-        threads=max(1, devices.cpus // workers),
+        threads=env.number("OMP_NUM_THREADS", max(1, devices.cpus // workers), int, least=1),
         accelerators=devices.accelerators,
         device_kind=devices.kind,
         batch_size=env.number("SAGEMAKER_TS_BATCH_SIZE", 32, int, least=1),
@@ -118,7 +118,8 @@ class _Environment:
             number = cast(value)
         except ValueError:
             number = None
-        if number is None or number < least:  # type: ignore[operator]
+        # Written so that nan is refused too.
+        if number is None or not least <= number < float("inf"):  # type: ignore[operator]
             raise ConfigError(
                 f"{name} is {value!r}.", f"Give a number of at least {least:g}, or leave it out."
             )

@@ -56,7 +56,7 @@ class Host:
         with child:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "amphora.worker", str(child.fileno())],
-                env=_environment(hosting, environ, index, share),
+                env=worker_environment(hosting, environ, index, share),
                 pass_fds=[child.fileno()],
             )
 
@@ -187,13 +187,21 @@ class Nursery:
             host.process.wait()
 
 
-def _environment(
+def worker_environment(
     hosting: Hosting, environ: Mapping[str, str], index: int, share: bool
 ) -> dict[str, str]:
+    """What a worker's process is started with: its device, its threads, its caches' bounds.
+
+    Args:
+        hosting: The host's settings.
+        environ: The container's environment.
+        index: Which worker it is.
+        share: Whether the process is to be forked.
+    """
     child = dict(environ)
     child["PYTHONUNBUFFERED"] = "1"
     # Before a fork there must be no pool of threads; the forks set their own count.
-    child.setdefault("OMP_NUM_THREADS", "1" if share else str(hosting.threads))
+    child["OMP_NUM_THREADS"] = "1" if share else str(hosting.threads)
     child.setdefault("TOKENIZERS_PARALLELISM", "false")
     if hosting.device_kind == "cpu":
         # oneDNN keeps compiled kernels for every shape it has seen, and texts come in all shapes:

@@ -1,0 +1,120 @@
+"""The environment, read into settings; and what a worker is started with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amphora import hosting, nursery
+from amphora.devices import Devices
+from amphora.errors import ConfigError
+
+
+def read(devices: dict[str, int] | None = None, **environ: str) -> hosting.Hosting:
+    counts: dict[str, Any] = {"gpus": 0, "neuron_cores": 0, "cpus": 8, **(devices or {})}
+    return hosting.read(Path("/ml"), environ, Devices(efa=False, reason="test", **counts))
+
+
+def test_defaults_are_the_contracts() -> None:
+    found = read()
+    assert (found.port, found.max_body, found.timeout) == (8080, 25 * 1024**2, 60)
+    assert found.model_dir == Path("/ml/model")
+    assert found.code_dir == Path("/ml/model/code")
+    assert found.default_accept == "application/json"
+    assert not found.is_multi_model
+
+
+@pytest.mark.parametrize(
+    ("devices", "environ", "workers", "threads"),
+    [
+        ({}, {}, 8, 1),
+        ({}, {"SAGEMAKER_MODEL_SERVER_WORKERS": "2"}, 2, 4),
+        ({}, {"SAGEMAKER_MODEL_SERVER_WORKERS": "16"}, 16, 1),
+        ({}, {"SAGEMAKER_TS_MAX_WORKERS": "3"}, 3, 2),
+        ({}, {"SAGEMAKER_TS_MIN_WORKERS": "12"}, 12, 1),
+        ({}, {"SAGEMAKER_MODEL_SERVER_WORKERS": "2", "OMP_NUM_THREADS": "3"}, 2, 3),
+        ({"gpus": 4}, {}, 4, 2),
+        ({"gpus": 4}, {"SAGEMAKER_MODEL_SERVER_WORKERS": "1"}, 1, 8),
+        ({"neuron_cores": 2}, {}, 2, 4),
+    ],
+)
+def test_workers_and_their_threads(
+    devices: dict[str, int], environ: dict[str, str], workers: int, threads: int
+) -> None:
+    found = read(devices, **environ)
+    assert (found.workers, found.threads) == (workers, threads)
+
+
+@pytest.mark.parametrize(
+    ("environ", "seconds"),
+    [
+        ({"SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "5"}, 5),
+        ({"SAGEMAKER_TS_RESPONSE_TIMEOUT": "7"}, 7),
+        ({"SAGEMAKER_MODEL_SERVER_TIMEOUT": "9"}, 9),
+        ({"SAGEMAKER_MODEL_SERVER_TIMEOUT": "9", "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "5"}, 5),
+    ],
+)
+def test_the_time_out_by_any_of_its_names(environ: dict[str, str], seconds: float) -> None:
+    assert read(**environ).timeout == seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SAGEMAKER_BIND_TO_PORT", "70000"),
+        ("SAGEMAKER_BIND_TO_PORT", "http"),
+        ("SAGEMAKER_TS_BATCH_SIZE", "0"),
+        ("SAGEMAKER_TS_BATCH_SIZE", "1.5"),
+        ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "-1"),
+        ("SAGEMAKER_MAX_PAYLOAD_IN_MB", "nan"),
+        ("SAGEMAKER_MODEL_SERVER_TIMEOUT", "inf"),
+        ("OMP_NUM_THREADS", "all"),
+        ("SAGEMAKER_MULTI_MODEL", "maybe"),
+        ("AMPHORA_QUEUE_LIMIT", "nan"),
+    ],
+)
+def test_a_wrong_value_is_named(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is '?{value}"):
+        read(**{name: value})
+
+
+def test_bounds_that_contradict_each_other_are_named() -> None:
+    with pytest.raises(ConfigError, match="SAGEMAKER_TS_MIN_WORKERS is 4"):
+        read(SAGEMAKER_TS_MIN_WORKERS="4", SAGEMAKER_TS_MAX_WORKERS="2")
+
+
+@pytest.mark.parametrize(
+    ("environ", "shown"),
+    [
+        ({}, True),
+        ({"SAGEMAKER_BIND_TO_PORT": "9000", "SAGEMAKER_BASE_DIR": "/x"}, True),
+        ({"SAGEMAKER_PROGRAM": "x.py"}, False),
+        ({"AMPHORA_UI": "0"}, False),
+        ({"SAGEMAKER_PROGRAM": "x.py", "AMPHORA_UI": "1"}, True),
+    ],
+)
+def test_the_page_is_for_laptops(environ: dict[str, str], shown: bool) -> None:
+    assert read(**environ).shows_page is shown
+
+
+def environment(devices: dict[str, int], index: int, **environ: str) -> dict[str, str]:
+    share = not devices
+    return nursery.worker_environment(read(devices), environ, index, share)
+
+
+def test_each_worker_sees_its_own_device() -> None:
+    assert environment({"gpus": 2}, 1)["CUDA_VISIBLE_DEVICES"] == "1"
+    assert environment({"gpus": 2}, 2)["CUDA_VISIBLE_DEVICES"] == "0", "more workers than devices"
+    given = environment({"gpus": 2}, 1, CUDA_VISIBLE_DEVICES="4,6")
+    assert given["CUDA_VISIBLE_DEVICES"] == "6"
+    assert environment({"neuron_cores": 2}, 1)["NEURON_RT_VISIBLE_CORES"] == "1"
+    assert "CUDA_VISIBLE_DEVICES" not in environment({}, 0)
+
+
+def test_a_process_that_is_forked_has_one_thread_until_then() -> None:
+    assert environment({}, 0)["OMP_NUM_THREADS"] == "1"
+    assert environment({"gpus": 2}, 0)["OMP_NUM_THREADS"] == "4"
+    assert environment({}, 0, OMP_NUM_THREADS="3")["OMP_NUM_THREADS"] == "1"
+    assert environment({"gpus": 2}, 0, OMP_NUM_THREADS="3")["OMP_NUM_THREADS"] == "3"
