@@ -181,7 +181,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
     decoded = {key: decode(value) for key, value in raw.items()}
     platform = {key: value for key, value in decoded.items() if _is_platform(key)}
     own = {key: value for key, value in decoded.items() if not _is_platform(key)}
-    for key, value in own.items():
+    for key, value in decoded.items():
         _check_representable("hyperparameter", key, value)
     program = environ.get("SAGEMAKER_PROGRAM") or platform.get("sagemaker_program")
     submit = platform.get("sagemaker_submit_directory") or environ.get("SAGEMAKER_SUBMIT_DIRECTORY")
@@ -327,7 +327,11 @@ def _hosts(resources: Mapping[str, Any], path: Path) -> tuple[str, ...]:
             "Name one of them.",
         )
     for group in resources.get("instance_groups") or []:
-        if not isinstance(group, dict) or not {"instance_group_name", "hosts"} <= set(group):
+        if (
+            not isinstance(group, dict)
+            or not isinstance(group.get("instance_group_name"), str)
+            or not isinstance(group.get("hosts"), list)
+        ):
             raise ConfigError(
                 f"{path}: 'instance_groups' holds {group!r}.",
                 "Each group is an object with instance_group_name, instance_type and hosts.",

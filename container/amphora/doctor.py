@@ -102,7 +102,7 @@ def _start(job: Job, environ: Mapping[str, str], scratch: Path) -> Iterator[Find
     try:
         found = devices.detect(environ, job.instance_type)
         yield Finding(level=OK, what="device", detail=f"{found.kind}: {found.reason}")
-        code = source.locate(job, environ, scratch)
+        code = source.locate(job, environ, scratch, scratch / "code")
         plan = launch.plan(job, found, code, scratch, environ)
     except AmphoraError as error:
         yield Finding(level=ERROR, what="start", detail=str(error))
@@ -128,7 +128,10 @@ def _network(job: Job, code: source.Source) -> Iterator[Finding]:
 
 def _script(job: Job, code: source.Source) -> Iterator[Finding]:
     """Whether a user's script can be read, and what it imports is there."""
-    files = sorted(code.root.rglob("*.py")) if code.kind is source.Kind.MODULE else [code.path]
+    files = [code.path]
+    if code.kind is source.Kind.MODULE:
+        inside = code.root / Path(*code.name.split("."))
+        files = [f for f in (inside.with_suffix(".py"), inside / "__main__.py") if f.is_file()]
     if code.kind is source.Kind.COMMAND:
         yield Finding(level=OK, what="code", detail=f"{code.path} is run by {code.command[0]}")
         return
@@ -147,8 +150,8 @@ def _script(job: Job, code: source.Source) -> Iterator[Finding]:
             level=OK, what="code", detail=f"{code.name} can be read, its imports are there"
         )
         return
-    listed = (code.root / "requirements.txt").is_file()
-    remedy = "requirements.txt may bring them" if listed else "list them in requirements.txt"
+    listed = bool(source.install_steps(code))
+    remedy = "what is installed may bring them" if listed else "list them in requirements.txt"
     detail = f"imports that are not installed: {', '.join(sorted(missing))}; {remedy}"
     yield Finding(level=WARNING if listed else ERROR, what="code", detail=detail)
 

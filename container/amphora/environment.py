@@ -51,10 +51,11 @@ def sm_variables(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict
     settings = _settings(job, devices, environ)
     values = dict(settings)
     values |= {f"channel_{name}": str(path) for name, path in job.channels.items()}
+    values |= {f"hp_{plain(name)}": value for name, value in job.arguments.items()}
     values |= {f"hp_{name}": value for name, value in job.arguments.items()}
     values["training_env"] = _training_env(job, settings, environ)
     values |= _v3_settings(job)
-    values |= {f"channel_{_plain(name)}": str(path) for name, path in job.channels.items()}
+    values |= {f"channel_{plain(name)}": str(path) for name, path in job.channels.items()}
     variables = {f"SM_{name.upper()}": to_text(value) for name, value in values.items()}
     return variables | _unprefixed(job, environ)
 
@@ -156,9 +157,9 @@ def _unprefixed(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _plain(channel: str) -> str:
+def plain(name: str) -> str:
     """A name that a shell can export too: SM_CHANNEL_MY_DATA beside SM_CHANNEL_MY-DATA."""
-    return re.sub(r"[^A-Za-z0-9_]", "_", channel)
+    return re.sub(r"[^A-Za-z0-9_]", "_", name)
 
 
 def master_host(job: Job) -> str:

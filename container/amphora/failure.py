@@ -21,12 +21,12 @@ from amphora.logs import mask
 SHOWN_CHARS = 1024
 _MESSAGE_CHARS = 600
 _TOTAL_CHARS = 32 * 1024
-_LAUNCHER_ERROR = "ChildFailedError"
+# torchrun's own: that its workers failed, or that it was told to stop.
+_LAUNCHER_ERRORS = ("ChildFailedError", "SignalException")
 # How one rank sees that another one has gone: a consequence wherever a cause is known.
 _PEER_LOST = re.compile(
-    r"gloo|nccl|Connection (?:closed|reset) by peer|DistBackendError|DistNetworkError"
-    r"|DistStoreError|socketProgress|Broken pipe|heartbeat",
-    re.IGNORECASE,
+    r"RuntimeError: (?s:.*)(?:\bgloo\b|\bnccl|NCCL|Connection (?:closed|reset) by peer)"
+    r"|\bDist(?:Backend|Network|Store)Error\b"
 )
 _HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
     (
@@ -40,6 +40,11 @@ _HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(r"No space left on device"),
         "The disk is full: raise volume_size, or keep fewer checkpoints (save_total_limit).",
+    ),
+    (
+        re.compile(r"DataLoader worker .*(?:killed by signal: (?:Killed|Bus)|exited unexpectedly)"),
+        "A data loader's worker ran out of memory, most likely, or of shared memory: use fewer"
+        " workers, or a container with more (docker run --shm-size).",
     ),
     (
         _PEER_LOST,
@@ -71,7 +76,7 @@ class Record:
 
     @property
     def is_launcher(self) -> bool:
-        return self.type.endswith(_LAUNCHER_ERROR)
+        return self.type.endswith(_LAUNCHER_ERRORS)
 
     @property
     def lost_a_peer(self) -> bool:
@@ -83,6 +88,8 @@ class Ended:
     """How the script's process tree ended."""
 
     pid: int
+    is_script: bool
+    """Whether the root is the script itself, in Python; not torchrun, mpirun or a shell."""
     exit_code: int
     """0 to 255, or the negative number of the signal that ended it."""
     stop_signal: int | None = None
@@ -101,6 +108,11 @@ def read_records(folder: Path) -> list[Record]:
     return sorted((Record(**record) for record in loaded), key=lambda record: record.time)
 
 
+def is_consequence(text: str) -> bool:
+    """Whether a failure's first line only tells of a lost peer."""
+    return bool(_PEER_LOST.search(text.split("\n", 1)[0]))
+
+
 def exit_code(ended: Ended, records: Sequence[Record]) -> int:
     """The code the container ends with: the script's own, also where torchrun stands between."""
     code = ended.exit_code
@@ -110,8 +122,26 @@ def exit_code(ended: Ended, records: Sequence[Record]) -> int:
     return 128 - code if code < 0 else code
 
 
-def describe(ended: Ended, records: Sequence[Record]) -> str:
-    """The failure text, at most 32 KiB, its cause in the first 1,024 characters; secrets masked."""
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """What is said of a failure."""
+
+    head: str
+    """The cause, within the first 1,024 characters."""
+    rest: str
+    raised: bool
+    """Whether an exception of this host's own is known."""
+    is_consequence: bool
+    """Whether it only tells of a peer that was lost: then another host knows the cause."""
+
+    @property
+    def text(self) -> str:
+        """At most 32 KiB."""
+        return f"{self.head}\n\n{self.rest}"[:_TOTAL_CHARS].rstrip() + "\n"
+
+
+def describe(ended: Ended, records: Sequence[Record]) -> Failure:
+    """What went wrong, secrets masked."""
     record, tail = _cause(ended, records), _own_words(ended.tail)
     worker = _first_worker(records)
     head: list[str] = []
@@ -119,42 +149,45 @@ def describe(ended: Ended, records: Sequence[Record]) -> str:
         head.append(_stopped(ended))
     if record is not None:
         head += [_headline(record), *_place(record)]
-    elif (printed := _printed_exception(tail)) is not None:
+    elif (printed := _printed_exception(ended, tail)) is not None:
         head.append(_shorten(printed))
     elif ended.stop_signal is None:
         head.append(_status(ended, worker))
-        head += [line for line in tail if line.strip()][-3:]
+        head += [_shorten(line) for line in tail if line.strip()][-3:]
     hint = _hint("\n".join(head)) if ended.stop_signal is None else None
     head += [hint] if hint else []
     head.append(_where(ended, record, worker))
     rest = [record.traceback] if record else []
-    rest += [
-        f"rank {other.rank}: {_headline(other)}"
-        for other in records
-        if other is not record and not other.is_launcher
-    ]
+    others = [each for each in records if each is not record and not each.is_launcher]
+    rest += [f"rank {other.rank}: {_headline(other)}" for other in others]
     rest += ["Last lines of stderr:", *tail] if tail else []
-    return mask("\n".join(head) + "\n\n" + "\n".join(rest))[:_TOTAL_CHARS].rstrip() + "\n"
+    return Failure(
+        head=mask("\n".join(head)),
+        rest=mask("\n".join(rest)),
+        raised=record is not None,
+        is_consequence=record is not None and record.lost_a_peer,
+    )
 
 
 def _cause(ended: Ended, records: Sequence[Record]) -> Record | None:
     """The exception that ended the job: of the first rank that failed by itself.
 
-    A process deeper than the script and its ranks may have failed without harm: it counts only
-    where nothing nearer is known. A rank that ended by a signal left no record: then a record that
-    only tells of a lost peer is no cause.
+    A Python program that the script ran may have failed without harm. So under a script it is the
+    script's own record that counts, under torchrun those of its workers; below a shell, where
+    nothing tells which program mattered, the nearest one's.
     """
-    launcher = next((record.pid for record in records if record.is_launcher), ended.pid)
+    launcher = next((record.pid for record in records if record.is_launcher), None)
     raised = [record for record in records if not record.is_launcher]
-    near = [
-        record
-        for record in raised
-        if ended.pid in (record.pid, record.ppid) or record.ppid == launcher
-    ]
-    candidates = near or raised[-1:]
+    if launcher is not None:
+        candidates = [record for record in raised if record.ppid == launcher]
+    elif ended.is_script:
+        candidates = [record for record in raised if record.pid == ended.pid]
+    else:
+        candidates = [record for record in raised if record.ppid == ended.pid] or raised[-1:]
     own = [record for record in candidates if not record.lost_a_peer]
     if own:
         return own[0]
+    # A rank that a signal ended left no record: then a lost peer is no cause.
     return None if _killed_worker(records) else next(iter(candidates), None)
 
 
@@ -182,6 +215,9 @@ def _killed_worker(records: Sequence[Record]) -> bool:
 
 
 def _headline(record: Record) -> str:
+    if record.type.endswith("ProcessRaisedException"):
+        # mp.spawn's: the rank's traceback is the message, and its last line the exception.
+        return _shorten(record.message.strip().splitlines()[-1])
     return _shorten(f"{record.type}: {record.message}" if record.message else record.type)
 
 
@@ -242,15 +278,14 @@ def _hint(text: str) -> str | None:
     return next((hint for pattern, hint in _HINTS if pattern.search(text)), None)
 
 
-def _printed_exception(tail: Sequence[str]) -> str | None:
-    """The exception of the last traceback in `tail`, where a process had no hook to record it."""
-    found = None
-    in_traceback = False
-    for line in tail:
-        if line.startswith("Traceback (most recent call last)"):
-            in_traceback = True
-        elif in_traceback and line and not line[0].isspace():
-            in_traceback = False
-            if _LAUNCHER_ERROR not in line and _EXCEPTION_LINE.match(line):
-                found = line
-    return found
+def _printed_exception(ended: Ended, tail: Sequence[str]) -> str | None:
+    """The exception that ends the last traceback, where that is the last that was said.
+
+    For processes without the hook, and interrupts, which it does not record. A traceback that the
+    script or a program of its printed on the way is none.
+    """
+    if ended.is_script and ended.exit_code != -signal.SIGINT:
+        return None
+    said = [line for line in tail if line.strip()]
+    is_traceback = any(line.startswith("Traceback (most recent call last)") for line in said)
+    return said[-1] if is_traceback and _EXCEPTION_LINE.match(said[-1]) else None

@@ -13,6 +13,7 @@ from amphora.devices import Devices
 from amphora.environment import (
     MASTER_PORT,
     distribution_hosts,
+    plain,
     sm_variables,
     to_arguments,
     too_long,
@@ -189,10 +190,14 @@ def _torchrun(job: Job, world: World) -> list[str]:
 def arguments(job: Job) -> list[str]:
     """The hyperparameters as argv; a secret's place is taken by a mark that the hook resolves."""
     shown = {
-        name: f"{SECRET_PREFIX}SM_HP_{name.upper()}" if value and is_secret_name(name) else value
+        name: f"{SECRET_PREFIX}SM_HP_{plain(name).upper()}" if _is_secret(name, value) else value
         for name, value in job.arguments.items()
     }
     return to_arguments(shown)
+
+
+def _is_secret(name: str, value: object) -> bool:
+    return isinstance(value, str) and bool(value) and is_secret_name(name)
 
 
 def _defaults(job: Job, devices: Devices, world: World) -> dict[str, str]:

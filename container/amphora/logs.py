@@ -40,29 +40,32 @@ _SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\bwandb_v1_[A-Za-z0-9_]{20,}|\blocal-[0-9a-f]{40}\b"), MASK),
     # A bare W&B key is 40 hex digits, as a git commit is: only where the line speaks of wandb.
     (re.compile(r"(?i)(wandb.{0,80}?)\b[0-9a-f]{40}\b"), rf"\1{MASK}"),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {MASK}"),
-    (re.compile(r"(?i)(://[^\s/:@'\"]*):[^\s/@'\"]+@"), rf"\1:{MASK}@"),
+    # With a digit in it, or it is a word: "basic tokenization".
+    (re.compile(r"(?i)\b(bearer|basic)\s+(?=\S*\d)[A-Za-z0-9._~+/=-]{12,}"), rf"\1 {MASK}"),
+    # Up to the last @ before the host's end: a password may hold one.
+    (re.compile(r"(://[^\s/:@'\"]*):[^\s/'\"]+@"), rf"\1:{MASK}@"),
     (
         re.compile(r"(?i)\b(X-Amz-(?:Signature|Security-Token|Credential))=[^&\s'\"]+"),
         rf"\1={MASK}",
     ),
     (
         re.compile(
-            r"(?i)\b((?:[a-z0-9]+[_-])*(?:password|passwd|secret|api[_-]?key|access[_-]?key"
-            r"|secret[_-]?key|auth[_-]?token|access[_-]?token|session[_-]?token|hf[_-]?token)"
+            r"(?i)((?:password|passwd|secret|api[_-]?key|access[_-]?key|secret[_-]?key"
+            r"|auth[_-]?token|access[_-]?token|session[_-]?token|hf[_-]?token)"
             r"['\"]?\s*[=:]\s*['\"]?)[^\s'\",;&}]{4,}"
         ),
         rf"\1{MASK}",
     ),
 )
-# One cheap look decides whether a line needs the expressions above at all.
-_HINT = re.compile(
-    r"AKIA|ASIA|AROA|AIDA|IQoJ|FwoG|FQoG|hf_|api_org_|gh[pousr]_|github_pat|sk-|local-|@"
-    r"|(?i:wandb|bearer|basic|amz|passw|secret|key|token)"
+# A line without any of these holds nothing that the expressions above would find.
+_HINTS = (
+    *("akia", "asia", "aroa", "aida", "iqoj", "fwog", "fqog", "hf_", "api_org_", "ghp_", "gho_"),
+    *("ghu_", "ghs_", "ghr_", "github_pat", "sk-", "local-", "://", "wandb", "bearer", "basic"),
+    *("x-amz-", "passw", "secret", "key", "token"),
 )
 
-_known: set[str] = set()
-_known_pattern: re.Pattern[str] | None = None
+_known: list[str] = []
+"""Values to mask, longest first, so that a secret that contains another one is masked whole."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -85,26 +88,51 @@ def secret_values(items: Mapping[str, object]) -> set[str]:
 
 def remember(values: Iterable[str]) -> None:
     """Mask these values from now on, in the spellings a log may show them in."""
-    global _known_pattern
-    for value in values:
-        for line in {value, *value.splitlines()}:
-            if len(line.strip()) >= MIN_SECRET_CHARS:
-                _known.update(
-                    {line, json.dumps(line)[1:-1], quote(line, safe=""), repr(line)[1:-1]}
-                )
-    # Longest first, so that a secret that contains another one is masked whole.
-    ordered = sorted(_known, key=len, reverse=True)
-    _known_pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+    spellings = {
+        spelling
+        for value in values
+        for line in {value, *value.splitlines()}
+        if len(line.strip()) >= MIN_SECRET_CHARS
+        for spelling in _spellings(line)
+    }
+    _known[:] = sorted({*_known, *spellings}, key=len, reverse=True)
+
+
+def _spellings(text: str) -> set[str]:
+    quoted = quote(text, safe="", errors="surrogateescape")
+    return {text, json.dumps(text)[1:-1], quoted, repr(text)[1:-1]}
 
 
 def mask(text: str) -> str:
     """`text` with every known or recognisable secret replaced by asterisks."""
-    if _known_pattern is not None:
-        text = _known_pattern.sub(MASK, text)
-    if _HINT.search(text):
-        for pattern, replacement in _SHAPES:
-            text = pattern.sub(replacement, text)
-    return text
+    for value in _known:
+        if value in text:
+            text = text.replace(value, MASK)
+    if not _may_hold_a_secret(text):
+        return text
+    lines = text.splitlines(keepends=True)
+    return "".join(_mask_shapes(line) if _may_hold_a_secret(line) else line for line in lines)
+
+
+def unfinished(text: str) -> int:
+    """How many of the last characters of `text` may be the beginning of a known secret."""
+    longest = max((len(value) for value in _known), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        tail = text[-length:]
+        if any(value.startswith(tail) for value in _known):
+            return length
+    return 0
+
+
+def _may_hold_a_secret(text: str) -> bool:
+    lower = text.lower()
+    return any(hint in lower for hint in _HINTS)
+
+
+def _mask_shapes(line: str) -> str:
+    for pattern, replacement in _SHAPES:
+        line = pattern.sub(replacement, line)
+    return line
 
 
 class _MaskingFormatter(logging.Formatter):

@@ -29,6 +29,8 @@ HOST_WAIT_SECONDS = 300.0
 _BEAT_SECONDS = 2.0
 _LOST_SECONDS = 15.0
 """Without a word from a host for this long it counts as lost. Half of the promised 30 s."""
+_STOPPED_SECONDS = 110.0
+"""How long the others may go on after one host was stopped: each is stopped, and has its budget."""
 _MAX_LINE = 64 * 1024
 
 
@@ -38,7 +40,7 @@ class Word:
 
     host: str
     state: str
-    """'running', 'done', 'failed'; from the first host also 'abort' and 'all done'."""
+    """'running', 'done', 'failed', 'stopped'; from the first host also 'abort' and 'all done'."""
     reason: str = ""
 
     def line(self) -> bytes:
@@ -48,7 +50,8 @@ class Word:
 class Link:
     """This host's end of it. `fileno` is readable once the job is over, well or not."""
 
-    def __init__(self, host: str, hosts: Sequence[str]) -> None:
+    def __init__(self, host: str, hosts: Sequence[str], stopped: Callable[[], bool]) -> None:
+        self._stopped = stopped
         self._reader, self._writer = socket.socketpair()
         self._verdict = threading.Event()
         self.host, self.hosts = host, tuple(hosts)
@@ -64,7 +67,9 @@ class Link:
         self.own = Word(host=self.host, state="done")
 
     def finish(self, state: str, reason: str = "") -> Word | None:
-        """Tell the others how this host ended, and wait until the job is over.
+        """Tell the others how this host ended; where it is done, wait until the job is over.
+
+        A stop ends the waiting: the others are stopped as well, and end by themselves.
 
         Returns:
             The word of the host that failed first, when it was another one.
@@ -73,7 +78,8 @@ class Link:
         if len(self.hosts) > 1 and self.abort is None:
             if state == "done":
                 log.info("done on this host; waiting for the others")
-                self._verdict.wait()
+                while not self._verdict.wait(0.2) and not self._stopped():
+                    pass
             else:
                 self._verdict.wait(2 * _BEAT_SECONDS)  # Long enough for the word to get out.
         return self.abort
@@ -107,7 +113,7 @@ def linked(
     Raises:
         ConfigError: A host's name does not resolve, or the first host cannot be reached, in time.
     """
-    link = Link(host, hosts)
+    link = Link(host, hosts, stopped)
     if len(hosts) == 1:
         yield link
         link._close()
@@ -178,6 +184,8 @@ class _Peer:
     heard: float = field(default_factory=time.monotonic)
     pending: bytes = b""
     word: Word | None = None
+    ended: bool = False
+    stopped_at: float = 0.0
 
     def read(self) -> bool:
         """Take in what has arrived; False at the end of the connection."""
@@ -190,9 +198,22 @@ class _Peer:
         try:
             for line in lines:
                 self.word = Word(**json.loads(line))
+                if self.word.state == "stopped":
+                    self.stopped_at = self.stopped_at or self.heard
         except (ValueError, TypeError):
             return False  # Whoever this is, it is no host of the job.
         return bool(chunk) and len(self.pending) <= _MAX_LINE
+
+    def lost(self, now: float) -> str:
+        """Why this host counts as lost; '' where it does not."""
+        if self.word is not None and self.word.state == "stopped":
+            was_stopped = now - self.stopped_at > _STOPPED_SECONDS
+            return "it was stopped, and this host was not" if was_stopped else ""
+        if self.ended:
+            return "its container ended without a word (killed, or the instance was lost)"
+        if now - self.heard > _LOST_SECONDS:
+            return f"not a word from it for {_LOST_SECONDS:.0f} s (stopped, or the network is down)"
+        return ""
 
     def say(self, word: Word) -> None:
         with suppress(OSError):  # The next read sees the end.
@@ -242,7 +263,7 @@ class _Listener:
             self._peers[peer.word.host] = peer
         if not alive:
             selector.unregister(peer.connection)
-            peer.heard = float("-inf")
+            peer.ended = True
 
     def _judge(self) -> Word | None:
         """The verdict on the whole job, once there is one."""
@@ -255,23 +276,18 @@ class _Listener:
                 return Word(host=name, state="abort", reason=word.reason)
         now = time.monotonic()
         for name, peer in self._peers.items():
-            if now - peer.heard > _LOST_SECONDS:
-                return Word(host=name, state="abort", reason=_lost(peer.heard))
+            if reason := peer.lost(now):
+                return Word(host=name, state="abort", reason=reason)
         missing = [name for name in self.link.hosts[1:] if name not in words]
         if missing and self._until.passed():
             return Word(host=missing[0], state="abort", reason="it did not appear in time")
-        done = not missing and {own.state, *(word.state for word in words.values())} == {"done"}
-        return Word(host=own.host, state="all done") if done else None
+        states = {own.state, *(word.state for word in words.values())}
+        over = not missing and states <= {"done", "stopped"}
+        return Word(host=own.host, state="all done") if over else None
 
     def _say_all(self, word: Word) -> None:
         for peer in self._peers.values():
             peer.say(word)
-
-
-def _lost(heard: float) -> str:
-    if heard == float("-inf"):
-        return "its container ended without a word (killed, or the instance was lost)"
-    return f"not a word from it for {_LOST_SECONDS:.0f} s (stopped, or the network is down)"
 
 
 class _Caller:
@@ -304,12 +320,13 @@ class _Caller:
         except OSError:
             head = b""
         if head == b"" or (head != b"?" and not self._peer.read()):
-            self._peer.heard = float("-inf")
+            self._peer.ended = True
+            self.stop.wait(0.2)  # Nothing is left to wait for on the connection itself.
         word = self._peer.word
         if word is not None and word.state in ("abort", "all done"):
             return word
-        if time.monotonic() - self._peer.heard > _LOST_SECONDS:
-            return Word(host=self._first, state="abort", reason=_lost(self._peer.heard))
+        if reason := self._peer.lost(time.monotonic()):
+            return Word(host=self._first, state="abort", reason=reason)
         return None
 
 

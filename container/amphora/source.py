@@ -62,18 +62,21 @@ class Source:
         return [str(self.path)]
 
 
-def locate(job: Job, environ: Mapping[str, str], scratch: Path) -> Source:
+def locate(
+    job: Job, environ: Mapping[str, str], scratch: Path, code_dir: Path | None = None
+) -> Source:
     """Find the job's code, fetching and unpacking it where it is elsewhere.
 
     Args:
         scratch: A folder for what is fetched; it lives as long as the job.
+        code_dir: Where an archive is unpacked; default /opt/ml/code.
 
     Raises:
         CodeError: The code cannot be fetched or unpacked, or the entry point is not in it.
     """
     if job.entry_point is None:
         return Source(root=recipe_dir(environ), kind=Kind.SCRIPT, name="train.py")
-    root = _fetched(job, environ, scratch)
+    root = _fetched(job, environ, scratch, code_dir or job.paths.code)
     return _entry(root, job.entry_point)
 
 
@@ -108,18 +111,18 @@ def is_package(root: Path) -> bool:
     )
 
 
-def _fetched(job: Job, environ: Mapping[str, str], scratch: Path) -> Path:
+def _fetched(job: Job, environ: Mapping[str, str], scratch: Path, code_dir: Path) -> Path:
     """The folder with the code."""
     place = job.submit_directory.removeprefix("file://")
     if place.startswith("s3://"):
         archive = scratch / "sourcedir.tar.gz"
         download(place, archive, environ)
-        return _unpacked(archive, job, place)
+        return _unpacked(archive, code_dir, place, scratch)
     path = Path(place)
     if path.is_dir():
         return path.absolute()
     if path.is_file():
-        return _unpacked(path, job, place)
+        return _unpacked(path, code_dir, place, scratch)
     raise CodeError(
         f"sagemaker_submit_directory is {place!r}, which is not there.",
         "Give s3://bucket/sourcedir.tar.gz, a .tar.gz file or a folder; or mount the code at"
@@ -127,12 +130,11 @@ def _fetched(job: Job, environ: Mapping[str, str], scratch: Path) -> Path:
     )
 
 
-def _unpacked(archive: Path, job: Job, place: str) -> Path:
+def _unpacked(archive: Path, target: Path, place: str, scratch: Path) -> Path:
     """Unpack beside the target, then move: an archive that is refused leaves nothing."""
-    target = job.paths.code
     if target.exists() and any(target.iterdir()):
-        target = Path(tempfile.mkdtemp(prefix="code-", dir=archive.parent))
-        log.info("%s is not empty: the job's own code goes to %s", job.paths.code, target)
+        log.info("%s is not empty: the job's own code goes to a folder of its own", target)
+        target = scratch / "code"
     target.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=target.parent))
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import selectors
 import signal
 import socket
@@ -22,8 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from amphora.errors import CodeError
 from amphora.failure import Ended
-from amphora.logs import mask
+from amphora.logs import mask, unfinished
 
 STOP_BUDGET_SECONDS = 100.0
 """SageMaker sends SIGKILL 120 s after SIGTERM: this leaves time for what follows the script."""
@@ -37,6 +39,7 @@ _IDLE_SECONDS = 1.0
 # After the script has ended, how long output that is still in the pipes may take to arrive.
 _DRAIN_SECONDS = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
+_LAUNCHER = re.compile(r"torch\.distributed\.(?:run|launch)\b|\btorchrun\b|\bmpirun\b")
 _OOM_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
@@ -44,6 +47,10 @@ class Abort(Protocol):
     """What is readable once the tree must end for a reason that lies elsewhere."""
 
     def fileno(self) -> int: ...
+
+
+class Interrupted(BaseException):
+    """A stop came while nothing ran that could be asked to stop."""
 
 
 class Signals:
@@ -55,6 +62,12 @@ class Signals:
         self._writer.setblocking(False)
         self.stop: int | None = None
         """The first signal that asked to stop."""
+        self.interrupts = True
+        """Whether a stop raises Interrupted in the main thread: it does while nothing runs."""
+
+    def stopped(self) -> bool:
+        """Whether the job was asked to stop."""
+        return self.stop is not None
 
     def fileno(self) -> int:
         return self._reader.fileno()
@@ -73,6 +86,8 @@ class Signals:
 
     def _on_stop(self, number: int, _frame: object) -> None:
         self.stop = self.stop or number
+        if self.interrupts:
+            raise Interrupted
 
     @classmethod
     @contextlib.contextmanager
@@ -107,15 +122,21 @@ class _Relay:
         self.fed = time.monotonic()
         self.pending += chunk
         end = max(self.pending.rfind(b"\n"), self.pending.rfind(b"\r")) + 1
-        if not chunk or len(self.pending) > _CHUNK_BYTES:
+        if not chunk:
             end = len(self.pending)
+        elif len(self.pending) - end > _CHUNK_BYTES:
+            end = self._safe_end()
         self._pass_on(end)
         return bool(chunk)
 
     def flush_idle(self) -> None:
         """Pass on a line that has had no end for a while."""
         if self.pending and time.monotonic() - self.fed > _IDLE_SECONDS:
-            self._pass_on(len(self.pending))
+            self._pass_on(self._safe_end())
+
+    def _safe_end(self) -> int:
+        """Where a line without an end may be cut: not within what may become a secret."""
+        return len(self.pending) - unfinished(self.pending.decode("latin-1"))
 
     def _pass_on(self, end: int) -> None:
         text = self.pending[:end].decode("utf-8", "replace")
@@ -144,25 +165,34 @@ def run(
     """Run a program with its process tree until all of it has ended.
 
     Args:
-        is_launcher: Whether the program (torchrun) starts the script's processes itself: a stop
-            then goes to those, since torchrun would give them 30 s of its own.
+        is_launcher: Whether the program (torchrun) only starts the script's own processes: a stop
+            goes to those, and an exception of theirs is what counts.
         budget: Seconds that the tree may take to end after a stop.
         link: Readable once another host has ended the job: then the tree has 10 s.
 
     Raises:
-        OSError: The program cannot be started.
+        CodeError: The program cannot be started.
     """
+    interrupts, signals.interrupts = signals.interrupts, False
+    if signals.stop is not None:
+        raise Interrupted
     _become_subreaper()
     oom_before = _oom_kills()
-    child = subprocess.Popen(
-        argv,
-        env=dict(environ),
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    try:
+        child = subprocess.Popen(
+            argv,
+            env=dict(environ),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CodeError(
+            f"{argv[0]} cannot be started: {error}.",
+            "Check the script's first line (#!) and that the program is in this image.",
+        ) from error
     assert child.stdout is not None and child.stderr is not None
     relays = [_Relay(child.stdout, sys.stdout.buffer), _Relay(child.stderr, sys.stderr.buffer)]  # type: ignore[arg-type]
     tree = _Tree(child.pid, is_launcher)
@@ -174,8 +204,10 @@ def run(
         child.returncode = 0 if tree.status is None else tree.status  # Not for Popen to wait for.
         for relay in relays:
             relay.source.close()
+        signals.interrupts = interrupts
     return Ended(
         pid=child.pid,
+        is_script=argv[0] == sys.executable and not is_launcher,
         exit_code=1 if tree.status is None else tree.status,
         stop_signal=signals.stop,
         out_of_budget=out_of_budget,
@@ -188,8 +220,7 @@ def _watch(
     tree: _Tree, relays: list[_Relay], signals: Signals, budget: float, link: Abort | None
 ) -> bool:
     """Until the tree has ended and its output has arrived. True if the budget ran out."""
-    deadline: float | None = None
-    ended_at: float | None = None
+    deadline = ended_at = stopping = None
     with selectors.DefaultSelector() as selector:
         selector.register(signals, selectors.EVENT_READ)
         if link is not None:
@@ -204,25 +235,29 @@ def _watch(
                 elif key.data is link:
                     selector.unregister(link)
                     fixed -= 1
-                    if deadline is None:
-                        deadline = time.monotonic() + ABORT_BUDGET_SECONDS
-                        tree.send(signal.SIGTERM)
+                    deadline = deadline or time.monotonic() + ABORT_BUDGET_SECONDS
+                    tree.send(signal.SIGTERM)
                 elif not key.data.feed():
                     selector.unregister(key.fileobj)
             for relay in relays:
                 relay.flush_idle()
             tree.reap()
             now = time.monotonic()
-            if signals.stop is not None and deadline is None:
-                deadline = now + budget
-                tree.send(signals.stop)
+            if signals.stop is not None and stopping is None:
+                stopping, deadline = signals.stop, now + budget
+                tree.send(stopping)
             if deadline is not None and now > deadline:
                 return True
-            # A shell dies of SIGTERM at once while the program it waited for still saves.
-            if tree.status is not None and (deadline is None or not tree.members()):
-                ended_at = ended_at or now
-                if len(selector.get_map()) == fixed or now - ended_at > _DRAIN_SECONDS:
-                    return False
+            if tree.status is None:
+                continue
+            # A shell dies of SIGTERM at once while the program it waited for still saves, and so
+            # does the parent of mp.spawn's ranks.
+            if deadline is not None and tree.members():
+                tree.send(stopping or signal.SIGTERM)
+                continue
+            ended_at = ended_at or now
+            if len(selector.get_map()) == fixed or now - ended_at > _DRAIN_SECONDS:
+                return False
 
 
 @dataclass
@@ -233,6 +268,8 @@ class _Tree:
     is_launcher: bool
     status: int | None = None
     """The root's exit code, or the negative number of the signal that ended it."""
+    asked: set[int] = field(default_factory=set)
+    """Those that were asked to stop: a second signal would enter their handler again."""
 
     def reap(self) -> None:
         """Collect every process that has ended: the root, and orphans that came to us."""
@@ -253,15 +290,21 @@ class _Tree:
     def send(self, number: int) -> None:
         """Ask the script's own processes to stop.
 
-        Not torchrun, where its workers are there to ask; and not the helpers that a Python process
-        of the script made (data loader workers): without them it could not finish its step.
+        Not torchrun, where its workers are there to ask, since it would give them 30 s of its own;
+        and not the helpers that a Python process of the script made (data loader workers): without
+        them it could not finish its step. What the script leaves behind is asked when it has ended.
         """
-        members = self.members()
-        if self.is_launcher and len(members) > 1:
-            members.remove(self.root)
-        for pid in members:
-            if not _is_python_helper(pid):
+        parents = {parent for _, parent, _ in _processes()}
+        for pid in self.members():
+            launches = pid in parents and self._launches(pid)
+            waits = self.status is None and (launches or _is_python_helper(pid))
+            if not waits and pid not in self.asked:
+                self.asked.add(pid)
                 _signal(pid, number)
+
+    def _launches(self, pid: int) -> bool:
+        named = _LAUNCHER.search(" ".join(_command(pid)[:4])) is not None
+        return named or (self.is_launcher and pid == self.root)
 
     def kill(self) -> None:
         """End whatever is left, at once."""
@@ -290,10 +333,10 @@ def _processes() -> Iterator[tuple[int, int, str]]:
         if entry.name.isdecimal():
             try:
                 # The command's name, in parentheses, may hold anything, even parentheses.
-                state, parent, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+                state, parent, *_ = (entry / "stat").read_bytes().rpartition(b")")[2].split()
             except OSError:
                 continue  # It has ended meanwhile.
-            yield int(entry.name), int(parent), state
+            yield int(entry.name), int(parent), state.decode()
 
 
 def _is_python_helper(pid: int) -> bool:

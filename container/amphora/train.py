@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import shutil
+import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from amphora import devices, failure, launch, logs, modeltrainer, mpi, peers, source, supervise
 from amphora.contract import Job, Paths, read_job
-from amphora.errors import AmphoraError, CodeError
+from amphora.errors import AmphoraError, CodeError, ConfigError
 
 log = logging.getLogger("amphora")
 
@@ -34,16 +37,22 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
     paths = Paths.of(environ)
     with supervise.Signals.caught() as signals, _scratch() as scratch:
         try:
-            # An earlier run's failure must not stand for this one.
-            paths.failure.unlink(missing_ok=True)
+            with suppress(OSError):  # An earlier run's failure must not stand for this one.
+                paths.failure.unlink()
             job = read_job(environ)
             logs.configure(job.log_level)
             logs.remember(logs.secret_values(job.hyperparameters))
-            stopped = lambda: signals.stop is not None  # noqa: E731
-            with peers.linked(job.hosts, job.current_host, environ, stopped) as link:
+            with peers.linked(job.hosts, job.current_host, environ, signals.stopped) as link:
                 return _run(job, environ, scratch, signals, link, sdk_command)
+        except supervise.Interrupted:
+            return _stopped_early(paths, signals)
         except AmphoraError as error:
-            return _refused(paths, error)
+            log.error("%s", error)
+            _write_failure(paths, f"{type(error).__name__}: {error}\n")
+        except Exception as error:  # The failure file is the only place where a user sees it.
+            log.exception("amphora itself failed")
+            _write_failure(paths, f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}")
+        return CONFIG_EXIT_CODE
 
 
 def _run(
@@ -62,25 +71,37 @@ def _run(
         started = _prepared(job, environ, scratch, signals, error_dir, sdk_command)
         if started.lends:
             link.announce_done()
-        peers.await_port(started.reaches, mpi.SSH_PORT, environ, lambda: signals.stop is not None)
-    except AmphoraError as error:
-        link.finish("failed", str(error))
+        peers.await_port(started.reaches, mpi.SSH_PORT, environ, signals.stopped)
+        signals.interrupts = False
+        ended = supervise.run(
+            started.argv,
+            started.environ,
+            started.cwd,
+            signals,
+            is_launcher=started.is_launcher,
+            budget=budget,
+            link=link,
+        )
+    except supervise.Interrupted:
+        link.finish("stopped")
         raise
-    ended = supervise.run(
-        started.argv,
-        started.environ,
-        started.cwd,
-        signals,
-        is_launcher=started.is_launcher,
-        budget=budget,
-        link=link,
-    )
+    except Exception as error:
+        link.finish("failed", f"{type(error).__name__}: {error}")
+        raise
     if started.lends and link.abort is None and ended.stop_signal is None and link.is_over():
         log.info("the first host has ended well, and so does this one")
         return 0
     if sdk_command is not None:
         modeltrainer.forget_generic_failure(job.paths)
     return _report(job, ended, failure.read_records(error_dir), link)
+
+
+def _stopped_early(paths: Paths, signals: supervise.Signals) -> int:
+    number = signals.stop or signal.SIGTERM
+    text = f"Stopped by {signal.Signals(number).name} before the script had started."
+    log.error("%s", text)
+    _write_failure(paths, f"{text}\n")
+    return 128 + number
 
 
 def _prepared(
@@ -101,7 +122,7 @@ def _prepared(
         log.info("%s", note)
     log.info("hyperparameters: %s", ", ".join(sorted(job.hyperparameters)) or "none")
     for folder in (job.paths.model, job.paths.output_data):
-        folder.mkdir(parents=True, exist_ok=True)
+        _make_folder(folder)
     for what, argv in start.installs:
         _install(what, argv, start.root, environ, signals)
     log.info("starting %s", start.what)
@@ -126,6 +147,16 @@ def _script_mode(
     )
 
 
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"The folder {folder} cannot be made: {error}.",
+            "Mount a folder there that this user may write to.",
+        ) from error
+
+
 def _install(
     what: str,
     argv: list[str],
@@ -135,7 +166,9 @@ def _install(
 ) -> None:
     log.info("installing %s", what)
     ended = supervise.run(argv, environ, root, signals)
-    if ended.exit_code == 0 and ended.stop_signal is None:
+    if ended.stop_signal is not None:
+        raise supervise.Interrupted
+    if ended.exit_code == 0:
         return
     said = [line.strip() for line in ended.tail if "ERROR" in line] or list(ended.tail)
     raise CodeError(
@@ -148,27 +181,31 @@ def _install(
 
 def _report(job: Job, ended: failure.Ended, records: list[failure.Record], link: peers.Link) -> int:
     code = failure.exit_code(ended, records)
-    text = failure.describe(ended, records) if code else ""
+    failed = failure.describe(ended, records)
     other = link.abort
     if other is None:
-        bad = code != 0 or ended.stop_signal is not None
-        reason = text.split("\n\n")[0] if code else "stopped before the job had ended"
-        other = link.finish("failed" if bad else "done", reason if bad else "")
+        state = "stopped" if ended.stop_signal is not None else "failed" if code else "done"
+        other = link.finish(state, failed.head if code else "")
     if other is not None:
-        text = f"{other.host} failed first: {other.reason}\n\n{text}"
         code = code or PEER_EXIT_CODE
+        failed = _with_another(failed, other)
     if code == 0:
         log.info("training ended with exit code 0")
         return 0
-    log.error("training failed with exit code %d: %s", code, text.split("\n\n")[0])
-    _write_failure(job.paths, text)
+    log.error("training failed with exit code %d: %s", code, failed.head)
+    _write_failure(job.paths, failed.text)
     return code
 
 
-def _refused(paths: Paths, error: AmphoraError) -> int:
-    log.error("%s", error)
-    _write_failure(paths, f"{type(error).__name__}: {error}\n")
-    return CONFIG_EXIT_CODE
+def _with_another(failed: failure.Failure, other: peers.Word) -> failure.Failure:
+    """This host's failure beside that of the host that failed first.
+
+    That host may only have lost this one, while this one's script was still raising.
+    """
+    theirs = f"{other.host} failed first: {other.reason}"
+    if failure.is_consequence(other.reason) and failed.raised and not failed.is_consequence:
+        return replace(failed, rest=f"{theirs}\n\n{failed.rest}")
+    return replace(failed, head=theirs, rest=f"On this host: {failed.head}\n\n{failed.rest}")
 
 
 @contextmanager
@@ -182,7 +219,7 @@ def _scratch() -> Iterator[Path]:
 
 def _write_failure(paths: Paths, text: str) -> None:
     """Write the failure file, unless the script wrote its own."""
-    if paths.failure.exists():
+    if paths.failure.is_file():
         return
     try:
         paths.failure.parent.mkdir(parents=True, exist_ok=True)

@@ -94,6 +94,35 @@ CASES = {
         "raise LookupError('deep')", 1, ("script.py:1",), "LookupError: deep",
         files=(("run.sh", "python3 script.py"),), hyperparameters=(("sagemaker_program", "run.sh"),),
     ),
+    "exception beside a harmless child's": Case(
+        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import flash_attn'])\nraise RuntimeError('the real one')",
+        1, ("script.py:3",), "RuntimeError: the real one",
+    ),
+    "exit beside a harmless child's exception": Case(
+        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import flash_attn'])\nsys.exit(3)",
+        3, (), "The script ended with exit code 3",
+    ),
+    "exit after a traceback that was handled": Case(
+        "import sys, traceback\ntry: 1/0\nexcept ZeroDivisionError: traceback.print_exc()\nsys.exit('no column text')",
+        1, ("no column text",), "The script ended with exit code 1",
+    ),
+    "excepthook that calls no other": Case(
+        "import sys\nsys.excepthook = lambda *_: print('hidden')\nraise LookupError('not lost')",
+        1, ("script.py:3",), "LookupError: not lost",
+    ),
+    "word that sounds like communication": Case("raise KeyError('heartbeat')", 1, ("script.py:1",), "KeyError: 'heartbeat'\n  at"),
+    "data loader's worker": Case(
+        "raise RuntimeError('DataLoader worker (pid 7) is killed by signal: Killed.')", 1, ("ran out of memory",), "RuntimeError"
+    ),
+    "rank of mp.spawn": Case(
+        "import torch.multiprocessing as mp\ndef work(rank): raise ValueError(f'rank {rank} of spawn')\n"
+        "if __name__ == '__main__': mp.spawn(work, nprocs=1)",
+        1, (), "ValueError: rank 0 of spawn",
+    ),
+    "shell script whose interpreter is missing": Case(
+        "", 2, ("/no/such", "cannot be started"), "CodeError:",
+        files=(("run.sh", "#!/no/such\n"),), hyperparameters=(("sagemaker_program", "run.sh"),),
+    ),
     "script that is not there": Case(
         "", 2, ("'train.py'", "script.py"), "CodeError:", hyperparameters=(("sagemaker_program", "train.py"),)
     ),

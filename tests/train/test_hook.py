@@ -40,10 +40,11 @@ def test_an_excepthook_of_the_scripts_own_is_called_too(scripted: Tree) -> None:
     assert scripted.failure and scripted.failure.startswith("LookupError: gone")
 
 
-def test_a_process_without_the_hook_is_read_from_stderr(scripted: Tree) -> None:
+def test_what_a_process_without_the_hook_said_is_shown(scripted: Tree) -> None:
     scripted.script(
         "import subprocess, sys\n"
         "sys.exit(subprocess.run([sys.executable, '-I', '-c', 'raise OverflowError(7)']).returncode)"
     )
     assert scripted.train().returncode == 1
-    assert scripted.failure and scripted.failure.startswith("OverflowError: 7")
+    assert scripted.failure and scripted.failure.startswith("The script ended with exit code 1")
+    assert "OverflowError: 7" in scripted.failure[:1024]

@@ -273,4 +273,45 @@ def test_a_stop_while_waiting_for_a_host(tree: Tree) -> None:
     time.sleep(1)
     process.terminate()
     process.communicate(timeout=5)
-    assert process.returncode == 2
+    assert process.returncode == 143
+    assert tree.failure == "Stopped by SIGTERM before the script had started.\n"
+
+
+STOPPABLE = (
+    "import os, pathlib, signal, sys, time\n"
+    "seconds = float(os.environ['SM_HP_SECONDS'])\n"
+    "def save(*_): time.sleep(seconds); pathlib.Path('saved').touch(); sys.exit(0)\n"
+    "signal.signal(signal.SIGTERM, save)\n"
+    "pathlib.Path('ready').touch()\n"
+    "time.sleep(80)"
+)
+
+
+def test_hosts_that_are_stopped_each_have_their_budget(cluster: Cluster) -> None:
+    """The one that has saved first must not cut the other's saving short, nor fail it."""
+    job(cluster, STOPPABLE)
+    for host, seconds in zip(HOSTS, ("0.1", "12"), strict=True):
+        tree = cluster.trees[host]
+        settings = {"sagemaker_program": "script.py", "seconds": seconds}
+        tree.configure(settings, resourceconfig={"current_host": host, "hosts": list(HOSTS)})
+    processes = [cluster.start(host) for host in HOSTS]
+    for tree in cluster.trees.values():
+        wait_for(tree.base / "code" / "ready", 40)
+    for process in processes:
+        process.terminate()
+    outputs = [process.communicate(timeout=40)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert all((tree.base / "code" / "saved").exists() for tree in cluster.trees.values())
+    assert [tree.failure for tree in cluster.trees.values()] == [None, None]
+
+
+def test_a_host_that_is_done_can_be_stopped(cluster: Cluster) -> None:
+    job(cluster, "import os, time\nif os.environ['SM_CURRENT_HOST'] == 'algo-2': time.sleep(80)")
+    first, second = (cluster.start(host) for host in HOSTS)
+    time.sleep(3)
+    started = time.monotonic()
+    first.terminate()
+    first.communicate(timeout=20)
+    second.kill()
+    second.communicate(timeout=20)
+    assert first.returncode == 0 and time.monotonic() - started < 10

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from amphora import logs
@@ -9,8 +11,7 @@ from amphora import logs
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_known", set())
-    monkeypatch.setattr(logs, "_known_pattern", None)
+    monkeypatch.setattr(logs, "_known", [])
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_names_of_ordinary_things(name: str) -> None:
     ["AKIAIOSFODNN7EXAMPLE", "hf_abcdefghijklmnopqrstuv", "Bearer abc.def-123456",
      "https://user:s3cr3tpass@host/x", "wandb: key 0123456789abcdef0123456789abcdef01234567",
      "password=hunter2!", '{"api_key": "abcd1234"}', "&X-Amz-Signature=deadbeef",
-     "ghp_0123456789abcdefghijABCDEFGHIJ012345", "IQoJ" + "a" * 80],
+     "{'SecretAccessKey': 'wJalrXUtnFEMI'}", "ghp_0123456789abcdefghijABCDEFGHIJ012345", "IQoJ" + "a" * 80],
 )  # fmt: skip
 def test_shapes_are_masked(text: str) -> None:
     assert logs.MASK in logs.mask(f"before {text} after")
@@ -60,3 +61,27 @@ def test_a_known_value_is_masked_in_every_spelling() -> None:
 def test_short_values_are_not_masked_everywhere() -> None:
     logs.remember(["1234"])
     assert logs.mask("step 1234") == "step 1234"
+
+
+def test_a_password_may_hold_an_at_sign() -> None:
+    assert logs.mask("https://bob:p@ssw0rd@host/x") == f"https://bob:{logs.MASK}@host/x"
+
+
+def test_words_after_basic_are_no_secret() -> None:
+    assert logs.mask("using basic tokenization") == "using basic tokenization"
+
+
+def test_a_long_line_is_masked_in_no_time() -> None:
+    started = time.monotonic()
+    logs.mask("token " + "a-" * 30_000)
+    assert time.monotonic() - started < 5
+
+
+def test_what_may_become_a_secret_is_held_back() -> None:
+    logs.remember(["s3cr3tvalue"])
+    assert logs.unfinished("a line with s3cr3t") == len("s3cr3t")
+    assert logs.unfinished("a line without") == 0
+
+
+def test_bytes_that_are_no_text_are_no_error() -> None:
+    logs.remember(["\udcff" * 8])

@@ -128,6 +128,30 @@ def test_broken_configuration_reaches_the_failure_file(tree: Tree) -> None:
     assert not (tree.base / "model").exists()
 
 
+@pytest.mark.parametrize("name", ["model", "output"])
+def test_a_file_where_a_folder_should_be(scripted: Tree, name: str) -> None:
+    scripted.script("")
+    (scripted.base / name).write_text("")
+    result = scripted.train()
+    assert result.returncode == 2 and "cannot be made" in result.stderr
+
+
+def test_a_secret_for_a_shell_script_stands_in_its_variable(tree: Tree) -> None:
+    tree.script(
+        '[ "$2" = amphora-secret:SM_HP_HF_TOKEN ] && echo "given ${#SM_HP_HF_TOKEN}"', "run.sh"
+    )
+    tree.configure({"sagemaker_program": "run.sh", "hf-token": "hf_plantedplantedplanted"})
+    result = tree.train()
+    assert "given 24" in result.stdout, result.stderr
+
+
+def test_a_boolean_of_a_secrets_name_is_passed_on(tree: Tree) -> None:
+    tree.script("import sys; print(sys.argv[1:])").configure(
+        {"sagemaker_program": "script.py", "use_auth_token": "true"}
+    )
+    assert "['--use_auth_token', 'True']" in tree.train().stdout
+
+
 def test_no_configuration_at_all(tree: Tree) -> None:
     result = tree.train()
     assert result.returncode == 2 and "no configuration folder" in result.stderr
@@ -234,6 +258,44 @@ class TestStop:
         process.communicate(timeout=20)
         assert process.returncode == 0
         assert (scripted.base / "code" / "alive").read_text() == "[True, True]"
+
+    def test_ranks_of_spawn_can_save_though_their_parent_dies(self, scripted: Tree) -> None:
+        scripted.script(
+            "import multiprocessing, pathlib, signal, sys, time\n"
+            "def save(*_):\n    time.sleep(1); pathlib.Path('saved').touch(); sys.exit(0)\n"
+            "def work():\n"
+            "    signal.signal(signal.SIGTERM, save); pathlib.Path('ready').touch(); time.sleep(60)\n"
+            "if __name__ == '__main__':\n"
+            "    rank = multiprocessing.get_context('spawn').Process(target=work)\n"
+            "    rank.start(); rank.join()\n"
+        )
+        process = scripted.start()
+        wait_for(scripted.base / "code" / "ready")
+        process.terminate()
+        process.communicate(timeout=20)
+        assert process.returncode == 143 and (scripted.base / "code" / "saved").exists()
+
+    def test_torchrun_below_a_shell_has_the_whole_budget_too(self, tree: Tree) -> None:
+        """By its own signal torchrun would give its ranks 30 s, and end with an error of its own."""
+        tree.script(
+            "import pathlib, signal, sys, time\n"
+            "def save(*_):\n    time.sleep(1); pathlib.Path('saved').touch(); sys.exit(0)\n"
+            "signal.signal(signal.SIGTERM, save); pathlib.Path('ready').touch(); time.sleep(60)"
+        ).script("trap '' TERM\ntorchrun --standalone --nproc_per_node=1 script.py", "run.sh")
+        process = tree.configure({"sagemaker_program": "run.sh"}).start()
+        wait_for(tree.base / "code" / "ready", 60)
+        process.terminate()
+        output, _ = process.communicate(timeout=30)
+        assert process.returncode == 0 and (tree.base / "code" / "saved").exists(), output
+
+    def test_a_process_of_an_unreadable_name_harms_nothing(self, scripted: Tree) -> None:
+        scripted.script(
+            "import ctypes, subprocess, sys\n"
+            "name = 'import ctypes, time; ctypes.CDLL(None).prctl(15, bytes([255]), 0, 0, 0); time.sleep(60)'\n"
+            "subprocess.Popen([sys.executable, '-c', name], start_new_session=True)\n"
+            "import time; time.sleep(1)"
+        )
+        assert scripted.train().returncode == 0
 
     def test_a_wrong_budget_is_named(self, scripted: Tree) -> None:
         scripted.script("")

@@ -8,6 +8,7 @@ imported until it is needed, since this runs in processes that are not ours.
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import sys
@@ -67,6 +68,18 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
         _previous_hook(kind, error, trace)
 
 
+def _record_at_exit() -> None:
+    """For a script whose own excepthook does not call the one it found (rich, typer)."""
+    error = getattr(sys, "last_value", None)
+    if error is not None and not isinstance(error, KeyboardInterrupt) and not _recorded():
+        with_trace = getattr(sys, "last_traceback", None)
+        _record(type(error), error, with_trace)
+
+
+def _recorded() -> bool:
+    return os.path.exists(os.path.join(_ERROR_DIR, f"{os.getpid()}.json"))
+
+
 def _is_launcher() -> bool:
     return os.environ.get("AMPHORA_LAUNCHER") == "1" and "RANK" not in os.environ
 
@@ -74,7 +87,7 @@ def _is_launcher() -> bool:
 def _restore_secrets() -> None:
     for index, argument in enumerate(sys.argv):
         if argument.startswith(_SECRET):
-            sys.argv[index] = os.environ.get(argument[len(_SECRET) :], "")
+            sys.argv[index] = os.environ.get(argument[len(_SECRET) :], argument)
 
 
 def _write_whole_lines() -> None:
@@ -99,6 +112,7 @@ def _chain() -> None:
 if _ERROR_DIR:
     _previous_hook = sys.excepthook
     sys.excepthook = _hook
+    atexit.register(_record_at_exit)
     if hasattr(sys, "argv") and not _is_launcher():
         _restore_secrets()
     _write_whole_lines()
