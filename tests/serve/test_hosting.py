@@ -101,7 +101,7 @@ def test_the_page_is_for_laptops(environ: dict[str, str], shown: bool) -> None:
 
 def environment(devices: dict[str, int], index: int, **environ: str) -> dict[str, str]:
     share = not devices
-    return nursery.worker_environment(read(devices), environ, index, share)
+    return nursery.worker_environment(read(devices, **environ), environ, index, share)
 
 
 def test_each_worker_sees_its_own_device() -> None:
