@@ -3,13 +3,14 @@
 Modules by floor; a module imports lower floors only, and none imports the package `amphora`:
 
 - 0 `errors`, `console`, `names` (of columns), `metrics` (the metric line and its regexes),
-  `encoding` (texts to token ids), `saving`, `losses`, `plan` (which samples make a step)
+  `encoding` (texts to token ids), `saving`, `losses`, `interruptions` (when a
+  training saves and stops), `plan` (which samples make a step)
 - 1 `arguments` (hyperparameters), `places` (SM_* and /opt/ml), `formats` (a file to a table),
-  `device`, `libraries` (how much they say), `wire` (request and answer)
+  `device`, `checkpoints`, `libraries` (how much they say), `wire` (request and answer)
 - 2 `layout` (channels to files), `columns` (text and label), `labels`, `distribution`,
   `lora`,
   `encoder` (a saved model over batches of texts), `families` (models that take packed batches),
-  `batches` (token ids to packed or padded batches)
+  `batches` (token ids to packed or padded batches), `resuming` (a Trainer that can be killed)
 - 3 `data` (channels to labelled splits), `modeling` (which model, and loading it); what answers
   with a saved model: `classifier`, `tagger`, `embedder`, `generator`
 - 4 `tasks` (which of those), `tokens` (splits to token ids), `evaluation`, `card`, `progress`

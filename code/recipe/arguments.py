@@ -102,6 +102,20 @@ class Hyperparameters:
         None, "Folder of checkpoints. Default: /opt/ml/checkpoints."
     )
     save_total_limit: int | None = _documented(2, "Checkpoints to keep.")
+    save_minutes: float | None = _documented(
+        15.0, "Save a checkpoint when the last one is so many minutes old, too."
+    )
+    early_stopping_patience: int | None = _documented(
+        None,
+        "Stop after so many evaluations without a better one, and keep the best model. What is "
+        "better, metric_for_best_model says (default: the loss).",
+    )
+    early_stopping_threshold: float = _documented(
+        0.0, "How much better an evaluation must be to count for early stopping."
+    )
+    price_per_hour: float | None = _documented(
+        None, "Price of a host, to estimate the cost of the run in its report."
+    )
     passed: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -113,9 +127,13 @@ class Hyperparameters:
         for name, known in (("problem_type", PROBLEMS), ("class_weight", ("balanced",))):
             value = getattr(self, name)
             _require(name, value, value is None or value in known, " or ".join(known))
+        patience = self.early_stopping_patience
+        _require("early_stopping_patience", patience, patience is None or patience > 0, "1 or more")
         _require("lora_r", self.lora_r, self.lora_r is None or self.lora_r >= 1, "1 or more")
         saved = self.lora_save
         _require("lora_save", saved, saved in ("merged", "adapter"), "merged or adapter")
+        minutes = self.save_minutes
+        _require("save_minutes", minutes, minutes is None or minutes > 0, "above 0")
         length, steps = self.max_length, self.max_train_steps
         _require("max_length", length, length is None or length >= 4, "4 or more")
         _require("max_train_steps", steps, steps in (None, -1) or steps > 0, "1 or more")

@@ -8,6 +8,7 @@ the whole optimizer step, over all processes and accumulated batches.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -50,6 +51,13 @@ class Samples:
     def lengths(self) -> Rows:
         """Tokens of each sample."""
         return np.diff(self.starts)
+
+    def fingerprint(self) -> str:
+        """What tells this data apart from other data."""
+        digest = hashlib.sha256()
+        for array in (self.token_ids, self.starts, self.labels):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()[:16]
 
     def tokens(self, row: int) -> Rows:
         """The token ids of one sample."""

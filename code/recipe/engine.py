@@ -15,12 +15,12 @@ import datasets
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import (
     EvalPrediction,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Trainer,
     TrainingArguments,
 )
 from transformers.trainer_utils import EvalLoopOutput
@@ -29,8 +29,11 @@ from recipe import batches, evaluation, families, losses, plan
 from recipe.arguments import Hyperparameters
 from recipe.batches import Batch, Layout, Packed, Padded, Samples, World
 from recipe.console import say
-from recipe.errors import HyperparameterError
+from recipe.errors import DivergedError, HyperparameterError
 from recipe.labels import balanced_weights
+from recipe.resuming import Resumable, fingerprint
+
+_WATCHED = 16
 
 
 def layouts(
@@ -126,7 +129,8 @@ def build(
     )
     weights = None
     if hyperparameters.class_weight is not None and training.samples.labels.dtype.kind == "i":
-        weights = balanced_weights(training.samples.labels.tolist(), model.config.num_labels)
+        count: Any = model.config.num_labels
+        weights = balanced_weights(training.samples.labels.tolist(), count)
     return Engine(
         model=model,
         args=args,
@@ -134,6 +138,7 @@ def build(
         train_layout=train_layout,
         eval_layout=eval_layout,
         class_weights=weights,
+        save_minutes=hyperparameters.save_minutes,
         eval_dataset=samples["evaluation"],
         processing_class=tokenizer,
         compute_metrics=evaluation.compute_metrics(),
@@ -148,7 +153,7 @@ def _epochs(args: TrainingArguments, training: batches.Training) -> int:
     return math.ceil(args.max_steps / math.ceil(len(training.samples) / at_once))
 
 
-class Engine(Trainer):
+class Engine(Resumable):
     """HF Trainer on `Samples`: `train_dataset` and `eval_dataset` are those.
 
     Args:
@@ -172,11 +177,13 @@ class Engine(Trainer):
         **others: Any,
     ) -> None:
         super().__init__(args=args, train_dataset=training.samples, **others)
+        self.job = _job(args, training, train_layout, self.model)
         # Else the Trainer would count labels on every step, over all processes, for the model.
         self.model_accepts_loss_kwargs = False
         self._training, self._train_layout = training, train_layout
         self._eval_layout = eval_layout
         self._class_weights = class_weights and torch.tensor(class_weights, device=args.device)
+        self._watched: list[tuple[int, Tensor, Tensor]] = []
         model: Any = self.model
         self._flops_per_token = 6 * model.num_parameters(exclude_embeddings=True)
 
@@ -189,13 +196,15 @@ class Engine(Trainer):
             workers=self.args.dataloader_num_workers,
         )
 
-    def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> dict[str, float]:
-        """Metrics on `Samples`, by default those of the constructor."""
-        return super().evaluate(eval_dataset, *args, **options)
-
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """What `evaluation_loop` takes: the samples themselves."""
         return self.eval_dataset if eval_dataset is None else eval_dataset
+
+    def tokens_computed(self) -> int:
+        """In the first epoch, by all processes, padding included."""
+        drawn = self._training.rows(1, self._train_layout.balanced)
+        places = self._train_layout.places
+        return sum(places(self._training.samples, rows) for rows in drawn if len(rows))
 
     def floating_point_ops(self, inputs: Batch) -> int:
         """Of a forward and a backward pass; the Trainer would count the parameters each time."""
@@ -214,12 +223,37 @@ class Engine(Trainer):
         its log: hence the factor. A process with fewer samples weighs less.
         """
         outputs, each, real = self._losses(model, inputs)
+        self._watch(each, inputs["rows"])
         if self._class_weights is not None:
             each = each * self._class_weights[inputs["labels"]]
         loss = (each * real).sum() * (self._training.world.processes / inputs["total"])
         return (loss, outputs) if return_outputs else loss
 
-    def _losses(self, model: Any, inputs: Batch) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    def _watch(self, each: Tensor, rows: Tensor) -> None:
+        """Note a batch's losses; look at them at once, or on an accelerator not on each step."""
+        self._watched.append((self.state.global_step + 1, each.detach().sum(), rows))
+        if each.device.type == "cpu" or len(self._watched) >= _WATCHED:
+            self._see_to_numbers()
+
+    def _see_to_numbers(self) -> None:
+        """Stop where a loss is no number.
+
+        Raises:
+            DivergedError: names the step and the rows of its batch.
+        """
+        if not self._watched:
+            return
+        finite = torch.stack([total for _, total, _ in self._watched]).isfinite().tolist()
+        for is_finite, (step, _, rows) in zip(finite, self._watched, strict=True):
+            if not is_finite:
+                raise _diverged(step, rows, self.args.output_dir)
+        self._watched.clear()
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self._see_to_numbers()
+        super()._save_checkpoint(model, trial)
+
+    def _losses(self, model: Any, inputs: Batch) -> tuple[Any, Tensor, Tensor]:
         """The model's outputs; and for each place its loss, and whether it holds a sample."""
         beside = ("labels", "rows", "total")
         outputs = model(**{name: value for name, value in inputs.items() if name not in beside})
@@ -269,9 +303,35 @@ class Engine(Trainer):
         return model
 
 
-def _gathered(
-    found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], count: int
-) -> tuple[Any, Any]:
+def _job(
+    args: TrainingArguments, training: batches.Training, layout: Layout, model: Any
+) -> dict[str, Any]:
+    """What decides on the weights that training ends with."""
+    same = ("learning_rate", "warmup_steps", "weight_decay", "num_train_epochs", "max_steps")
+    also = ("max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "seed")
+    return {
+        "processes": training.world.processes,
+        "batch size of a process": training.size,
+        "gradient_accumulation_steps": training.accumulation,
+        "data": training.samples.fingerprint(),
+        "model": fingerprint(model),
+        "batches": layout.describe(),
+        "optim": str(args.optim),
+        "lr_scheduler_type": str(args.lr_scheduler_type),
+        **{name: getattr(args, name) for name in (*same, *also)},
+    }
+
+
+def _diverged(step: int, rows: Tensor, folder: str | None) -> DivergedError:
+    real = [row for row in rows.tolist() if row >= 0]
+    return DivergedError(
+        f"The loss of step {step} is no number. Its batch has the rows "
+        f"{', '.join(map(str, real))} of the training data, counted from 0.",
+        f"Lower learning_rate, or look at these rows. The checkpoints in {folder} are from before.",
+    )
+
+
+def _gathered(found: list[tuple[Tensor, Tensor, Tensor]], count: int) -> tuple[Any, Any]:
     """Logits [samples, ...] and losses [samples] of all processes, in the order of the data.
 
     Args:

@@ -34,6 +34,14 @@ class DistributedError(RecipeError):
     """The processes of this job do not form the world that their launcher announced."""
 
 
+class CheckpointError(RecipeError):
+    """A checkpoint cannot be written, read, or resumed from."""
+
+
+class DivergedError(RecipeError):
+    """The loss is no number any more."""
+
+
 def near(name: str, known: Iterable[str]) -> str:
     """A sentence naming what `name` may have been meant to be: 'Did you mean a or b?', or ''."""
     matches = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -106,9 +107,11 @@ def training_arguments(
         HyperparameterError: the Trainer refuses a value or a combination of values.
     """
     on_cpu = chosen.kind == "cpu"
+    # The Trainer makes the folder even where it saves nothing.
+    unused = tempfile.gettempdir() if hyperparameters.passed.get("save_strategy") == "no" else None
     has_fused = chosen.kind in ("cpu", "cuda")
     values: dict[str, Any] = {
-        "output_dir": hyperparameters.output_dir or str(places.checkpoints),
+        "output_dir": hyperparameters.output_dir or unused or str(places.checkpoints),
         "num_train_epochs": hyperparameters.num_train_epochs,
         "max_steps": hyperparameters.max_train_steps or -1,
         "per_device_train_batch_size": hyperparameters.per_device_train_batch_size,
@@ -129,7 +132,9 @@ def training_arguments(
         # It would wait for the device on each step, to replace what is no number.
         "logging_nan_inf_filter": False,
         "eval_strategy": "epoch",
-        "save_strategy": "epoch",
+        "save_strategy": "steps" if "save_steps" in hyperparameters.passed else "epoch",
+        # What early stopping has counted.
+        "restore_callback_states_from_checkpoint": True,
         "logging_steps": 0.05,
         "report_to": "none",
         "disable_tqdm": not has_terminal(),
@@ -176,16 +181,11 @@ def _trainer(
 
 def _train(trainer: Engine, test: datasets.Dataset | None) -> dict[str, float]:
     """Train and evaluate; every process takes part, and gets the same metrics."""
-    trained = trainer.train(resume_from_checkpoint=_resume(trainer.args.resume_from_checkpoint))
-    metrics = {**trained.metrics, **(_last_evaluation(trainer) or trainer.evaluate())}
+    metrics = {**trainer.run(), **(_last_evaluation(trainer) or trainer.evaluate())}
     if test is not None:
         metrics |= trainer.evaluate(Samples.of(test), metric_key_prefix="test")
     metrics.pop("total_flos", None)
     return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
-
-
-def _resume(asked: str | None) -> str | bool | None:
-    return {"True": True, "true": True, "1": True, "False": None}.get(asked or "False", asked)
 
 
 def _last_evaluation(trainer: Trainer) -> dict[str, float] | None:

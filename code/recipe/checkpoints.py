@@ -1,0 +1,191 @@
+"""Checkpoints that are whole or not there: written aside, synced, renamed, verified when read.
+
+A checkpoint is a folder `checkpoint-<step>` with a manifest of what it holds and which job it is
+of. A kill at any moment leaves the checkpoints that were there before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_utils import rotate_checkpoints, sort_checkpoints
+
+from recipe.console import say
+from recipe.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+_ASIDE, _REPLACED = ".writing-", ".replaced-"
+_REMEDY = (
+    "Free space there or name another folder in output_dir; save_total_limit bounds how many "
+    "checkpoints are kept. The checkpoints saved before are whole."
+)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was found to be whole."""
+
+    path: Path
+    job: Mapping[str, Any]
+    """What its job was: see `differences`."""
+    finished: bool
+    """Whether training had ended with it."""
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder of checkpoints, and see that it can be written to.
+
+    Raises:
+        CheckpointError: it cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise CheckpointError(
+            f"The folder of checkpoints, {folder}, cannot be written to: {error.strerror}.",
+            "Name another one in the hyperparameter output_dir, or train without checkpoints by "
+            "save_strategy=no.",
+        ) from error
+
+
+def clean(folder: Path) -> None:
+    """Remove what a killed process left half-written."""
+    for left in (*folder.glob(f"{_ASIDE}*"), *folder.glob(f"{_REPLACED}*")):
+        shutil.rmtree(left)
+
+
+def aside(folder: Path, step: int) -> Path:
+    """Where the checkpoint of `step` is written before `publish`."""
+    return folder / f"{_ASIDE}{step}" / f"checkpoint-{step}"
+
+
+@contextlib.contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Turns what goes wrong in writing into an error that says what to do.
+
+    Raises:
+        CheckpointError: for an OSError, and what torch and safetensors raise in its place.
+    """
+    try:
+        yield
+    except Exception as error:
+        # safetensors and torch have their own classes for an OSError, some of them private.
+        if not isinstance(error, (OSError, RuntimeError)) and "Safetensor" not in repr(error):
+            raise
+        free = shutil.disk_usage(folder).free
+        raise CheckpointError(
+            f"A checkpoint cannot be written to {folder}: {error} ({free / 1e6:.0f} MB are free).",
+            _REMEDY,
+        ) from error
+
+
+def publish(folder: Path, step: int, job: Mapping[str, Any], finished: bool) -> Path:
+    """Give the checkpoint written `aside` its place, in the stead of one of the same step."""
+    written, place = aside(folder, step), folder / f"checkpoint-{step}"
+    files = {str(path.relative_to(written)): _facts(path) for path in _files(written)}
+    manifest = {"job": job, "finished": finished, "files": files}
+    (written / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    for path in (*_files(written), written):
+        _sync(path)
+    replaced = folder / f"{_REPLACED}{step}"
+    if place.exists():
+        place.rename(replaced)
+    written.rename(place)
+    _sync(folder)
+    shutil.rmtree(replaced, ignore_errors=True)
+    written.parent.rmdir()
+    return place
+
+
+def forget(folder: Path, keep: int | None, best: str | None) -> None:
+    """Delete the oldest checkpoints but `keep`; the newest and the best one stay."""
+    rotate_checkpoints(str(folder), keep, best)
+
+
+def newest(folder: Path) -> Checkpoint | None:
+    """The newest whole checkpoint; damaged ones are skipped with a line each."""
+    for path in reversed(sort_checkpoints(str(folder))):
+        try:
+            return read(Path(path))
+        except CheckpointError as error:
+            say(f"{error} It is not used.")
+    return None
+
+
+def read(path: Path) -> Checkpoint:
+    """The checkpoint in `path`.
+
+    Raises:
+        CheckpointError: it is not whole: the message says which file.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        for name, facts in manifest["files"].items():
+            if _facts(path / name) != facts:
+                raise CheckpointError(f"Checkpoint {path} is damaged: {name} has changed.")
+        return Checkpoint(path, manifest["job"], manifest["finished"])
+    except (OSError, ValueError, KeyError) as error:
+        what = error.filename if isinstance(error, OSError) else MANIFEST
+        raise CheckpointError(f"Checkpoint {path} is damaged: {what} cannot be read.") from error
+
+
+def set_aside(folder: Path) -> None:
+    """Move all checkpoints into a folder of their own, where no job resumes from them."""
+    found = sort_checkpoints(str(folder))
+    if not found:
+        return
+    number = sum(1 for _ in folder.glob("before-*")) + 1
+    place = folder / f"before-{number}"
+    place.mkdir()
+    for path in found:
+        Path(path).rename(place / Path(path).name)
+    say(f"{len(found)} checkpoint(s) of before moved to {place}")
+
+
+def check_same(found: Checkpoint, job: Mapping[str, Any]) -> None:
+    """See that a checkpoint is of this job.
+
+    Raises:
+        CheckpointError: it is not; names what differs.
+    """
+    was = found.job
+    differing = [key for key in job if was.get(key) != job[key]]
+    if differing:
+        listed = "; ".join(f"{key} was {was.get(key)} and is {job[key]}" for key in differing)
+        raise CheckpointError(
+            f"Checkpoint {found.path} cannot be resumed from, since it would not end as the job "
+            f"that saved it: {listed}.",
+            "Start with the same, or give resume_from_checkpoint=False to train from the start, "
+            "or another output_dir.",
+        )
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    with path.open("rb") as stream:
+        digest = hashlib.sha256()
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return {"size": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

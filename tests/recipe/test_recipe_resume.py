@@ -1,0 +1,290 @@
+"""A training that is killed or stopped anywhere ends as one that was not."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from recipe import checkpoints
+from recipe.errors import CheckpointError
+from recipe.interruptions import EXIT_CODE
+
+CODE = Path(checkpoints.__file__).resolve().parents[1]
+Reviews = Callable[[int], list[tuple[str, str]]]
+STEPS = 80
+"""Of an epoch; there are two."""
+
+
+class Job:
+    """Starts of one and the same training."""
+
+    def __init__(self, base: Path, model: Path, data: Path, processes: int = 1) -> None:
+        self.base, self.processes = base, processes
+        self.environment = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "SAGEMAKER_BASE_DIR": str(base),
+            "SM_CHANNEL_TRAIN": str(data),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        self.arguments = ["--model_name_or_path", str(model), "--epochs", "2", "--lr", "1e-3"]
+        self.arguments += ["--batch_size", str(8 // processes), "--logging_steps", "1"]
+        self.arguments += ["--save_steps", "7", "--save_strategy", "steps", "--max_length", "32"]
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.base / "checkpoints"
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable]
+        if self.processes > 1:
+            command += ["-m", "torch.distributed.run", "--nproc_per_node", str(self.processes)]
+            command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
+        return subprocess.Popen(
+            [*command, str(CODE / "train.py"), *self.arguments, *arguments],
+            env=self.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def finish(self, *arguments: str) -> str:
+        started = self.start(*arguments)
+        output, errors = started.communicate(timeout=240)
+        assert started.returncode == 0, errors
+        return output
+
+    def interrupt(self, number: signal.Signals, step: int) -> tuple[int, str]:
+        """Send a signal once a step is logged; the exit code of a rank, and the output."""
+        started = self.start()
+        assert started.stdout is not None
+        output = ""
+        for line in started.stdout:
+            output += line
+            if re.match(rf"metric step={step} ", line):
+                break
+        if number == signal.SIGKILL:
+            os.killpg(started.pid, number)
+        else:
+            # As amphora does: to the ranks, not to torchrun.
+            for rank in self._ranks(started.pid):
+                os.kill(rank, number)
+        rest, errors = started.communicate(timeout=120)
+        code = started.returncode
+        if self.processes > 1 and code > 0:
+            code = int(re.findall(r"exitcode\s*: (\d+)", errors)[0])
+        return code, output + rest
+
+    def _ranks(self, pid: int) -> list[int]:
+        if self.processes == 1:
+            return [pid]
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in children]
+
+    def weights(self) -> bytes:
+        return (self.base / "model" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, reviews: Reviews) -> Path:
+    path = tmp_path_factory.mktemp("data") / "reviews.csv"
+    with path.open("w", newline="") as stream:
+        # A tenth is held out.
+        csv.writer(stream).writerows([("review", "sentiment"), *reviews(8 * STEPS * 10 // 9)])
+    return path
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_killed_and_stopped_ends_with_the_same_weights(
+    tmp_path: Path, tiny_model: Path, data: Path, processes: int
+) -> None:
+    whole = Job(tmp_path / "whole", tiny_model, data, processes)
+    output = whole.finish()
+    assert f"metric step={2 * STEPS} epoch=2 loss" in output
+    job = Job(tmp_path / "disturbed", tiny_model, data, processes)
+    killed_at = random.randint(10, STEPS - 10)
+    code, _ = job.interrupt(signal.SIGKILL, killed_at)
+    assert code == -signal.SIGKILL
+    stopped_at = random.randint(STEPS, 2 * STEPS - 10)
+    code, resumed = job.interrupt(signal.SIGTERM, stopped_at)
+    assert code == EXIT_CODE, (killed_at, stopped_at, resumed)
+    assert re.search(r"resuming from .*/checkpoint-\d+", resumed)
+    (step,) = re.findall(r"stopped after step (\d+) of", resumed)
+    assert (job.checkpoints / f"checkpoint-{step}").is_dir()
+    assert not (job.base / "model").exists()
+    last = job.finish()
+    assert f"resuming from {job.checkpoints}/checkpoint-{step}" in last
+    assert job.weights() == whole.weights(), (killed_at, stopped_at)
+    # Each step was logged with the same loss, whichever start it was in.
+    expected = dict(re.findall(r"metric step=(\d+) \S+ (loss=\S+)", output))
+    for number, loss in re.findall(r"metric step=(\d+) \S+ (loss=\S+)", resumed + last):
+        assert loss == expected[number], number
+    # Once more: training had ended, the model is written again.
+    (job.base / "model" / "model.safetensors").unlink()
+    again = job.finish()
+    assert "metric step=1 " not in again
+    assert job.weights() == whole.weights()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, data: Path) -> Job:
+    job = Job(tmp_path_factory.mktemp("job"), tiny_model, data)
+    job.finish("--max_steps", "15")
+    return job
+
+
+def test_checkpoints_are_whole_and_few(trained: Job) -> None:
+    assert sorted(path.name for path in trained.checkpoints.iterdir()) == [
+        "checkpoint-14",
+        "checkpoint-15",
+    ]
+    found = checkpoints.newest(trained.checkpoints)
+    assert found is not None
+    assert (found.path.name, found.finished) == ("checkpoint-15", True)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "no manifest"])
+def test_a_damaged_checkpoint_is_skipped_with_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    for step in (1, 2):
+        folder = checkpoints.aside(tmp_path, step)
+        folder.mkdir(parents=True)
+        (folder / "optimizer.pt").write_bytes(b"0123456789")
+        checkpoints.publish(tmp_path, step, {"seed": 1}, False)
+    file = tmp_path / "checkpoint-2" / "optimizer.pt"
+    if damage == "cut":
+        file.write_bytes(b"01234")
+    elif damage == "flipped":
+        file.write_bytes(b"0123456780")
+    elif damage == "gone":
+        file.unlink()
+    else:
+        (tmp_path / "checkpoint-2" / checkpoints.MANIFEST).unlink()
+    found = checkpoints.newest(tmp_path)
+    assert found is not None
+    assert found.path.name == "checkpoint-1"
+    line = capsys.readouterr().out
+    name = checkpoints.MANIFEST if damage == "no manifest" else "optimizer.pt"
+    assert "checkpoint-2 is damaged" in line
+    assert name in line
+
+
+def test_half_written_checkpoints_are_no_checkpoints(tmp_path: Path) -> None:
+    folder = checkpoints.aside(tmp_path, 3)
+    folder.mkdir(parents=True)
+    (folder / "optimizer.pt").write_bytes(b"0")
+    assert checkpoints.newest(tmp_path) is None
+    checkpoints.clean(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (["--batch_size", "4"], ["batch size of a process was 8 and is 4"]),
+        (["--seed", "1"], ["seed was 42 and is 1"]),
+    ],
+)
+def test_another_job_does_not_resume(trained: Job, changed: list[str], words: list[str]) -> None:
+    key = trained.arguments.index("--batch_size")
+    arguments = list(trained.arguments)
+    if changed[0] in arguments:
+        arguments[key : key + 2] = changed
+        changed = []
+    job = Job(trained.base, Path(), Path())
+    job.environment, job.arguments = trained.environment, arguments
+    started = job.start("--max_steps", "15", *changed)
+    _, errors = started.communicate(timeout=120)
+    assert started.returncode == 1
+    for word in ["CheckpointError", "checkpoint-15", "resume_from_checkpoint=False", *words]:
+        assert word in errors.strip().splitlines()[-1]
+
+
+def test_it_starts_anew_where_asked_to(tmp_path: Path, tiny_model: Path, data: Path) -> None:
+    job = Job(tmp_path, tiny_model, data)
+    job.finish("--max_steps", "3", "--save_minutes", "0.00001")
+    assert {path.name for path in job.checkpoints.iterdir()} == {"checkpoint-2", "checkpoint-3"}
+    output = job.finish("--max_steps", "3", "--resume_from_checkpoint", "False")
+    assert "resuming" not in output
+    assert "2 checkpoint(s) of before moved" in output
+    assert {path.name for path in job.checkpoints.iterdir()} == {"before-1", "checkpoint-3"}
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path, tiny_model: Path, data: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file")
+    job = Job(tmp_path, tiny_model, data)
+    started = job.start()
+    _, errors = started.communicate(timeout=120)
+    assert started.returncode == 1
+    last = errors.strip().splitlines()[-1]
+    for word in ("CheckpointError", str(job.checkpoints), "output_dir", "save_strategy=no"):
+        assert word in last
+    job.arguments[job.arguments.index("steps")] = "no"
+    assert "model written" in job.finish("--max_steps", "2")
+
+
+def test_a_disk_that_is_full_keeps_the_last_good_checkpoint(
+    tmp_path: Path, tiny_model: Path, data: Path
+) -> None:
+    job = Job(tmp_path, tiny_model, data)
+    job.finish("--max_steps", "7")
+    size = max(path.stat().st_size for path in job.checkpoints.rglob("*.pt"))
+    job.arguments.remove("7")
+    job.arguments[job.arguments.index("--save_steps")] = "--save_steps=5"
+    started = subprocess.Popen(
+        [sys.executable, str(CODE / "train.py"), *job.arguments, "--max_steps", "7"],
+        env={**job.environment, "SAGEMAKER_BASE_DIR": str(tmp_path / "other")},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2)),
+    )
+    _, errors = started.communicate(timeout=120)
+    assert started.returncode == 1
+    last = [line for line in errors.splitlines() if "CheckpointError" in line][-1]
+    for word in ("cannot be written", "save_total_limit", "MB are free"):
+        assert word in last
+    assert checkpoints.newest(tmp_path / "other" / "checkpoints") is None
+
+
+def test_a_loss_that_is_no_number_names_step_and_rows(
+    tmp_path: Path, tiny_model: Path, data: Path
+) -> None:
+    job = Job(tmp_path, tiny_model, data)
+    job.arguments[job.arguments.index("1e-3")] = "1e38"
+    started = job.start("--lr_scheduler_type", "constant")
+    _, errors = started.communicate(timeout=120)
+    assert started.returncode == 1
+    last = errors.strip().splitlines()[-1]
+    assert re.search(r"DivergedError: The loss of step \d+ is no number", last)
+    assert re.search(r"rows \d+(, \d+){7} of the training data", last)
+
+
+def test_a_changed_checkpoint_cannot_be_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"is damaged: .*manifest\.json cannot be read"):
+        checkpoints.read(tmp_path)
+
+
+def test_the_manifest_covers_every_file(trained: Job) -> None:
+    folder = trained.checkpoints / "checkpoint-15"
+    manifest = json.loads((folder / checkpoints.MANIFEST).read_text())
+    there = {path.name for path in folder.iterdir()} - {checkpoints.MANIFEST}
+    assert set(manifest["files"]) == there
+    assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"} < there
+    state = torch.load(folder / "optimizer.pt", weights_only=True)
+    assert state["state"][0]["step"] == 15
