@@ -42,7 +42,7 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: lint
-	$(BIN)/python -m pytest -m "not docker"
+	$(BIN)/python -m pytest -m "not docker" -n 2 --dist loadfile
 
 test-docker: setup
 	$(BIN)/python -m pytest -m docker tests/docker
