@@ -6,6 +6,7 @@ model with torch.compile.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,13 @@ class Origin:
         if token := environ.get("HF_API_TOKEN") or environ.get("HF_TOKEN"):
             options["token"] = token
         return cls(name, options)
+
+    @property
+    def adapter(self) -> dict[str, Any]:
+        """The settings of the LoRA adapter, where only that was saved; else empty."""
+        path = Path(self.place) / "adapter_config.json"
+        settings: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        return settings
 
     def config(self) -> Any:
         """The model's configuration."""
@@ -151,8 +159,7 @@ def load(origin: Origin, architecture: Any, environ: Mapping[str, str] = os.envi
     if name not in _DTYPES:
         raise ValueError(f"AMPHORA_DTYPE is {name!r}. Give {', '.join(_DTYPES)}.")
     tokenizer = AutoTokenizer.from_pretrained(origin.place, **origin.options)
-    model = architecture.from_pretrained(origin.place, dtype=_DTYPES[name], **origin.options)
-    model = model.eval().to(chosen.kind)
+    model = _weights(origin, architecture, _DTYPES[name]).eval().to(chosen.kind)
     if name == "int8":
         quantise: Any = torch.ao.quantization.quantize_dynamic
         model = quantise(model.cpu(), {torch.nn.Linear}, dtype=torch.qint8)
@@ -162,6 +169,26 @@ def load(origin: Origin, architecture: Any, environ: Mapping[str, str] = os.envi
     return Encoder(
         model=model, tokenizer=tokenizer, max_length=_max_length(tokenizer, model.config)
     )
+
+
+def _weights(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
+    """The model itself; where only a LoRA adapter was saved, its base with the adapter merged."""
+    if not origin.adapter:
+        return architecture.from_pretrained(origin.place, dtype=dtype, **origin.options)
+    from peft import PeftModel
+
+    base = origin.adapter["base_model_name_or_path"]
+    config = origin.config()
+    try:
+        model = architecture.from_pretrained(base, config=config, dtype=dtype, **origin.options)
+    except OSError as error:
+        raise ModelError(
+            f"{origin.place} holds an adapter, and its base {base!r} cannot be read: "
+            f"{str(error).splitlines()[0]}",
+            "Train with lora_save=merged, or have the base at that place.",
+        ) from error
+    merged: Any = PeftModel.from_pretrained(model, origin.place)
+    return merged.merge_and_unload()
 
 
 def _max_length(tokenizer: PreTrainedTokenizerBase, config: Any) -> int:

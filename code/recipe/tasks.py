@@ -20,6 +20,8 @@ _HEADS = {
     "LMHeadModel": _GENERATION,
 }
 
+_ADAPTERS = {"SEQ_CLS": _CLASSIFICATION, "TOKEN_CLS": _TAGGING, "CAUSAL_LM": _GENERATION}
+
 
 class Task(Protocol):
     """A loaded model that answers requests."""
@@ -52,8 +54,7 @@ def load(model_dir: str, environ: Mapping[str, str]) -> Task:
     """
     quieten()
     origin = Origin.find(model_dir, environ)
-    config = origin.config()
-    name = environ.get("HF_TASK") or task_of(getattr(config, "architectures", None) or [])
+    name = environ.get("HF_TASK") or task_of(origin)
     name = _SYNONYMS.get(name, name)
     if name not in _LOADERS:
         raise ValueError(f"HF_TASK is {name!r}. Give {', '.join(_LOADERS)}.")
@@ -61,7 +62,11 @@ def load(model_dir: str, environ: Mapping[str, str]) -> Task:
     return _LOADERS[name](origin)
 
 
-def task_of(architectures: Sequence[str]) -> str:
+def task_of(origin: Origin) -> str:
     """The task that a model's class is made for; feature extraction where it has no head."""
-    heads = (task for name in architectures for head, task in _HEADS.items() if name.endswith(head))
+    if origin.adapter:
+        # Beside an adapter lies the configuration of its base, whose class is another.
+        return _ADAPTERS.get(origin.adapter.get("task_type") or "", _FEATURES)
+    names = getattr(origin.config(), "architectures", None) or []
+    heads = (task for name in names for head, task in _HEADS.items() if name.endswith(head))
     return next(heads, _FEATURES)

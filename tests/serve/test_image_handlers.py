@@ -296,6 +296,30 @@ def test_hf_task_and_hf_model_id_choose_task_and_model(
     assert len(work(tmp_path).invoke("good").json()[0]) == 32
 
 
+# peft asks transformers by an old name.
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_adapter_is_served_with_its_base(work: Work, tmp_path: Path, tokenizer: Any) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForSequenceClassification
+
+    _save("BertModel", tmp_path / "base", tokenizer, {})
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", id2label=LABELS)
+    options = LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "value"])
+    model = get_peft_model(plain, options).eval()
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight)
+    batch = tokenizer("the film was good", return_tensors="pt")
+    expected = model(**batch).logits.softmax(-1).max().item()
+    model.save_pretrained(tmp_path / "adapter")
+    model.get_base_model().config.save_pretrained(tmp_path / "adapter")
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    (answer,) = work(tmp_path / "adapter").invoke("the film was good").json()
+    assert answer["label"] in LABELS.values()
+    assert answer["score"] == pytest.approx(expected, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
