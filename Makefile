@@ -20,7 +20,7 @@ SAGEMAKER_TRAINING = $(shell grep '^sagemaker-training==' container/locks/gpu.tx
 
 export TORCH_PIP_ARGS
 
-.PHONY: setup demo test test-docker lint lock clean
+.PHONY: setup demo test test-docker lint lock clean bench-serve
 
 setup: .venv/.made
 
@@ -51,6 +51,10 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# PEER_PYTHON: a Python that has litserve, torch and transformers, to measure beside.
+bench-serve: setup
+	$(BIN)/python benchmarks/bench_serve.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
 
 # After a change of pyproject.toml. The newest versions it allows: make lock UPGRADE=--upgrade
 lock:
