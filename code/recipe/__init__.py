@@ -3,7 +3,8 @@
 Modules by floor; a module imports lower floors only, and none imports the package `amphora`:
 
 - 0 `errors`, `console`, `names` (of columns), `metrics` (the metric line and its regexes),
-  `encoding` (texts to token ids), `saving`, `losses`, `interruptions` (when a
+  `encoding` (texts to token ids), `saving`, `stopwatch`, `figures` (of a
+  report), `losses`, `interruptions` (when a
   training saves and stops), `plan` (which samples make a step)
 - 1 `arguments` (hyperparameters), `places` (SM_* and /opt/ml), `formats` (a file to a table),
   `device`, `checkpoints`, `libraries` (how much they say), `wire` (request and answer)
@@ -15,5 +16,6 @@ Modules by floor; a module imports lower floors only, and none imports the packa
   with a saved model: `classifier`, `tagger`, `embedder`, `generator`
 - 4 `tasks` (which of those), `tokens` (splits to token ids), `evaluation`, `card`, `progress`
 - 5 `engine` (the Trainer on our batches)
-- 6 `training` (one run), `inspection` (what can be said before it)
+- 6 `report` (on a run)
+- 7 `training` (one run), `inspection` (what can be said before it)
 """

@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from recipe.arguments import Hyperparameters, is_secret
+from recipe.labels import NUMBER, SEVERAL, SINGLE, Labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,7 @@ class Facts:
 
     base_model: str
     hyperparameters: Hyperparameters
-    labels: Sequence[str]
+    labels: Labels
     found: Sequence[str]
     """What the recipe detected in the data, one line each."""
     device: str
@@ -46,12 +47,11 @@ def write(facts: Facts) -> str:
         [
             _FRONT,
             "# Text classifier",
-            f"Fine-tuned from `{facts.base_model}` to tell {len(facts.labels)} labels apart: "
-            f"{', '.join(f'`{name}`' for name in facts.labels)}.",
+            f"Fine-tuned from `{facts.base_model}` to {_purpose(facts.labels)}.",
             "## Data",
             "\n".join(f"- {line}" for line in facts.found),
             "## Metrics",
-            "Precision and recall are means over the labels.",
+            _MEANS[facts.labels.problem],
             _table("metric", "value", metrics),
             "## Hyperparameters",
             _table("hyperparameter", "value", shown(facts.hyperparameters)),
@@ -61,6 +61,22 @@ def write(facts: Facts) -> str:
             "",
         ]
     )
+
+
+_MEANS = {
+    SINGLE: "Precision and recall are means over the labels.",
+    SEVERAL: "A label counts as given from a probability of 0.5; accuracy is of the whole set.",
+    NUMBER: "The loss is the mean squared error.",
+}
+
+
+def _purpose(labels: Labels) -> str:
+    names = ", ".join(f"`{name}`" for name in labels.names)
+    if labels.problem == NUMBER:
+        return f"predict a number, {names}"
+    if labels.problem == SEVERAL:
+        return f"tell which of {len(labels.names)} labels a text has: {names}"
+    return f"tell {len(labels.names)} labels apart: {names}"
 
 
 _FRONT = """---

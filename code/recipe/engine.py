@@ -200,6 +200,10 @@ class Engine(Resumable):
         """What `evaluation_loop` takes: the samples themselves."""
         return self.eval_dataset if eval_dataset is None else eval_dataset
 
+    def training_lengths(self) -> Any:
+        """Tokens of each training sample."""
+        return self._training.samples.lengths
+
     def tokens_computed(self) -> int:
         """In the first epoch, by all processes, padding included."""
         drawn = self._training.rows(1, self._train_layout.balanced)

@@ -39,24 +39,33 @@ def scorer() -> Callable[[Integers, Integers], dict[str, float]]:
     return score
 
 
-def compute_metrics() -> Callable[[EvalPrediction], dict[str, float]]:
+class Scores:
     """What the Trainer calls with the outputs and labels of a whole evaluation.
 
     Logits [N, classes] go with class ids [N] or, where a text has several labels, with floats 0 or
     1 [N, classes]; outputs [N, 1] with numbers [N].
     """
-    score = scorer()
 
-    def compute(prediction: EvalPrediction) -> dict[str, float]:
+    def __init__(self) -> None:
+        self._score = scorer()
+        self.last: tuple[Floats, Floats] | None = None
+        """Outputs and labels of the last evaluation."""
+
+    def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
+        """The scores of one evaluation."""
         outputs = prediction.predictions
         # Some models answer with their hidden states beside the logits.
         outputs = outputs[0] if isinstance(outputs, tuple) else outputs
         true = np.asarray(prediction.label_ids)
+        self.last = outputs, true
         if np.issubdtype(true.dtype, np.integer):
-            return score(outputs.argmax(axis=-1), true)
+            return self._score(outputs.argmax(axis=-1), true)
         return score_numbers(outputs[:, 0], true) if true.ndim == 1 else score_sets(outputs, true)
 
-    return compute
+
+def compute_metrics() -> Scores:
+    """What the Trainer takes as its compute_metrics."""
+    return Scores()
 
 
 def score_sets(logits: Floats, true: Floats) -> dict[str, float]:

@@ -17,6 +17,7 @@ class Places:
     model_dir: Path
     output_data_dir: Path
     checkpoints: Path
+    tensorboard: Path
 
 
 def from_environment(environ: Mapping[str, str]) -> Places:
@@ -30,6 +31,7 @@ def from_environment(environ: Mapping[str, str]) -> Places:
         model_dir=Path(environ.get("SM_MODEL_DIR") or base / "model"),
         output_data_dir=Path(environ.get("SM_OUTPUT_DATA_DIR") or base / "output" / "data"),
         checkpoints=base / "checkpoints",
+        tensorboard=base / "output" / "tensorboard",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import datasets
 import torch
 from transformers import (
+    EarlyStoppingCallback,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PrinterCallback,
@@ -21,7 +23,7 @@ from transformers import (
     set_seed,
 )
 
-from recipe import card, data, device, distribution, engine, lora, modeling, tokens
+from recipe import card, data, device, distribution, engine, lora, modeling, report, tokens
 from recipe.arguments import Hyperparameters
 from recipe.batches import Samples
 from recipe.console import has_terminal, is_first_process, say
@@ -34,6 +36,7 @@ from recipe.libraries import quieten
 from recipe.places import Places
 from recipe.progress import MetricLines, ProgressLines
 from recipe.saving import whole_folder
+from recipe.stopwatch import Stopwatch
 
 
 def run(
@@ -47,7 +50,10 @@ def run(
     Raises:
         RecipeError: something the user can mend; the model folder is left as it was.
     """
+    watch = Stopwatch()
     chosen = _set_up(hyperparameters, environ)
+    # Read where report_to=tensorboard makes a callback; what the user set stays.
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(places.tensorboard))
     shared = distribution.choose(hyperparameters, chosen, environ)
     arguments = training_arguments(hyperparameters, places, chosen, shared)
     device.check_world(arguments.device, chosen.processes)
@@ -56,6 +62,7 @@ def run(
     splits = data.load(places.channels, hyperparameters)
     for line in splits.found:
         say(line)
+    watch.lap("data")
     source = modeling.find(hyperparameters.model_name_or_path, places.channels)
     with arguments.main_process_first(desc="model"):
         model, tokenizer = modeling.load(source, splits.labels, hyperparameters)
@@ -63,20 +70,28 @@ def run(
     say(f"model: {source.name}, {_size(model)} parameters, texts cut at {max_length} tokens")
     # What serves this model cuts texts where training did.
     tokenizer.model_max_length = max_length
+    watch.lap("model")
     ready = _tokenised(splits, tokenizer, max_length)
+    watch.lap("tokens")
     trainer = _trainer(model, tokenizer, arguments, hyperparameters, ready)
     metrics = _train(trainer, ready.get("test"))
+    watch.lap("training")
     weights = distribution.whole_weights(trainer)
     if is_first_process():
         facts = card.Facts(
             base_model=source.name,
             hyperparameters=hyperparameters,
-            labels=splits.labels.names,
+            labels=splits.labels,
             found=splits.found,
             device=chosen.describe(),
             metrics=metrics,
         )
         _write(trainer, weights, tokenizer, places, facts)
+        watch.lap("saving")
+        hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
+        report.of_run(
+            trainer, facts, splits, max_length, watch.seconds, hosts, places.output_data_dir
+        )
     device.leave_world()
     return metrics
 
@@ -136,6 +151,7 @@ def training_arguments(
         # What early stopping has counted.
         "restore_callback_states_from_checkpoint": True,
         "logging_steps": 0.05,
+        "load_best_model_at_end": hyperparameters.early_stopping_patience is not None,
         "report_to": "none",
         "disable_tqdm": not has_terminal(),
         **shared.arguments,
@@ -171,6 +187,12 @@ def _trainer(
 ) -> Engine:
     trainer = engine.build(model, tokenizer, arguments, hyperparameters, ready)
     distribution.shard(trainer)
+    if hyperparameters.early_stopping_patience is not None:
+        patience, threshold = (
+            hyperparameters.early_stopping_patience,
+            hyperparameters.early_stopping_threshold,
+        )
+        trainer.add_callback(EarlyStoppingCallback(patience, threshold))
     trainer.add_callback(MetricLines())
     trainer.remove_callback(PrinterCallback)
     if arguments.disable_tqdm:

@@ -172,3 +172,20 @@ def test_an_adapter_alone_is_saved_where_it_is_asked_for(
     base = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=2)
     adapted = PeftModel.from_pretrained(base, str(tmp_path / "model"))
     assert adapted.peft_config["default"].target_modules == {"query", "value"}
+
+
+def test_what_shapes_a_training_is_passed_on(
+    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
+) -> None:
+    """Accumulation, checkpointing, smoothing, class weights, and the best model by early stopping."""
+    rows = [row for row in reviews(120) if row[1] == "pos" or "0" in row[0]]
+    arguments = ["--early_stopping_patience", "1", "--metric_for_best_model", "eval_f1_macro"]
+    arguments += ["--early_stopping_threshold", "2", "--class_weight", "balanced"]
+    arguments += ["--gradient_accumulation_steps", "2", "--gradient_checkpointing", "True"]
+    arguments += ["--label_smoothing_factor", "0.1", "--epochs", "9"]
+    _, metrics = trained(train, tmp_path, tiny_model, rows, *arguments)
+    assert metrics["epoch"] == 2, "no f1 is better by 2, so the second evaluation is the last"
+    state = json.loads(next((tmp_path / "checkpoints").rglob("trainer_state.json")).read_text())
+    per_epoch = -(-(len(rows) * 4 // 5) // 16)
+    assert state["best_global_step"] in (per_epoch, 2 * per_epoch)
+    assert not (tmp_path / "output" / "tensorboard").exists()

@@ -45,6 +45,7 @@ def trained(
     }
     arguments = ["--model_id", str(tiny_model), "--epochs", "3", "--train-batch-size", "8"]
     arguments += ["--lr", "5e-3", "--hub_token", "very-secret", "--max_length", "32"]
+    arguments += ["--price_per_hour", "3.6", "--report_to", "tensorboard"]
     done = train(base, channels, *arguments)
     assert done.returncode == 0, done.stderr
     return Trained(done.stdout, base)
@@ -114,6 +115,18 @@ def test_the_card_tells_how_and_how_good_and_no_secret(trained: Trained) -> None
         assert line in card
     assert "very-secret" not in card
     assert "very-secret" not in trained.output
+
+
+def test_it_leaves_a_report_and_tensorboard_logs(trained: Trained) -> None:
+    page = (trained.base / "output" / "data" / "report.html").read_text()
+    for words in (
+        "Confusion matrix, evaluation data",
+        "None in 20 texts.",
+        "cost (1 x 3.6 an hour)",
+    ):
+        assert words in page
+    assert "very-secret" not in page
+    assert list((trained.base / "output" / "tensorboard").glob("events.out.tfevents.*"))
 
 
 def test_the_handlers_answer_from_it(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:

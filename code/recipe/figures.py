@@ -1,0 +1,147 @@
+"""The report's figures, by matplotlib without its global state."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+BLUE, ORANGE, GREY = "#2a6fbb", "#d9822b", "#8a8f98"
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",  # text stays text: it can be found, and takes little room
+    "text.parse_math": False,  # a class may be called $5
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6e8eb",
+    "axes.axisbelow": True,
+    "axes.edgecolor": GREY,
+}
+_ANNOTATED = 12
+Array = npt.NDArray[Any]
+
+
+def style() -> Any:
+    """A context in which figures are drawn and saved."""
+    from matplotlib import rc_context
+
+    return rc_context(_STYLE)
+
+
+def save(figure: Any, path: Path) -> str:
+    """Write `figure` to `path`.png; returns it as SVG for a page."""
+    from markupsafe import Markup
+
+    figure.savefig(path.with_suffix(".png"), dpi=120)
+    text = io.StringIO()
+    figure.savefig(text, format="svg")
+    svg = text.getvalue()
+    return Markup(svg[svg.index("<svg") :])
+
+
+def _axes(width: float = 7.2, height: float = 3.0) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _points(history: Sequence[Mapping[str, Any]], name: str) -> tuple[list[Any], list[Any]]:
+    pairs = [(entry["step"], entry[name]) for entry in history if name in entry]
+    return [step for step, _ in pairs], [value for _, value in pairs]
+
+
+def loss(history: Sequence[Mapping[str, Any]]) -> Any:
+    """Training and evaluation loss, and the learning rate, by step."""
+    figure, axes = _axes()
+    axes.plot(*_points(history, "loss"), color=BLUE, label="training loss")
+    axes.plot(*_points(history, "eval_loss"), color=ORANGE, marker="o", label="evaluation loss")
+    axes.set(xlabel="step", ylabel="loss")
+    rate = axes.twinx()
+    rate.grid(False)
+    rate.plot(*_points(history, "learning_rate"), color=GREY, linestyle=":", label="learning rate")
+    rate.set_ylabel("learning rate")
+    rate.spines["right"].set_visible(True)
+    lines = [*axes.get_lines(), *rate.get_lines()]
+    figure.legend(handles=lines, loc="outside upper center", ncols=3, frameon=False)
+    return figure
+
+
+def evaluation(history: Sequence[Mapping[str, Any]]) -> Any:
+    """Every score of the evaluations, by step."""
+    figure, axes = _axes()
+    beside = ("eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
+    keys = dict.fromkeys(key for entry in history for key in entry)
+    names = [name for name in keys if name.startswith("eval_") and name not in beside]
+    for name in names:
+        label = name.removeprefix("eval_").replace("_", " ")
+        axes.plot(*_points(history, name), marker="o", markersize=4, label=label)
+    axes.set(xlabel="step", ylabel="score")
+    figure.legend(loc="outside right center", frameon=False)
+    return figure
+
+
+def confusion(counts: Array, names: Sequence[str]) -> Any:
+    """Shares of each true class by colour, counts as text.
+
+    Args:
+        counts: [classes, classes], rows the true ones.
+    """
+    side = min(9.0, 2.2 + 0.45 * len(names))
+    figure, axes = _axes(side + 1.5, side)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    axes.grid(False)
+    places = range(len(names))
+    axes.set_xticks(places, names, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(places, names)
+    axes.set(xlabel="predicted", ylabel="true")
+    if len(names) <= _ANNOTATED:
+        for row in places:
+            for column in places:
+                color = "white" if shares[row, column] > 0.5 else "black"
+                text = f"{counts[row, column]:,}"
+                axes.text(column, row, text, ha="center", va="center", color=color)
+    figure.colorbar(image, label="share of the true class", shrink=0.8)
+    return figure
+
+
+def scatter(true: Array, predicted: Array) -> Any:
+    """Predicted by true numbers, with the line where they are the same."""
+    figure, axes = _axes(5.0, 4.2)
+    axes.scatter(true, predicted, s=12, alpha=0.5, color=BLUE, linewidths=0)
+    ends = [float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))]
+    axes.plot(ends, ends, color=GREY, linestyle=":")
+    axes.set(xlabel="true", ylabel="predicted")
+    return figure
+
+
+def lengths(tokens: Array, max_length: int) -> Any:
+    """How many training texts have how many tokens; what padding to max_length would fill."""
+    figure, axes = _axes(height=2.6)
+    bins = np.linspace(0, max_length, min(64, max_length) + 1)
+    axes.hist(tokens, bins=bins, color=BLUE)
+    mean = float(tokens.mean())
+    axes.axvline(mean, color=ORANGE, label=f"mean: {mean:.0f}")
+    axes.axvline(max_length, color=GREY, linestyle="--", label=f"max_length: {max_length}")
+    axes.set(xlabel="tokens", ylabel="training texts")
+    axes.legend(frameon=False)
+    return figure
+
+
+def phases(seconds: Mapping[str, float]) -> Any:
+    """Seconds of each phase of the job, first on top."""
+    figure, axes = _axes(height=0.7 + 0.34 * len(seconds))
+    bars = axes.barh(list(seconds), list(seconds.values()), color=BLUE)
+    axes.bar_label(bars, fmt="%.1f s", padding=4)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.grid(False, axis="y")
+    axes.set_xlabel("seconds")
+    return figure

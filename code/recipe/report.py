@@ -1,0 +1,254 @@
+"""The report on a training run: one HTML page that needs no other file, and its figures as PNG."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from recipe import figures
+from recipe.card import Facts, shown, versions
+from recipe.console import say
+from recipe.data import Splits
+from recipe.engine import Engine
+from recipe.evaluation import Scores
+from recipe.labels import NUMBER, SEVERAL, SINGLE, Labels
+from recipe.names import TEXT
+
+_MISTAKES = 12
+_SHOWN_CHARS = 280
+_MOST_IN_MATRIX = 40
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """The model's last answers, on the split that it is judged by."""
+
+    split: str
+    labels: Labels
+    outputs: Array
+    """[N, classes], or [N, 1] for a number."""
+    true: Array
+    """Class ids [N], 0 or 1 [N, classes], or numbers [N]."""
+    texts: Sequence[str] | None
+    """None where the data came tokenised."""
+
+    @property
+    def scores(self) -> Array:
+        """Probabilities [N, classes]; of a number, the number itself."""
+        outputs = self.outputs.astype(np.float64)
+        if self.labels.problem == SEVERAL:
+            return 1 / (1 + np.exp(-outputs))
+        if self.labels.problem == NUMBER:
+            return outputs
+        powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+        return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+    @property
+    def predicted(self) -> Array:
+        """As `true`."""
+        if self.labels.problem == SINGLE:
+            return np.asarray(self.outputs.argmax(axis=1))
+        return self.outputs[:, 0] if self.labels.problem == NUMBER else self.outputs >= 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """What the report is made of."""
+
+    facts: Facts
+    history: Sequence[Mapping[str, Any]]
+    """The Trainer's log."""
+    predictions: Predictions
+    lengths: Array
+    """Tokens of each training text, cut."""
+    max_length: int
+    places: int
+    """Tokens computed in one pass over the training texts, padding included."""
+    phases: Mapping[str, float]
+    """Seconds of each phase of the job."""
+    price_per_hour: float | None
+    """Of one host."""
+    hosts: int
+
+
+def of_run(
+    trainer: Engine,
+    facts: Facts,
+    splits: Splits,
+    max_length: int,
+    seconds: Mapping[str, float],
+    hosts: int,
+    folder: Path,
+) -> None:
+    """Write the report on a finished run to `folder`; where it cannot be, a line says so.
+
+    Args:
+        seconds: Of each phase; the one called training has the evaluations in it.
+    """
+    try:
+        evaluating = sum(
+            value
+            for entry in trainer.state.log_history
+            for name, value in entry.items()
+            if name in ("eval_runtime", "test_runtime")
+        )
+        phases = {**seconds, "training": seconds["training"] - evaluating, "evaluation": evaluating}
+        material = Material(
+            facts=facts,
+            history=trainer.state.log_history,
+            predictions=_last_predictions(trainer, splits),
+            lengths=trainer.training_lengths(),
+            max_length=max_length,
+            places=trainer.tokens_computed(),
+            phases=phases,
+            price_per_hour=facts.hyperparameters.price_per_hour,
+            hosts=hosts,
+        )
+        say(f"report written to {write(material, folder)}")
+    except Exception as error:  # the model is trained, whatever is wrong with its report
+        say(f"warning: there is no report: {type(error).__name__}: {error}")
+
+
+def _last_predictions(trainer: Engine, splits: Splits) -> Predictions:
+    scores = trainer.compute_metrics
+    assert isinstance(scores, Scores) and scores.last is not None
+    name, split = ("evaluation", splits.evaluation)
+    if splits.test is not None:
+        name, split = ("test", splits.test)
+    outputs, true = scores.last
+    texts = list(split[TEXT]) if TEXT in split.column_names else None
+    return Predictions(split=name, labels=splits.labels, outputs=outputs, true=true, texts=texts)
+
+
+def write(material: Material, folder: Path) -> Path:
+    """Write report.html and a PNG of each of its figures to `folder`; returns the page's path."""
+    # jinja2 and matplotlib take a second, and no other module needs them.
+    from jinja2 import Environment, FileSystemLoader
+
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True
+    )
+    with warnings.catch_warnings(), figures.style():
+        warnings.simplefilter("ignore")  # a glyph that matplotlib's font lacks is no news
+        drawn = {name: figures.save(figure, folder / name) for name, figure in _drawn(material)}
+    page = environment.get_template("report.html.j2").render(
+        facts=material.facts,
+        tiles=_tiles(material),
+        figures=drawn,
+        split=material.predictions.split,
+        classes=_classes(material.predictions),
+        mistakes=_mistakes(material.predictions),
+        tested=len(material.predictions.true),
+        metrics={name: f"{value:.6g}" for name, value in material.facts.metrics.items()},
+        hyperparameters=shown(material.facts.hyperparameters),
+        versions=versions(),
+    )
+    path = folder / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _drawn(material: Material) -> list[tuple[str, Any]]:
+    given, history = material.predictions, material.history
+    made = [
+        ("loss", figures.loss(history)),
+        ("evaluation", figures.evaluation(history)),
+        ("lengths", figures.lengths(material.lengths, material.max_length)),
+        ("time", figures.phases(material.phases)),
+    ]
+    if given.labels.problem == NUMBER:
+        made.append(("predictions", figures.scatter(given.true, given.predicted)))
+    elif given.labels.problem == SINGLE and len(given.labels.names) <= _MOST_IN_MATRIX:
+        counts = confusion(given.true, given.predicted, len(given.labels.names))
+        made.append(("confusion", figures.confusion(counts, given.labels.names)))
+    return made
+
+
+def confusion(true: Array, predicted: Array, count: int) -> Array:
+    """[count, count]: how often a text of the class of the row was given that of the column."""
+    counts = np.zeros((count, count), dtype=np.int64)
+    np.add.at(counts, (true, predicted), 1)
+    return counts
+
+
+def _tiles(material: Material) -> dict[str, str]:
+    """The figures to see first."""
+    metrics, real = material.facts.metrics, int(material.lengths.sum())
+    wanted = ("accuracy", "f1_macro", "f1_micro", "pearson", "mse", "loss")
+    prefix = "test" if any(name.startswith("test_") for name in metrics) else "eval"
+    found = [
+        (name, metrics[f"{prefix}_{name}"]) for name in wanted if f"{prefix}_{name}" in metrics
+    ]
+    tiles = {f"{prefix} {name.replace('_', ' ')}": f"{value:.4g}" for name, value in found[:3]}
+    if rate := metrics.get("train_samples_per_second"):
+        tiles["texts per second"] = f"{rate:,.1f}"
+        tiles["tokens per second"] = f"{rate * material.lengths.mean():,.0f}"
+    longest = len(material.lengths) * material.max_length
+    padded = f"padding ({1 - real / longest:.0%} if all were padded to {material.max_length})"
+    tiles[padded] = f"{1 - real / material.places:.0%}"
+    seconds = sum(material.phases.values())
+    tiles["time"] = f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s"
+    if material.price_per_hour is not None:
+        cost = material.price_per_hour * material.hosts * seconds / 3600
+        tiles[f"cost ({material.hosts} x {material.price_per_hour:g} an hour)"] = f"{cost:.2g}"
+    return tiles
+
+
+def _classes(given: Predictions) -> list[dict[str, Any]]:
+    """Precision, recall and F1 of each class."""
+    if given.labels.problem == NUMBER:
+        return []
+    rows = []
+    for number, name in enumerate(given.labels.names):
+        several = given.labels.problem == SEVERAL
+        true = given.true[:, number] > 0.5 if several else given.true == number
+        said = given.predicted[:, number] if several else given.predicted == number
+        both = int((true & said).sum())
+        precision = both / int(said.sum()) if said.any() else 0.0
+        recall = both / int(true.sum()) if true.any() else 0.0
+        total = precision + recall
+        rows.append(
+            {
+                "name": name,
+                "precision": precision,
+                "recall": recall,
+                "f1": 2 * precision * recall / total if total else 0.0,
+                "rows": int(true.sum()),
+            }
+        )
+    return rows
+
+
+def _mistakes(given: Predictions) -> list[dict[str, str]]:
+    """The texts that the model is most sure and most wrong about, worst first."""
+    scores, problem = given.scores, given.labels.problem
+    rows = np.arange(len(given.true))
+    if problem == SINGLE:
+        wrong = given.predicted != given.true
+        badness = scores[rows, given.predicted] - scores[rows, given.true]
+    elif problem == SEVERAL:
+        wrong = (given.predicted != (given.true > 0.5)).any(axis=1)
+        badness = np.abs(scores - given.true).max(axis=1)
+    else:
+        wrong, badness = np.ones(len(rows), dtype=bool), np.abs(given.predicted - given.true)
+    worst = sorted(rows[wrong].tolist(), key=lambda row: -badness[row])[:_MISTAKES]
+    return [_mistake(given, row, scores[row]) for row in worst]
+
+
+def _mistake(given: Predictions, row: int, scores: Array) -> dict[str, str]:
+    text = f"row {row}" if given.texts is None else given.texts[row]
+    sure = "" if given.labels.problem == NUMBER else f"{scores.max():.0%}"
+    return {
+        "text": text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ...",
+        "true": given.labels.show(given.true[row]),
+        "predicted": given.labels.show(given.predicted[row]),
+        "sure": sure,
+    }

@@ -1,0 +1,21 @@
+"""How long each phase of a job takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+class Stopwatch:
+    """Runs from its making; `lap` says what the time since the last lap was for."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds: dict[str, float] = {}
+        self._clock = clock
+        self._last = clock()
+
+    def lap(self, name: str) -> None:
+        """Add the time since the last lap to the phase `name`."""
+        now = self._clock()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
+        self._last = now

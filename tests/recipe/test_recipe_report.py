@@ -1,0 +1,145 @@
+"""The report: what it says, that it is one file that shows nothing wrong, and a look at it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipe import report
+from recipe.arguments import Hyperparameters
+from recipe.card import Facts
+from recipe.labels import NUMBER, SEVERAL, Labels
+from recipe.stopwatch import Stopwatch
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+PROBE = "<script>document.title='run by a text'</script>"
+HISTORY = [
+    {"step": 1, "loss": 2.0, "learning_rate": 5e-5},
+    {"step": 2, "loss": 1.0, "learning_rate": 2e-5},
+    {"step": 2, "eval_loss": 1.5, "eval_accuracy": 0.5, "eval_runtime": 1.0},
+]
+SINGLE_LABEL = report.Predictions(
+    split="test",
+    labels=Labels(("cost $5$", "<b>bold</b>")),
+    outputs=np.array([[2.0, -2.0], [3.0, -3.0], [0.5, 0.0], [-2.0, 2.0]]),
+    true=np.array([0, 1, 1, 1]),
+    texts=["right", f"most wrong {PROBE}", "a little wrong", "x" * 1000],
+)
+
+
+def material(predictions: report.Predictions = SINGLE_LABEL, **changes: Any) -> report.Material:
+    facts = Facts(
+        base_model="some/model",
+        hyperparameters=Hyperparameters(hf_token="hf_planted"),
+        labels=predictions.labels,
+        found=["train data: 4 rows"],
+        device="device: cpu",
+        metrics={"eval_accuracy": 0.25, "test_accuracy": 0.5, "train_samples_per_second": 8.0},
+    )
+    values: dict[str, Any] = {
+        "facts": facts,
+        "history": HISTORY,
+        "predictions": predictions,
+        "lengths": np.array([4, 8, 12, 16]),
+        "max_length": 20,
+        "places": 50,
+        "phases": {"data": 0.5, "training": 1799.5},
+        "price_per_hour": 2.0,
+        "hosts": 3,
+    }
+    return report.Material(**{**values, **changes})
+
+
+def words(page: str) -> str:
+    """The page's text without the figures."""
+    return re.sub(r"<[^>]+>", " ", re.sub(r"<svg.*?</svg>", "", page, flags=re.S))
+
+
+def test_it_is_one_page_with_its_figures_beside_it(tmp_path: Path) -> None:
+    page = report.write(material(), tmp_path).read_text()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {
+        "report.html",
+        *(f"{name}.png" for name in ("loss", "evaluation", "lengths", "time", "confusion")),
+    }
+    assert page.count("<svg") == 5
+    assert not re.search(r"""(src|href)=["'](?!#|data:)""", page)
+    assert "hf_planted" not in page
+
+
+def test_its_figures_are_right(tmp_path: Path) -> None:
+    text = " ".join(words(report.write(material(), tmp_path).read_text()).split())
+    assert "0.5 test accuracy" in text
+    assert "80 tokens per second" in text
+    assert "20% padding (50% if all were padded to 20)" in text
+    assert "30.0 min time" in text
+    assert "3 cost (3 x 2 an hour)" in text
+    assert "1.000 0.333 0.500 3" in text, "precision, recall, F1 and rows of the second class"
+    assert "cost" not in " ".join(report._tiles(material(price_per_hour=None)))
+
+
+def test_the_worst_mistake_comes_first_and_is_shown_as_text(tmp_path: Path) -> None:
+    page = report.write(material(), tmp_path).read_text()
+    assert PROBE not in page
+    shown = [each["text"] for each in report._mistakes(SINGLE_LABEL)]
+    assert shown == [f"most wrong {PROBE}", "a little wrong"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "true", "figure"),
+    [
+        (Labels(("a", "b"), SEVERAL), np.array([[1.0, 0.0], [0.0, 0.0]]), None),
+        (Labels(("stars",), NUMBER), np.array([0.5, -3.0]), "predictions.png"),
+    ],
+)
+def test_sets_of_labels_and_numbers_have_reports_too(
+    tmp_path: Path, labels: Labels, true: Any, figure: str | None
+) -> None:
+    given = report.Predictions(
+        split="evaluation",
+        labels=labels,
+        outputs=np.array([[2.0, -2.0], [3.0, -3.0]])[:, : len(labels.names)],
+        true=true,
+        texts=["first", "second"],
+    )
+    page = report.write(material(given), tmp_path).read_text()
+    assert "confusion" not in page.lower()
+    assert figure is None or (tmp_path / figure).is_file()
+    assert report._mistakes(given)[0]["text"] == "second"
+
+
+def test_a_stopwatch_adds_up_laps() -> None:
+    times = iter([0.0, 1.0, 3.0, 7.0])
+    watch = Stopwatch(lambda: next(times))
+    for name in ("data", "training", "data"):
+        watch.lap(name)
+    assert watch.seconds == {"data": 5.0, "training": 2.0}
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_a_browser_shows_it_whole(tmp_path: Path) -> None:
+    page = report.write(material(), tmp_path)
+    browser = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu"]
+    browser += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1000,2400"]
+    shot = tmp_path / "shot.png"
+    # One start for both: a headless browser takes seconds to come up.
+    done = subprocess.run(
+        [*browser, f"--screenshot={shot}", "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert shot.stat().st_size > 30_000, "an empty page is a few kilobytes"
+    dom = subprocess.run(
+        [*browser, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120
+    ).stdout
+    assert "<title>Training report</title>" in dom, "a text of the data ran as a script"
+    assert dom.count("</svg>") == 5
+    assert "cost $5$" in dom
