@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+from pathlib import Path
+
 import datasets
 from transformers import PreTrainedTokenizerBase
 
@@ -9,32 +14,58 @@ from recipe.encoding import encode
 from recipe.errors import DataError
 from recipe.names import TEXT, TOKEN_IDS
 
+_WORTH_PROCESSES = 10_000
+
 
 def tokenise(
     split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> datasets.Dataset:
     """A data set of `input_ids` (not padded) and `label` from one of `text` and `label`.
 
-    Data that came tokenised is only cut.
+    Kept in the cache of data sets (HF_DATASETS_CACHE), so that of several processes on a host the
+    first one tokenises and the others read; so does a job that is started again. A tokenizer in
+    Rust uses every core by itself, one in Python gets a process for each. Data that came tokenised
+    is only cut.
 
     Raises:
         DataError: data that came tokenised was made for another tokenizer.
     """
     if TEXT not in split.column_names:
         return _cut(split, tokenizer, max_length)
+    key = _key(split, tokenizer, max_length)
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "tokens"
+    folder.mkdir(parents=True, exist_ok=True)
+    in_python = not tokenizer.is_fast and len(split) > _WORTH_PROCESSES
     return split.map(
         lambda batch: {TOKEN_IDS: encode(tokenizer, batch[TEXT], max_length)},
         batched=True,
+        num_proc=len(os.sched_getaffinity(0)) if in_python else None,
         remove_columns=[TEXT],
-        new_fingerprint=f"tokens-{max_length}",
-        load_from_cache_file=False,
+        new_fingerprint=key,
+        cache_file_name=str(folder / f"{key}.arrow"),
+        load_from_cache_file=True,
     )
+
+
+def _key(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int) -> str:
+    """The same for the same texts, labels, tokenizer and length only."""
+    digest = hashlib.sha256(f"{datasets.__version__} {max_length} {tokenizer}".encode())
+    parts = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}
+    # How it was called last, not what it is.
+    parts |= {"truncation": None, "padding": None, "all": tokenizer.get_vocab()}
+    digest.update(json.dumps(parts, sort_keys=True).encode())
+    for column in split.column_names:
+        digest.update(json.dumps([column, split[column][:]]).encode())
+    return digest.hexdigest()[:32]
 
 
 def _cut(
     split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> datasets.Dataset:
     rows = split[TOKEN_IDS][:]
+    empty = next((number for number, row in enumerate(rows) if not len(row)), None)
+    if empty is not None:
+        raise DataError(f"Row {empty} of the data that came tokenised has no tokens.", "Remove it.")
     largest = max(max(row, default=0) for row in rows)
     if largest >= len(tokenizer):
         raise DataError(

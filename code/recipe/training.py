@@ -71,7 +71,8 @@ def run(
     # What serves this model cuts texts where training did.
     tokenizer.model_max_length = max_length
     watch.lap("model")
-    ready = _tokenised(splits, tokenizer, max_length)
+    with arguments.main_process_first(desc="tokens"):
+        ready = _tokenised(splits, tokenizer, max_length)
     watch.lap("tokens")
     trainer = _trainer(model, tokenizer, arguments, hyperparameters, ready)
     metrics = _train(trainer, ready.get("test"))

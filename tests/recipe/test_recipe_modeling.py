@@ -90,3 +90,27 @@ def test_data_that_came_tokenised_is_cut_and_checked(tiny_model: Path) -> None:
     strange = datasets.Dataset.from_dict({"input_ids": [[2, 999, 3]], "label": [0]})
     with pytest.raises(DataError, match="token id 999"):
         tokens.tokenise(strange, tokenizer, 4)
+    with pytest.raises(DataError, match=r"Row 1 .*has no tokens"):
+        tokens.tokenise(
+            datasets.Dataset.from_dict({"input_ids": [[2, 3], []], "label": [0, 1]}), tokenizer, 4
+        )
+
+
+def test_tokens_are_cached_for_the_same_texts_tokenizer_and_length(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+
+    def ids(texts: list[str], length: int) -> list[list[int]]:
+        split = datasets.Dataset.from_dict({"text": texts, "label": [0] * len(texts)})
+        return list(tokens.tokenise(split, tokenizer, length)["input_ids"])
+
+    first = ids(["the film", "good"], 8)
+    (kept,) = (tmp_path / "tokens").iterdir()
+    written = kept.stat().st_mtime_ns
+    assert ids(["the film", "good"], 8) == first
+    assert [(path, path.stat().st_mtime_ns) for path in kept.parent.iterdir()] == [(kept, written)]
+    assert ids(["the film", "bad"], 8) != first
+    assert ids(["the film", "good"], 3) != first
+    assert len(list(kept.parent.iterdir())) == 3
