@@ -7,6 +7,7 @@ process they are) and the evaluation loop (every sample once).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,11 +30,45 @@ from recipe import batches, evaluation, families, losses, plan
 from recipe.arguments import Hyperparameters
 from recipe.batches import Batch, Layout, Packed, Padded, Samples, World
 from recipe.console import say
-from recipe.errors import DivergedError, HyperparameterError
+from recipe.errors import DistributedError, DivergedError, HyperparameterError
 from recipe.labels import balanced_weights
 from recipe.resuming import Resumable, fingerprint
 
 _WATCHED = 16
+_REFUSED = {
+    "dataloader_drop_last": "no text is left out",
+    "train_sampling_strategy": "batches are balanced or grouped by length already",
+    "ignore_data_skip": "a resumed run would see some texts twice",
+    "auto_find_batch_size": "a batch has one size; lower per_device_train_batch_size",
+    "batch_eval_metrics": "metrics are of the whole evaluation",
+    "include_for_metrics": "metrics are of logits and labels",
+}
+"""Fields of TrainingArguments that the engine has no use for, and why."""
+
+
+def check(args: TrainingArguments) -> None:
+    """See that nothing is asked for that would be passed over.
+
+    Raises:
+        HyperparameterError: something is.
+    """
+    for field in dataclasses.fields(TrainingArguments):
+        value = getattr(args, field.name, None)
+        usual = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            usual = field.default_factory()
+        if field.name in _REFUSED and value != usual:
+            raise HyperparameterError(
+                f"Hyperparameter {field.name} has value {value!r}, which this recipe does not "
+                f"take: {_REFUSED[field.name]}.",
+                "Leave it out.",
+            )
+    if args.n_gpu > 1:
+        raise DistributedError(
+            f"One process sees {args.n_gpu} GPUs.",
+            "Start the script through torchrun with a process for each, or show it one by "
+            "CUDA_VISIBLE_DEVICES.",
+        )
 
 
 def layouts(
@@ -107,8 +142,11 @@ def build(
     """The engine for data sets of `input_ids` and `label`: `train`, `evaluation`, maybe others.
 
     Raises:
-        HyperparameterError: packing was asked for, but the model cannot be packed.
+        HyperparameterError: packing was asked for, but the model cannot be packed; or something
+            that the engine does not do.
+        DistributedError: one process would have to use several GPUs.
     """
+    check(args)
     samples = {name: Samples.of(split) for name, split in ready.items()}
     training = batches.Training(
         samples=samples.pop("train"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +239,18 @@ def test_what_the_log_says_of_packing(
 def make_deberta() -> Callable[[], PreTrainedModel]:
     config = transformers.DebertaV2Config(**SMALL)
     return lambda: transformers.DebertaV2ForSequenceClassification(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("dataloader_drop_last", True), ("ignore_data_skip", True), ("auto_find_batch_size", True)],
+)
+def test_what_the_engine_would_pass_over_is_refused(tmp_path: Path, name: str, value: bool) -> None:
+    engine.check(TrainingArguments(output_dir=str(tmp_path), use_cpu=True))
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **{name: value})
+    with pytest.raises(HyperparameterError, match=f"{name} has value True"):
+        engine.check(args)
+
+
+def test_what_can_be_refused_exists() -> None:
+    assert set(engine._REFUSED) <= {field.name for field in fields(TrainingArguments)}
