@@ -26,8 +26,9 @@ _SHOWN_ROWS = 3
 _SHOWN_CHARS = 70
 _RAREST_SHARE = 0.01
 _TRUNCATED_SHARE = 0.05
-# fp32 weights, gradients and AdamW's two moments.
-_BYTES_PER_PARAMETER = 16
+# fp32 weights; and where they are trained, gradients and AdamW's two moments.
+_BYTES_PER_PARAMETER = 4
+_BYTES_PER_TRAINED_PARAMETER = 12
 # What a transformer layer keeps of a token for the backward pass, in units of its hidden size at
 # two bytes a number: inputs, queries, keys, values, context, output, both halves of the MLP.
 _KEPT_PER_TOKEN = 34
@@ -160,6 +161,7 @@ def _memory(
     batch = hyperparameters.per_device_train_batch_size
     per_token = layers * (_KEPT_PER_TOKEN * hidden + 5 * heads * tokens)
     needed = model.num_parameters() * _BYTES_PER_PARAMETER + batch * tokens * per_token
+    needed += model.num_parameters(only_trainable=True) * _BYTES_PER_TRAINED_PARAMETER
     there, name = _device_memory(processes)
     detail = (
         f"about {needed / 1e9:.1f} GB for each process (an estimate, for a batch of the longest"

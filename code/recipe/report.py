@@ -100,6 +100,7 @@ def of_run(
             if name in ("eval_runtime", "test_runtime")
         )
         phases = {**seconds, "training": seconds["training"] - evaluating, "evaluation": evaluating}
+        phases["saving"] = phases.pop("saving")  # last
         material = Material(
             facts=facts,
             history=trainer.state.log_history,

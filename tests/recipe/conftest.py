@@ -85,6 +85,8 @@ def train(tiny_model: Path) -> Run:
             env={
                 **inherited,
                 "HF_HUB_OFFLINE": "1",
+                # Threads that wait for each other are slow where tests share the cores.
+                "OMP_NUM_THREADS": "1",
                 "SAGEMAKER_BASE_DIR": str(base),
                 **variables,
                 **(environment or {}),
