@@ -140,6 +140,30 @@ def test_a_run_killed_and_stopped_ends_with_the_same_weights(
     assert job.weights() == whole.weights()
 
 
+def test_a_stop_during_an_evaluation_repeats_it(
+    tmp_path: Path, tiny_model: Path, reviews: Reviews
+) -> None:
+    for name, rows in (("train", 48), ("test", 6000)):
+        with (tmp_path / f"{name}.csv").open("w", newline="") as stream:
+            csv.writer(stream).writerows([("review", "sentiment"), *reviews(rows)])
+    ends = {}
+    for name in ("whole", "disturbed"):
+        job = Job(tmp_path / name, tiny_model, tmp_path / "train.csv")
+        job.environment["SM_CHANNEL_TEST"] = str(tmp_path / "test.csv")
+        job.arguments[job.arguments.index("steps")] = "epoch"
+        job.arguments += ["--load_best_model_at_end", "True"]
+        if name == "disturbed":
+            code, output = job.interrupt(signal.SIGTERM, 6)
+            assert code == EXIT_CODE, output
+            assert "stopped after step 6 of 12" in output
+            assert "eval_loss" not in output
+        ends[name] = (job.finish(), job.weights())
+    assert ends["disturbed"][1] == ends["whole"][1]
+    scores = [re.findall(r"step=6 .*eval_loss=(\S+)", output) for output, _ in ends.values()]
+    assert len(scores[0]) == 1
+    assert scores[0] == scores[1]
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, data: Path) -> Job:
     job = Job(tmp_path_factory.mktemp("job"), tiny_model, data)
