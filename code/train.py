@@ -4,6 +4,8 @@
         python code/train.py --model_name_or_path path/to/model --epochs 1
 
 Several processes: the same command with `torchrun --nproc_per_node 2` for `python`.
+Stopped by SIGTERM, it ends its step, saves, and leaves with exit code 75; started again, it goes on
+from the newest whole checkpoint and ends with the weights of a run that was never stopped.
 `--help` lists the hyperparameters. Without SM_* variables, the /opt/ml tree is used.
 """
 
