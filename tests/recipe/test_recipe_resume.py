@@ -119,7 +119,8 @@ def test_a_run_killed_and_stopped_ends_with_the_same_weights(
     killed_at = random.randint(10, STEPS - 10)
     code, _ = job.interrupt(signal.SIGKILL, killed_at)
     assert code == -signal.SIGKILL
-    stopped_at = random.randint(STEPS, 2 * STEPS - 10)
+    # Early in the second epoch: what is left must outlast this process's own reading of the log.
+    stopped_at = random.randint(STEPS, STEPS + 10)
     code, resumed = job.interrupt(signal.SIGTERM, stopped_at)
     assert code == EXIT_CODE, (killed_at, stopped_at, resumed)
     assert re.search(r"resuming from .*/checkpoint-\d+", resumed)
@@ -206,6 +207,26 @@ def test_a_damaged_checkpoint_is_skipped_with_a_line(
     name = checkpoints.MANIFEST if damage == "no manifest" else "optimizer.pt"
     assert "checkpoint-2 is damaged" in line
     assert name in line
+
+
+@pytest.mark.parametrize(
+    ("keep", "best", "left"),
+    [
+        (None, None, [2, 9, 10, 11]),
+        (2, None, [10, 11]),
+        (2, 2, [2, 11]),
+        (1, 9, [9, 11]),
+        (3, 11, [9, 10, 11]),
+    ],
+)
+def test_the_newest_and_the_best_are_kept(
+    tmp_path: Path, keep: int | None, best: int | None, left: list[int]
+) -> None:
+    for step in (2, 9, 10, 11):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    checkpoints.forget(tmp_path, keep, best and str(tmp_path / f"checkpoint-{best}"))
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {f"checkpoint-{step}" for step in left}
 
 
 def test_half_written_checkpoints_are_no_checkpoints(tmp_path: Path) -> None:

@@ -134,6 +134,13 @@ def free_port() -> int:
 Start = Callable[..., Running]
 
 
+@pytest.fixture(autouse=True)
+def forget_handlers() -> Iterator[None]:
+    """A test that loads handlers here leaves the name `inference` to whoever comes next."""
+    yield
+    sys.modules.pop("inference", None)
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """start(code, program="inference.py", files={...}, **environ): a server over that code."""

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -281,7 +282,11 @@ class TestStop:
             "import pathlib, signal, sys, time\n"
             "def save(*_):\n    time.sleep(1); pathlib.Path('saved').touch(); sys.exit(0)\n"
             "signal.signal(signal.SIGTERM, save); pathlib.Path('ready').touch(); time.sleep(60)"
-        ).script("trap '' TERM\ntorchrun --standalone --nproc_per_node=1 script.py", "run.sh")
+        ).script(
+            "trap '' TERM\n"
+            f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node=1 script.py",
+            "run.sh",
+        )
         process = tree.configure({"sagemaker_program": "run.sh"}).start()
         wait_for(tree.base / "code" / "ready", 60)
         process.terminate()
