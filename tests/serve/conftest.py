@@ -137,7 +137,9 @@ Start = Callable[..., Running]
 @pytest.fixture(autouse=True)
 def forget_handlers() -> Iterator[None]:
     """A test that loads handlers here leaves the name `inference` to whoever comes next."""
+    folders = list(sys.path)
     yield
+    sys.path[:] = folders
     sys.modules.pop("inference", None)
 
 
