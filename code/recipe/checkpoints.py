@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -17,12 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer_utils import rotate_checkpoints, sort_checkpoints
-
 from recipe.console import say
 from recipe.errors import CheckpointError
 
 MANIFEST = "manifest.json"
+_NAME = re.compile(r"checkpoint-(\d+)")
 _ASIDE, _REPLACED = ".writing-", ".replaced-"
 _REMEDY = (
     "Free space there or name another folder in output_dir; save_total_limit bounds how many "
@@ -110,14 +110,18 @@ def publish(folder: Path, step: int, job: Mapping[str, Any], finished: bool) -> 
 
 def forget(folder: Path, keep: int | None, best: str | None) -> None:
     """Delete the oldest checkpoints but `keep`; the newest and the best one stay."""
-    rotate_checkpoints(str(folder), keep, best)
+    found = _by_step(folder)
+    needed = {found[-1], *(path for path in found if str(path) == best)}
+    old = [path for path in found if path not in needed]
+    for path in old[: max(0, len(found) - max(keep, len(needed)))] if keep else []:
+        shutil.rmtree(path)
 
 
 def newest(folder: Path) -> Checkpoint | None:
     """The newest whole checkpoint; damaged ones are skipped with a line each."""
-    for path in reversed(sort_checkpoints(str(folder))):
+    for path in reversed(_by_step(folder)):
         try:
-            return read(Path(path))
+            return read(path)
         except CheckpointError as error:
             say(f"{error} It is not used.")
     return None
@@ -142,14 +146,14 @@ def read(path: Path) -> Checkpoint:
 
 def set_aside(folder: Path) -> None:
     """Move all checkpoints into a folder of their own, where no job resumes from them."""
-    found = sort_checkpoints(str(folder))
+    found = _by_step(folder)
     if not found:
         return
     number = sum(1 for _ in folder.glob("before-*")) + 1
     place = folder / f"before-{number}"
     place.mkdir()
     for path in found:
-        Path(path).rename(place / Path(path).name)
+        path.rename(place / path.name)
     say(f"{len(found)} checkpoint(s) of before moved to {place}")
 
 
@@ -169,6 +173,13 @@ def check_same(found: Checkpoint, job: Mapping[str, Any]) -> None:
             "Start with the same, or give resume_from_checkpoint=False to train from the start, "
             "or another output_dir.",
         )
+
+
+def _by_step(folder: Path) -> list[Path]:
+    """The checkpoints in `folder`, oldest first."""
+    named = [(path, _NAME.fullmatch(path.name)) for path in folder.glob("checkpoint-*")]
+    found = [(int(match[1]), path) for path, match in named if match and path.is_dir()]
+    return [path for _, path in sorted(found)]
 
 
 def _files(folder: Path) -> list[Path]:

@@ -22,6 +22,7 @@ from transformers import (
     EvalPrediction,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    Trainer,
     TrainingArguments,
 )
 from transformers.trainer_utils import EvalLoopOutput
@@ -269,6 +270,8 @@ class Engine(Resumable):
         if self._class_weights is not None:
             each = each * self._class_weights[inputs["labels"]]
         loss = (each * real).sum() * (self._training.world.processes / inputs["total"])
+        if not hasattr(Trainer, "loss_is_scaled_for_ga"):  # transformers 4: it always divides
+            loss = loss * self.current_gradient_accumulation_steps
         return (loss, outputs) if return_outputs else loss
 
     def _watch(self, each: Tensor, rows: Tensor) -> None:

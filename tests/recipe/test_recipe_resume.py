@@ -23,7 +23,7 @@ from recipe.interruptions import EXIT_CODE
 
 CODE = Path(checkpoints.__file__).resolve().parents[1]
 Reviews = Callable[[int], list[tuple[str, str]]]
-STEPS = 80
+STEPS = 160
 """Of an epoch; there are two."""
 
 
