@@ -65,7 +65,8 @@ class Material:
     facts: Facts
     history: Sequence[Mapping[str, Any]]
     """The Trainer's log."""
-    predictions: Predictions
+    predictions: Predictions | None
+    """None where a run was resumed after its last evaluation."""
     lengths: Array
     """Tokens of each training text, cut."""
     max_length: int
@@ -117,9 +118,10 @@ def of_run(
         say(f"warning: there is no report: {type(error).__name__}: {error}")
 
 
-def _last_predictions(trainer: Engine, splits: Splits) -> Predictions:
+def _last_predictions(trainer: Engine, splits: Splits) -> Predictions | None:
     scores = trainer.compute_metrics
-    assert isinstance(scores, Scores) and scores.last is not None
+    if not isinstance(scores, Scores) or scores.last is None:
+        return None
     name, split = ("evaluation", splits.evaluation)
     if splits.test is not None:
         name, split = ("test", splits.test)
@@ -133,6 +135,7 @@ def write(material: Material, folder: Path) -> Path:
     # jinja2 and matplotlib take a second, and no other module needs them.
     from jinja2 import Environment, FileSystemLoader
 
+    given = material.predictions
     folder.mkdir(parents=True, exist_ok=True)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True
@@ -144,10 +147,10 @@ def write(material: Material, folder: Path) -> Path:
         facts=material.facts,
         tiles=_tiles(material),
         figures=drawn,
-        split=material.predictions.split,
-        classes=_classes(material.predictions),
-        mistakes=_mistakes(material.predictions),
-        tested=len(material.predictions.true),
+        split=given.split if given else "",
+        classes=_classes(given) if given else [],
+        mistakes=_mistakes(given) if given else [],
+        tested=len(given.true) if given else 0,
         metrics={name: f"{value:.6g}" for name, value in material.facts.metrics.items()},
         hyperparameters=shown(material.facts.hyperparameters),
         versions=versions(),
@@ -165,6 +168,8 @@ def _drawn(material: Material) -> list[tuple[str, Any]]:
         ("lengths", figures.lengths(material.lengths, material.max_length)),
         ("time", figures.phases(material.phases)),
     ]
+    if given is None:
+        return made
     if given.labels.problem == NUMBER:
         made.append(("predictions", figures.scatter(given.true, given.predicted)))
     elif given.labels.problem == SINGLE and len(given.labels.names) <= _MOST_IN_MATRIX:

@@ -33,11 +33,13 @@ SINGLE_LABEL = report.Predictions(
 )
 
 
-def material(predictions: report.Predictions = SINGLE_LABEL, **changes: Any) -> report.Material:
+def material(
+    predictions: report.Predictions | None = SINGLE_LABEL, **changes: Any
+) -> report.Material:
     facts = Facts(
         base_model="some/model",
         hyperparameters=Hyperparameters(hf_token="hf_planted"),
-        labels=predictions.labels,
+        labels=(predictions or SINGLE_LABEL).labels,
         found=["train data: 4 rows"],
         device="device: cpu",
         metrics={"eval_accuracy": 0.25, "test_accuracy": 0.5, "train_samples_per_second": 8.0},
@@ -112,6 +114,12 @@ def test_sets_of_labels_and_numbers_have_reports_too(
     assert "confusion" not in page.lower()
     assert figure is None or (tmp_path / figure).is_file()
     assert report._mistakes(given)[0]["text"] == "second"
+
+
+def test_a_run_resumed_after_its_last_evaluation_has_a_report(tmp_path: Path) -> None:
+    page = report.write(material(predictions=None), tmp_path).read_text()
+    assert page.count("<svg") == 4
+    assert "mistakes" not in page
 
 
 def test_a_stopwatch_adds_up_laps() -> None:
