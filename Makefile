@@ -20,7 +20,7 @@ SAGEMAKER_TRAINING = $(shell grep '^sagemaker-training==' container/locks/gpu.tx
 
 export TORCH_PIP_ARGS
 
-.PHONY: setup demo test test-docker lint lock clean bench-serve
+.PHONY: bench-train setup demo test test-docker lint lock clean bench-serve
 
 setup: .venv/.made
 
@@ -61,6 +61,10 @@ lock:
 	$(PYTHON) -m venv build/uv
 	build/uv/bin/python -m pip install --quiet --disable-pip-version-check uv
 	sh container/locks/lock.sh build/uv/bin/uv $(UPGRADE)
+
+# Packed batches beside HF Trainer's padded ones. ARGS="--data FOLDER --rounds 3"
+bench-train: setup
+	$(BIN)/python benchmarks/bench_train.py $(ARGS)
 
 clean:
 	rm -rf .venv .demo build .pytest_cache .mypy_cache .ruff_cache .hypothesis container/build container/*.egg-info

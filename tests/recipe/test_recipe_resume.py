@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -23,7 +24,7 @@ from recipe.interruptions import EXIT_CODE
 
 CODE = Path(checkpoints.__file__).resolve().parents[1]
 Reviews = Callable[[int], list[tuple[str, str]]]
-STEPS = 160
+STEPS = 100
 """Of an epoch; there are two."""
 
 
@@ -77,11 +78,13 @@ class Job:
             output += line
             if re.match(rf"metric step={step} ", line):
                 break
+        ranks = self._ranks(started.pid)
         if number == signal.SIGKILL:
+            # As a container ends: everything at once. torchrun's ranks are sessions of their own.
             os.killpg(started.pid, number)
-        else:
+        for rank in ranks:
             # As amphora does: to the ranks, not to torchrun.
-            for rank in self._ranks(started.pid):
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(rank, number)
         rest, errors = started.communicate(timeout=120)
         code = started.returncode
