@@ -100,3 +100,59 @@ def test_a_secret_never_stands_in_argv(tree: Tree) -> None:
     assert "hf_verysecretvalue" not in " ".join(started.argv)
     assert "amphora-secret:SM_HP_HF_TOKEN" in started.argv
     assert started.environ["SM_HP_HF_TOKEN"] == "hf_verysecretvalue"
+
+
+def test_only_the_chosen_instance_groups_train_together(tree: Tree) -> None:
+    groups = [
+        {"instance_group_name": "cpu", "instance_type": "ml.m5.large", "hosts": ["algo-3"]},
+        {
+            "instance_group_name": "gpu",
+            "instance_type": "ml.g5.2xlarge",
+            "hosts": ["algo-2", "algo-1"],
+        },
+    ]
+    for current, group in (("algo-2", "gpu"), ("algo-3", "cpu")):
+        tree.configure(
+            {
+                "sagemaker_program": "train.py",
+                "sagemaker_torch_distributed_enabled": "true",
+                "sagemaker_distribution_instance_groups": '["gpu"]',
+            },
+            resourceconfig={
+                "current_host": current,
+                "hosts": ["algo-1", "algo-2", "algo-3"],
+                "current_group_name": group,
+                "instance_groups": groups,
+            },
+        )
+        started = plan(tree, devices())
+        if group == "gpu":
+            assert {"--nnodes=2", "--node_rank=1", "--master_addr=algo-1"} <= set(started.argv)
+        else:
+            assert not started.is_launcher and "in no instance group" in started.notes[0]
+
+
+@pytest.mark.parametrize(
+    "key", ["sagemaker_pytorch_ddp_enabled", "sagemaker_distributed_dataparallel_enabled"]
+)
+def test_requests_for_other_data_parallel_run_on_torchrun_and_say_so(tree: Tree, key: str) -> None:
+    started = plan(tree.configure({"sagemaker_program": "s.py", key: "true"}), devices(gpus=2))
+    assert "--nproc_per_node=2" in started.argv
+    assert sum("torchrun" in note for note in started.notes) == 2
+
+
+def test_mp_parameters_reach_a_script_unchanged(tree: Tree) -> None:
+    started = plan(tree.configure({"mp_parameters": '{"partitions": 2, "ddp": true}'}), devices())
+    assert started.argv[-2:] == ("--mp_parameters", "ddp=True,partitions=2")
+    assert started.environ["SM_HP_MP_PARAMETERS"] == '{"ddp":true,"partitions":2}'
+
+
+def test_an_interface_is_used_only_where_it_exists(tree: Tree) -> None:
+    for interfaces, expected in ((("eth0", "lo"), "eth0"), (("lo",), None)):
+        found = Devices(
+            gpus=0, neuron_cores=0, cpus=2, efa=False, reason="test", interfaces=interfaces
+        )
+        environ = plan(two_hosts(tree, "algo-1"), found).environ
+        assert environ.get("GLOO_SOCKET_IFNAME") == environ.get("NCCL_SOCKET_IFNAME") == expected
+    found = Devices(gpus=0, neuron_cores=0, cpus=2, efa=False, reason="test", interfaces=("eth0",))
+    assert plan(tree, found, NCCL_SOCKET_IFNAME="ib0").environ["NCCL_SOCKET_IFNAME"] == "ib0"
