@@ -178,21 +178,7 @@ def run(
         raise Interrupted
     _become_subreaper()
     oom_before = _oom_kills()
-    try:
-        child = subprocess.Popen(
-            argv,
-            env=dict(environ),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise CodeError(
-            f"{argv[0]} cannot be started: {error}.",
-            "Check the script's first line (#!) and that the program is in this image.",
-        ) from error
+    child = _started(argv, environ, cwd)
     assert child.stdout is not None and child.stderr is not None
     relays = [_Relay(child.stdout, sys.stdout.buffer), _Relay(child.stderr, sys.stderr.buffer)]  # type: ignore[arg-type]
     tree = _Tree(child.pid, is_launcher)
@@ -214,6 +200,24 @@ def run(
         oom_killed=_oom_kills() > oom_before,
         tail=tuple(relays[1].tail or relays[0].tail),
     )
+
+
+def _started(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            argv,
+            env=dict(environ),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CodeError(
+            f"{argv[0]} cannot be started: {error}.",
+            "Check the script's first line (#!) and that the program is in this image.",
+        ) from error
 
 
 def _watch(
