@@ -2,6 +2,7 @@
 #
 #   make demo          train and serve a small model here, from nothing but Python
 #   make test          linters, types, unit and end-to-end tests without Docker
+#   make test-heavy    the tests that take long
 #   make test-docker   build the images on stand-in bases, and run them
 #
 # PYTHON          the Python to make .venv with, 3.11 or later (default: python3)
@@ -20,7 +21,7 @@ SAGEMAKER_TRAINING = $(shell grep '^sagemaker-training==' container/locks/gpu.tx
 
 export TORCH_PIP_ARGS
 
-.PHONY: bench-train setup demo test test-docker lint lock clean bench-serve
+.PHONY: setup demo test test-heavy test-docker lint lock clean bench-serve bench-train
 
 setup: .venv/.made
 
@@ -42,7 +43,10 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: lint
-	$(BIN)/python -m pytest -m "not docker" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not docker and not heavy and not xla" -n 2 --dist loadfile
+
+test-heavy: setup
+	$(BIN)/python -m pytest -m heavy -n 2 --dist loadfile
 
 test-docker: setup
 	$(BIN)/python -m pytest -m docker tests/docker
