@@ -34,3 +34,13 @@ also_out=
 lock gpu 3.11 recipe image
 lock neuron-native 3.11 recipe image
 lock neuron-xla 3.10 recipe-xla image
+
+# An SDK's environment holds nothing of ours.
+lock_sdk() {
+    mkdir -p tests/locks
+    # shellcheck disable=SC2086 # one word for each option
+    "$uv" pip compile --group "pyproject.toml:$1" --universal --python-version 3.11 --no-annotate --quiet $options \
+        --custom-compile-command "make lock" --output-file "tests/locks/$1.txt" >/dev/null
+}
+lock_sdk sdk2
+lock_sdk sdk3

@@ -1,0 +1,31 @@
+#!/bin/sh
+# Makes one virtual environment for each SageMaker SDK that tests drive, beside the development
+# environment, which cannot hold two of them. Prints the Python of each.
+#
+#   tests/sdk_venvs.sh [sdk2] [sdk3]     default: both
+#
+# They lie in build/venvs and are made anew when their lock in tests/locks (`make lock`) has changed.
+# PYTHON names the Python to make them with, 3.11 or later (default: python3).
+set -eu
+
+cd "$(dirname "$0")/.."
+
+make_venv() {
+    venv=build/venvs/$1
+    lock=tests/locks/$1.txt
+    if ! cmp -s "$lock" "$venv/made-from.txt"; then
+        rm -rf "$venv"
+        "${PYTHON:-python3}" -m venv "$venv"
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --requirement "$lock" >&2
+        cp "$lock" "$venv/made-from.txt"
+    fi
+    echo "$PWD/$venv/bin/python"
+}
+
+if [ $# -eq 0 ]; then set -- sdk2 sdk3; fi
+for name in "$@"; do
+    case $name in
+        sdk2 | sdk3) make_venv "$name" ;;
+        *) echo "sdk_venvs: unknown environment '$name'. Use sdk2 or sdk3." >&2; exit 2 ;;
+    esac
+done
