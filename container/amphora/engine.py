@@ -265,7 +265,8 @@ def _status_of(name: str, error: Exception) -> int:
         return declared
     if type(error).__name__ in _UNSUPPORTED:
         return 406 if name == "output_fn" else 415
-    if isinstance(error, ValueError) and name in ("input_fn", "tokens_fn"):
+    # RecursionError is what json.loads raises for a body that is nested too deeply.
+    if isinstance(error, (ValueError, RecursionError)) and name in ("input_fn", "tokens_fn"):
         return 400
     if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)) and name == "transform_fn":
         return 400

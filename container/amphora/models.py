@@ -160,7 +160,7 @@ async def _order(request: Request) -> tuple[str, str]:
     try:
         order = json.loads(await request.body())
         return str(order["model_name"]), str(order["url"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Fault(
             400, "bad_request", 'Send {"model_name": "a name", "url": "/path/to/its/folder"}.'
         ) from error

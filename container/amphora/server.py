@@ -22,7 +22,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
-from amphora import devices, hosting, telemetry
+from amphora import devices, hosting, openapi, telemetry
 from amphora.duplex import Duplex
 from amphora.errors import ConfigError
 from amphora.exchange import Exchange
@@ -95,6 +95,7 @@ class Front:
         routes: list[BaseRoute] = [
             Route("/ping", self._ping, methods=["GET", "POST"]),
             Route("/metrics", self._metrics, methods=["GET"]),
+            Route("/openapi.json", self._openapi, methods=["GET"]),
             *Runtime(self.exchange, self._pool_of).routes,
         ]
         if self.settings.shows_page:
@@ -128,6 +129,9 @@ class Front:
         self.metrics.waiting.set(sum(pool.waiting for pool in self.pools))
         self.metrics.workers.set(sum(pool.living for pool in self.pools))
         return Response(self.metrics.text(), headers={"content-type": telemetry.CONTENT_TYPE})
+
+    async def _openapi(self, request: Request) -> Response:
+        return self.exchange.reply(200, openapi.describe(self.settings))
 
     async def _page(self, request: Request) -> Response:
         return FileResponse(Path(__file__).with_name("page.html"))

@@ -139,6 +139,29 @@ def test_texts_come_as_an_npy_array_but_nothing_is_unpickled() -> None:
         wire.read_request(b"no array", "application/x-npy")
 
 
+def crafted(shape: str, kind: str) -> bytes:
+    """An NPY header that promises more than its body holds."""
+    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (crafted(f"({10**9},)", "<U0"), "application/x-npy"),
+        (crafted(f"({10**13},)", "<U5"), "application/x-npy"),
+        (crafted("(" * 200, "<U5"), "application/x-npy"),
+        (b"PK\x03\x04cut", "application/x-npy"),
+        (b"[" * 100_000, "application/json"),
+        (b"1" * 5_000, "application/json"),
+        (b"[" * 100_000, "application/jsonlines"),
+    ],
+)
+def test_a_body_made_up_to_harm_is_refused_at_once(body: bytes, kind: str) -> None:
+    with pytest.raises(BadRequest):
+        wire.read_request(body, kind)
+
+
 def test_a_parameter_of_another_task_is_named() -> None:
     request = wire.read_request(
         b'{"inputs": "a", "parameters": {"temperature": 0.5}}', "application/json"

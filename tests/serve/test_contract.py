@@ -56,6 +56,8 @@ def test_the_clients_faults_are_told_apart(start: Start) -> None:
     bad = post("/invocations", content=b"{", headers={"content-type": "application/json"})
     assert (bad.status_code, error_of(bad)["code"]) == (400, "bad_request")
     assert "input_fn" in error_of(bad)["message"]
+    deep = post("/invocations", content=b"[" * 1040, headers={"content-type": "application/json"})
+    assert (deep.status_code, error_of(deep)["code"]) == (400, "bad_request")
     not_utf8 = post("/invocations", content=b"\xff", headers={"content-type": "application/json"})
     assert not_utf8.status_code == 400
     xml = post("/invocations", content=b"<a/>", headers={"content-type": "text/xml"})

@@ -1,0 +1,42 @@
+"""/openapi.json says what the server has, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from amphora import hosting, openapi
+from amphora.devices import Devices
+from amphora.server import Front
+
+
+@pytest.mark.parametrize("multi_model", ["false", "true"])
+@pytest.mark.parametrize("page", ["0", "1"])
+def test_every_route_is_described(tmp_path: Path, multi_model: str, page: str) -> None:
+    environ = {"SAGEMAKER_MULTI_MODEL": multi_model, "AMPHORA_UI": page}
+    settings = hosting.read(
+        tmp_path, environ, Devices(gpus=0, neuron_cores=0, cpus=2, efa=False, reason="test")
+    )
+
+    async def routes() -> list[Route]:
+        app = Front(settings, environ).application()
+        starlette = app._app  # type: ignore[attr-defined]
+        assert isinstance(starlette, Starlette)
+        return [route for route in starlette.routes if isinstance(route, Route)]
+
+    there = {
+        (route.path.replace(":path", ""), method)
+        for route in asyncio.run(routes())
+        for method in route.methods or ()
+    }
+    described = {
+        (path, method.upper())
+        for path, item in openapi.describe(settings)["paths"].items()
+        for method in item
+        if method != "parameters"
+    }
+    assert {each for each in there if each[1] != "HEAD"} == described
