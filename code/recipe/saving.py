@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+_ARRIVING = ".arriving-"
+
 
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
@@ -17,6 +19,9 @@ def whole_folder(target: Path) -> Iterator[Path]:
     the new folder. `target` may be a mount point, as /opt/ml/model is in a mounted container.
     """
     target.mkdir(parents=True, exist_ok=True)
+    # What a killed process left would be packed with the model.
+    for left in (*target.glob(f"{_ARRIVING}*"), *target.parent.glob(f".{target.name}-*")):
+        shutil.rmtree(left)
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         yield aside
@@ -27,7 +32,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 def _move_entries(source: Path, target: Path) -> None:
     # Beside its final place first: across file systems a move is a copy, which may fail half-way.
-    arriving = Path(tempfile.mkdtemp(prefix=".arriving-", dir=target))
+    arriving = Path(tempfile.mkdtemp(prefix=_ARRIVING, dir=target))
     try:
         for entry in sorted(source.iterdir()):
             shutil.move(entry, arriving / entry.name)

@@ -29,3 +29,14 @@ def test_after_an_error_nothing_is_left(tmp_path: Path) -> None:
         raise OSError("disk full")
     assert list(target.iterdir()) == []
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_what_a_killed_process_left_is_gone(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    for left in (target / ".arriving-abc", tmp_path / ".model-abc"):
+        left.mkdir(parents=True)
+        (left / "model.safetensors").touch()
+    with whole_folder(target) as folder:
+        (folder / "config.json").touch()
+    assert [path.name for path in target.iterdir()] == ["config.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
