@@ -11,7 +11,7 @@ from typing import Any
 from amphora import __version__
 from amphora.hosting import MIB, Hosting
 
-_JSON = "application/json"
+_JSON, _EVENTS = "application/json", "application/vnd.amazon.eventstream"
 _MEANINGS = {
     200: "The answer.",
     400: "The request cannot be understood.",
@@ -63,7 +63,9 @@ def _common(settings: Hosting) -> dict[str, Any]:
             "post": _operation("What boto3's invoke_endpoint calls.", runtime, body=True)
         },
         "/endpoints/{name}/invocations-response-stream": {
-            "post": _operation("The same, in AWS's event framing.", runtime, body=True)
+            "post": _operation(
+                "The same, in AWS's event framing.", runtime, body=True, answers=_EVENTS
+            )
         },
     }
     if settings.shows_page:

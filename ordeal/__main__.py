@@ -1,0 +1,66 @@
+"""Run campaigns and print what held: `python -m ordeal --only kill,requests --short --seed 7`.
+
+Exit code 1 where a promise was broken, or was never tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from ordeal.common import CAMPAIGNS, PLANTED, Trial
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main() -> int:
+    """One campaign after the other, each in a folder of its own."""
+    arguments = _parser().parse_args()
+    names = arguments.only.split(",") if arguments.only else list(CAMPAIGNS)
+    unknown = sorted(set(names) - set(CAMPAIGNS))
+    if unknown:
+        sys.exit(f"There is no campaign {', '.join(unknown)}; there are {', '.join(CAMPAIGNS)}.")
+    # Set before torch is imported: no campaign may depend on how many cores are free.
+    os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **PLANTED})
+    sys.path[:0] = [str(ROOT / "code"), str(ROOT / "container")]
+    trials = [_run(name, arguments) for name in names]
+    (arguments.out / "results.json").write_text(
+        json.dumps([trial.summary() for trial in trials], indent=1) + "\n"
+    )
+    return 0 if all(trial.held for trial in trials) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ordeal", description=__doc__)
+    parser.add_argument("--only", metavar="NAMES", help=f"of {', '.join(CAMPAIGNS)}")
+    parser.add_argument("--short", action="store_true", help="the form that the tests run")
+    parser.add_argument("--seed", type=int, default=20261121)
+    parser.add_argument(
+        "--seconds", type=float, metavar="N", help="end each campaign after so many at most"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "build" / "ordeal", help="for logs and results.json"
+    )
+    return parser
+
+
+def _run(name: str, arguments: argparse.Namespace) -> Trial:
+    campaign = importlib.import_module(f"ordeal.{name}")
+    folder = arguments.out.resolve() / name
+    trial = Trial.begin(name, campaign.PROMISES, folder, arguments.seed, arguments.short)
+    trial.bound(arguments.seconds or (60 if arguments.short else 3600))
+    print(f"== {name}: {(campaign.__doc__ or '').splitlines()[0]}", flush=True)
+    began = time.monotonic()
+    campaign.run(trial)
+    trial.figure("seconds", round(time.monotonic() - began))
+    print(trial.table(), flush=True)
+    return trial
+
+
+if __name__ == "__main__":
+    sys.exit(main())
