@@ -5,16 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from amphora import devices
-from amphora.errors import ConfigError
 
 GPU_LIST = "GPU 0: NVIDIA H200 (UUID: GPU-a)\nGPU 1: NVIDIA H200 (UUID: GPU-b)"
-NEURON_LIST = (
-    '[{"neuron_device": 0, "bdf": "00:1e.0", "nc_count": 2, "memory_size": 34359738368,'
-    ' "neuron_processes": []}]'
-)
 
 
 def tool(folder: Path, name: str, output: str = "", code: int = 0) -> dict[str, str]:
@@ -38,13 +31,3 @@ def test_gpus_are_counted(tmp_path: Path) -> None:
 
 def test_a_driver_that_fails_is_no_gpu(tmp_path: Path) -> None:
     assert devices.detect(tool(tmp_path, "nvidia-smi", "failed", 9)).kind == "cpu"
-
-
-def test_neuron_cores_are_summed(tmp_path: Path) -> None:
-    found = devices.detect(tool(tmp_path, "neuron-ls", NEURON_LIST))
-    assert (found.kind, found.accelerators) == ("neuron", 2)
-
-
-def test_neuron_output_that_is_no_list_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="neuron-ls"):
-        devices.detect(tool(tmp_path, "neuron-ls", "no json"))
