@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from amphora import mpi
+from amphora import mpi, neuron
 from amphora.contract import Job
 from amphora.devices import Devices
 from amphora.environment import (
@@ -48,6 +48,10 @@ class Launch:
     """Whether this host only lends its devices: another one's mpirun starts its processes."""
     reaches: tuple[str, ...] = ()
     """Hosts whose sshd must answer before this process starts."""
+    compiles: tuple[str, ...] = ()
+    """What compiles the script's graphs before it trains."""
+    cache: Path | None = None
+    """The folder of compiled programs, to be made before."""
     notes: tuple[str, ...]
 
 
@@ -81,21 +85,45 @@ def plan(
     notes = [f"{name} is left out: Linux passes on at most 128 KiB a variable" for name in dropped]
     variables = {name: value for name, value in variables.items() if name not in dropped}
     variables |= _hook(source, error_dir, environ, world)
-    complete = {**_defaults(job, devices, world), **environ, **variables}
+    found = neuron.setup(job, environ) if devices.kind == "neuron" else None
+    of_neuron = found.defaults if found else {}
+    complete = {**_defaults(job, devices, world), **of_neuron, **environ, **variables}
     lends = world.launcher == "mpirun" and job.current_host != world.hosts[0]
     if lends:
         argv: tuple[str, ...] = tuple(mpi.sshd(environ))
     else:
         argv = (*_command(job, source, world, devices, variables, complete), *arguments(job))
-    return Launch(
+    started = Launch(
         argv=argv,
         environ=complete,
         cwd=source.root,
         is_launcher=bool(world.launcher) and not lends,
         lends=lends,
         reaches=world.hosts[1:] if world.launcher == "mpirun" and not lends else (),
-        notes=(*world.notes, *notes),
+        cache=found.cache if found else None,
+        notes=(*world.notes, *(found.notes if found else ()), *notes),
     )
+    return _compiled_ahead(started, job, found)
+
+
+def _compiled_ahead(started: Launch, job: Job, found: neuron.Setup | None) -> Launch:
+    """As RUN_NEURON_PARALLEL_COMPILE=1 asks: the recipe first compiles its graphs, then trains.
+
+    A user's script is only compiled, as in SageMaker's own images: its outputs are invalid then,
+    and it alone knows where they are.
+    """
+    before, notes = neuron.parallel_compile(found, started.environ)
+    if not before or started.lends:
+        return replace(started, notes=(*started.notes, *notes))
+    wrapped = (*before, *started.argv)
+    if job.entry_point is None:
+        note = f"{neuron.PARALLEL_COMPILE}=1: graphs are compiled first, then the recipe trains"
+        return replace(started, compiles=wrapped, notes=(*started.notes, note))
+    note = (
+        f"{neuron.PARALLEL_COMPILE}=1: this job only compiles the script's graphs, what it writes"
+        " is invalid; run it again without to train"
+    )
+    return replace(started, argv=wrapped, is_launcher=True, notes=(*started.notes, note))
 
 
 def world_of(job: Job, devices: Devices, source: Source, environ: Mapping[str, str]) -> World:
@@ -209,8 +237,9 @@ def _defaults(job: Job, devices: Devices, world: World) -> dict[str, str]:
     if len(job.hosts) > 1 and job.network_interface in devices.interfaces:
         defaults["GLOO_SOCKET_IFNAME"] = job.network_interface
         defaults["NCCL_SOCKET_IFNAME"] = job.network_interface
-    if devices.efa:
+    if devices.efa and len(job.hosts) > 1:
         defaults |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
+        defaults |= neuron.EFA_DEFAULTS if devices.kind == "neuron" else {}
     return defaults
 
 

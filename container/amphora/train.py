@@ -13,7 +13,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from amphora import devices, failure, launch, logs, modeltrainer, mpi, peers, source, supervise
+from amphora import (
+    devices,
+    failure,
+    launch,
+    logs,
+    modeltrainer,
+    mpi,
+    neuron,
+    peers,
+    source,
+    supervise,
+)
 from amphora.contract import Job, Paths, read_job
 from amphora.errors import AmphoraError, CodeError, ConfigError
 
@@ -73,15 +84,7 @@ def _run(
             link.announce_done()
         peers.await_port(started.reaches, mpi.SSH_PORT, environ, signals.stopped)
         signals.interrupts = False
-        ended = supervise.run(
-            started.argv,
-            started.environ,
-            started.cwd,
-            signals,
-            is_launcher=started.is_launcher,
-            budget=budget,
-            link=link,
-        )
+        ended = _supervised(started, error_dir, signals, budget, link)
     except supervise.Interrupted:
         link.finish("stopped")
         raise
@@ -94,6 +97,40 @@ def _run(
     if sdk_command is not None:
         modeltrainer.forget_generic_failure(job.paths)
     return _report(job, ended, failure.read_records(error_dir), link)
+
+
+def _supervised(
+    started: launch.Launch,
+    error_dir: Path,
+    signals: supervise.Signals,
+    budget: float,
+    link: peers.Link,
+) -> failure.Ended:
+    """How the script ended; before it, where that is asked for, its graphs are compiled."""
+    for argv in filter(None, (started.compiles, started.argv)):
+        compiles = argv is started.compiles
+        ended = supervise.run(
+            argv,
+            started.environ,
+            started.cwd,
+            signals,
+            is_launcher=started.is_launcher or compiles,
+            budget=budget,
+            link=link,
+        )
+        if ended.stop_signal is not None or link.abort is not None:
+            break
+        if compiles and ended.exit_code != 0:
+            raise _not_compiled(failure.describe(ended, failure.read_records(error_dir)))
+    return ended
+
+
+def _not_compiled(failed: failure.Failure) -> CodeError:
+    log.error("%s", failed.rest)
+    return CodeError(
+        f"Compiling the graphs ahead of training failed: {failed.head}",
+        f"Mend that, or leave {neuron.PARALLEL_COMPILE} out: then training compiles what it needs.",
+    )
 
 
 def _stopped_early(paths: Paths, signals: supervise.Signals) -> int:
@@ -123,6 +160,8 @@ def _prepared(
     log.info("hyperparameters: %s", ", ".join(sorted(job.hyperparameters)) or "none")
     for folder in (job.paths.model, job.paths.output_data):
         _make_folder(folder)
+    if start.plan.cache is not None:
+        _make_cache(start.plan.cache)
     for what, argv in start.installs:
         _install(what, argv, start.root, environ, signals)
     log.info("starting %s", start.what)
@@ -155,6 +194,13 @@ def _make_folder(folder: Path) -> None:
             f"The folder {folder} cannot be made: {error}.",
             "Mount a folder there that this user may write to.",
         ) from error
+
+
+def _make_cache(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("compiled programs cannot be kept in %s: %s", folder, error)
 
 
 def _install(

@@ -43,7 +43,7 @@ def test_one_cpu_process_is_plain_python(tree: Tree) -> None:
 
 def test_several_accelerators_mean_torchrun(tree: Tree) -> None:
     for found in (devices(gpus=4), devices(cores=4)):
-        started = plan(tree.configure(), found)
+        started = plan(tree.configure(), found, AMPHORA_NEURON_STACK="xla")
         assert started.argv[1:6] == (
             "-m", "torch.distributed.run", "--nproc_per_node=4", "--nnodes=1", "--standalone"
         )  # fmt: skip
@@ -80,7 +80,7 @@ def test_a_script_trains_alone_unless_asked(tree: Tree) -> None:
 
 def test_what_the_user_sets_wins(tree: Tree) -> None:
     started = plan(
-        tree.configure(),
+        two_hosts(tree, "algo-1"),
         devices(efa=True),
         OMP_NUM_THREADS="3",
         FI_PROVIDER="tcp",
@@ -90,8 +90,10 @@ def test_what_the_user_sets_wins(tree: Tree) -> None:
     assert started.environ["PYTHONPATH"].endswith(":/mine")
 
 
-def test_efa_by_device(tree: Tree) -> None:
-    assert plan(tree.configure(), devices(efa=True)).environ["FI_PROVIDER"] == "efa"
+def test_efa_by_device_between_hosts(tree: Tree) -> None:
+    assert "FI_PROVIDER" not in plan(tree.configure(), devices(efa=True)).environ
+    two_hosts(tree, "algo-1")
+    assert plan(tree, devices(efa=True)).environ["FI_PROVIDER"] == "efa"
     assert "FI_PROVIDER" not in plan(tree, devices()).environ
 
 
