@@ -3,17 +3,19 @@
 Modules by floor; a module imports lower floors only, and none imports the package `amphora`:
 
 - 0 `errors`, `console`, `names` (of columns), `metrics` (the metric line and its regexes),
-  `encoding` (texts to token ids), `saving`, `stopwatch`, `figures` (of a
+  `encoding` (texts to token ids), `stopwatch`, `figures` (of a
   report), `losses`, `interruptions` (when a
   training saves and stops), `plan` (which samples make a step)
 - 1 `arguments` (hyperparameters), `places` (SM_* and /opt/ml), `formats` (a file to a table),
-  `device`, `checkpoints`, `libraries` (how much they say), `wire` (request and answer)
+  `device`, `saving` (results, whole or not at all), `libraries` (how much they say), `wire`
+  (request and answer)
 - 2 `layout` (channels to files), `columns` (text and label), `labels`, `distribution`,
   `lora`,
   `encoder` (a saved model over batches of texts), `families` (models that take packed batches),
-  `batches` (token ids to packed or padded batches), `resuming` (a Trainer that can be killed)
-- 3 `data` (channels to labelled splits), `modeling` (which model, and loading it); what answers
-  with a saved model: `classifier`, `tagger`, `embedder`, `generator`
+  `batches` (token ids to packed or padded batches), `checkpoints`
+- 3 `resuming` (a Trainer that can be killed), `data` (channels to labelled splits), `modeling`
+  (which model, and loading it); what answers with a saved model: `classifier`, `tagger`,
+  `embedder`, `generator`
 - 4 `tasks` (which of those), `tokens` (splits to token ids), `evaluation`, `card`, `progress`
 - 5 `engine` (the Trainer on our batches)
 - 6 `report` (on a run)

@@ -12,12 +12,12 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recipe import saving
 from recipe.console import say
 from recipe.errors import CheckpointError
 
@@ -42,21 +42,16 @@ class Checkpoint:
 
 
 def check_writable(folder: Path) -> None:
-    """Make the folder of checkpoints, and see that it can be written to.
+    """See that the folder of checkpoints can be written to, or made.
 
     Raises:
         CheckpointError: it cannot.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise CheckpointError(
-            f"The folder of checkpoints, {folder}, cannot be written to: {error.strerror}.",
-            "Name another one in the hyperparameter output_dir, or train without checkpoints by "
-            "save_strategy=no.",
-        ) from error
+    remedy = (
+        "Name another one in the hyperparameter output_dir, or train without checkpoints by "
+        "save_strategy=no."
+    )
+    saving.check_writable("The folder of checkpoints", folder, remedy, CheckpointError)
 
 
 def clean(folder: Path) -> None:
@@ -71,23 +66,22 @@ def aside(folder: Path, step: int) -> Path:
 
 
 @contextlib.contextmanager
-def explained(folder: Path) -> Iterator[None]:
-    """Turns what goes wrong in writing into an error that says what to do.
+def writing(folder: Path, step: int, needed: int) -> Iterator[Path]:
+    """The folder `aside` for the checkpoint of `step`; of one that fails nothing stays.
+
+    Args:
+        needed: Bytes that it takes, about.
 
     Raises:
-        CheckpointError: for an OSError, and what torch and safetensors raise in its place.
+        CheckpointError: it cannot be written.
     """
-    try:
-        yield
-    except Exception as error:
-        # safetensors and torch have their own classes for an OSError, some of them private.
-        if not isinstance(error, (OSError, RuntimeError)) and "Safetensor" not in repr(error):
+    written = aside(folder, step)
+    with saving.explained("A checkpoint", folder, needed, _REMEDY, CheckpointError):
+        try:
+            yield written
+        except BaseException:
+            shutil.rmtree(written.parent, ignore_errors=True)
             raise
-        free = shutil.disk_usage(folder).free
-        raise CheckpointError(
-            f"A checkpoint cannot be written to {folder}: {error} ({free / 1e6:.0f} MB are free).",
-            _REMEDY,
-        ) from error
 
 
 def publish(folder: Path, step: int, job: Mapping[str, Any], finished: bool) -> Path:

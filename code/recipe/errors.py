@@ -38,6 +38,10 @@ class CheckpointError(RecipeError):
     """A checkpoint cannot be written, read, or resumed from."""
 
 
+class OutputError(RecipeError):
+    """What a job leaves behind cannot be written."""
+
+
 class DivergedError(RecipeError):
     """The loss is no number any more."""
 

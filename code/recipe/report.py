@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recipe import figures
+from recipe import figures, saving
 from recipe.card import Facts, shown, versions
 from recipe.console import say
 from recipe.data import Splits
@@ -23,6 +23,8 @@ from recipe.names import TEXT
 _MISTAKES = 12
 _SHOWN_CHARS = 280
 _MOST_IN_MATRIX = 40
+_BYTES = 1_000_000
+_REMEDY = "Free space there: the model and metrics.json are written."
 Array = npt.NDArray[Any]
 
 
@@ -113,7 +115,9 @@ def of_run(
             price_per_hour=facts.hyperparameters.price_per_hour,
             hosts=hosts,
         )
-        say(f"report written to {write(material, folder)}")
+        with saving.results("The report", folder, _BYTES, _REMEDY) as aside:
+            write(material, aside)
+        say(f"report written to {folder}/report.html")
     except Exception as error:  # the model is trained, whatever is wrong with its report
         say(f"warning: there is no report: {type(error).__name__}: {error}")
 

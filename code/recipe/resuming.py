@@ -109,8 +109,8 @@ class Resumable(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write a checkpoint aside, then give it its place."""
         step = self.state.global_step
-        written = checkpoints.aside(self._folder, step)
-        with checkpoints.explained(self._folder):
+        needed = _bytes_of_a_checkpoint(self.model)
+        with checkpoints.writing(self._folder, step, needed) as written:
             self._aside = written.parent
             try:
                 if self.is_world_process_zero():
@@ -185,6 +185,12 @@ class Resumable(Trainer):
             self._name_the_best()
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
+
+
+def _bytes_of_a_checkpoint(model: Any) -> int:
+    """What is trained, and AdamW's two moments of it in float32."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    return sum(weight.nbytes + 8 * weight.numel() for weight in trained)
 
 
 def fingerprint(model: Module) -> str:

@@ -1,4 +1,4 @@
-"""Writing a folder so that it is never seen half-written."""
+"""Writing what a job leaves behind: whole or not at all, with errors that say what to do."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from recipe.errors import OutputError, RecipeError
+
 _ARRIVING = ".arriving-"
 
 
@@ -16,33 +18,82 @@ def whole_folder(target: Path) -> Iterator[Path]:
     """A new folder to write to, whose entries become those of `target` when the block ends well.
 
     An entry of the same name is replaced, others stay. After an error, `target` has nothing of
-    the new folder. `target` may be a mount point, as /opt/ml/model is in a mounted container.
+    the new folder. It lies in `target`, which may be a mount point: so giving the entries their
+    places cannot fail for want of space.
     """
     target.mkdir(parents=True, exist_ok=True)
     # What a killed process left would be packed with the model.
-    for left in (*target.glob(f"{_ARRIVING}*"), *target.parent.glob(f".{target.name}-*")):
+    for left in target.glob(f"{_ARRIVING}*"):
         shutil.rmtree(left)
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    aside = Path(tempfile.mkdtemp(prefix=_ARRIVING, dir=target))
     try:
         yield aside
-        _move_entries(aside, target)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _move_entries(source: Path, target: Path) -> None:
-    # Beside its final place first: across file systems a move is a copy, which may fail half-way.
-    arriving = Path(tempfile.mkdtemp(prefix=_ARRIVING, dir=target))
-    try:
-        for entry in sorted(source.iterdir()):
-            shutil.move(entry, arriving / entry.name)
-        for entry in sorted(arriving.iterdir()):
+        for entry in sorted(aside.iterdir()):
             _replace(entry, target / entry.name)
     finally:
-        shutil.rmtree(arriving, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _replace(entry: Path, place: Path) -> None:
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place)
     entry.replace(place)
+
+
+def check_writable(
+    what: str, folder: Path, remedy: str, kind: type[RecipeError] = OutputError
+) -> None:
+    """See that `folder` can be written to or, where it is not there yet, be made.
+
+    Raises:
+        RecipeError: of `kind`; it cannot.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=_existing(folder)):
+            pass
+    except OSError as error:
+        raise kind(f"{what}, {folder}, cannot be written to: {error.strerror}.", remedy) from error
+
+
+@contextlib.contextmanager
+def explained(
+    what: str, folder: Path, needed: int, remedy: str, kind: type[RecipeError] = OutputError
+) -> Iterator[None]:
+    """Turns what goes wrong in writing into an error that says what to do.
+
+    Args:
+        needed: Bytes that are about to be written, about.
+
+    Raises:
+        RecipeError: of `kind`, for an OSError and what torch and safetensors raise in its place.
+    """
+    # Asked before: a file system that a half-written file has filled says nothing.
+    free = shutil.disk_usage(_existing(folder)).free
+    try:
+        yield
+    except Exception as error:
+        if not _is_of_writing(error):
+            raise
+        raise kind(
+            f"{what} cannot be written to {folder}: {str(error).splitlines()[0]}. It takes about "
+            f"{needed / 1e6:.1f} MB; {free / 1e6:.1f} MB were free.",
+            remedy,
+        ) from error
+
+
+def _is_of_writing(error: Exception) -> bool:
+    # torch raises a RuntimeError for an OSError; safetensors a class of its own, or no class.
+    if isinstance(error, (OSError, RuntimeError)):
+        return True
+    return type(error) is Exception or "Safetensor" in type(error).__name__
+
+
+@contextlib.contextmanager
+def results(what: str, folder: Path, needed: int, remedy: str) -> Iterator[Path]:
+    """`whole_folder`, `explained`."""
+    with explained(what, folder, needed, remedy), whole_folder(folder) as aside:
+        yield aside
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.parents) if path.exists())

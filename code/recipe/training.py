@@ -23,7 +23,7 @@ from transformers import (
     set_seed,
 )
 
-from recipe import card, data, device, distribution, engine, lora, modeling, report, tokens
+from recipe import card, data, device, distribution, engine, lora, modeling, report, saving, tokens
 from recipe.arguments import Hyperparameters
 from recipe.batches import Samples
 from recipe.console import has_terminal, is_first_process, say
@@ -35,8 +35,12 @@ from recipe.errors import HyperparameterError
 from recipe.libraries import quieten
 from recipe.places import Places
 from recipe.progress import MetricLines, ProgressLines
-from recipe.saving import whole_folder
 from recipe.stopwatch import Stopwatch
+
+_REMEDY = (
+    "Free space there, or give the job a larger volume, and start it again: where checkpoints are "
+    "saved, it goes on from its last one, and only writes its results where that was its end."
+)
 
 
 def run(
@@ -51,6 +55,7 @@ def run(
         RecipeError: something the user can mend; the model folder is left as it was.
     """
     watch = Stopwatch()
+    _check_places(places)
     chosen = _set_up(hyperparameters, environ)
     # Read where report_to=tensorboard makes a callback; what the user set stays.
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(places.tensorboard))
@@ -95,6 +100,17 @@ def run(
         )
     device.leave_world()
     return metrics
+
+
+def _check_places(places: Places) -> None:
+    """See at the start that what is made at the end can be written."""
+    remedy = "Mount it so that it can be, or name another folder in the variable {}."
+    if is_first_process():
+        for what, folder, variable in (
+            ("The model's folder", places.model_dir, "SM_MODEL_DIR"),
+            ("The output's folder", places.output_data_dir, "SM_OUTPUT_DATA_DIR"),
+        ):
+            saving.check_writable(what, folder, remedy.format(variable))
 
 
 def _set_up(hyperparameters: Hyperparameters, environ: Mapping[str, str]) -> Device:
@@ -228,13 +244,16 @@ def _write(
     places: Places,
     facts: card.Facts,
 ) -> None:
-    places.output_data_dir.mkdir(parents=True, exist_ok=True)
-    metrics = json.dumps(dict(facts.metrics), indent=2) + "\n"
-    (places.output_data_dir / "metrics.json").write_text(metrics)
-    with whole_folder(places.model_dir) as folder:
+    model: Any = trainer.model
+    needed = sum(weight.nbytes for weight in model.parameters())
+    with saving.results("The model", places.model_dir, needed, _REMEDY) as folder:
         _write_model(trainer, weights, tokenizer, facts.hyperparameters, folder)
         (folder / "README.md").write_text(card.write(facts), encoding="utf-8")
-    say(f"model written to {places.model_dir}, metrics to {places.output_data_dir}/metrics.json")
+    metrics = json.dumps(dict(facts.metrics), indent=2) + "\n"
+    output = places.output_data_dir
+    with saving.results("metrics.json", output, len(metrics), _REMEDY) as folder:
+        (folder / "metrics.json").write_text(metrics)
+    say(f"model written to {places.model_dir}, metrics to {output}/metrics.json")
 
 
 def _write_model(

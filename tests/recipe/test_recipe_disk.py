@@ -1,0 +1,149 @@
+"""Disks that are full or read-only, really mounted: what was good stays, and the error says why."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from recipe import checkpoints, saving
+from recipe.errors import CheckpointError, OutputError
+
+Mount = Callable[..., Path]
+Reviews = Callable[[int], list[tuple[str, str]]]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def mounted(*command: str) -> bool:
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def tmpfs(tmp_path: Path) -> Iterator[Mount]:
+    """Mounts a file system of so many kilobytes."""
+    with ExitStack() as stack:
+
+        def mount(name: str, kilobytes: int, options: str = "rw") -> Path:
+            folder = tmp_path / name
+            folder.mkdir(parents=True)
+            asked = f"size={kilobytes}k,{options}"
+            if not mounted("mount", "-t", "tmpfs", "-o", asked, "tmpfs", str(folder)):
+                pytest.skip("file systems cannot be mounted here: that takes root's rights")
+            # Lazily: a writer that failed may have its file open yet.
+            stack.callback(mounted, "umount", "--lazy", str(folder))
+            return folder
+
+        yield mount
+
+
+def kilobytes(count: int) -> torch.Tensor:
+    return torch.arange(count * 256, dtype=torch.float32)
+
+
+def save_checkpoint(folder: Path, step: int, write: Callable[[Path], None]) -> None:
+    with checkpoints.writing(folder, step, needed=300_000) as written:
+        written.mkdir(parents=True)
+        (written / "scheduler.pt").write_bytes(b"0123456789")
+        write(written)
+        checkpoints.publish(folder, step, {"seed": 1}, finished=False)
+
+
+WRITERS = {
+    "torch": lambda folder: torch.save(kilobytes(300), folder / "optimizer.pt"),
+    "safetensors": lambda folder: save_file({"a": kilobytes(300)}, folder / "model.safetensors"),
+    "text": lambda folder: (folder / "trainer_state.json").write_text("x" * 300_000),
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_full_disk_keeps_the_checkpoint_before(tmpfs: Mount, kind: str) -> None:
+    folder = tmpfs("checkpoints", 500)
+    save_checkpoint(folder, 1, WRITERS[kind])
+    with pytest.raises(CheckpointError) as caught:
+        save_checkpoint(folder, 2, WRITERS[kind])
+    said = str(caught.value)
+    for words in (str(folder), "about 0.3 MB; 0.2 MB were free", "save_total_limit"):
+        assert words in said
+    found = checkpoints.newest(folder)
+    assert found is not None
+    assert found.path.name == "checkpoint-1"
+    assert [path.name for path in folder.iterdir()] == ["checkpoint-1"], "room is given back"
+
+
+def test_a_full_disk_leaves_no_half_of_a_result(tmpfs: Mount) -> None:
+    folder = tmpfs("model", 500)
+    (folder / "config.json").write_text("of before")
+    with (
+        pytest.raises(OutputError, match=r"The model .*/model: .* 0\.3 MB; 0\.5 MB .* Free"),
+        saving.results("The model", folder, 300_000, "Free space there.") as aside,
+    ):
+        (aside / "config.json").write_text("new")
+        save_file({"a": kilobytes(600)}, aside / "model.safetensors")
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    assert (folder / "config.json").read_text() == "of before"
+
+
+def test_a_read_only_folder_is_named_before_anything_is_written(tmpfs: Mount) -> None:
+    folder = tmpfs("output", 100, "ro")
+    with pytest.raises(OutputError, match=r"The output, .*/output/data, .*Read-only file system"):
+        saving.check_writable("The output", folder / "data", "Mount it.")
+    with pytest.raises(CheckpointError, match=r"Read-only file system.*output_dir.*save_strategy"):
+        checkpoints.check_writable(folder)
+
+
+def widened(folder: Path, kilobytes: int) -> None:
+    assert mounted("mount", "-o", f"remount,size={kilobytes}k", str(folder))
+
+
+@pytest.mark.heavy
+def test_a_job_whose_disks_are_full_goes_on_once_there_is_room(
+    tmp_path: Path, tmpfs: Mount, tiny_model: Path, reviews: Reviews, train: Run
+) -> None:
+    """The disk of checkpoints, then the model's, then that of the report."""
+    saved, model = tmpfs("job/checkpoints", 700), tmpfs("job/model", 100)
+    output = tmpfs("job/output/data", 40)
+    data = tmp_path / "train.csv"
+    with data.open("w", newline="") as stream:
+        csv.writer(stream).writerows([("review", "sentiment"), *reviews(80)])
+    arguments = ["--model_id", str(tiny_model), "--batch_size", "8", "--max_steps", "6"]
+    arguments += ["--save_steps", "2", "--save_total_limit", "3"]
+
+    def start() -> subprocess.CompletedProcess[str]:
+        return train(tmp_path / "job", {"train": data}, *arguments)
+
+    full = start()
+    assert full.returncode == 1
+    last = full.stderr.strip().splitlines()[-1]
+    for words in ("CheckpointError", str(saved), "It takes about 0.", "MB were free", "Free space"):
+        assert words in last
+    found = checkpoints.newest(saved)
+    assert found is not None
+    assert not list(saved.glob(".*"))
+
+    widened(saved, 10_000)
+    without_model = start()
+    assert f"resuming from {found.path}" in without_model.stdout
+    assert without_model.returncode == 1
+    last = without_model.stderr.strip().splitlines()[-1]
+    for words in ("OutputError", "The model cannot be written", str(model), "larger volume"):
+        assert words in last
+    assert list(model.iterdir()) == []
+
+    widened(model, 10_000)
+    done = start()
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint-6" in done.stdout
+    assert "metric step=1 " not in done.stdout
+    assert (model / "model.safetensors").is_file()
+    assert json.loads((output / "metrics.json").read_text())["eval_loss"] > 0
+    (line,) = (line for line in done.stdout.splitlines() if "no report" in line)
+    for words in (str(output), "0.0 MB were free", "the model and metrics.json are written"):
+        assert words in line
+    assert [path.name for path in output.iterdir()] == ["metrics.json"]
