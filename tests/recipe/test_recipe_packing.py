@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel, TrainingArguments
 
-from recipe import batches, engine, families, losses, plan
+from recipe import batches, cpu, engine, families, losses, plan
 from recipe.batches import Packed, Padded, Samples, World
 from recipe.errors import HyperparameterError
 
@@ -82,10 +82,10 @@ def gradients(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Ten
     return {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager", cpu.ATTENTION])
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_logits_and_gradients_are_those_of_samples_alone(kind: str, attention: str) -> None:
-    model = make(kind, attn_implementation=attention)
+    model = make(kind, attn_implementation="sdpa" if attention == cpu.ATTENTION else attention)
     samples = samples_of([30, 5, 17, 2, 41])
     rows = np.arange(5)
     labels = torch.from_numpy(samples.labels)
@@ -98,6 +98,9 @@ def test_packed_logits_and_gradients_are_those_of_samples_alone(kind: str, atten
     family = families.family_of(model.config)
     assert family is not None
     families.take_packed(model)
+    if attention == cpu.ATTENTION:
+        cpu.lighten(model, attention=True)
+        assert model.config._attn_implementation == cpu.ATTENTION
     shape = plan.shape([samples.lengths.tolist()])
     assert shape.rows > 1
     layout = Packed(shape, SIZE, PAD, family.first_position(model.config))
