@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,12 @@ SPLITS = {
 }
 MODEL_CHANNELS = ("model", "pretrained", "pretrained_model", "base_model")
 _NOT_DATA_CHANNELS = (*MODEL_CHANNELS, "code", "sm_drivers", "checkpoints")
+# What reading a tar file raises that is cut short, or made up.
+_BROKEN = (
+    tarfile.TarError, EOFError, OSError, zlib.error, ValueError, OverflowError, KeyError,
+    RecursionError,
+)  # fmt: skip
+_MOST_MEMBERS = 100_000
 _NOT_DATA_SUFFIXES = (".manifest", ".md", ".py", ".pdf", ".ipynb", ".crc", ".md5", ".lock", ".png")
 
 
@@ -82,12 +90,27 @@ def _extract(archive: Path) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="model-"))
     try:
         with tarfile.open(archive) as tar:
-            tar.extractall(folder, filter="data")
-    except (tarfile.TarError, EOFError, OSError) as error:
+            _extract_members(tar, folder)
+    except _BROKEN as error:
+        shutil.rmtree(folder, ignore_errors=True)
         raise ModelError(
             f"{archive} cannot be unpacked: {error}.", "Check that the upload is complete."
         ) from error
     return folder
+
+
+def _extract_members(tar: tarfile.TarFile, folder: Path) -> None:
+    """Raises tarfile.TarError where a member lies elsewhere, or all would fill the disk."""
+    free = shutil.disk_usage(folder).free
+    size = 0
+    for count, member in enumerate(tar):
+        size += member.size
+        if count >= _MOST_MEMBERS or size > free:
+            raise tarfile.TarError(
+                f"it holds more than {_MOST_MEMBERS} files, or more than the {free / 1e6:.0f} MB "
+                "that are free"
+            )
+        tar.extract(member, folder, filter="data")
 
 
 def _named(split: str, channels: Mapping[str, Path]) -> bool:

@@ -14,6 +14,7 @@ import re
 import shutil
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -28,6 +29,11 @@ log = logging.getLogger("amphora")
 MAX_UNPACKED_BYTES = 2 * 1024**3
 MAX_MEMBERS = 100_000
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+# What reading a tar file raises that is cut short, or made up.
+_BROKEN = (
+    tarfile.TarError, EOFError, OSError, zlib.error, ValueError, OverflowError, KeyError,
+    RuntimeError,
+)  # fmt: skip
 _PACKAGE_TABLE = re.compile(r"^\[(project|build-system)\]", re.MULTILINE)
 
 
@@ -161,8 +167,12 @@ class _Bounded(io.RawIOBase):
         data = self._inner.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
         self._left -= len(data)
         if self._left < 0:
-            raise CodeError(f"it unpacks to more than {MAX_UNPACKED_BYTES // 1024**2} MiB")
+            raise _too_large()
         return data
+
+
+def _too_large() -> CodeError:
+    return CodeError(f"it unpacks to more than {MAX_UNPACKED_BYTES // 1024**2} MiB")
 
 
 def unpack(archive: Path, folder: Path, place: str) -> None:
@@ -185,7 +195,7 @@ def unpack(archive: Path, folder: Path, place: str) -> None:
             f"The code archive {place} is refused: {error}.",
             "Pack it afresh from the folder itself: tar czf sourcedir.tar.gz -C folder .",
         ) from None
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, OSError) as error:
+    except _BROKEN as error:
         raise CodeError(
             f"The code archive {place} cannot be unpacked: {error or type(error).__name__}.",
             "It must be a .tar.gz file; upload it again if the upload was cut short.",
@@ -195,14 +205,20 @@ def unpack(archive: Path, folder: Path, place: str) -> None:
 def _extract(tar: tarfile.TarFile, folder: Path) -> None:
     # The checks are ours, since Python 3.10 images may lack the library's.
     tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
+    size = 0
     for count, member in enumerate(tar):
         if count >= MAX_MEMBERS:
             raise CodeError(f"it has more than {MAX_MEMBERS} members")
+        # A sparse file's stream is shorter than the file.
+        size += member.size
+        if size > MAX_UNPACKED_BYTES:
+            raise _too_large()
         _check_member(member, folder)
         member.mode = (member.mode | 0o600) & 0o755
         member.uid = member.gid = 0
         member.uname = member.gname = ""
         tar.extract(member, folder, set_attrs=member.isreg())
+    _check_links(folder)
 
 
 def _check_member(member: tarfile.TarInfo, folder: Path) -> None:
@@ -210,13 +226,25 @@ def _check_member(member: tarfile.TarInfo, folder: Path) -> None:
         raise CodeError(f"{member.name!r} is a device or a FIFO")
     if _leaves(Path(member.name)):
         raise CodeError(f"{member.name!r} lies outside the archive")
-    # A link's own place must be what its name says, or the check of its target means nothing.
-    if any((folder / parent).is_symlink() for parent in Path(member.name).parents):
+    if _is_link(folder, member.name):
         raise CodeError(f"{member.name!r} would be written through a link")
     if member.issym() and _leaves(Path(member.name).parent / member.linkname):
         raise CodeError(f"{member.name!r} is a link to {member.linkname!r}, outside the archive")
-    if member.islnk() and _leaves(Path(member.linkname)):
+    if member.islnk() and (_leaves(Path(member.linkname)) or _is_link(folder, member.linkname)):
         raise CodeError(f"{member.name!r} is a link to {member.linkname!r}, outside the archive")
+
+
+def _is_link(folder: Path, name: str) -> bool:
+    """Whether a name passes through a link, at its end too: then it says nothing of the place."""
+    return any((folder / part).is_symlink() for part in (Path(name), *Path(name).parents))
+
+
+def _check_links(folder: Path) -> None:
+    """Links can lead out together where none does so alone: `a` to `.`, `b` to `a/../secret`."""
+    root = folder.resolve()
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(root):
+            raise CodeError(f"{str(path.relative_to(folder))!r} is a link that leaves the archive")
 
 
 def _leaves(path: Path) -> bool:

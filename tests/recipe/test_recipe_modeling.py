@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 
 import datasets
@@ -114,3 +115,20 @@ def test_tokens_are_cached_for_the_same_texts_tokenizer_and_length(
     assert ids(["the film", "bad"], 8) != first
     assert ids(["the film", "good"], 3) != first
     assert len(list(kept.parent.iterdir())) == 3
+
+
+@pytest.mark.parametrize("what", ["outside", "bomb", "missing link"])
+def test_an_archive_made_up_to_harm_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    member = tarfile.TarInfo("../evil" if what == "outside" else "weights")
+    if what == "bomb":
+        member.size = 2**60
+    elif what == "missing link":
+        member.type, member.linkname = tarfile.LNKTYPE, "nowhere"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.tar.gz").write_bytes(member.tobuf() + bytes(1024))
+    with pytest.raises(ModelError, match="cannot be unpacked"):
+        modeling.find("model", {"model": tmp_path / "model"})
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -117,6 +117,21 @@ def test_a_link_that_hides_where_another_leads(tmp_path: Path) -> None:
     assert not (tmp_path / "evil").exists()
 
 
+@pytest.mark.parametrize("last", [("b", "x"), special("c", tarfile.SYMTYPE, "b")])
+def test_links_that_lead_out_together(tmp_path: Path, last: object) -> None:
+    packed = archive(
+        tmp_path / "s.tar.gz",
+        special("a", tarfile.SYMTYPE, "."),
+        special("b", tarfile.SYMTYPE, "a/../evil"),
+        last,  # type: ignore[arg-type]
+    )
+    folder = tmp_path / "in"
+    folder.mkdir()
+    with pytest.raises(CodeError, match="a link"):
+        source.unpack(packed, folder, "s.tar.gz")
+    assert not (tmp_path / "evil").exists()
+
+
 def test_links_inside_are_kept(tmp_path: Path) -> None:
     packed = archive(
         tmp_path / "s.tar.gz", ("a/b.py", "x = 1"), special("a/c.py", tarfile.SYMTYPE, "b.py"),
