@@ -3,8 +3,10 @@
 # POSIX sh, pip and coreutils only.
 #
 #   base.sh keep [NAME...]   `name==version` lines: its torch, what torch stands on, and the NAMEs
-#   base.sh lacks LOCK       the lines of a lock file whose package it does not have
+#   base.sh missing LOCK     the lines of a lock file whose package it does not have
 #   base.sh check FILE       fails, naming each line of FILE that is no longer installed
+#   base.sh has NAME REMEDY, base.sh lacks NAME REMEDY
+#                            fails where that is not so
 set -eu
 
 # Names as the index normalises them: lower case, `-` for `_` and `.`.
@@ -24,7 +26,7 @@ keep() {
     done
 }
 
-lacks() {
+missing() {
     have=" $(installed | while IFS= read -r line; do printf '%s ' "${line%%==*}"; done)"
     while IFS= read -r line; do
         case $have in
@@ -32,6 +34,27 @@ lacks() {
             *) echo "$line" ;;
         esac
     done <"$1"
+}
+
+is_installed() {
+    case "
+$(installed)" in
+        *"
+$1=="*) return 0 ;;
+        *) return 1 ;;
+    esac
+}
+
+has() {
+    is_installed "$1" && return
+    echo "The image has no $1. $2" >&2
+    return 1
+}
+
+lacks() {
+    is_installed "$1" || return 0
+    echo "The image has $1. $2" >&2
+    return 1
 }
 
 check() {
@@ -55,7 +78,9 @@ $line
 
 case ${1:-} in
     keep) shift; keep "$@" ;;
-    lacks) lacks "$2" ;;
+    missing) missing "$2" ;;
     check) check "$2" ;;
-    *) echo "base.sh: say keep [NAME...], lacks LOCK or check FILE." >&2; exit 2 ;;
+    has) has "$2" "$3" ;;
+    lacks) lacks "$2" "$3" ;;
+    *) echo "base.sh: say keep [NAME...], missing LOCK, check FILE, has or lacks NAME REMEDY." >&2; exit 2 ;;
 esac

@@ -172,7 +172,7 @@ def test_base_lists_torch_and_notices_when_it_moves(tmp_path: Path) -> None:
 def test_base_leaves_out_of_a_lock_what_it_has(tmp_path: Path) -> None:
     lock = tmp_path / "lock.txt"
     lock.write_text("transformers==1.0\ntyping-extensions==1.0 ; python_version < '3'\nabsent==2\n")
-    assert base_script("lacks", lock).stdout == "absent==2\n"
+    assert base_script("missing", lock).stdout == "absent==2\n"
 
 
 def lines(lock: str) -> set[str]:

@@ -1,0 +1,139 @@
+"""What Dockerfile.neuron does to a base's packages, without Docker: its script and its locks."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+LOCKS = ROOT / "container" / "locks"
+XLA_BASE = (
+    "763104351884.dkr.ecr.us-east-1.amazonaws.com/huggingface-pytorch-training-neuronx:"
+    "2.8.0-transformers4.55.4-neuronx-py310-sdk2.26.0-ubuntu22.04"
+)
+
+
+def wheel(folder: Path, name: str, version: str, *needs: str) -> None:
+    """An empty package as a wheel."""
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}.py": "",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        + "".join(f"Requires-Dist: {need}\n" for need in needs),
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    digests = {
+        path: base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        for path, text in files.items()
+    }
+    record = "".join(f"{path},sha256={digest},\n" for path, digest in digests.items())
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for path, text in {**files, f"{info}/RECORD": record}.items():
+            archive.writestr(path, text)
+
+
+class Base:
+    """An environment in place of a base image, and a shelf of wheels in place of the index."""
+
+    def __init__(self, folder: Path) -> None:
+        self.shelf, self.bin = folder / "shelf", folder / "base" / "bin"
+        self.shelf.mkdir()
+        subprocess.run([sys.executable, "-m", "venv", folder / "base"], check=True)
+
+    def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        environ = {"PATH": f"{self.bin}:/usr/bin:/bin"}
+        return subprocess.run(list(command), env=environ, text=True, capture_output=True)
+
+    def script(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return self.run("sh", LOCKS / "base.sh", *arguments)
+
+    def pip(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        options = ("--no-index", "--find-links", self.shelf, "--disable-pip-version-check")
+        return self.run("python3", "-m", "pip", "install", *options, *arguments)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    """torch 2.8, torch-xla and torch-neuronx are in it; on the shelf is what would move torch."""
+    made = Base(tmp_path_factory.mktemp("neuron"))
+    for name, version in (("torch", "2.8.0"), ("torch_xla", "2.8.1"), ("torch_neuronx", "2.8.0.2")):
+        wheel(made.shelf, name, version)
+    assert made.pip("torch==2.8.0", "torch_xla", "torch_neuronx").returncode == 0
+    wheel(made.shelf, "torch", "2.13.0")
+    wheel(made.shelf, "greedy", "1.0", "torch>=2.9")
+    wheel(made.shelf, "modest", "1.0", "torch")
+    return made
+
+
+def test_a_dependency_that_would_move_torch_fails_the_build(base: Base, tmp_path: Path) -> None:
+    kept = tmp_path / "base.txt"
+    kept.write_text(base.script("keep").stdout)
+    assert {"torch==2.8.0", "torch-xla==2.8.1", "torch-neuronx==2.8.0.2"} <= set(
+        kept.read_text().split()
+    )
+    lock = tmp_path / "lock.txt"
+    lock.write_text("greedy==1.0\ntorch-xla==9 ; python_version >= '3'\n")
+    lacking = tmp_path / "lacking.txt"
+    lacking.write_text(base.script("missing", lock).stdout)
+    assert lacking.read_text() == "greedy==1.0\n"
+    refused = base.pip("-r", lacking, "-c", kept)
+    assert refused.returncode != 0 and "torch==2.8.0" in refused.stdout + refused.stderr
+    assert base.pip("modest", "-c", kept).returncode == 0
+    assert base.script("check", kept).returncode == 0
+    # Were the constraints not there, the check would still notice.
+    assert base.pip("greedy").returncode == 0
+    moved = base.script("check", kept)
+    assert moved.returncode == 1 and "packages were replaced: torch==2.8.0." in moved.stderr
+
+
+def test_torch_xla_is_told_from_its_absence(base: Base) -> None:
+    assert base.script("has", "torch-xla", "Remedy.").returncode == 0
+    beside = base.script("lacks", "torch-xla", "Remedy.")
+    assert (beside.returncode, beside.stderr) == (1, "The image has torch-xla. Remedy.\n")
+    assert base.script("lacks", "torch-x", "Remedy.").returncode == 0
+    absent = base.script("has", "jax", "Remedy.")
+    assert (absent.returncode, absent.stderr) == (1, "The image has no jax. Remedy.\n")
+
+
+def test_both_targets_ask_for_their_stack_before_and_after() -> None:
+    native, xla = (ROOT / "Dockerfile.neuron").read_text().split("FROM base AS xla-dependencies")
+    assert f"ARG BASE_IMAGE={XLA_BASE}\n" in native
+    order = r"base.sh lacks torch-xla .*pip install .*base.sh check .*base.sh lacks torch-xla "
+    assert re.search(order, native, re.DOTALL)
+    assert re.search(r"base.sh has torch-xla .*pip install .*base.sh check ", xla, re.DOTALL)
+    assert "AMPHORA_NEURON_STACK=native" in native and "AMPHORA_NEURON_STACK=xla" in xla
+    assert "USE_TORCH_XLA=0" in native and "USE_TORCH_XLA" not in xla
+
+
+def chosen(lock: str, python: str) -> dict[str, str]:
+    """Package to version of a lock, as pip reads it on Linux under this Python."""
+    where = {"python_version": python, "python_full_version": f"{python}.1"}
+    lines = (LOCKS / f"{lock}.txt").read_text().splitlines()
+    wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    found = [each for each in wanted if each.marker is None or each.marker.evaluate(where)]
+    names = [each.name for each in found]
+    assert len(set(names)) == len(names)
+    return {each.name: str(each.specifier) for each in found}
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
+def test_one_lock_serves_both_xla_bases(python: str) -> None:
+    packages = chosen("neuron-xla", python)
+    assert packages["transformers"] == "==4.57.6"
+    # It wants a Python before 3.12; the base with 3.12 has none to be kept either.
+    assert ("optimum-neuron" in packages) == (python != "3.12")
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
+def test_one_lock_serves_every_native_base(python: str) -> None:
+    packages = chosen("neuron-native", python)
+    assert packages["transformers"].startswith("==5.")
+    assert not {"optimum-neuron", "torch-xla"} & set(packages)
