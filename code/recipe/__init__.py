@@ -5,14 +5,15 @@ Modules by floor; a module imports lower floors only, and none imports the packa
 - 0 `errors`, `console`, `names` (of columns), `metrics` (the metric line and its regexes),
   `encoding` (texts to token ids), `stopwatch`, `figures` (of a
   report), `losses`, `interruptions` (when a
-  training saves and stops), `plan` (which samples make a step)
+  training saves and stops), `plan` (which samples make a step), `xla` (torch-xla)
 - 1 `arguments` (hyperparameters), `places` (SM_* and /opt/ml), `formats` (a file to a table),
   `device`, `saving` (results, whole or not at all), `libraries` (how much they say), `wire`
   (request and answer)
 - 2 `layout` (channels to files), `columns` (text and label), `labels`, `distribution`,
   `lora`,
   `encoder` (a saved model over batches of texts), `families` (models that take packed batches),
-  `batches` (token ids to packed or padded batches), `checkpoints`
+  `batches` (token ids to packed or padded batches), `checkpoints`,
+  `xla_trainer` (HF Trainer, on torch-xla too)
 - 3 `resuming` (a Trainer that can be killed), `data` (channels to labelled splits), `modeling`
   (which model, and loading it); what answers with a saved model: `classifier`, `tagger`,
   `embedder`, `generator`

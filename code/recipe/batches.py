@@ -287,5 +287,6 @@ def _finish(samples: Samples, layout: Layout, rows: Rows, size: int, total: int)
         **layout.tensors(samples, rows),
         "labels": torch.from_numpy(labels),
         "rows": torch.from_numpy(placed),
-        "total": total,
+        # A number would become a constant of the computation, and another one another graph.
+        "total": torch.tensor(float(total)),
     }

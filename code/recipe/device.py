@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from recipe.errors import DistributedError
+from recipe import xla
+from recipe.errors import DistributedError, HyperparameterError
 
 _CPU_BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 
@@ -47,7 +50,16 @@ def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: b
         bf16: The hyperparameter; None lets the device decide.
         use_cpu: Whether the CPU was asked for in spite of an accelerator.
         fp16: Whether float16 was asked for, which excludes bfloat16.
+
+    Raises:
+        HyperparameterError: the CPU was asked for, but the Trainer would not use it.
     """
+    if use_cpu and xla.in_use():
+        raise HyperparameterError(
+            "Hyperparameter use_cpu has value True, but the Trainer takes torch-xla's device "
+            "wherever torch-xla is installed.",
+            "Leave it out and set the environment variable USE_TORCH_XLA=0.",
+        )
     kind = "cpu" if use_cpu else _accelerator()
     decided, reason = _precision(kind, bf16, fp16)
     return Device(
@@ -60,6 +72,8 @@ def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: b
 
 
 def _accelerator() -> str:
+    if xla.in_use():
+        return "xla"
     found = torch.accelerator.current_accelerator(check_available=True)
     return found.type if found is not None else "cpu"
 
@@ -75,6 +89,9 @@ def _precision(kind: str, asked: bool | None, fp16: bool) -> tuple[bool, str]:
     if kind == "cpu":
         flag = next((flag for flag in _CPU_BF16_FLAGS if flag in cpu_flags()), None)
         return flag is not None, f"this CPU has {flag or 'no ' + ', no '.join(_CPU_BF16_FLAGS)}"
+    if kind == "xla":
+        computes_in = xla.device_type()
+        return computes_in == "NEURON", f"PJRT_DEVICE is {computes_in}"
     return False, f"nothing is known of bfloat16 on {kind}: set bf16=True to use it"
 
 
@@ -115,8 +132,23 @@ def check_world(device: torch.device, expected: int) -> None:
         )
 
 
+def everyones(value: Any) -> list[Any]:
+    """`value` of each process, by rank; over the hosts' network, not by the accelerators."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value, group=_hosts())
+    return values
+
+
+@functools.cache
+def _hosts() -> Any:
+    return dist.new_group(backend="gloo")
+
+
 def leave_world() -> None:
     """Wait for all processes, then take the process group down; nothing to do with one process."""
     if dist.is_available() and dist.is_initialized():
-        dist.barrier()
+        everyones(None)  # the barrier of torch-xla's backend waits for nobody
+        _hosts.cache_clear()
         dist.destroy_process_group()

@@ -15,7 +15,6 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import (
@@ -31,6 +30,7 @@ from recipe import batches, evaluation, families, losses, plan
 from recipe.arguments import Hyperparameters
 from recipe.batches import Batch, Layout, Packed, Padded, Samples, World
 from recipe.console import say
+from recipe.device import everyones
 from recipe.errors import DistributedError, DivergedError, HyperparameterError
 from recipe.labels import balanced_weights
 from recipe.resuming import Resumable, fingerprint
@@ -276,8 +276,11 @@ class Engine(Resumable):
 
     def _watch(self, each: Tensor, rows: Tensor) -> None:
         """Note a batch's losses; look at them at once, or on an accelerator not on each step."""
+        # Before this step's own, which a lazy device has not computed yet.
+        if len(self._watched) >= _WATCHED:
+            self._see_to_numbers()
         self._watched.append((self.state.global_step + 1, each.detach().sum(), rows))
-        if each.device.type == "cpu" or len(self._watched) >= _WATCHED:
+        if each.device.type == "cpu":
             self._see_to_numbers()
 
     def _see_to_numbers(self) -> None:
@@ -286,11 +289,8 @@ class Engine(Resumable):
         Raises:
             DivergedError: names the step and the rows of its batch.
         """
-        if not self._watched:
-            return
-        finite = torch.stack([total for _, total, _ in self._watched]).isfinite().tolist()
-        for is_finite, (step, _, rows) in zip(finite, self._watched, strict=True):
-            if not is_finite:
+        for step, total, rows in self._watched:
+            if not math.isfinite(total.item()):
                 raise _diverged(step, rows, self.args.output_dir)
         self._watched.clear()
 
@@ -380,16 +380,13 @@ def _gathered(found: list[tuple[Tensor, Tensor, Tensor]], count: int) -> tuple[A
     """Logits [samples, ...] and losses [samples] of all processes, in the order of the data.
 
     Args:
-        found: Rows, logits and losses of each batch, on the device: brought over all at once.
+        found: Rows, logits and losses of each batch, on the device: brought over at the end.
     """
-    parts = [torch.cat(part).cpu() for part in zip(*found, strict=True)]
-    everyone: list[Any] = [parts]
-    if dist.is_available() and dist.is_initialized():
-        everyone = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, parts)
+    # On the device, each number of batches would be a shape of its own.
+    parts = [torch.cat([each.cpu() for each in part]) for part in zip(*found, strict=True)]
     logits = np.empty((count, *parts[1].shape[1:]), dtype=np.float32)
     losses_ = np.empty(count, dtype=np.float32)
-    for rows, its_logits, its_losses in everyone:
+    for rows, its_logits, its_losses in everyones(parts):
         real = (rows >= 0).numpy()
         at = rows.numpy()[real]
         logits[at], losses_[at] = its_logits.numpy()[real], its_losses.numpy()[real]

@@ -14,9 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
+
+IS_OLDER = transformers.__version__.startswith("4.")
+"""Whether models take masks as in transformers 4: [rows, length, length], and not all kinds do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,8 @@ class Family:
     masks: Callable[[Any, Tensor, Tensor], Any] = lambda config, own, segments: own
     """(configuration, may attend [rows, 1, length, length], segments) to what the model takes."""
     pools_mean: Callable[[Any], bool] = lambda config: False
+    in_older: bool = True
+    """Whether transformers 4 can give this kind of model a mask for each token."""
 
 
 def _bert(model: Any, hidden: Tensor) -> Any:
@@ -58,7 +64,7 @@ _ROBERTA = Family(
 )
 FAMILIES: Mapping[str, Family] = {
     "bert": Family(head=_bert),
-    "distilbert": Family(head=_distilbert),
+    "distilbert": Family(head=_distilbert, in_older=False),
     "electra": Family(head=_first_of_features),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
@@ -67,6 +73,7 @@ FAMILIES: Mapping[str, Family] = {
         head=_modernbert,
         masks=_modernbert_masks,
         pools_mean=lambda config: bool(config.classifier_pooling == "mean"),
+        in_older=False,
     ),
 }
 """By `model_type`. Each is held to the unpacked model's logits and gradients by a test."""
@@ -76,7 +83,8 @@ def family_of(config: PretrainedConfig) -> Family | None:
     """The family of a model with this configuration; None where it cannot be packed."""
     if config._attn_implementation not in ("sdpa", "eager"):
         return None
-    return FAMILIES.get(config.model_type)
+    family = FAMILIES.get(config.model_type)
+    return None if family is None or (IS_OLDER and not family.in_older) else family
 
 
 def take_packed(model: Any) -> None:
@@ -95,10 +103,12 @@ def _forward(
         return unpacked(*args, **inputs)
     own = segments[:, None, :, None] == segments[:, None, None, :]
     masks = family.masks(model.config, own, segments)
+    # By itself transformers 4 has token types for as many tokens as a sample may have only.
     hidden = model.base_model(
         input_ids=inputs["input_ids"],
         position_ids=inputs["position_ids"],
         attention_mask=_as_taken(masks, model.config),
+        **({"token_type_ids": torch.zeros_like(segments)} if IS_OLDER else {}),
     ).last_hidden_state
     pool = _means if family.pools_mean(model.config) else _firsts
     return SequenceClassifierOutput(logits=family.head(model, pool(hidden, segments, first)))
@@ -108,6 +118,8 @@ def _as_taken(mask: Any, config: Any) -> Any:
     """Masks for scaled_dot_product_attention stay boolean, eager attention adds its mask."""
     if isinstance(mask, dict):
         return {name: _as_taken(each, config) for name, each in mask.items()}
+    if IS_OLDER:
+        return mask[:, 0]  # which the model makes an added one of
     if config._attn_implementation == "sdpa":
         return mask
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo().min)

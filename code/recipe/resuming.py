@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn import Module
-from transformers import Trainer, TrainerState, TrainingArguments
+from transformers import TrainerState, TrainingArguments
 from transformers.trainer_utils import SaveStrategy, TrainOutput
 
 from recipe import checkpoints
 from recipe.checkpoints import Checkpoint
 from recipe.console import say
-from recipe.device import leave_world
+from recipe.device import everyones, leave_world
 from recipe.errors import CheckpointError
 from recipe.interruptions import EXIT_CODE, Interrupted, Interruptions, evaluation_is_due
+from recipe.xla_trainer import XlaTrainer
 
 
-class Resumable(Trainer):
+class Resumable(XlaTrainer):
     """HF Trainer with whole checkpoints, which it resumes from by itself.
 
     The Trainer restores weights, optimizer, schedule, scaler, random states and the position in
@@ -140,28 +140,22 @@ class Resumable(Trainer):
         with tempfile.TemporaryDirectory() as own:
             super()._save_rng_state(own)
             states = {path.name: path.read_bytes() for path in Path(own).iterdir()}
-        everyone: list[Any] = [states]
-        if dist.is_available() and dist.is_initialized():
-            everyone = [None] * dist.get_world_size()
-            dist.all_gather_object(everyone, states)
-        if self.is_world_process_zero():
-            for each in everyone:
+        for each in everyones(states):
+            if self.is_world_process_zero():
                 for name, content in each.items():
                     (Path(output_dir) / name).write_bytes(content)
 
     def _found(self) -> Checkpoint | None:
         """The checkpoint to resume from, the same for all processes."""
-        answer: list[Any] = [None]
+        found: Checkpoint | CheckpointError | None = None
         if self.is_world_process_zero():
             try:
-                answer = [self._find()]
+                found = self._find()
             except CheckpointError as error:
-                answer = [error]
-        if dist.is_available() and dist.is_initialized():
-            dist.broadcast_object_list(answer)
-        if isinstance(answer[0], CheckpointError):
-            raise answer[0]
-        found: Checkpoint | None = answer[0]
+                found = error
+        found = everyones(found)[0]
+        if isinstance(found, CheckpointError):
+            raise found
         return found
 
     def _find(self) -> Checkpoint | None:

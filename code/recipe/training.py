@@ -12,6 +12,7 @@ from typing import Any
 
 import datasets
 import torch
+import transformers
 from transformers import (
     EarlyStoppingCallback,
     PreTrainedModel,
@@ -23,7 +24,19 @@ from transformers import (
     set_seed,
 )
 
-from recipe import card, data, device, distribution, engine, lora, modeling, report, saving, tokens
+from recipe import (
+    card,
+    data,
+    device,
+    distribution,
+    engine,
+    lora,
+    modeling,
+    report,
+    saving,
+    tokens,
+    xla,
+)
 from recipe.arguments import Hyperparameters
 from recipe.batches import Samples
 from recipe.console import has_terminal, is_first_process, say
@@ -127,6 +140,9 @@ def _set_up(hyperparameters: Hyperparameters, environ: Mapping[str, str]) -> Dev
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
     set_seed(hyperparameters.seed)  # before the model, whose head is drawn at random
+    if chosen.kind == "xla":
+        xla.join(environ)
+        xla.seed(hyperparameters.seed)
     return chosen
 
 
@@ -149,7 +165,7 @@ def training_arguments(
         "per_device_train_batch_size": hyperparameters.per_device_train_batch_size,
         "per_device_eval_batch_size": hyperparameters.per_device_eval_batch_size,
         "learning_rate": hyperparameters.learning_rate,
-        "warmup_steps": hyperparameters.warmup_steps,
+        **_warmup(hyperparameters.warmup_steps),
         "weight_decay": hyperparameters.weight_decay,
         "seed": hyperparameters.seed,
         "save_total_limit": hyperparameters.save_total_limit,
@@ -178,6 +194,14 @@ def training_arguments(
         return TrainingArguments(**values)
     except ValueError as error:
         raise HyperparameterError(f"The hyperparameters do not fit together: {error}") from error
+
+
+def _warmup(steps: float) -> dict[str, Any]:
+    """Transformers 4 takes a share of all steps by another name."""
+    if steps >= 1 or steps == 0:
+        return {"warmup_steps": int(steps)}
+    is_older = transformers.__version__.startswith("4.")
+    return {"warmup_ratio" if is_older else "warmup_steps": steps}
 
 
 def _size(model: PreTrainedModel) -> str:
@@ -264,5 +288,7 @@ def _write_model(
     folder: Path,
 ) -> None:
     model = trainer.accelerator.unwrap_model(trainer.model)
+    if xla.in_use():
+        model = xla.on_host(model)
     lora.save(model, weights, folder, hyperparameters)
     tokenizer.save_pretrained(folder)

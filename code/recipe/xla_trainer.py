@@ -1,0 +1,79 @@
+"""HF Trainer where it computes by torch-xla: one graph for all steps, and states that can be saved.
+
+Everywhere else it is HF Trainer as it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import recursively_apply  # type: ignore[import-untyped]
+from torch import Tensor
+from transformers import (
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
+
+from recipe import xla
+from recipe.device import everyones
+
+
+class XlaTrainer(Trainer):
+    """HF Trainer, with what it leaves to others or does otherwise on torch-xla."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if xla.in_use():
+            self.add_callback(_Syncs())
+
+    def _save_tpu(self, output_dir: str | None = None) -> None:
+        """Write the model from the CPU, by the first process of all hosts only."""
+        xla.sync()
+        if self.args.should_save:
+            model: Any = self.model
+            self._save(output_dir, state_dict=_on_cpu(model.state_dict()))
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not xla.in_use():
+            super()._save_optimizer_and_scheduler(output_dir)
+        elif self.args.should_save:
+            optimizer: Any = self.optimizer
+            torch.save(_on_cpu(optimizer.state_dict()), Path(output_dir) / OPTIMIZER_NAME)
+            schedule: Any = self.lr_scheduler
+            torch.save(schedule.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if xla.in_use():
+            optimizer: Any = self.optimizer
+            for state in optimizer.state.values():
+                # The Trainer brings it to the device, where each step would have to read it.
+                state["step"] = state["step"].cpu()
+
+    def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
+        if not xla.in_use():
+            transformers_4: Any = super()
+            return transformers_4._nested_gather(tensors, name)
+        return torch.stack(everyones(tensors.cpu()))
+
+
+class _Syncs(TrainerCallback):
+    """After the same operations each time, so that the same graphs come again."""
+
+    def _sync(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        xla.sync()
+
+    # What was loaded is no part of the first step, nor is what a log reset one of the next step.
+    on_train_begin = on_substep_end = on_step_end = on_prediction_step = on_log = _sync
+
+
+def _on_cpu(state: Any) -> Any:
+    return recursively_apply(Tensor.cpu, state)
