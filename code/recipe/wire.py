@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,8 @@ class Request:
     """The texts' token ids, once they are known."""
     truncated: Sequence[int] = ()
     """Places of the texts that were longer than the model can read, and were cut."""
+    faults: Mapping[int, str] = field(default_factory=dict)
+    """Records of JSON Lines or CSV that hold no text: their places in the answer, and why."""
 
     def only(self, known: Set[str], task: str) -> None:
         """Raises BadRequest where there is another parameter than the `known` ones of the task."""
@@ -64,6 +66,30 @@ class Answers(list[Any]):
         super().__init__(answers)
         self.truncated = truncated
         """Places of the texts that were cut."""
+        self.failed: Sequence[int] = ()
+        """Places of the records that could not be read."""
+
+
+def with_faults(prediction: Any, request: Request) -> Any:
+    """`prediction` with an error in the place of each record that could not be read, so that an
+    answer has as many entries as its request has records."""
+    if not request.faults:
+        return prediction
+    entries, answered = iter(prediction), len(prediction) + len(request.faults)
+    places = [place for place in range(answered) if place not in request.faults]
+    woven = Answers(
+        [
+            _fault(request.faults[place]) if place in request.faults else next(entries)
+            for place in range(answered)
+        ],
+        [places[each] for each in prediction.truncated],
+    )
+    woven.failed = sorted(request.faults)
+    return woven
+
+
+def _fault(message: str) -> dict[str, Any]:
+    return {"error": {"code": "bad_request", "message": message}}
 
 
 # Each parameter of some task: whether a value is one, and how that is said.
@@ -85,27 +111,33 @@ def media_type(header: str) -> str:
 
 
 def read_request(body: bytes, content_type: str) -> Request:
-    """The texts of a JSON, JSON Lines, CSV or plain text body in UTF-8.
+    """The texts of a JSON, JSON Lines, CSV or plain text body in UTF-8, or of an NPY array.
 
     Raises:
-        BadRequest: the body is not of its type, or holds no texts.
+        BadRequest: the body is not of its type, or holds no texts; of several records that is each
+            record's own fault, unless all are wrong.
         UnsupportedContentType: the type is another one.
     """
-    readers = {
-        JSON: _read_json,
-        JSON_LINES: _read_json_lines,
-        CSV: _read_csv,
-        TEXT: _read_plain,
-    }
     kind = media_type(content_type)
-    if kind not in (*readers, NPY):
+    if kind not in _READERS:
         raise UnsupportedContentType(
-            f"Content-Type {content_type!r} is not supported. Send {', '.join(readers)} or {NPY}."
+            f"Content-Type {content_type!r} is not supported. Send {', '.join(_READERS)}."
         )
-    request = _read_npy(body) if kind == NPY else readers[kind](_decoded(body))
+    request = _READERS[kind](body)
     if not request.texts:
         raise BadRequest(f"The request holds no text. {_EXAMPLE}")
+    for number, text in enumerate(request.texts, 1):
+        if not _is_encodable(text):
+            raise BadRequest(f"Text {number} holds half of a surrogate pair: {text[:60]!a}.")
     return request
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _decoded(body: bytes) -> str:
@@ -128,9 +160,9 @@ def _read_npy(body: bytes) -> Request:
     return Request(texts=array.ravel().tolist())
 
 
-def _read_json(text: str) -> Request:
+def _read_json(body: bytes) -> Request:
     try:
-        document = json.loads(text)
+        document = json.loads(_decoded(body))
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"The body is no valid JSON: {error}. {_EXAMPLE}") from error
     return _of_document(document)
@@ -183,42 +215,80 @@ def _parameters(value: object) -> dict[str, Any]:
     return given
 
 
-def _read_json_lines(text: str) -> Request:
-    requests = []
-    for number, line in enumerate(text.splitlines(), 1):
+def _read_json_lines(body: bytes) -> Request:
+    records = _Records()
+    for number, line in enumerate(body.splitlines(), 1):
         if line.strip():
             try:
-                requests.append(_of_document(json.loads(line)))
-            except (ValueError, RecursionError) as error:
-                raise BadRequest(f"Line {number}: {error}") from error
-    if any(request.parameters != requests[0].parameters for request in requests):
-        raise BadRequest("The lines have different parameters. Send one request for each.")
-    return Request(
-        texts=[text for request in requests for text in request.texts],
-        parameters=requests[0].parameters if requests else {},
-    )
+                records.add(_read_json(line))
+            except BadRequest as error:
+                records.fail(f"Line {number}: {error}")
+    return records.request()
 
 
-def _read_csv(text: str) -> Request:
+class _Records:
+    """What the records of one request add up to."""
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+        self._faults: dict[int, str] = {}
+        self._entries = 0
+
+    def add(self, request: Request) -> None:
+        """A record that was read."""
+        self._requests.append(request)
+        self._entries += len(request.texts)
+
+    def fail(self, message: str) -> None:
+        """A record that was not."""
+        self._faults[self._entries] = message
+        self._entries += 1
+
+    def request(self) -> Request:
+        """All of them. Raises BadRequest where none was read, or their parameters differ."""
+        if self._faults and not self._requests:
+            raise BadRequest(next(iter(self._faults.values())))
+        parameters = self._requests[0].parameters if self._requests else {}
+        if any(each.parameters != parameters for each in self._requests):
+            raise BadRequest("The lines have different parameters. Send one request for each.")
+        texts = [text for each in self._requests for text in each.texts]
+        return Request(texts=texts, parameters=parameters, faults=self._faults)
+
+
+def _read_csv(body: bytes) -> Request:
+    stream = io.StringIO(_decoded(body), newline="")
     try:
-        rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if any(row)]
+        rows = [row for row in csv.reader(stream, strict=True) if any(row)]
     except csv.Error as error:
         raise BadRequest(f"The body is no valid CSV: {error}.") from error
     header = [plain(cell) for cell in rows[0]] if rows else []
     named = next((header.index(name) for name in _TEXT_KEYS if name in header), None)
-    column, body = (0, rows) if named is None else (named, rows[1:])
+    column, fields = (0, 1) if named is None else (named, len(header))
+    records = _Records()
     for number, row in enumerate(rows, 1):
-        if len(row) != len(header) or (named is None and len(row) > 1):
-            raise BadRequest(
+        if len(row) != fields:
+            records.fail(
                 f"CSV row {number} has {len(row)} fields: {','.join(row)[:60]!r}. Send one text "
                 "in each row, in double quotes where it holds a comma, or a header row that "
                 "names the column text."
             )
-    return Request(texts=[row[column] for row in body])
+        elif number > 1 or named is None:
+            records.add(Request(texts=[row[column]]))
+    return records.request()
 
 
-def _read_plain(text: str) -> Request:
+def _read_plain(body: bytes) -> Request:
+    text = _decoded(body)
     return Request(texts=[text] if text.strip() else [])
+
+
+_READERS: Mapping[str, Callable[[bytes], Request]] = {
+    JSON: _read_json,
+    JSON_LINES: _read_json_lines,
+    CSV: _read_csv,
+    TEXT: _read_plain,
+    NPY: _read_npy,
+}
 
 
 def write_answer(prediction: Sequence[Any] | Iterator[str], accept: str) -> tuple[Any, str]:
@@ -227,8 +297,9 @@ def write_answer(prediction: Sequence[Any] | Iterator[str], accept: str) -> tupl
 
     JSON is one list with an entry for each text; JSON Lines has an entry on each line; CSV has
     `label,score` rows without a header, all labels of a text in one row, or a vector's numbers;
-    NPY is the array of vectors. An iterator of pieces of text is written piece by piece, as plain
-    text, JSON Lines or server-sent events.
+    NPY is the array of vectors. A record that could not be read has its error there: in CSV the
+    row `error,message`, in NPY numbers that are none (nan). An iterator of pieces of text is
+    written piece by piece, as plain text, JSON Lines or server-sent events.
 
     Raises:
         UnsupportedContentType: none of the types can be written.
@@ -263,6 +334,9 @@ def _csv(prediction: Sequence[Any]) -> bytes:
 
 
 def _cells(entry: Any) -> Iterator[Any]:
+    if _is_fault(entry):
+        yield from ("error", entry["error"]["message"])
+        return
     for item in entry if isinstance(entry, list) else [entry]:
         if isinstance(item, dict):
             yield from item.values()
@@ -270,13 +344,18 @@ def _cells(entry: Any) -> Iterator[Any]:
             yield item
 
 
+def _is_fault(entry: Any) -> bool:
+    return isinstance(entry, dict) and "error" in entry
+
+
 def _npy(prediction: Sequence[Any]) -> bytes:
-    if not all(
-        isinstance(entry, list) and entry and type(entry[0]) is float for entry in prediction
-    ):
+    vectors = [entry for entry in prediction if not _is_fault(entry)]
+    if not all(isinstance(entry, list) and entry and type(entry[0]) is float for entry in vectors):
         raise UnsupportedContentType(f"Only vectors can be written as {NPY}; these are no vectors.")
+    nothing = [float("nan")] * len(vectors[0])
+    rows = [nothing if _is_fault(entry) else entry for entry in prediction]
     out = io.BytesIO()
-    np.save(out, np.asarray(prediction, dtype=np.float32), allow_pickle=False)
+    np.save(out, np.asarray(rows, dtype=np.float32), allow_pickle=False)
     return out.getvalue()
 
 

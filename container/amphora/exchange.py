@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ExceptionHandler, Message
 
@@ -24,6 +24,8 @@ LOG = logging.getLogger("amphora.server")
 _CONTRACT_HEADERS = "x-amzn-"
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _MOST_ATTRIBUTES = 1024
+# As nginx counts a client that went before it had sent its request.
+_CLIENT_GONE = 499
 
 
 class Exchange:
@@ -37,7 +39,12 @@ class Exchange:
     @property
     def exception_handlers(self) -> dict[Any, ExceptionHandler]:
         """For Starlette."""
-        return {Fault: self._on_fault, HTTPException: self._on_http_error, Exception: self._on_bug}
+        return {
+            Fault: self._on_fault,
+            HTTPException: self._on_http_error,
+            ClientDisconnect: self._on_departure,
+            Exception: self._on_bug,
+        }
 
     def reply(self, status: int, value: Any = None) -> Response:
         """An answer of the server's own: a JSON value, or nothing."""
@@ -114,6 +121,10 @@ class Exchange:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
         message = f"{request.method} {request.url.path}: {error.detail}."
         return self._error(request, error.status_code, code, message, dict(error.headers or {}))
+
+    async def _on_departure(self, request: Request, error: Exception) -> Response:
+        """Nobody reads this answer, but the log of requests has its status."""
+        return self._error(request, _CLIENT_GONE, "client_gone", "The body broke off.", {})
 
     async def _on_bug(self, request: Request, error: Exception) -> Response:
         LOG.error("Request %s failed in the server.", request_id(request), exc_info=error)

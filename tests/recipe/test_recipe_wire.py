@@ -155,6 +155,7 @@ def crafted(shape: str, kind: str) -> bytes:
         (b"[" * 100_000, "application/json"),
         (b"1" * 5_000, "application/json"),
         (b"[" * 100_000, "application/jsonlines"),
+        (b'["good", "\\udfff"]', "application/json"),
     ],
 )
 def test_a_body_made_up_to_harm_is_refused_at_once(body: bytes, kind: str) -> None:

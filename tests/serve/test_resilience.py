@@ -150,6 +150,17 @@ def test_a_client_that_goes_away_leaves_no_work(start: Start, tmp_path: object) 
     assert "gone" not in server.invoke("count").json()[0]
 
 
+def test_a_client_that_goes_while_it_sends_leaves_a_line_and_no_traceback(start: Start) -> None:
+    server = start(WORK).ready()
+    with socket.create_connection(("127.0.0.1", server.port)) as gone:
+        gone.sendall(b"POST /invocations HTTP/1.1\r\nhost: x\r\ncontent-length: 60\r\n\r\n[")
+        time.sleep(0.2)
+    while '"status": 499' not in server.log:
+        time.sleep(0.02)
+    assert server.invoke("x").status_code == 200
+    assert "Traceback" not in server.log
+
+
 def test_workers_end_when_the_front_is_killed(start: Start) -> None:
     server = start(WORK, SAGEMAKER_MODEL_SERVER_WORKERS="2").ready()
     time.sleep(0.2)
