@@ -20,16 +20,16 @@ CLIENTS = 6
 
 def run(trial: Trial) -> None:
     """Kills one worker, all of them, or the process that holds the model, to the end."""
-    trial.bound(min(trial.end - time.monotonic(), 15 if trial.short else 300))
     stop = threading.Event()
     with Server(trial) as server:
+        trial.bound(min(trial.end - time.monotonic(), 8 if trial.short else 300))
         threads = [
             threading.Thread(target=_client, args=(trial, server, stop)) for _ in range(CLIENTS)
         ]
         threads.append(threading.Thread(target=_pinger, args=(trial, server, stop)))
         for thread in threads:
             thread.start()
-        while trial.has_time():
+        while trial.has_time() or not trial.figures.get("kills"):
             time.sleep(trial.random.uniform(0.1, 3))
             _kill(trial, server)
             _wait_until_it_serves(trial, server)

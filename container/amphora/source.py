@@ -232,6 +232,9 @@ def _check_member(member: tarfile.TarInfo, folder: Path) -> None:
         raise CodeError(f"{member.name!r} is a link to {member.linkname!r}, outside the archive")
     if member.islnk() and (_leaves(Path(member.linkname)) or _is_link(folder, member.linkname)):
         raise CodeError(f"{member.name!r} is a link to {member.linkname!r}, outside the archive")
+    # tarfile would read on to look for it, past sizes that nobody has checked: for years.
+    if member.islnk() and not (folder / member.linkname).is_file():
+        raise CodeError(f"{member.name!r} is a link to {member.linkname!r}, which is not before it")
 
 
 def _is_link(folder: Path, name: str) -> bool:

@@ -132,6 +132,18 @@ def test_links_that_lead_out_together(tmp_path: Path, last: object) -> None:
     assert not (tmp_path / "evil").exists()
 
 
+def test_a_link_to_nothing_before_a_size_that_lies(tmp_path: Path) -> None:
+    """tarfile alone would seek through 2**60 bytes that are not there."""
+    link = special("a", tarfile.LNKTYPE, "b")
+    liar = tarfile.TarInfo("c")
+    liar.size = 2**60
+    members = [member.tobuf() for member in (link, liar)]
+    (tmp_path / "s.tar").write_bytes(b"".join(members) + bytes(1024))
+    (tmp_path / "in").mkdir()
+    with pytest.raises(CodeError, match="not before it"):
+        source.unpack(tmp_path / "s.tar", tmp_path / "in", "s.tar")
+
+
 def test_links_inside_are_kept(tmp_path: Path) -> None:
     packed = archive(
         tmp_path / "s.tar.gz", ("a/b.py", "x = 1"), special("a/c.py", tarfile.SYMTYPE, "b.py"),
