@@ -1,0 +1,265 @@
+"""AWS, as far as the examples ask for it: a server that writes requests down and answers each with
+the least that botocore's service model allows, every job completed and every endpoint in service.
+
+`violations` holds a request to the service model more strictly than botocore does before sending:
+enumerations, patterns and upper bounds count too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import botocore.session
+from botocore.model import ServiceModel, Shape
+
+ACCOUNT = "123456789012"
+ANSWER = [{"label": "incident", "score": 0.9}]
+OUTPUT = "async/output.json"
+STATUS = {
+    "TrainingJobStatus": "Completed",
+    "SecondaryStatus": "Completed",
+    "EndpointStatus": "InService",
+    "TransformJobStatus": "Completed",
+    "HyperParameterTuningJobStatus": "Completed",
+}
+RESULTS = {
+    "ModelArtifacts": {"S3ModelArtifacts": "s3://bucket/models/model.tar.gz"},
+    "BestTrainingJob": {
+        "TrainingJobName": "best",
+        "TrainingJobArn": f"arn:aws:sagemaker:eu-west-1:{ACCOUNT}:training-job/best",
+        "CreationTime": 1,
+        "TrainingJobStatus": "Completed",
+        "TunedHyperParameters": {"learning_rate": "5e-05"},
+        "ObjectiveStatus": "Succeeded",
+    },
+}
+XML = '<?xml version="1.0"?>'
+STS = f"""{XML}<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">
+<GetCallerIdentityResult><Arn>arn:aws:iam::{ACCOUNT}:user/me</Arn><UserId>me</UserId>
+<Account>{ACCOUNT}</Account></GetCallerIdentityResult></GetCallerIdentityResponse>"""
+BUCKETS = f"""{XML}<ListAllMyBucketsResult><Buckets><Bucket><Name>sagemaker-eu-west-1-{ACCOUNT}</Name>
+<CreationDate>2026-01-01T00:00:00.000Z</CreationDate></Bucket></Buckets></ListAllMyBucketsResult>"""
+NO_IAM = f"""{XML}<ErrorResponse xmlns="https://iam.amazonaws.com/doc/2010-05-08/"><Error>
+<Type>Sender</Type><Code>AccessDenied</Code><Message>not yours</Message></Error></ErrorResponse>"""
+
+
+def service_model(name: str) -> ServiceModel:
+    return botocore.session.get_session().get_service_model(name)
+
+
+SAGEMAKER = service_model("sagemaker")
+
+
+def least(shape: Shape) -> Any:
+    """A value of `shape` with its required members only."""
+    kind = shape.type_name
+    if kind == "structure":
+        return {name: least(shape.members[name]) for name in shape.required_members}
+    if kind in ("list", "map"):
+        return [] if kind == "list" else {}
+    if kind == "string":
+        return shape.enum[0] if shape.enum else "x" * shape.metadata.get("min", 1)
+    return {"boolean": False}.get(kind, 1)
+
+
+def violations(shape: Shape, value: Any, at: str = "") -> Iterator[str]:
+    """What the service model forbids in `value`, a request's JSON."""
+    kind, limits = shape.type_name, shape.metadata
+    python = {"structure": dict, "map": dict, "list": list, "string": str, "boolean": bool}
+    expected = python.get(kind, (int, float))
+    if not isinstance(value, expected):
+        yield f"{at}: {value!r} is no {kind}"
+        return
+    size = value if kind in ("integer", "long", "float", "double") else None
+    size = len(value) if isinstance(value, (str, list, dict)) and kind != "structure" else size
+    if size is not None and not limits.get("min", size) <= size <= limits.get("max", size):
+        yield f"{at}: {value!r} is not within {limits.get('min')} and {limits.get('max')}"
+    if kind == "structure":
+        yield from (f"{at}.{name}: missing" for name in shape.required_members if name not in value)
+        for name, member in value.items():
+            if name not in shape.members:
+                yield f"{at}.{name}: unknown"
+            else:
+                yield from violations(shape.members[name], member, f"{at}.{name}")
+    elif kind == "list":
+        for position, member in enumerate(value):
+            yield from violations(shape.member, member, f"{at}[{position}]")
+    elif kind == "map":
+        for name, member in value.items():
+            yield from violations(shape.key, name, f"{at} key")
+            yield from violations(shape.value, member, f"{at}[{name}]")
+    elif kind == "string":
+        if shape.enum and value not in shape.enum:
+            yield f"{at}: {value!r} is none of {shape.enum}"
+        if "pattern" in limits and not re.fullmatch(python_pattern(limits["pattern"]), value):
+            yield f"{at}: {value!r} does not match {limits['pattern']}"
+
+
+def python_pattern(java: str) -> str:
+    r"""Python's re has no \p{...}: letters, separators and digits by their nearest classes."""
+    return java.replace(r"\p{L}", r"\w").replace(r"\p{Z}", r"\s").replace(r"\p{N}", r"\d")
+
+
+@dataclass
+class Aws:
+    """What was asked, what is in S3, and what was created before."""
+
+    url: str = ""
+    requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    objects: dict[str, bytes] = field(default_factory=dict)
+    before: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def asked(self, operation: str) -> dict[str, Any]:
+        """The parameters of the one request for `operation`."""
+        found = [params for name, params in self.requests if name == operation]
+        assert len(found) == 1, (
+            f"{operation}: {found}; asked: {[name for name, _ in self.requests]}"
+        )
+        return found[0]
+
+    def sagemaker(self, operation: str, params: dict[str, Any]) -> dict[str, Any]:
+        model = SAGEMAKER.operation_model(operation)
+        wrong = [*violations(model.input_shape, params, operation)] if model.input_shape else []
+        self.requests.append((operation, params))
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        if model.output_shape is None:
+            return {}
+        answer = least(model.output_shape)
+        if operation.startswith("Describe"):
+            created = operation.replace("Describe", "Create")
+            for known in [told for name, told in self.before + self.requests if name == created]:
+                answer |= {k: v for k, v in known.items() if k in model.output_shape.members}
+            for known in (STATUS, RESULTS):
+                answer |= {k: v for k, v in known.items() if k in model.output_shape.members}
+        return answer
+
+    def s3(self, method: str, path: str, query: dict[str, Any], body: bytes) -> tuple[int, bytes]:
+        key = unquote(path.lstrip("/"))
+        if not key:
+            return 200, BUCKETS.encode()
+        if "location" in query:
+            return 200, f"{XML}<LocationConstraint/>".encode()
+        if "list-type" in query:
+            prefix = query.get("prefix", [""])[0]
+            names = [name.partition("/")[2] for name in self.objects if name.startswith(f"{key}/")]
+            listed = [
+                f"<Contents><Key>{n}</Key><Size>1</Size></Contents>"
+                for n in names
+                if n.startswith(prefix)
+            ]
+            return 200, f"{XML}<ListBucketResult>{''.join(listed)}</ListBucketResult>".encode()
+        if method == "PUT":
+            self.objects[key] = body
+            return 200, b""
+        if "/" not in key:
+            return 200, b""
+        if key not in self.objects:
+            return 404, f"{XML}<Error><Code>NoSuchKey</Code></Error>".encode()
+        return 200, self.objects[key]
+
+    def runtime(self, path: str, headers: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        _, _, endpoint, kind = path.split("/")
+        if kind == "async-invocations":
+            location = headers["X-Amzn-SageMaker-InputLocation"]
+            self.requests.append(
+                ("InvokeEndpointAsync", {"EndpointName": endpoint, "InputLocation": location})
+            )
+            self.objects[f"bucket/{OUTPUT}"] = json.dumps(ANSWER).encode()
+            reply = {"X-Amzn-SageMaker-OutputLocation": f"s3://bucket/{OUTPUT}"}
+            return 202, reply, b'{"InferenceId": "1"}'
+        target = headers.get("X-Amzn-SageMaker-Target-Model")
+        params = {"EndpointName": endpoint, "Body": json.loads(body)}
+        self.requests.append(
+            ("InvokeEndpoint", params | ({"TargetModel": target} if target else {}))
+        )
+        return 200, {"Content-Type": "application/json"}, json.dumps(ANSWER).encode()
+
+
+def handler(aws: Aws) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            body = self.body()
+            url = urlsplit(self.path)
+            service = re.search(r"/([\w-]+)/aws4_request", self.headers.get("Authorization", ""))
+            target = self.headers.get("X-Amz-Target", "")
+            if target.startswith("SageMaker."):
+                self.reply_json(lambda: aws.sagemaker(target.partition(".")[2], json.loads(body)))
+            elif target.startswith("Logs_"):
+                self.reply_json(lambda: {"logStreams": [], "events": []})
+            elif service and service[1] == "sts":
+                self.reply(200, STS.encode())
+            elif service and service[1] == "iam":
+                self.reply(403, NO_IAM.encode())
+            elif url.path.startswith("/endpoints/"):
+                status, headers, answer = aws.runtime(url.path, self.headers, body)
+                self.reply(status, answer, headers)
+            elif service and service[1] == "s3":
+                query = parse_qs(url.query, keep_blank_values=True)
+                self.reply(*aws.s3(self.command, url.path, query, body))
+            else:
+                aws.requests.append((f"unexpected {self.command} {self.path}", {}))
+                self.reply(501, b"")
+
+        def body(self) -> bytes:
+            if self.headers.get("Transfer-Encoding") == "chunked":
+                whole = b""
+                while size := int(self.rfile.readline(), 16):
+                    whole += self.rfile.read(size)
+                    self.rfile.readline()
+                self.rfile.readline()
+            else:
+                whole = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            return whole
+
+        def reply_json(self, make: Any) -> None:
+            kind = {"Content-Type": "application/x-amz-json-1.1"}
+            try:
+                self.reply(200, json.dumps(make()).encode(), kind)
+            except ValueError as error:
+                told = {"__type": "ValidationException", "message": str(error)}
+                self.reply(400, json.dumps(told).encode(), kind)
+
+        def reply(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+            self.send_response(status)
+            for name, value in {
+                "Content-Length": str(len(body)),
+                "ETag": '"1"',
+                **(headers or {}),
+            }.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer
+
+    return Handler
+
+
+def serve() -> Iterator[Aws]:
+    """A running `Aws`, until the generator is closed."""
+    aws = Aws()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(aws))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    aws.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield aws
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,18 @@
+"""For an example's process: every AWS client talks to AWS_ENDPOINT_URL, also where an SDK names
+another address, and waits between two looks at a job are short."""
+
+import os
+import time
+
+import botocore.session
+
+create_client = botocore.session.Session.create_client
+sleep = time.sleep
+
+
+def redirected(self, *args, **kwargs):
+    return create_client(self, *args, **kwargs | {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]})
+
+
+botocore.session.Session.create_client = redirected
+time.sleep = lambda seconds: sleep(min(seconds, 0.1))

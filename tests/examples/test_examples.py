@@ -1,0 +1,373 @@
+"""Every example runs for real, to the request that AWS would get; the request is held to botocore's
+service model. No network: see aws.py."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .aws import SAGEMAKER, Aws, violations
+from .conftest import EXAMPLES, ROOT, Run
+
+IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/amphora:gpu"
+ROLE = "arn:aws:iam::123456789012:role/SageMakerRole"
+MODEL = "s3://bucket/models/model.tar.gz"
+COMMON = ["--image", IMAGE, "--role", ROLE]
+TRAIN = [*COMMON, "--train", "s3://bucket/train/"]
+SERVE = [*COMMON, "--model", MODEL]
+KINDS = [
+    "boto3",
+    pytest.param("sdk2", marks=pytest.mark.heavy),
+    pytest.param("sdk3", marks=pytest.mark.heavy),
+]
+METRICS = runpy.run_path(str(ROOT / "code" / "recipe" / "metrics.py"))["metric_definitions"]()
+INSTANCES = ["ml.g5.2xlarge", "ml.trn1.2xlarge", "ml.trn2.48xlarge", "ml.c7i.4xlarge"]
+Example = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def example(run: Run, request: pytest.FixtureRequest) -> Example:
+    """Runs `<case>_<kind>.py` with that kind's Python; it must succeed."""
+
+    def start(case: str, kind: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        python = sys.executable if kind == "boto3" else request.getfixturevalue(kind)
+        done = run(f"{case}_{kind}.py", *arguments, python=python)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    return start
+
+
+def channels(job: dict[str, Any]) -> dict[str, str]:
+    return {
+        channel["ChannelName"]: channel["DataSource"]["S3DataSource"]["S3Uri"]
+        for channel in job["InputDataConfig"]
+    }
+
+
+def output(kind: str) -> list[str]:
+    """boto3 has no default bucket."""
+    return ["--output", "s3://bucket/models"] if kind == "boto3" else []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_train_on_spot_with_two_hosts_and_lora(aws: Aws, example: Example, kind: str) -> None:
+    spot = ["--spot", "--checkpoints", "s3://bucket/checkpoints", "--max-hours", "2"]
+    told = ["epochs=2", "lora_r=8", "lr=2e-4", "model_name_or_path=a/b=c"]
+    hosts = ["--instance-count", "2", "--test", "s3://bucket/test"]
+    done = example("train", kind, *TRAIN, *hosts, *spot, *told, "--output", "s3://bucket/models")
+    assert MODEL in done.stdout
+    job = aws.asked("CreateTrainingJob")
+    assert job["RoleArn"] == ROLE
+    assert job["AlgorithmSpecification"]["TrainingImage"] == IMAGE
+    assert job["AlgorithmSpecification"]["MetricDefinitions"] == METRICS
+    assert "ContainerEntrypoint" not in job["AlgorithmSpecification"]
+    assert channels(job) == {"train": "s3://bucket/train/", "test": "s3://bucket/test"}
+    assert job["HyperParameters"] == dict(pair.split("=", 1) for pair in told)
+    assert job["OutputDataConfig"]["S3OutputPath"] == "s3://bucket/models"
+    assert job["ResourceConfig"]["InstanceCount"] == 2
+    assert job["EnableManagedSpotTraining"] is True
+    assert job["CheckpointConfig"]["S3Uri"] == "s3://bucket/checkpoints"
+    assert job["StoppingCondition"] == {
+        "MaxRuntimeInSeconds": 7200,
+        "MaxWaitTimeInSeconds": 14400,
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_train_with_a_warm_pool(aws: Aws, example: Example, kind: str) -> None:
+    example("train", kind, *TRAIN, *output(kind), "--keep-alive", "1800")
+    job = aws.asked("CreateTrainingJob")
+    assert job["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 1800
+    assert not job.get("EnableManagedSpotTraining")
+    assert "CheckpointConfig" not in job
+
+
+@pytest.mark.parametrize("instance", INSTANCES)
+def test_train_on_each_kind_of_instance(instance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = runpy.run_path(str(EXAMPLES / "train_boto3.py"))
+    options = [*TRAIN, *output("boto3"), "--instance-type", instance]
+    monkeypatch.setattr(sys, "argv", ["train_boto3.py", *options])
+    shape = SAGEMAKER.operation_model("CreateTrainingJob").input_shape
+    assert shape
+    assert not [*violations(shape, script["request"](script["arguments"]()))]
+
+
+def test_a_script_goes_to_s3_whole(aws: Aws, example: Example) -> None:
+    code = ["--code", "s3://bucket/code/", *output("boto3")]
+    example("script", "boto3", *TRAIN, *code, "epochs=1")
+    told = aws.asked("CreateTrainingJob")["HyperParameters"]
+    assert told == {
+        "epochs": "1",
+        "sagemaker_program": "train.py",
+        "sagemaker_submit_directory": "s3://bucket/code/sourcedir.tar.gz",
+    }
+    holds_the_script(aws.objects["bucket/code/sourcedir.tar.gz"])
+
+
+def holds_the_script(archive: bytes) -> None:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        member = files.extractfile("train.py")
+        assert member
+        assert member.read() == (EXAMPLES / "script" / "train.py").read_bytes()
+
+
+@pytest.mark.heavy
+def test_a_script_with_sdk2(aws: Aws, example: Example) -> None:
+    example("script", "sdk2", *TRAIN, "--torchrun", "epochs=1")
+    told = aws.asked("CreateTrainingJob")["HyperParameters"]
+    assert json.loads(told["sagemaker_program"]) == "train.py"
+    assert json.loads(told["epochs"]) == "1"
+    assert told["sagemaker_torch_distributed_enabled"] == "true"
+    uri = json.loads(told["sagemaker_submit_directory"])
+    holds_the_script(aws.objects[uri.removeprefix("s3://")])
+
+
+@pytest.mark.heavy
+def test_a_script_with_sdk3(aws: Aws, example: Example) -> None:
+    example("script", "sdk3", *TRAIN, "--torchrun", "epochs=1")
+    job = aws.asked("CreateTrainingJob")
+    assert job["AlgorithmSpecification"]["ContainerEntrypoint"] == ["/bin/bash"]
+    assert set(channels(job)) == {"train", "code", "sm_drivers"}
+    assert job["HyperParameters"] == {"epochs": "1"}
+    key = channels(job)["code"].removeprefix("s3://").rstrip("/") + "/train.py"
+    assert aws.objects[key] == (EXAMPLES / "script" / "train.py").read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tune(aws: Aws, example: Example, kind: str) -> None:
+    done = example("tune", kind, *TRAIN, *output(kind), "--jobs", "4", "epochs=2")
+    assert "best" in done.stdout
+    tuning = aws.asked("CreateHyperParameterTuningJob")
+    config, training = (
+        tuning["HyperParameterTuningJobConfig"],
+        tuning["TrainingJobDefinition"],
+    )
+    objective = config["HyperParameterTuningJobObjective"]
+    assert objective == {"Type": "Maximize", "MetricName": "eval_f1_macro"}
+    assert config["ResourceLimits"]["MaxNumberOfTrainingJobs"] == 4
+    (rate,) = config["ParameterRanges"]["ContinuousParameterRanges"]
+    assert (float(rate["MinValue"]), float(rate["MaxValue"])) == (1e-5, 2e-4)
+    (batch,) = config["ParameterRanges"]["CategoricalParameterRanges"]
+    assert batch["Values"] == ["16", "32", "64"]
+    assert training["StaticHyperParameters"] == {"epochs": "2"}
+    regexes = {
+        d["Name"]: d["Regex"] for d in training["AlgorithmSpecification"]["MetricDefinitions"]
+    }
+    line = "metric step=40 eval_loss=0.31 eval_f1_macro=0.875"
+    found = re.search(regexes[objective["MetricName"]], line)
+    assert found
+    assert found[1] == "0.875"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_deploy(aws: Aws, example: Example, kind: str) -> None:
+    done = example("deploy", kind, *SERVE)
+    assert "incident" in done.stdout
+    assert aws.asked("CreateModel")["PrimaryContainer"]["ModelDataUrl"] == MODEL
+    (variant,) = aws.asked("CreateEndpointConfig")["ProductionVariants"]
+    assert variant["InstanceType"] == "ml.m5.xlarge"
+    assert aws.asked("InvokeEndpoint")["Body"] == {"inputs": ["What a storm last night"]}
+    nothing_is_left(aws)
+
+
+def nothing_is_left(aws: Aws) -> None:
+    for kind in ("Model", "EndpointConfig", "Endpoint"):
+        assert aws.asked(f"Delete{kind}") == {
+            f"{kind}Name": aws.asked(f"Create{kind}")[f"{kind}Name"]
+        }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_deploy_serverless(aws: Aws, example: Example, kind: str) -> None:
+    done = example("deploy", kind, *SERVE, "--serverless", "4096", "--keep")
+    assert f"still running: {aws.asked('CreateEndpoint')['EndpointName']}" in done.stdout
+    (variant,) = aws.asked("CreateEndpointConfig")["ProductionVariants"]
+    assert variant["ServerlessConfig"] == {"MemorySizeInMB": 4096, "MaxConcurrency": 5}
+    assert "InstanceType" not in variant
+    assert not [name for name, _ in aws.requests if name.startswith("Delete")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_async(aws: Aws, example: Example, kind: str) -> None:
+    places = ["--data", "s3://bucket/questions.json", "--output", "s3://bucket/answers"]
+    failures = ["--failures", "s3://bucket/failures"] if kind == "sdk3" else []
+    done = example("async", kind, *SERVE, *places, *failures)
+    assert "incident" in done.stdout
+    config = aws.asked("CreateEndpointConfig")["AsyncInferenceConfig"]["OutputConfig"]
+    assert config["S3OutputPath"] == "s3://bucket/answers"
+    assert aws.asked("InvokeEndpointAsync")["InputLocation"] == "s3://bucket/questions.json"
+    nothing_is_left(aws)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batch_transform(aws: Aws, example: Example, kind: str) -> None:
+    places = ["--data", "s3://bucket/texts/", "--output", "s3://bucket/answers"]
+    example("batch_transform", kind, *SERVE, *places)
+    job = aws.asked("CreateTransformJob")
+    assert job["BatchStrategy"] == "MultiRecord"
+    assert job["TransformInput"]["SplitType"] == "Line"
+    assert job["TransformInput"]["ContentType"] == "application/jsonlines"
+    assert job["TransformOutput"] == {
+        "S3OutputPath": "s3://bucket/answers",
+        "Accept": "application/jsonlines",
+        "AssembleWith": "Line",
+    }
+    assert aws.asked("DeleteModel") == {"ModelName": job["ModelName"]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_multi_model(aws: Aws, example: Example, kind: str) -> None:
+    place = ["--models", "s3://bucket/models/", "--target", "tweets.tar.gz"]
+    example("multi_model", kind, *COMMON, *place)
+    container = aws.asked("CreateModel")["PrimaryContainer"]
+    assert container["Mode"] == "MultiModel"
+    assert container["ModelDataUrl"] == "s3://bucket/models/"
+    assert aws.asked("InvokeEndpoint")["TargetModel"] == "tweets.tar.gz"
+    nothing_is_left(aws)
+
+
+def test_update_endpoint_keeps_what_the_endpoint_has(aws: Aws, run: Run) -> None:
+    variant = {
+        "VariantName": "all",
+        "ModelName": "old",
+        "InstanceType": "ml.g5.xlarge",
+        "InitialInstanceCount": 3,
+    }
+    answers = {"OutputConfig": {"S3OutputPath": "s3://bucket/answers"}}
+    aws.before = [
+        ("CreateEndpoint", {"EndpointName": "live", "EndpointConfigName": "old"}),
+        (
+            "CreateEndpointConfig",
+            {"ProductionVariants": [variant], "AsyncInferenceConfig": answers},
+        ),
+    ]
+    done = run("update_endpoint.py", "--endpoint", "live", *SERVE)
+    assert done.returncode == 0, done.stderr
+    new = aws.asked("CreateModel")["ModelName"]
+    config = aws.asked("CreateEndpointConfig")
+    assert config["ProductionVariants"] == [{**variant, "ModelName": new}]
+    assert config["AsyncInferenceConfig"] == answers
+    assert aws.asked("UpdateEndpoint") == {
+        "EndpointName": "live",
+        "EndpointConfigName": config["EndpointConfigName"],
+    }
+    assert done.stdout.endswith("in service\n")
+
+
+def test_a_request_that_aws_would_refuse_is_refused_here(aws: Aws, run: Run) -> None:
+    """What botocore sends all the same: a name that breaks the service model's pattern."""
+    role = "arn:aws:iam::123:role/SageMakerRole"
+    done = run("deploy_boto3.py", "--image", IMAGE, "--role", role, "--model", MODEL)
+    assert done.returncode == 1
+    assert f"ExecutionRoleArn: '{role}' does not match" in done.stderr
+
+
+def test_violations_are_found() -> None:
+    shape = SAGEMAKER.operation_model("CreateTransformJob").input_shape
+    assert shape
+    job: dict[str, Any] = {
+        "TransformJobName": "a_b",
+        "TransformInput": {"DataSource": {}},
+        "BatchStrategy": "Both",
+        "MaxPayloadInMb": 6,
+        "TransformResources": {"InstanceType": "ml.m5.xlarge", "InstanceCount": "1"},
+    }
+    assert sorted(found.split(":")[0] for found in violations(shape, job)) == [
+        ".BatchStrategy",
+        ".MaxPayloadInMb",
+        ".ModelName",
+        ".TransformInput.DataSource.S3DataSource",
+        ".TransformJobName",
+        ".TransformOutput",
+        ".TransformResources.InstanceCount",
+    ]
+
+
+SCRIPTS = sorted(p.name for p in EXAMPLES.glob("*.py") if p.name != "demo.py")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_example_says_what_it_needs_and_costs(name: str) -> None:
+    said = ast.get_docstring(ast.parse((EXAMPLES / name).read_text()))
+    assert said
+    assert f"python examples/{name} " in said
+    assert "\nPrerequisites: " in said
+    assert "\nCost: " in said
+    assert name in (EXAMPLES / "README.md").read_text()
+
+
+def test_every_example_is_tested_here() -> None:
+    cases = set(re.findall(r'example\(\s*"(\w+)"', Path(__file__).read_text()))
+    expected = {f"{case}_{kind}.py" for case in cases for kind in ("boto3", "sdk2", "sdk3")}
+    assert set(SCRIPTS) == expected | {"update_endpoint.py"}
+
+
+@pytest.mark.heavy
+def test_the_script_trains_where_the_image_starts_it(tmp_path: Path, tiny_model: Path) -> None:
+    base = tmp_path / "ml"
+    data = base / "input" / "data" / "train"
+    data.mkdir(parents=True)
+    rows = ["red hot,0", "cold blue,1"] * 8
+    (data / "texts.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
+    told = {
+        "sagemaker_program": "train.py",
+        "sagemaker_submit_directory": str(EXAMPLES / "script"),
+        "model_name_or_path": str(tiny_model),
+        "epochs": "2",
+    }
+    config = {
+        "hyperparameters": told,
+        "inputdataconfig": {"train": {"TrainingInputMode": "File"}},
+        "resourceconfig": {"current_host": "algo-1", "hosts": ["algo-1"]},
+    }
+    (base / "input" / "config").mkdir()
+    for name, content in config.items():
+        (base / "input" / "config" / f"{name}.json").write_text(json.dumps(content))
+    done = subprocess.run(
+        [sys.executable, "-m", "amphora", "train"],
+        env=os.environ | {"SAGEMAKER_BASE_DIR": str(base), "HF_HUB_OFFLINE": "1"},
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = re.findall(next(d["Regex"] for d in METRICS if d["Name"] == "loss"), done.stdout)
+    assert len(losses) == 2
+    assert (base / "model" / "model.safetensors").is_file()
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> Path:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    words = {word: place for place, word in enumerate(["[PAD]", "[UNK]", "red", "hot", "cold"])}
+    split = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    split.pre_tokenizer = Whitespace()
+    folder = tmp_path / "tiny"
+    PreTrainedTokenizerFast(
+        tokenizer_object=split, pad_token="[PAD]", unk_token="[UNK]"
+    ).save_pretrained(folder)
+    small = BertConfig(
+        vocab_size=5,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    BertForSequenceClassification(small).save_pretrained(folder)
+    return folder
