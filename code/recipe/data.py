@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,9 +70,10 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
         hyperparameters.problem_type,
     )
     known = _classes(read["train"], shape)
-    built = {split: _build(split, parts, shape, known) for split, parts in read.items()}
-    found = [_describe(split, parts) for split, parts in read.items()]
-    train, evaluation, test, rule = _assign(built, known, hyperparameters.seed)
+    built = {split: _build(split, each, shape, known) for split, each in read.items()}
+    found = [_describe(split, each) for split, each in read.items()]
+    strata = (lambda split: split[LABEL][:]) if known.problem == labels.SINGLE else None
+    train, evaluation, test, rule = assign(built, strata, hyperparameters.seed)
     return Splits(
         train=train,
         evaluation=evaluation,
@@ -87,22 +88,38 @@ def _read_splits(
 ) -> dict[str, list[_Read]]:
     read: dict[str, list[_Read]] = {}
     like = None
-    for split in sorted(files, key=list(layout.SPLITS).index):
-        for path in files[split]:
-            part = formats.read(path)
-            if part.table.num_rows == 0:
-                notes.append(f"{path} has no rows and is not used.")
-                continue
-            chosen = _choose(part, hyperparameters, like)
-            like = like or chosen
-            if split != "train" and labels.is_unlabelled(part, chosen.label):
-                notes.append(f"{path} has no labels and is not used.")
-                continue
-            read.setdefault(split, []).append(_Read(part=part, columns=chosen))
-    if "train" not in read:
-        listed = ", ".join(map(str, files["train"]))
-        raise DataError(f"The training data has no rows: {listed}.", "Give rows to train on.")
+    for split, part in read_parts(files, notes, formats.read):
+        chosen = _choose(part, hyperparameters, like)
+        like = like or chosen
+        if split != "train" and labels.is_unlabelled(part, chosen.label):
+            notes.append(f"{part.path} has no labels and is not used.")
+            continue
+        read.setdefault(split, []).append(_Read(part=part, columns=chosen))
     return read
+
+
+def read_parts(
+    files: Mapping[str, list[Path]], notes: list[str], read: Callable[[Path], Part]
+) -> Iterator[tuple[str, Part]]:
+    """Each file that has rows, with its split; those of the training data first.
+
+    Args:
+        notes: What is left out is added to it.
+
+    Raises:
+        DataError: a file cannot be read, or the training data has no rows.
+    """
+    found = False
+    for split in sorted(files, key=list(layout.SPLITS).index):
+        for part in map(read, files[split]):
+            if part.table.num_rows == 0:
+                notes.append(f"{part.path} has no rows and is not used.")
+                continue
+            found = True
+            yield split, part
+        if not found:
+            listed = ", ".join(map(str, files["train"]))
+            raise DataError(f"The training data has no rows: {listed}.", "Give rows to train on.")
 
 
 def _choose(part: Part, hyperparameters: Hyperparameters, like: Columns | None) -> Columns:
@@ -129,16 +146,22 @@ def _build(split: str, parts: Sequence[_Read], shape: Shape, known: Labels) -> d
 
 def _inputs(read: _Read) -> dict[str, pa.Array]:
     values = read.part.table[read.columns.text].to_pylist()
-    if read.columns.text != TOKEN_IDS:
-        texts = ["" if value is None else str(value) for value in values]
-        return {TEXT: pa.array(texts, pa.large_string())}
-    if "attention_mask" in read.part.table.column_names:
-        masks = read.part.table["attention_mask"].to_pylist()
+    if read.columns.text == TOKEN_IDS:
+        return {TOKEN_IDS: token_ids(read.part)}
+    texts = ["" if value is None else str(value) for value in values]
+    return {TEXT: pa.array(texts, pa.large_string())}
+
+
+def token_ids(part: Part) -> pa.Array:
+    """The column `input_ids` without what its `attention_mask` says is padding."""
+    values = part.table[TOKEN_IDS].to_pylist()
+    if "attention_mask" in part.table.column_names:
+        masks = part.table["attention_mask"].to_pylist()
         values = [
             [token for token, real in zip(ids, mask, strict=True) if real]
             for ids, mask in zip(values, masks, strict=True)
         ]
-    return {TOKEN_IDS: pa.array(values, pa.large_list(pa.int64()))}
+    return pa.array(values, pa.large_list(pa.int64()))
 
 
 def _encoded(split: str, read: _Read, shape: Shape, known: Labels) -> pa.Array:
@@ -153,20 +176,26 @@ def _encoded(split: str, read: _Read, shape: Shape, known: Labels) -> pa.Array:
     return pa.array([known.encode(label) for label in spelled], _KINDS[known.problem])
 
 
-def _assign(
-    built: dict[str, datasets.Dataset], known: Labels, seed: int
+def assign(
+    built: Mapping[str, datasets.Dataset],
+    strata: Callable[[datasets.Dataset], Any] | None,
+    seed: int,
 ) -> tuple[datasets.Dataset, datasets.Dataset, datasets.Dataset | None, str]:
+    """Training, evaluation and (beside validation data) test data, and in a line how they came.
+
+    Args:
+        strata: The class ids of a data set, of whose rows the same share is held out of each.
+    """
     train, validation, test = (built.get(split) for split in ("train", "validation", "test"))
-    assert train is not None  # _read_splits has seen to it
+    assert train is not None  # `read_parts` has seen to it
     if validation is not None:
         also = ", test data after training" if test is not None else ""
         return train, validation, test, f"evaluation: on the validation data{also}"
     if test is not None:
         return train, test, None, "evaluation: on the test data"
-    stratified = known.problem == labels.SINGLE
-    strata = train[LABEL][:] if stratified else [0] * len(train)
-    kept, held_out = hold_out(strata, HELD_OUT, seed)
-    how = "stratified, " if stratified else ""
+    given = strata(train) if strata else [0] * len(train)
+    kept, held_out = hold_out(given, HELD_OUT, seed)
+    how = "stratified, " if strata else ""
     rule = f"evaluation: {len(held_out)} training rows held out, {how}seed {seed}"
     return train.select(kept), train.select(held_out), None, rule
 

@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import datasets
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,13 +25,14 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalLoopOutput
 
-from recipe import batches, evaluation, families, losses, plan
+from recipe import batches, cpu, plan
 from recipe.arguments import Hyperparameters
-from recipe.batches import Batch, Layout, Packed, Padded, Samples, World
+from recipe.batches import Batch, Layout, Samples, World
 from recipe.console import say
 from recipe.device import everyones
 from recipe.errors import DistributedError, DivergedError, HyperparameterError
 from recipe.labels import balanced_weights
+from recipe.objective import CLASSES, Objective
 from recipe.resuming import Resumable, fingerprint
 
 _WATCHED = 16
@@ -80,6 +80,7 @@ def layouts(
     epochs: int,
     evaluations: Mapping[str, Samples],
     evaluation_size: int,
+    objective: Objective = CLASSES,
 ) -> tuple[Layout, Layout]:
     """How training and evaluation lay out their samples, each in one way for the whole run.
 
@@ -89,29 +90,25 @@ def layouts(
     Raises:
         HyperparameterError: packing was asked for, but the model cannot be packed.
     """
-    family = families.family_of(model.config)
-    if packing and family is None:
+    can_pack = objective.packs(model)
+    if packing and not can_pack:
         raise HyperparameterError(
             f"Hyperparameter packing has value True, but a model of type "
             f"{model.config.model_type} cannot be packed.",
-            f"Leave it out. What can be packed: {', '.join(families.FAMILIES)}.",
+            f"Leave it out. What can be packed: {', '.join(objective.packable)}.",
         )
-    packs = family is not None and packing is not False
-    drawn = [training.samples.lengths[rows].tolist() for rows in training.rows(epochs, packs)]
+    packs = can_pack and packing is not False
+    drawn = [(training.samples, rows) for rows in training.rows(epochs, packs)]
     evaluated = [
-        samples.lengths[rows].tolist()
+        (samples, rows)
         for samples in evaluations.values()
         for rows in plan.in_order(samples.lengths, evaluation_size, packs)
     ]
-    made: list[Layout] = []
-    for size, lengths in ((training.size, drawn), (evaluation_size, evaluated)):
-        if packs and family is not None:
-            first = family.first_position(model.config)
-            made.append(Packed(plan.shape(lengths), size, pad_id, first))
-        else:
-            made.append(Padded(plan.buckets(lengths), size, pad_id))
-    if packs:
-        families.take_packed(model)
+    made = [
+        objective.layout(model, packs, size, pad_id, given)
+        for size, given in ((training.size, drawn), (evaluation_size, evaluated))
+    ]
+    objective.prepare(model, packs)
     _describe(model, packing, training, made[0], made[1])
     return made[0], made[1]
 
@@ -138,9 +135,10 @@ def build(
     tokenizer: PreTrainedTokenizerBase,
     args: TrainingArguments,
     hyperparameters: Hyperparameters,
-    ready: Mapping[str, datasets.Dataset],
+    ready: Mapping[str, Samples],
+    objective: Objective = CLASSES,
 ) -> Engine:
-    """The engine for data sets of `input_ids` and `label`: `train`, `evaluation`, maybe others.
+    """The engine for samples: `train`, `evaluation`, maybe others.
 
     Raises:
         HyperparameterError: packing was asked for, but the model cannot be packed; or something
@@ -148,7 +146,7 @@ def build(
         DistributedError: one process would have to use several GPUs.
     """
     check(args)
-    samples = {name: Samples.of(split) for name, split in ready.items()}
+    samples = dict(ready)
     training = batches.Training(
         samples=samples.pop("train"),
         size=args.per_device_train_batch_size,
@@ -165,7 +163,10 @@ def build(
         _epochs(args, training),
         samples,
         args.eval_batch_size,
+        objective,
     )
+    if args.device.type == "cpu" and not args.torch_compile:
+        cpu.lighten(model, attention=train_layout.balanced and objective is CLASSES)
     weights = None
     if hyperparameters.class_weight is not None and training.samples.labels.dtype.kind == "i":
         count: Any = model.config.num_labels
@@ -176,11 +177,12 @@ def build(
         training=training,
         train_layout=train_layout,
         eval_layout=eval_layout,
+        objective=objective,
         class_weights=weights,
         save_minutes=hyperparameters.save_minutes,
         eval_dataset=samples["evaluation"],
         processing_class=tokenizer,
-        compute_metrics=evaluation.compute_metrics(),
+        compute_metrics=objective.metrics(),
     )
 
 
@@ -199,6 +201,7 @@ class Engine(Resumable):
         training: What is trained on.
         train_layout: How its batches are laid out.
         eval_layout: How those of an evaluation are laid out.
+        objective: What their losses are.
         class_weights: What the loss of a sample of each class is multiplied by in training.
     """
 
@@ -212,6 +215,7 @@ class Engine(Resumable):
         training: batches.Training,
         train_layout: Layout,
         eval_layout: Layout,
+        objective: Objective = CLASSES,
         class_weights: Sequence[float] | None = None,
         **others: Any,
     ) -> None:
@@ -220,7 +224,7 @@ class Engine(Resumable):
         # Else the Trainer would count labels on every step, over all processes, for the model.
         self.model_accepts_loss_kwargs = False
         self._training, self._train_layout = training, train_layout
-        self._eval_layout = eval_layout
+        self._eval_layout, self._objective = eval_layout, objective
         self._class_weights = class_weights and torch.tensor(class_weights, device=args.device)
         self._watched: list[tuple[int, Tensor, Tensor]] = []
         model: Any = self.model
@@ -260,7 +264,7 @@ class Engine(Resumable):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """This batch's part of the mean over all samples of the step.
+        """This batch's part of the mean over the step: over its samples, each with its weight.
 
         DDP takes the mean of the processes' gradients, and the Trainer that of their losses for
         its log: hence the factor. A process with fewer samples weighs less.
@@ -303,7 +307,7 @@ class Engine(Resumable):
         beside = ("labels", "rows", "total")
         outputs = model(**{name: value for name, value in inputs.items() if name not in beside})
         smoothing = self.args.label_smoothing_factor if model.training else 0.0
-        each = losses.of_samples(outputs.logits, inputs["labels"], smoothing)
+        each = self._objective.losses(outputs.logits, inputs["labels"], smoothing)
         return outputs, each, inputs["rows"] >= 0
 
     @torch.no_grad()
@@ -329,7 +333,8 @@ class Engine(Resumable):
                 self.args, self.state, self.control
             )
         logits, each = _gathered(found, len(samples))
-        scores = {"loss": float(each.mean())}
+        weight = samples.weight(np.arange(len(samples)))
+        scores = {"loss": float(each.sum(dtype=np.float64) / weight)}
         if self.compute_metrics is not None:
             scores |= self.compute_metrics(
                 EvalPrediction(predictions=logits, label_ids=samples.labels)

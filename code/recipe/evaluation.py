@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import EvalPrediction
 
 from recipe.metrics import SCORES
 
+_LARGEST_EXPONENT = 709
 MODULES = Path(__file__).resolve().parent / "evaluate_modules"
 Integers = npt.NDArray[Any]
 Floats = npt.NDArray[Any]
@@ -66,6 +68,19 @@ class Scores:
 def compute_metrics() -> Scores:
     """What the Trainer takes as its compute_metrics."""
     return Scores()
+
+
+def score_tokens(prediction: EvalPrediction) -> dict[str, float]:
+    """Perplexity, and the share of learned tokens that the model would have said.
+
+    Takes for each document the sum of its tokens' losses and how many the model would have said
+    [N, 2], and how many are learned [N].
+    """
+    sums = np.asarray(prediction.predictions).sum(axis=0, dtype=np.float64)
+    loss, said = sums / np.asarray(prediction.label_ids).sum()
+    # What is no finite number is left out of the metrics: a perplexity may be too large for one.
+    perplexity = math.exp(loss) if loss < _LARGEST_EXPONENT else math.inf
+    return {"perplexity": perplexity, "token_accuracy": float(said)}
 
 
 def score_sets(logits: Floats, true: Floats) -> dict[str, float]:

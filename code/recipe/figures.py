@@ -74,9 +74,10 @@ def loss(history: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def evaluation(history: Sequence[Mapping[str, Any]]) -> Any:
-    """Every score of the evaluations, by step."""
+    """Every score of the evaluations, by step; perplexity has a figure of its own."""
     figure, axes = _axes()
-    beside = ("eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
+    speed = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
+    beside = ("eval_loss", "eval_perplexity", *speed)
     keys = dict.fromkeys(key for entry in history for key in entry)
     names = [name for name in keys if name.startswith("eval_") and name not in beside]
     for name in names:
@@ -84,6 +85,14 @@ def evaluation(history: Sequence[Mapping[str, Any]]) -> Any:
         axes.plot(*_points(history, name), marker="o", markersize=4, label=label)
     axes.set(xlabel="step", ylabel="score")
     figure.legend(loc="outside right center", frameon=False)
+    return figure
+
+
+def perplexity(history: Sequence[Mapping[str, Any]]) -> Any:
+    """That of the evaluations, by step, by powers of ten."""
+    figure, axes = _axes(height=2.6)
+    axes.plot(*_points(history, "eval_perplexity"), color=ORANGE, marker="o")
+    axes.set(xlabel="step", ylabel="perplexity", yscale="log")
     return figure
 
 

@@ -6,6 +6,7 @@ Delimited text, JSON and JSON Lines are read row by row, so that an error names 
 from __future__ import annotations
 
 import csv
+import functools
 import gzip
 import io
 import itertools
@@ -21,7 +22,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from recipe.errors import DataError
-from recipe.names import LABEL_NAMES, TEXT_NAMES, plain
+from recipe.names import LABEL_NAMES, TEXT, TEXT_NAMES, plain
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 _CHUNK_ROWS = 50_000
@@ -56,8 +57,11 @@ def is_arrow_folder(path: Path) -> bool:
     return (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
 
 
-def read(path: Path) -> Part:
+def read(path: Path, lone_column: bool = False) -> Part:
     """The rows of a file, or of a folder written by `Dataset.save_to_disk`.
+
+    Args:
+        lone_column: Whether delimited text may have one column only.
 
     Raises:
         DataError: the format is not known, or a row cannot be read (with its line).
@@ -70,7 +74,38 @@ def read(path: Path) -> Part:
         return _read_binary(path, "parquet", _read_parquet)
     if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
         return _read_binary(path, "arrow", _read_arrow)
-    return _read_text(path)
+    return _read_text(path, functools.partial(_read_decoded, lone_column=lone_column))
+
+
+def read_texts(path: Path, sample_by: str) -> Part:
+    """The texts of a plain text file as rows of the column `text`.
+
+    Args:
+        sample_by: `line` (empty ones left out), `paragraph` (between empty lines) or `document`
+            (all of it).
+
+    Raises:
+        DataError: it cannot be read (with its line).
+    """
+    return _read_text(path, functools.partial(_read_plain, sample_by=sample_by))
+
+
+def _read_plain(path: Path, encoding: str, sample_by: str) -> Part:
+    with _open(path, encoding) as stream:
+        lines = list(enumerate(stream.read().replace("\r\n", "\n").split("\n"), 1))
+    groups = [lines] if sample_by == "document" else [[line] for line in lines]
+    if sample_by == "paragraph":
+        by_kind = itertools.groupby(lines, key=lambda line: bool(line[1].strip()))
+        groups = [list(group) for _, group in by_kind]
+    texts = ["\n".join(text for _, text in group) for group in groups]
+    kept = [number for number, text in enumerate(texts) if text.strip()]
+    column = pa.array([texts[number].strip("\n") for number in kept], pa.large_string())
+    return Part(
+        path=path,
+        format=f"txt (a text is a {sample_by})",
+        table=pa.table({TEXT: column}),
+        lines=[groups[number][0][0] for number in kept],
+    )
 
 
 def _read_arrow_folder(path: Path) -> Part:
@@ -117,10 +152,10 @@ def _classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
     }
 
 
-def _read_text(path: Path) -> Part:
+def _read_text(path: Path, read_decoded: Callable[[Path, str], Part]) -> Part:
     encoding = _encoding(path)
     try:
-        return _read_decoded(path, encoding)
+        return read_decoded(path, encoding)
     except (EOFError, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is no readable gzip file: {error}.", _REWRITE) from error
     except UnicodeDecodeError as error:
@@ -131,7 +166,7 @@ def _read_text(path: Path) -> Part:
         ) from error
 
 
-def _read_decoded(path: Path, encoding: str) -> Part:
+def _read_decoded(path: Path, encoding: str, lone_column: bool) -> Part:
     with _open(path, encoding) as stream:
         start = stream.read(4096).lstrip()[:1]
     suffixes = [suffix.lower() for suffix in path.suffixes]
@@ -140,7 +175,7 @@ def _read_decoded(path: Path, encoding: str) -> Part:
         return _read_json(path, encoding)
     if start == "{" and not delimited:
         return _read_json_objects(path, encoding)
-    return _read_delimited(path, encoding)
+    return _read_delimited(path, encoding, lone_column)
 
 
 def _open(path: Path, encoding: str) -> io.TextIOWrapper:
@@ -244,8 +279,8 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _read_delimited(path: Path, encoding: str) -> Part:
-    delimiter = _delimiter(path, encoding)
+def _read_delimited(path: Path, encoding: str, lone_column: bool) -> Part:
+    delimiter = _delimiter(path, encoding, lone_column)
     try:
         return _read_rows(path, encoding, delimiter, csv.QUOTE_MINIMAL)
     except DataError:
@@ -255,13 +290,15 @@ def _read_delimited(path: Path, encoding: str) -> Part:
         return _read_rows(path, encoding, delimiter, csv.QUOTE_NONE)
 
 
-def _delimiter(path: Path, encoding: str) -> str:
+def _delimiter(path: Path, encoding: str, lone_column: bool) -> str:
     """The delimiter that cuts the first rows into the same number (> 1) of fields most often."""
     with _open(path, encoding) as stream:
         sample = list(itertools.islice(stream, 200))
     best = max(DELIMITERS, key=lambda delimiter: _agreement(sample, delimiter))
     if _agreement(sample, best) > 0:
         return best
+    if lone_column:
+        return ","
     raise DataError(
         f"{path} is no CSV, TSV, JSON, JSON Lines, Parquet or Arrow file: no delimiter "
         f"({', '.join(DELIMITERS.values())}) cuts its lines into columns. It starts with "
@@ -334,6 +371,8 @@ def _header(path: Path, rows: list[list[str]]) -> list[str] | None:
     """The first row, if it names columns: known names, or words that are no values further down."""
     names = [cell.strip() for cell in rows[0]]
     known = {plain(name) for name in names}
+    if len(names) == 1:
+        return names if known & set(TEXT_NAMES) else None
     if not (known & set(TEXT_NAMES) and known & set(LABEL_NAMES)):
         below = [set(column) for column in zip(*rows[1:], strict=True)]
         repeated = any(name in values for name, values in zip(names, below, strict=False))

@@ -11,13 +11,14 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from recipe import arguments, data, encoding, modeling
+from recipe import arguments, data, modeling
 from recipe.arguments import Hyperparameters
 from recipe.data import Splits
 from recipe.errors import RecipeError
+from recipe.goals import GOALS, Classification, Goal
 from recipe.labels import NUMBER
 from recipe.libraries import quieten
-from recipe.names import LABEL, TEXT, TOKEN_IDS
+from recipe.names import LABEL, TEXT
 from recipe.places import Places
 
 OK, WARNING, ERROR = "ok", "warning", "error"
@@ -51,29 +52,30 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         hyperparameters = arguments.parse(argv)
         yield Finding(level=OK, what=what, detail="every name and value is known")
         what = "data"
-        splits = data.load(places.channels, hyperparameters)
-        yield from _data(splits)
+        goal = GOALS[hyperparameters.task](places.channels, hyperparameters)
+        for line in goal.found:
+            yield Finding(level=OK, what=what, detail=line)
+        if isinstance(goal, Classification):
+            yield from _labelled(goal.splits)
         what = "model"
         source = modeling.find(hyperparameters.model_name_or_path, places.channels)
         where = "from a folder" if source.is_local else "needs the network: the Hugging Face hub"
-        model, tokenizer = modeling.load(source, splits.labels, hyperparameters)
+        model, tokenizer = goal.load(source)
         size = model.num_parameters()
         detail = f"{source.name} can be loaded ({where}), {size / 1e6:.1f} M parameters"
         yield Finding(level=OK, what=what, detail=detail)
         what = "lengths"
-        longest = modeling.longest_input(model, tokenizer, hyperparameters.max_length)
-        lengths = _lengths(splits, tokenizer, hyperparameters.seed)
+        longest = goal.longest(model, tokenizer)
+        lengths = _lengths(goal, tokenizer, hyperparameters.seed)
         yield from _length_findings(lengths, longest, hyperparameters)
     except RecipeError as error:
         yield Finding(level=ERROR, what=what, detail=str(error))
         return
-    yield _steps(len(splits.train), hyperparameters, processes)
+    yield _steps(len(goal.train), hyperparameters, processes)
     yield _memory(model, lengths, longest, hyperparameters, processes)
 
 
-def _data(splits: Splits) -> Iterator[Finding]:
-    for line in splits.found:
-        yield Finding(level=OK, what="data", detail=line)
+def _labelled(splits: Splits) -> Iterator[Finding]:
     show = splits.labels.show
     if TEXT in splits.train.column_names:
         for row in splits.train.select(range(min(_SHOWN_ROWS, len(splits.train)))):
@@ -89,16 +91,11 @@ def _data(splits: Splits) -> Iterator[Finding]:
     yield Finding(level=level, what="balance", detail=detail)
 
 
-def _lengths(splits: Splits, tokenizer: PreTrainedTokenizerBase, seed: int) -> list[int]:
+def _lengths(goal: Goal, tokenizer: PreTrainedTokenizerBase, seed: int) -> list[int]:
     """Tokens of each of a sample of the training texts, uncut, sorted."""
-    chosen = random.Random(seed).sample(
-        range(len(splits.train)), min(_SAMPLE_ROWS, len(splits.train))
-    )
-    sample = splits.train.select(sorted(chosen))
-    if TEXT not in sample.column_names:
-        return sorted(len(row) for row in sample[TOKEN_IDS])
-    uncut = 10**6
-    return sorted(len(ids) for ids in encoding.encode(tokenizer, list(sample[TEXT]), uncut))
+    rows = len(goal.train)
+    chosen = random.Random(seed).sample(range(rows), min(_SAMPLE_ROWS, rows))
+    return sorted(goal.lengths(tokenizer, sorted(chosen)))
 
 
 def _length_findings(
@@ -114,7 +111,7 @@ def _length_findings(
     yield Finding(
         level=WARNING if cut > _TRUNCATED_SHARE else OK,
         what="truncation",
-        detail=f"{cut:.1%} of the texts are cut at {longest} tokens"
+        detail=f"{cut:.1%} of the texts are longer than {longest} tokens"
         + (" (raise max_length)" if cut > _TRUNCATED_SHARE else ""),
     )
     kept = [min(length, longest) for length in lengths]

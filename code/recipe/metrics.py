@@ -18,8 +18,8 @@ from collections.abc import Mapping
 
 SCORES = ("accuracy", "precision", "recall", "f1_weighted", "f1_macro")
 """What evaluation computes of classes, beside the loss; precision, recall: means over labels."""
-OTHER_SCORES = ("f1_micro", "mse", "pearson", "spearman")
-"""What it computes where a text has several labels, or a number."""
+OTHER_SCORES = ("f1_micro", "mse", "pearson", "spearman", "perplexity", "token_accuracy")
+"""What it computes where a text has several labels, or a number, or is learned itself."""
 
 _TRAINING = ("loss", "grad_norm", "learning_rate", "epoch", "train_loss")
 _SPEED = ("train_runtime", "train_samples_per_second", "eval_samples_per_second")

@@ -7,15 +7,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import (
+    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from recipe import lora
 from recipe.arguments import Hyperparameters
@@ -96,29 +99,72 @@ def load(
     Raises:
         ModelError: it cannot be reached or loaded.
     """
+    model, tokenizer, report = _read(
+        AutoModelForSequenceClassification,
+        source,
+        hyperparameters,
+        num_labels=len(labels.names),
+        id2label=labels.by_id,
+        label2id=labels.ids,
+        problem_type=labels.problem,
+        ignore_mismatched_sizes=True,
+    )
+    new = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
+    say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
+    return lora.wrap(model, hyperparameters, new, "SEQ_CLS"), tokenizer
+
+
+def load_causal(
+    source: Source, hyperparameters: Hyperparameters
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The causal language model in float32, and its tokenizer.
+
+    Raises:
+        ModelError: it cannot be reached or loaded, is no such model, or knows fewer tokens than
+            its tokenizer.
+    """
+    model, tokenizer, report = _read(AutoModelForCausalLM, source, hyperparameters)
+    config: Any = model.config
+    reads_ahead = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if reads_ahead and not getattr(config, "is_decoder", False):
+        raise ModelError(
+            f"The model {source.name} is of type {config.model_type}, an encoder, whose tokens "
+            "see those that follow them: it cannot learn to go on with a text.",
+            "Give a decoder, such as a Llama, Qwen or GPT-2.",
+        )
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(
+            f"The model {source.name} lacks {len(missing)} weights of a causal language model: "
+            f"{', '.join(missing[:4])}.",
+            "Give a model that was saved with its language modelling head.",
+        )
+    embeddings: Any = model.get_input_embeddings()
+    if len(tokenizer) > embeddings.num_embeddings:
+        raise ModelError(
+            f"The tokenizer of {source.name} has {len(tokenizer)} tokens, and the model "
+            f"{embeddings.num_embeddings}.",
+            "Resize the model's embeddings, or give its own tokenizer.",
+        )
+    return lora.wrap(model, hyperparameters, (), "CAUSAL_LM"), tokenizer
+
+
+def _read(
+    architecture: Any, source: Source, hyperparameters: Hyperparameters, **more: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
+    """A model in float32, its tokenizer, and what was found of its weights."""
     options = {"trust_remote_code": hyperparameters.trust_remote_code}
     if hyperparameters.hf_token:
         # transformers passes a token argument on to some of its requests only.
         os.environ["HF_TOKEN"] = hyperparameters.hf_token
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.name, **options)
-        model, report = AutoModelForSequenceClassification.from_pretrained(
-            source.name,
-            num_labels=len(labels.names),
-            id2label=labels.by_id,
-            label2id=labels.ids,
-            problem_type=labels.problem,
-            ignore_mismatched_sizes=True,
-            dtype=torch.float32,
-            output_loading_info=True,
-            **options,
+        model, report = architecture.from_pretrained(
+            source.name, dtype=torch.float32, output_loading_info=True, **more, **options
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise _load_error(source, error) from error
     _see_to_padding(source, model, tokenizer)
-    new = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
-    say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
-    return lora.wrap(model, hyperparameters, new, "SEQ_CLS"), tokenizer
+    return model, tokenizer, report
 
 
 def _see_to_padding(
@@ -153,9 +199,12 @@ def _load_error(source: Source, error: Exception) -> ModelError:
 
 
 def longest_input(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: int | None
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    asked: int | None,
+    usual: int = _LONGEST,
 ) -> int:
-    """Tokens at which texts are cut: `asked`, else what the model takes, at most 512.
+    """Tokens at which texts are cut: `asked`, else what the model takes, at most `usual`.
 
     Raises:
         HyperparameterError: the model takes fewer tokens than asked for.
@@ -166,7 +215,7 @@ def longest_input(
             f"Hyperparameter max_length has value {asked}, but the model takes {limit} tokens.",
             f"Give {limit} or less.",
         )
-    return asked or min(limit, _LONGEST)
+    return asked or min(limit, usual)
 
 
 def _positions(model: PreTrainedModel) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 TEXT, LABEL = "text", "label"
 TOKEN_IDS = "input_ids"
+PROMPT, COMPLETION, MESSAGES = "prompt", "completion", "messages"
+LEARNED = "learned"
+"""Whether each token is learned."""
 
 TEXT_NAMES = (
     "text",
@@ -48,6 +51,11 @@ LABEL_NAMES = (
     "y",
 )
 """What the column to predict is called, most telling first."""
+
+
+PROMPT_NAMES = ("prompt", "instruction", "question")
+COMPLETION_NAMES = ("completion", "response", "answer", "output")
+MESSAGES_NAMES = ("messages", "conversation", "conversations", "chat")
 
 
 def plain(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recipe import figures, saving
-from recipe.card import Facts, shown, versions
+from recipe import card, figures, saving
+from recipe.card import Facts, versions
+from recipe.causal_samples import Continuation
 from recipe.console import say
-from recipe.data import Splits
 from recipe.engine import Engine
-from recipe.evaluation import Scores
 from recipe.labels import NUMBER, SEVERAL, SINGLE, Labels
-from recipe.names import TEXT
 
 _MISTAKES = 12
 _SHOWN_CHARS = 280
@@ -60,6 +58,15 @@ class Predictions:
         return self.outputs[:, 0] if self.labels.problem == NUMBER else self.outputs >= 0
 
 
+@dataclass(frozen=True)
+class Shown:
+    """The model's answers, as far as there are any to show."""
+
+    predictions: Predictions | None = None
+    """None where a run was resumed after its last evaluation, or predicts no labels."""
+    continuations: Sequence[Continuation] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Material:
     """What the report is made of."""
@@ -68,7 +75,7 @@ class Material:
     history: Sequence[Mapping[str, Any]]
     """The Trainer's log."""
     predictions: Predictions | None
-    """None where a run was resumed after its last evaluation."""
+    continuations: Sequence[Continuation] = ()
     lengths: Array
     """Tokens of each training text, cut."""
     max_length: int
@@ -84,7 +91,7 @@ class Material:
 def of_run(
     trainer: Engine,
     facts: Facts,
-    splits: Splits,
+    show: Callable[[], Shown],
     max_length: int,
     seconds: Mapping[str, float],
     hosts: int,
@@ -93,6 +100,7 @@ def of_run(
     """Write the report on a finished run to `folder`; where it cannot be, a line says so.
 
     Args:
+        show: Gives the model's answers.
         seconds: Of each phase; the one called training has the evaluations in it.
     """
     try:
@@ -104,10 +112,12 @@ def of_run(
         )
         phases = {**seconds, "training": seconds["training"] - evaluating, "evaluation": evaluating}
         phases["saving"] = phases.pop("saving")  # last
+        shown = show()
         material = Material(
             facts=facts,
             history=trainer.state.log_history,
-            predictions=_last_predictions(trainer, splits),
+            predictions=shown.predictions,
+            continuations=shown.continuations,
             lengths=trainer.training_lengths(),
             max_length=max_length,
             places=trainer.tokens_computed(),
@@ -120,18 +130,6 @@ def of_run(
         say(f"report written to {folder}/report.html")
     except Exception as error:  # the model is trained, whatever is wrong with its report
         say(f"warning: there is no report: {type(error).__name__}: {error}")
-
-
-def _last_predictions(trainer: Engine, splits: Splits) -> Predictions | None:
-    scores = trainer.compute_metrics
-    if not isinstance(scores, Scores) or scores.last is None:
-        return None
-    name, split = ("evaluation", splits.evaluation)
-    if splits.test is not None:
-        name, split = ("test", splits.test)
-    outputs, true = scores.last
-    texts = list(split[TEXT]) if TEXT in split.column_names else None
-    return Predictions(split=name, labels=splits.labels, outputs=outputs, true=true, texts=texts)
 
 
 def write(material: Material, folder: Path) -> Path:
@@ -154,9 +152,10 @@ def write(material: Material, folder: Path) -> Path:
         split=given.split if given else "",
         classes=_classes(given) if given else [],
         mistakes=_mistakes(given) if given else [],
+        continuations=material.continuations,
         tested=len(given.true) if given else 0,
         metrics={name: f"{value:.6g}" for name, value in material.facts.metrics.items()},
-        hyperparameters=shown(material.facts.hyperparameters),
+        hyperparameters=card.shown(material.facts.hyperparameters),
         versions=versions(),
     )
     path = folder / "report.html"
@@ -172,6 +171,8 @@ def _drawn(material: Material) -> list[tuple[str, Any]]:
         ("lengths", figures.lengths(material.lengths, material.max_length)),
         ("time", figures.phases(material.phases)),
     ]
+    if any("eval_perplexity" in entry for entry in history):
+        made.append(("perplexity", figures.perplexity(history)))
     if given is None:
         return made
     if given.labels.problem == NUMBER:
@@ -192,7 +193,16 @@ def confusion(true: Array, predicted: Array, count: int) -> Array:
 def _tiles(material: Material) -> dict[str, str]:
     """The figures to see first."""
     metrics, real = material.facts.metrics, int(material.lengths.sum())
-    wanted = ("accuracy", "f1_macro", "f1_micro", "pearson", "mse", "loss")
+    wanted = (
+        "perplexity",
+        "token_accuracy",
+        "accuracy",
+        "f1_macro",
+        "f1_micro",
+        "pearson",
+        "mse",
+        "loss",
+    )
     prefix = "test" if any(name.startswith("test_") for name in metrics) else "eval"
     found = [
         (name, metrics[f"{prefix}_{name}"]) for name in wanted if f"{prefix}_{name}" in metrics

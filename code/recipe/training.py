@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -26,7 +27,7 @@ from transformers import (
 
 from recipe import (
     card,
-    data,
+    cpu,
     device,
     distribution,
     engine,
@@ -34,18 +35,18 @@ from recipe import (
     modeling,
     report,
     saving,
-    tokens,
     xla,
 )
 from recipe.arguments import Hyperparameters
 from recipe.batches import Samples
 from recipe.console import has_terminal, is_first_process, say
-from recipe.data import Splits
 from recipe.device import Device
 from recipe.distribution import Distribution
 from recipe.engine import Engine
 from recipe.errors import HyperparameterError
+from recipe.goals import GOALS
 from recipe.libraries import quieten
+from recipe.objective import Objective
 from recipe.places import Places
 from recipe.progress import MetricLines, ProgressLines
 from recipe.stopwatch import Stopwatch
@@ -69,30 +70,21 @@ def run(
     """
     watch = Stopwatch()
     _check_places(places)
-    chosen = _set_up(hyperparameters, environ)
-    # Read where report_to=tensorboard makes a callback; what the user set stays.
-    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(places.tensorboard))
-    shared = distribution.choose(hyperparameters, chosen, environ)
-    arguments = training_arguments(hyperparameters, places, chosen, shared)
-    device.check_world(arguments.device, chosen.processes)
-    for line in (chosen.describe(), *shared.said):
-        say(line)
-    splits = data.load(places.channels, hyperparameters)
-    for line in splits.found:
+    chosen, arguments = _set_up(hyperparameters, places, environ)
+    goal = GOALS[hyperparameters.task](places.channels, hyperparameters)
+    for line in goal.found:
         say(line)
     watch.lap("data")
     source = modeling.find(hyperparameters.model_name_or_path, places.channels)
     with arguments.main_process_first(desc="model"):
-        model, tokenizer = modeling.load(source, splits.labels, hyperparameters)
-    max_length = modeling.longest_input(model, tokenizer, hyperparameters.max_length)
+        model, tokenizer = goal.load(source)
+    max_length = goal.longest(model, tokenizer)
     say(f"model: {source.name}, {_size(model)} parameters, texts cut at {max_length} tokens")
-    # What serves this model cuts texts where training did.
-    tokenizer.model_max_length = max_length
     watch.lap("model")
     with arguments.main_process_first(desc="tokens"):
-        ready = _tokenised(splits, tokenizer, max_length)
+        ready = goal.samples(tokenizer, max_length)
     watch.lap("tokens")
-    trainer = _trainer(model, tokenizer, arguments, hyperparameters, ready)
+    trainer = _trainer(model, tokenizer, arguments, hyperparameters, ready, goal.objective)
     metrics = _train(trainer, ready.get("test"))
     watch.lap("training")
     weights = distribution.whole_weights(trainer)
@@ -100,16 +92,17 @@ def run(
         facts = card.Facts(
             base_model=source.name,
             hyperparameters=hyperparameters,
-            labels=splits.labels,
-            found=splits.found,
+            about=goal.about(),
+            found=goal.found,
             device=chosen.describe(),
             metrics=metrics,
         )
         _write(trainer, weights, tokenizer, places, facts)
         watch.lap("saving")
         hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
+        show = functools.partial(goal.shown, trainer, ready)
         report.of_run(
-            trainer, facts, splits, max_length, watch.seconds, hosts, places.output_data_dir
+            trainer, facts, show, max_length, watch.seconds, hosts, places.output_data_dir
         )
     device.leave_world()
     return metrics
@@ -126,7 +119,21 @@ def _check_places(places: Places) -> None:
             saving.check_writable(what, folder, remedy.format(variable))
 
 
-def _set_up(hyperparameters: Hyperparameters, environ: Mapping[str, str]) -> Device:
+def _set_up(
+    hyperparameters: Hyperparameters, places: Places, environ: Mapping[str, str]
+) -> tuple[Device, TrainingArguments]:
+    chosen = _set_up_device(hyperparameters, environ)
+    # Read where report_to=tensorboard makes a callback; what the user set stays.
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(places.tensorboard))
+    shared = distribution.choose(hyperparameters, chosen, environ)
+    arguments = training_arguments(hyperparameters, places, chosen, shared)
+    device.check_world(arguments.device, chosen.processes)
+    for line in (chosen.describe(), *shared.said):
+        say(line)
+    return chosen, arguments
+
+
+def _set_up_device(hyperparameters: Hyperparameters, environ: Mapping[str, str]) -> Device:
     if not has_terminal() or not is_first_process():
         datasets.disable_progress_bars()
     quieten()
@@ -139,6 +146,8 @@ def _set_up(hyperparameters: Hyperparameters, environ: Mapping[str, str]) -> Dev
     )
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
+    if chosen.kind == "cpu":
+        cpu.keep_memory()
     set_seed(hyperparameters.seed)  # before the model, whose head is drawn at random
     if chosen.kind == "xla":
         xla.join(environ)
@@ -185,6 +194,7 @@ def training_arguments(
         "restore_callback_states_from_checkpoint": True,
         "logging_steps": 0.05,
         "load_best_model_at_end": hyperparameters.early_stopping_patience is not None,
+        "greater_is_better": _is_greater_better(hyperparameters.passed),
         "report_to": "none",
         "disable_tqdm": not has_terminal(),
         **shared.arguments,
@@ -194,6 +204,12 @@ def training_arguments(
         return TrainingArguments(**values)
     except ValueError as error:
         raise HyperparameterError(f"The hyperparameters do not fit together: {error}") from error
+
+
+def _is_greater_better(passed: Mapping[str, Any]) -> bool | None:
+    """Of metric_for_best_model; None leaves it to the Trainer, which knows losses only."""
+    metric = str(passed.get("metric_for_best_model"))
+    return False if metric.endswith(("perplexity", "mse")) else None
 
 
 def _warmup(steps: float) -> dict[str, Any]:
@@ -208,25 +224,15 @@ def _size(model: PreTrainedModel) -> str:
     return f"{sum(weight.numel() for weight in model.parameters()) / 1e6:.1f} M"
 
 
-def _tokenised(
-    splits: Splits, tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> dict[str, datasets.Dataset]:
-    given = {"train": splits.train, "evaluation": splits.evaluation, "test": splits.test}
-    return {
-        name: tokens.tokenise(split, tokenizer, max_length)
-        for name, split in given.items()
-        if split is not None
-    }
-
-
 def _trainer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     arguments: TrainingArguments,
     hyperparameters: Hyperparameters,
-    ready: Mapping[str, datasets.Dataset],
+    ready: Mapping[str, Samples],
+    objective: Objective,
 ) -> Engine:
-    trainer = engine.build(model, tokenizer, arguments, hyperparameters, ready)
+    trainer = engine.build(model, tokenizer, arguments, hyperparameters, ready, objective)
     distribution.shard(trainer)
     if hyperparameters.early_stopping_patience is not None:
         patience, threshold = (
@@ -242,11 +248,11 @@ def _trainer(
     return trainer
 
 
-def _train(trainer: Engine, test: datasets.Dataset | None) -> dict[str, float]:
+def _train(trainer: Engine, test: Samples | None) -> dict[str, float]:
     """Train and evaluate; every process takes part, and gets the same metrics."""
     metrics = {**trainer.run(), **(_last_evaluation(trainer) or trainer.evaluate())}
     if test is not None:
-        metrics |= trainer.evaluate(Samples.of(test), metric_key_prefix="test")
+        metrics |= trainer.evaluate(test, metric_key_prefix="test")
     metrics.pop("total_flos", None)
     return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
 

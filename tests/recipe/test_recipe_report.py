@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipe import report
+from recipe import card, report
 from recipe.arguments import Hyperparameters
 from recipe.card import Facts
 from recipe.labels import NUMBER, SEVERAL, Labels
@@ -39,7 +39,7 @@ def material(
     facts = Facts(
         base_model="some/model",
         hyperparameters=Hyperparameters(hf_token="hf_planted"),
-        labels=(predictions or SINGLE_LABEL).labels,
+        about=card.of_labels((predictions or SINGLE_LABEL).labels),
         found=["train data: 4 rows"],
         device="device: cpu",
         metrics={"eval_accuracy": 0.25, "test_accuracy": 0.5, "train_samples_per_second": 8.0},

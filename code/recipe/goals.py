@@ -1,0 +1,180 @@
+"""What a run trains for: a row of this table for each value of the hyperparameter `task`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import datasets
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from recipe import (
+    card,
+    causal_data,
+    causal_samples,
+    causal_tokens,
+    data,
+    encoding,
+    modeling,
+    tokens,
+    xla,
+)
+from recipe.arguments import CAUSAL_LM, CLASSIFICATION, Hyperparameters
+from recipe.batches import Samples
+from recipe.card import About
+from recipe.causal_batches import Documents
+from recipe.engine import Engine
+from recipe.evaluation import Scores
+from recipe.modeling import Source
+from recipe.names import TEXT, TOKEN_IDS
+from recipe.objective import CLASSES, NEXT_TOKENS, Objective
+from recipe.report import Predictions, Shown
+
+Model = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+_UNCUT = 10**6
+_LONGEST_DOCUMENT = 1024
+
+
+class Goal(Protocol):
+    """A task with the data of a job."""
+
+    objective: Objective
+    """What the engine does."""
+    train: datasets.Dataset
+    """The training data, before it is tokenised."""
+    found: list[str]
+    """What was detected in the data, one line each."""
+
+    def load(self, source: Source) -> Model:
+        """The model to start from, and its tokenizer."""
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Tokens in a sample at most."""
+
+    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+        """`train`, `evaluation` and maybe `test`."""
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """Tokens of some rows of the training data, uncut."""
+
+    def about(self) -> About:
+        """What the model is for."""
+
+    def shown(self, trainer: Engine, samples: Mapping[str, Any]) -> Shown:
+        """What a report on the finished run shows of the model's answers."""
+
+
+class Classification:
+    """Labels of texts."""
+
+    objective: Objective = CLASSES
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        self._hyperparameters = hyperparameters
+        self.splits = data.load(channels, hyperparameters)
+        self.train, self.found = self.splits.train, self.splits.found
+
+    def load(self, source: Source) -> Model:
+        """With a head for the labels."""
+        return modeling.load(source, self.splits.labels, self._hyperparameters)
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Where longer texts are cut, by what serves the model, too."""
+        length = modeling.longest_input(model, tokenizer, self._hyperparameters.max_length)
+        tokenizer.model_max_length = length
+        return length
+
+    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+        """A sample for each text."""
+        return {
+            name: Samples.of(tokens.tokenise(split, tokenizer, max_length))
+            for name, split in _named(self.splits)
+        }
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """With special tokens."""
+        some = self.train.select(rows)
+        if TEXT not in some.column_names:
+            return [len(ids) for ids in some[TOKEN_IDS]]
+        return [len(ids) for ids in encoding.encode(tokenizer, list(some[TEXT]), _UNCUT)]
+
+    def about(self) -> About:
+        """A classifier of these labels."""
+        return card.of_labels(self.splits.labels)
+
+    def shown(self, trainer: Engine, samples: Mapping[str, Any]) -> Shown:
+        """The last answers to the data that the model is judged by."""
+        scores = trainer.compute_metrics
+        if not isinstance(scores, Scores) or scores.last is None:
+            return Shown()
+        name, split = "evaluation", self.splits.evaluation
+        if self.splits.test is not None:
+            name, split = "test", self.splits.test
+        outputs, true = scores.last
+        texts = list(split[TEXT]) if TEXT in split.column_names else None
+        labels = self.splits.labels
+        return Shown(
+            Predictions(split=name, labels=labels, outputs=outputs, true=true, texts=texts)
+        )
+
+
+class CausalLm:
+    """How texts, prompts and conversations go on."""
+
+    objective: Objective = NEXT_TOKENS
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        self._hyperparameters = hyperparameters
+        self._texts = causal_data.load(channels, hyperparameters)
+        self.train, self.found = self._texts.train, self._texts.found
+
+    def load(self, source: Source) -> Model:
+        """As it is."""
+        return modeling.load_causal(source, self._hyperparameters)
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Where longer documents are split or truncated; what serves the model reads more."""
+        asked = self._hyperparameters.max_length
+        return modeling.longest_input(model, tokenizer, asked, _LONGEST_DOCUMENT)
+
+    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+        """Pieces of documents."""
+        long_texts = self._hyperparameters.long_texts
+        return {
+            name: causal_tokens.tokenise(name, split, tokenizer, max_length, long_texts)
+            for name, split in _named(self._texts)
+        }
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """With the end token."""
+        return causal_tokens.lengths(self.train.select(rows), tokenizer)
+
+    def about(self) -> About:
+        """A language model."""
+        return About(
+            title="Language model",
+            pipeline="text-generation",
+            purpose="go on with texts like those of its data",
+            metrics="Losses are means over the learned tokens; the perplexity is e to that power.",
+        )
+
+    def shown(self, trainer: Engine, samples: Mapping[str, Any]) -> Shown:
+        """How the model goes on with some documents, where one process has all of it."""
+        documents = samples["evaluation"]
+        if trainer.is_fsdp_enabled or xla.in_use() or not isinstance(documents, Documents):
+            return Shown()
+        model: Any = trainer.accelerator.unwrap_model(trainer.model)
+        tokenizer: Any = trainer.processing_class
+        return Shown(continuations=causal_samples.continuations(model, tokenizer, documents))
+
+
+def _named(splits: data.Splits | causal_data.Texts) -> list[tuple[str, datasets.Dataset]]:
+    given = {"train": splits.train, "evaluation": splits.evaluation, "test": splits.test}
+    return [(name, split) for name, split in given.items() if split is not None]
+
+
+GOALS: Mapping[str, Callable[[Mapping[str, Path], Hyperparameters], Goal]] = {
+    CLASSIFICATION: Classification,
+    CAUSAL_LM: CausalLm,
+}

@@ -1,0 +1,70 @@
+"""Tiny decoders and data for the tests of task=causal-lm."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+COLOURS, ANIMALS = ("red", "green", "blue"), ("cat", "dog", "bird")
+KINDS = ("gpt2", "llama")
+
+
+def make_tokenizer() -> Any:
+    """Bytes, and an end token; none for padding."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = ["</s>", "<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    bytes_ = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, []))
+    bytes_.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(tokenizer_object=bytes_, eos_token="</s>", model_max_length=128)
+    made.add_special_tokens({"additional_special_tokens": pieces[1:3]})
+    return made
+
+
+def make_model(kind: str, folder: Path) -> Path:
+    """A decoder of two layers without dropout, saved with the tokenizer above."""
+    import torch
+    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+
+    tokenizer = make_tokenizer()
+    tokens = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": None}
+    size = {"vocab_size": len(tokenizer), "max_position_embeddings": 128, **tokens}
+    config: Any
+    if kind == "gpt2":
+        still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        config = GPT2Config(n_embd=32, n_layer=2, n_head=4, **size, **still)
+    else:
+        config = LlamaConfig(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=64,
+            **size,
+        )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def pairs(count: int) -> list[dict[str, str]]:
+    """Prompts whose completions can be learned: "red cat:" goes on with "cat"."""
+    drawn = random.Random(0)
+    rows = []
+    for _ in range(count):
+        colour, animal = drawn.choice(COLOURS), drawn.choice(ANIMALS)
+        rows.append({"prompt": f"{colour} {animal}:", "completion": animal})
+    return rows
+
+
+def write(folder: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    """A folder with the rows as JSON Lines."""
+    folder.mkdir(parents=True)
+    (folder / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder

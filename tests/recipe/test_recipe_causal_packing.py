@@ -1,0 +1,135 @@
+"""Packed documents: the same answers, losses and gradients as each document alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from recipe import causal_model, plan
+from recipe.causal_batches import Documents, PackedDocuments, PaddedDocuments
+
+PAD, SIZE = 1, 6
+SMALL = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 96,
+    "pad_token_id": PAD,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+WINDOW = {**SMALL, "sliding_window": 9}
+GPT2 = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96}
+STILL = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+MIXED = {"use_sliding_window": True, "max_window_layers": 1}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", {**GPT2, **STILL}),
+    "gpt_neox": ("GPTNeoX", SMALL),
+    "llama": ("Llama", SMALL),
+    "mistral": ("Mistral", WINDOW),
+    "olmo2": ("Olmo2", SMALL),
+    "phi3": ("Phi3", WINDOW),
+    "qwen2": ("Qwen2", SMALL),
+    "qwen2, with windows": ("Qwen2", {**WINDOW, **MIXED}),
+    "qwen3": ("Qwen3", {**SMALL, "head_dim": 8}),
+    "qwen3, with windows": ("Qwen3", {**WINDOW, **MIXED, "head_dim": 8}),
+    "smollm3": ("SmolLM3", SMALL),
+    "starcoder2": ("Starcoder2", WINDOW),
+    "gemma": ("Gemma", {**SMALL, "head_dim": 8}),
+}
+
+
+def make(kind: str, attention: str = "sdpa") -> PreTrainedModel:
+    """A small random model whose weights are far from 0, so that a leak would be seen."""
+    name, values = KINDS[kind]
+    config = getattr(transformers, f"{name}Config")(**values)
+    config._attn_implementation = attention
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=0.2)
+    return model.eval()
+
+
+def documents_of(lengths: list[int]) -> Documents:
+    """Documents of which some tokens are learned, in places that differ."""
+    random = np.random.default_rng(0)
+    starts = np.cumsum([0, *lengths])
+    learned = random.random(starts[-1]) < 0.6
+    learned[starts[1:] - 1] = True
+    learned[starts[:-1]] = False
+    counts = np.add.reduceat(learned, starts[:-1], dtype=np.int64)
+    ids = random.integers(4, 50, starts[-1]).astype(np.int32)
+    return Documents(ids, starts, counts, learned)
+
+
+def alone(model: PreTrainedModel, documents: Documents, row: int) -> torch.Tensor:
+    """[2]: the sum of a document's losses, and how often the model is right, by its own words."""
+    ids = torch.from_numpy(documents.tokens(row).astype(np.int64))
+    learned = documents.learned[documents.starts[row] : documents.starts[row + 1]]
+    labels = ids.where(torch.from_numpy(learned), torch.tensor(-100))
+    logits = model(input_ids=ids[None]).logits[0, :-1]
+    total = functional.cross_entropy(logits, labels[1:], reduction="sum", ignore_index=-100)
+    return torch.stack([total, (logits.argmax(-1) == labels[1:]).sum()])
+
+
+def gradients(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
+
+
+def packed(documents: Documents, rows: Any, size: int = SIZE) -> PackedDocuments:
+    shape = plan.shape([documents.lengths[rows].tolist()])
+    return PackedDocuments(shape, size, PAD, 0, documents.weight(rows) + 3)
+
+
+def padded(documents: Documents, rows: Any, size: int = SIZE) -> PaddedDocuments:
+    lengths = plan.buckets([documents.lengths[rows].tolist()])
+    return PaddedDocuments(lengths, size, PAD, documents.weight(rows) + 3)
+
+
+@pytest.mark.parametrize("lay", [packed, padded])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_and_gradients_are_those_of_documents_alone(
+    kind: str, attention: str, lay: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make(kind, attention)
+    documents = documents_of([30, 5, 17, 2, 41])
+    rows = np.arange(5)
+    expected = torch.stack([alone(model, documents, row) for row in rows])
+    count = documents.weight(rows)
+    wanted = gradients(model, expected[:, 0].sum() / count)
+    causal_model.take_documents(model)
+    layout = lay(documents, rows)
+    # In several parts, too, whose logits are not kept.
+    monkeypatch.setattr(causal_model, "_MOST_LOGITS", 50 * 16 if attention == "sdpa" else 1 << 26)
+    batch = layout.tensors(documents, rows)
+    answers = model(**batch).logits
+    assert answers.shape == (SIZE, 2)
+    torch.testing.assert_close(answers[:5, 0] / count, expected[:, 0] / count, rtol=0, atol=1e-5)
+    assert answers[:5, 1].tolist() == expected[:, 1].tolist()
+    assert answers[5].tolist() == [0, 0]
+    found = gradients(model, answers[:, 0].sum() / count)
+    assert set(found) == set(wanted)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
+    # What the model always took, it takes still.
+    ids = torch.from_numpy(documents.tokens(0).astype(np.int64))[None]
+    assert model(input_ids=ids).logits.shape == (1, 30, 50)
+
+
+def test_every_decoder_is_held_to_that() -> None:
+    assert {kind.split(",")[0] for kind in KINDS} == set(causal_model.DECODERS)
