@@ -89,7 +89,7 @@ check_aws() {
     command -v aws >/dev/null || die "There is no 'aws'." "Install the AWS CLI, or build only, with --no-push."
     region=${region:-${AWS_REGION:-${AWS_DEFAULT_REGION:-$(aws configure get region || true)}}}
     [ -n "$region" ] || die "No region is set." "Give --region, as in --region us-east-1."
-    account=$(aws sts get-caller-identity --query Account --output text) ||
+    account=$(aws sts get-caller-identity --region "$region" --query Account --output text) ||
         die "AWS does not accept the credentials." "Run 'aws configure' or 'aws sso login', or build only, with --no-push."
     registry=$account.dkr.ecr.$region.$(domain "$region")
 }
