@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
+import shutil
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
+
+from tests.docker.material import save_data, save_tiny_model
+from tests.docker.sdk import Recorder, Sdk, environment
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-NO_ENGINE = 3
+CANNOT = 3
+ONE_THREAD = ("-e", "OMP_NUM_THREADS=1")
+"""For `docker run`: more threads would only wait for each other, on so small a model."""
 
 
 @dataclass(frozen=True)
@@ -36,31 +46,38 @@ class Docker:
         assert not check or done.returncode == 0, done.stdout
         return done
 
-    def build(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run build_and_push.sh, which builds and tries an image without pushing it."""
+    def build(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run build_and_push.sh."""
         return subprocess.run(
-            [str(ROOT / "build_and_push.sh"), *arguments, "--no-push"],
-            env=os.environ | {"DOCKER": self.client},
+            [str(ROOT / "build_and_push.sh"), *arguments],
+            env=os.environ | environ | {"DOCKER": self.client},
             text=True,
             capture_output=True,
         )
 
     def image(self, *arguments: str) -> str:
-        """As `build`, for an image that must come about: its name."""
-        built = self.build(*arguments)
+        """The name of an image that build_and_push.sh builds and tries, without pushing it."""
+        built = self.build(*arguments, "--no-push")
         assert built.returncode == 0, built.stderr[-8000:]
         return built.stdout.strip()
 
 
+def ready(script: str, **environ: str) -> str:
+    """What a script that makes something ready prints; skips the test where it cannot."""
+    made = subprocess.run(
+        [str(HERE / script)], env=os.environ | environ, text=True, capture_output=True
+    )
+    if made.returncode == CANNOT:
+        pytest.skip(made.stderr.splitlines()[-1])
+    assert made.returncode == 0, made.stderr
+    return made.stdout.strip()
+
+
 @pytest.fixture(scope="session")
 def docker() -> Iterator[Docker]:
-    found = subprocess.run([str(HERE / "engine.sh")], text=True, capture_output=True)
-    if found.returncode == NO_ENGINE:
-        pytest.skip(found.stderr.splitlines()[-1])
-    assert found.returncode == 0, found.stderr
-    docker = Docker(found.stdout.strip())
+    docker = Docker(ready("engine.sh"))
     yield docker
-    # Images of ours that a newer build of the same name has replaced.
+    # Images of ours whose name a newer build has taken.
     docker("image", "prune", "-f", "--filter", "label=org.opencontainers.image.title=amphora")
 
 
@@ -82,19 +99,33 @@ def torch_base(docker: Docker) -> str:
 
 
 @pytest.fixture(scope="session")
-def cpu_image(docker: Docker, torch_base: str) -> str:
-    return docker.image("cpu", "--tag", "test-cpu", "--base-image", torch_base)
+def cpu_image(docker: Docker, torch_base: str) -> Iterator[str]:
+    image = docker.image("cpu", "--tag", "test-cpu", "--base-image", torch_base)
+    yield image
+    # The SDKs' local mode removes no container.
+    left = docker("ps", "-aq", "--filter", f"ancestor={image}").stdout.split()
+    if left:
+        docker("rm", "-f", *left)
+
+
+@pytest.fixture(scope="session")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the channels `model`, `train` and `test`."""
+    folder = tmp_path_factory.mktemp("material")
+    save_tiny_model(folder / "model")
+    save_data(folder)
+    return folder
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training job's folders on this machine, mounted one by one as SageMaker mounts them."""
+    """A training job's folders on this machine, mounted as SageMaker mounts them."""
 
     docker: Docker
     image: str
     folder: Path
 
-    def configure(self, channels: list[str], **hyperparameters: object) -> None:
+    def configure(self, **hyperparameters: object) -> None:
         """Write what SageMaker writes under /opt/ml/input/config."""
         channel = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
         host = {"current_host": "algo-1", "hosts": ["algo-1"], "network_interface_name": "eth0"}
@@ -102,18 +133,10 @@ class Job:
         config.mkdir(parents=True)
         for name, content in {
             "hyperparameters": {key: str(value) for key, value in hyperparameters.items()},
-            "inputdataconfig": dict.fromkeys(channels, channel),
+            "inputdataconfig": dict.fromkeys(("train", "test", "model"), channel),
             "resourceconfig": host,
         }.items():
             (config / f"{name}.json").write_text(json.dumps(content))
-        for name in ("model", "output"):
-            (self.folder / name).mkdir()
-
-    def data(self, channel: str) -> Path:
-        """The folder of one channel, made where it is missing."""
-        folder = self.folder / "input" / "data" / channel
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
 
     def mounts(self, *names: str) -> list[str]:
         """Arguments for `docker run`; inputs are read-only."""
@@ -125,15 +148,113 @@ class Job:
         ]
 
     def train(self, *options: str) -> subprocess.CompletedProcess[str]:
-        """`docker run <image> train`, as SageMaker runs it."""
-        mounts = self.mounts("input", "model", "output")
-        return self.docker("run", "--rm", *options, *mounts, self.image, "train", check=False)
+        """`docker run IMAGE train` with /opt/ml mounted in parts."""
+        mounts = self.mounts("input", "model", "output", "checkpoints")
+        return self.docker(
+            "run", "--rm", *ONE_THREAD, *options, *mounts, self.image, "train", check=False
+        )
+
+    @property
+    def failure(self) -> str:
+        """What FailureReason would be; '' where the container wrote none."""
+        path = self.folder / "output" / "failure"
+        return path.read_text() if path.exists() else ""
 
 
 @pytest.fixture(scope="module")
-def job(docker: Docker, cpu_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    folder = tmp_path_factory.mktemp("job")
-    yield Job(docker, cpu_image, folder)
-    # What the container wrote belongs to root, which need not be the one who runs the tests.
-    docker("run", "--rm", "--entrypoint", "rm", "-v", f"{folder}:/job", cpu_image, "-rf",
-           "/job/model", "/job/output")  # fmt: skip
+def make_job(
+    docker: Docker, cpu_image: str, material: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[], Job]]:
+    """Makes jobs that have the tiny model and data as channels."""
+    root = tmp_path_factory.mktemp("jobs")
+
+    def make() -> Job:
+        folder = root / str(len(list(root.iterdir())))
+        shutil.copytree(material, folder / "input" / "data")
+        for name in ("model", "output", "checkpoints"):
+            (folder / name).mkdir()
+        return Job(docker, cpu_image, folder)
+
+    yield make
+    # What a container wrote belongs to root, who need not be the one that runs the tests.
+    docker(
+        "run",
+        "--rm",
+        "--entrypoint",
+        "sh",
+        "-v",
+        f"{root}:/jobs",
+        cpu_image,
+        "-c",
+        "rm -rf /jobs/*",
+    )
+
+
+@pytest.fixture(scope="module")
+def job(make_job: Callable[[], Job]) -> Job:
+    return make_job()
+
+
+@contextlib.contextmanager
+def container(docker: Docker, *arguments: str) -> Iterator[str]:
+    """The id of a container in the background, which is removed at the end."""
+    name = docker("run", "-d", *arguments).stdout.split()[-1]
+    try:
+        yield name
+    finally:
+        docker("rm", "-f", name)
+
+
+@contextlib.contextmanager
+def endpoint_of(docker: Docker, image: str, *options: str) -> Iterator[tuple[str, str]]:
+    """A serving container on a free port: its address, and its id."""
+    with container(docker, "-p", "127.0.0.1::8080", *options, image, "serve") as name:
+        port = docker("port", name, "8080").stdout.rsplit(":", 1)[1].strip()
+        yield f"http://127.0.0.1:{port}", name
+
+
+def wait_until_healthy(address: str, container: str, docker: Docker) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        try:
+            if httpx.get(f"{address}/ping", timeout=2).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.3)
+    pytest.fail(docker("logs", container).stdout)
+
+
+@pytest.fixture(scope="session")
+def local_mode(
+    docker: Docker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[dict[str, str], Recorder]]:
+    """The variables for an SDK's process, and what it sends to AWS or elsewhere."""
+    bin_folder = ready("compose.sh", DOCKER=docker.client)
+    recorder = Recorder()
+    server = recorder.start()
+    folder = tmp_path_factory.mktemp("home")
+    yield environment(folder, bin_folder, f"http://127.0.0.1:{server.server_port}"), recorder
+    server.shutdown()
+    server.server_close()
+    docker("network", "rm", "sagemaker-local", check=False)
+
+
+@pytest.fixture
+def sdk(
+    request: pytest.FixtureRequest, local_mode: tuple[dict[str, str], Recorder], tmp_path: Path
+) -> Iterator[Sdk]:
+    """The SDK that the module names in SDK; at the end nothing may have been asked of AWS."""
+    name, programs = request.module.SDK
+    environ, recorder = local_mode
+    recorder.seen.clear()
+    yield Sdk(sdk_python(name), programs, tmp_path, environ | {"TMPDIR": str(tmp_path)})
+    assert recorder.seen == []
+
+
+@functools.cache
+def sdk_python(name: str) -> str:
+    """The Python of an SDK's environment."""
+    return subprocess.run(
+        [str(ROOT / "tests" / "sdk_venvs.sh"), name], text=True, stdout=subprocess.PIPE, check=True
+    ).stdout.strip()

@@ -47,7 +47,7 @@ def test_xla_computes_with_the_bases_own_torch(docker: Docker, xla_image: str) -
 
 
 def test_the_target_xla_wants_an_xla_base(docker: Docker, torch_base: str) -> None:
-    built = docker.build("neuron", "--stack", "xla", "--base-image", torch_base)
+    built = docker.build("neuron", "--stack", "xla", "--base-image", torch_base, "--no-push")
     assert built.returncode != 0
     assert "has no torch-xla. Give an XLA image" in built.stderr
     assert not built.stdout
