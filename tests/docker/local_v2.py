@@ -1,0 +1,153 @@
+"""What a user of SageMaker's SDK v2 writes for local mode; runs in the SDK's own environment.
+
+python local_v2.py FUNCTION '{"argument": ...}'
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import boto3
+from sagemaker.deserializers import JSONDeserializer
+from sagemaker.estimator import Estimator
+from sagemaker.huggingface import HuggingFace
+from sagemaker.huggingface import TrainingCompilerConfig as HuggingFaceCompiler
+from sagemaker.local import LocalSession
+from sagemaker.model import Model
+from sagemaker.predictor import Predictor
+from sagemaker.pytorch import PyTorch
+from sagemaker.serializers import JSONSerializer
+
+ROLE = "arn:aws:iam::123456789012:role/SageMakerRole"
+ESTIMATORS = {"generic": Estimator, "pytorch": PyTorch, "huggingface": HuggingFace}
+
+
+def local_session(root: str, port: int = 8080, **settings: Any) -> LocalSession:
+    session = LocalSession(boto3.Session(region_name="us-east-1"), **settings)
+    session.config = {
+        "local": {"local_code": True, "serving_port": port, "container_root": root},
+    }
+    return session
+
+
+def estimator(kind: str, root: str, **settings: Any) -> Any:
+    shared = {
+        "role": ROLE,
+        "instance_type": "local",
+        "sagemaker_session": local_session(root),
+        "environment": {"OMP_NUM_THREADS": "1"},
+    }
+    return ESTIMATORS[kind](**(shared | settings))
+
+
+def fit(kind: str, root: str, inputs: dict[str, str], **settings: Any) -> str:
+    """The archive of the model."""
+    made = estimator(kind, root, **settings)
+    made.fit({name: f"file://{folder}" for name, folder in inputs.items()})
+    return str(made.model_data)
+
+
+def fit_and_fail(kind: str, root: str, **settings: Any) -> str:
+    """What the SDK raised."""
+    try:
+        estimator(kind, root, **settings).fit()
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("the job did not fail")
+
+
+def compiler_refusal(root: str, image: str) -> str:
+    """Why the SDK does not take its TrainingCompilerConfig for an image of one's own."""
+    try:
+        estimator(
+            "huggingface",
+            root,
+            image_uri=image,
+            instance_type="ml.p3.2xlarge",
+            instance_count=1,
+            entry_point="train.py",
+            py_version="py39",
+            transformers_version="4.21",
+            pytorch_version="1.11",
+            compiler_config=HuggingFaceCompiler(),
+        )
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("the SDK took it")
+
+
+def fit_compiled(kind: str, root: str, inputs: dict[str, str], **settings: Any) -> str:
+    """As `fit`, with what TrainingCompilerConfig makes of itself among the hyperparameters."""
+    settings["hyperparameters"] |= HuggingFaceCompiler()._to_hyperparameter_dict()
+    return fit(kind, root, inputs, **settings)
+
+
+def fit_from_s3(root: str, image: str, endpoint: str, train: str, source: str) -> str:
+    """All through S3: the channel, the script's archive, and the model, whose URI is returned."""
+    boto = boto3.Session(region_name="us-east-1")
+    boto.client("s3", endpoint_url=endpoint).create_bucket(Bucket="a-bucket")
+    session = LocalSession(boto, default_bucket="a-bucket", s3_endpoint_url=endpoint)
+    session.config = {"local": {"local_code": False, "container_root": root}}
+    channel = session.upload_data(train, key_prefix="train")
+    made = estimator(
+        "pytorch",
+        root,
+        image_uri=image,
+        instance_count=1,
+        sagemaker_session=session,
+        source_dir=source,
+        entry_point="mine.py",
+    )
+    made.fit({"train": channel})
+    model = str(made.model_data)
+    bucket, _, key = model.removeprefix("s3://").partition("/")
+    session.s3_client.head_object(Bucket=bucket, Key=key)
+    return model
+
+
+def deploy_and_predict(root: str, image: str, archive: str, port: int, texts: list[str]) -> Any:
+    session = local_session(root, port)
+    model = Model(
+        image_uri=image,
+        model_data=archive,
+        role=ROLE,
+        sagemaker_session=session,
+        predictor_cls=Predictor,
+    )
+    predictor = model.deploy(
+        1, "local", serializer=JSONSerializer(), deserializer=JSONDeserializer()
+    )
+    try:
+        return predictor.predict({"inputs": texts})
+    finally:
+        predictor.delete_endpoint()
+
+
+def transform(root: str, image: str, archive: str, port: int, lines: str, output: str) -> list[str]:
+    """The lines of a batch transform's output, of one JSON document a line."""
+    session = local_session(root, port)
+    model = Model(image_uri=image, model_data=archive, role=ROLE, sagemaker_session=session)
+    model.create(instance_type="local")
+    transformer = model.transformer(
+        1,
+        "local",
+        strategy="MultiRecord",
+        assemble_with="Line",
+        output_path=f"file://{output}",
+        accept="application/jsonlines",
+        max_payload=1,
+    )
+    # The SDK would read the job's logs from CloudWatch, in local mode too.
+    transformer.transform(
+        f"file://{lines}", content_type="application/jsonlines", split_type="Line", logs=False
+    )
+    (written,) = Path(output).rglob("*.out")
+    return written.read_text().splitlines()
+
+
+if __name__ == "__main__":
+    value = globals()[sys.argv[1]](**json.loads(sys.argv[2]))
+    print(f"\nRETURNED {json.dumps(value)}")

@@ -1,0 +1,163 @@
+"""SageMaker's SDK v2 in local mode, on the CPU image: what a user writes, in containers."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.docker.conftest import ROOT
+from tests.docker.material import BAD, GOOD, LEARNS
+from tests.docker.sdk import Sdk, free_port
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
+
+SDK = ("sdk2", "local_v2.py")
+
+
+@pytest.fixture(scope="module")
+def inputs(material: Path) -> dict[str, str]:
+    return {name: str(material / name) for name in ("train", "test", "model")}
+
+
+def members(archive: str) -> set[str]:
+    with tarfile.open(archive.removeprefix("file://")) as tar:
+        return set(tar.getnames())
+
+
+def metric_definitions() -> list[dict[str, str]]:
+    """As README tells to take them."""
+    printed = subprocess.check_output(
+        [sys.executable, str(ROOT / "code" / "recipe" / "metrics.py")]
+    )
+    definitions: list[dict[str, str]] = json.loads(printed)
+    return definitions
+
+
+@pytest.fixture(scope="module")
+def archives() -> dict[str, str]:
+    """What the first test made, for those that serve it."""
+    return {}
+
+
+def test_a_generic_estimator_runs_the_recipe(
+    sdk: Sdk, cpu_image: str, inputs: dict[str, str], tmp_path: Path, archives: dict[str, str]
+) -> None:
+    definitions = metric_definitions()
+    told = sdk("fit", kind="generic", image_uri=cpu_image, instance_count=1, inputs=inputs,
+               hyperparameters=LEARNS, metric_definitions=definitions)  # fmt: skip
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= members(told.value)
+    found = {one["Name"]: re.findall(one["Regex"], told.output) for one in definitions}
+    assert [float(value) for value in found["eval_accuracy"]][-1] == 1
+    for name in ("loss", "learning_rate", "eval_loss", "train_samples_per_second"):
+        assert found[name], f"{name} matches nothing"
+        assert all(float(value) >= 0 for value in found[name])
+    archives["model"] = told.value
+
+
+def test_deploy_and_predict(sdk: Sdk, cpu_image: str, archives: dict[str, str]) -> None:
+    answers = sdk("deploy_and_predict", image=cpu_image, archive=archives["model"],
+                  port=free_port(), texts=[GOOD, BAD]).value  # fmt: skip
+    assert ["1" in str(one["label"]) for one in answers] == [True, False]
+
+
+def test_batch_transform(
+    sdk: Sdk, cpu_image: str, archives: dict[str, str], tmp_path: Path
+) -> None:
+    lines = tmp_path / "lines"
+    lines.mkdir()
+    texts = [GOOD, BAD, GOOD]
+    (lines / "a.jsonl").write_text("".join(json.dumps({"inputs": text}) + "\n" for text in texts))
+    answers = sdk("transform", image=cpu_image, archive=archives["model"], port=free_port(),
+                  lines=lines, output=tmp_path / "out").value  # fmt: skip
+    told = [json.loads(line) for line in answers if line]
+    assert ["1" in json.dumps(one["label"]) for one in told] == [True, False, True]
+
+
+def test_two_hosts_train_one_model(sdk: Sdk, cpu_image: str, inputs: dict[str, str]) -> None:
+    told = sdk("fit", kind="generic", image_uri=cpu_image, instance_count=2, inputs=inputs,
+               hyperparameters=LEARNS)  # fmt: skip
+    assert {"model.safetensors", "config.json"} <= members(told.value)
+    assert "algo-1" in told.output and "algo-2" in told.output
+    assert "device: cpu, 2 process(es)" in told.output
+
+
+RANKS = """\
+import argparse, os, torch, torch.distributed as dist
+parser = argparse.ArgumentParser()
+parser.add_argument("--learning_rate", type=float)
+parser.add_argument("--flag")
+print("arguments", parser.parse_args())
+print("channel", sorted(os.listdir(os.environ["SM_CHANNEL_TRAIN"])))
+if "RANK" in os.environ:
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(dist.get_rank() + 1)])
+    dist.all_reduce(total)
+    print("world", dist.get_world_size(), "total", total.item())
+open(os.path.join(os.environ["SM_MODEL_DIR"], "mine.txt"), "w").write("mine")
+if "RANK" in os.environ:
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+def source(folder: Path, script: str) -> str:
+    folder = folder / "source"
+    folder.mkdir()
+    (folder / "mine.py").write_text(script)
+    return str(folder)
+
+
+def test_pytorch_with_a_script_of_ones_own(
+    sdk: Sdk, cpu_image: str, inputs: dict[str, str], tmp_path: Path
+) -> None:
+    told = sdk("fit", kind="pytorch", image_uri=cpu_image, instance_count=1,
+               inputs={"train": inputs["train"]}, source_dir=source(tmp_path, RANKS),
+               entry_point="mine.py",
+               hyperparameters={"learning_rate": 2.5e-05, "flag": True})  # fmt: skip
+    assert "arguments Namespace(learning_rate=2.5e-05, flag='True')" in told.output
+    assert "channel ['train.csv']" in told.output
+    assert "mine.txt" in members(told.value)
+
+
+def test_huggingface_with_torch_distributed_on_two_hosts(
+    sdk: Sdk, cpu_image: str, inputs: dict[str, str], tmp_path: Path
+) -> None:
+    told = sdk("fit", kind="huggingface", image_uri=cpu_image, instance_count=2, py_version="py311",
+               inputs={"train": inputs["train"]}, source_dir=source(tmp_path, RANKS),
+               entry_point="mine.py", hyperparameters={"learning_rate": 0.5, "flag": False},
+               distribution={"torch_distributed": {"enabled": True}})  # fmt: skip
+    assert told.output.count("world 2 total 3.0") == 2
+    assert "mine.txt" in members(told.value)
+
+
+def test_a_failing_script_is_a_runtime_error_with_the_reason_kept(
+    sdk: Sdk, cpu_image: str, tmp_path: Path
+) -> None:
+    script = "raise KeyError('no such colour')"
+    told = sdk("fit_and_fail", kind="pytorch", image_uri=cpu_image, instance_count=1,
+               source_dir=source(tmp_path, script), entry_point="mine.py")  # fmt: skip
+    assert "exited with code: 1" in told.value
+    (archive,) = tmp_path.rglob("output.tar.gz")
+    with tarfile.open(archive) as tar:
+        failure = tar.extractfile("failure")
+        assert failure is not None
+        assert failure.read().decode().startswith("KeyError: 'no such colour'")
+
+
+def test_the_training_compilers_keys_reach_the_job_and_not_the_script(
+    sdk: Sdk, cpu_image: str, inputs: dict[str, str], tmp_path: Path
+) -> None:
+    """The SDK takes its TrainingCompilerConfig for AWS's own images only; its keys go anywhere."""
+    assert "Overriding the image URI" in sdk("compiler_refusal", image=cpu_image).value
+    script = "import os, sys; print('argv', sys.argv[1:], os.environ['SM_FRAMEWORK_PARAMS'])"
+    told = sdk("fit_compiled", kind="pytorch", image_uri=cpu_image, instance_count=1,
+               inputs={"train": inputs["train"]}, source_dir=source(tmp_path, script),
+               entry_point="mine.py", hyperparameters={"epochs": 1})  # fmt: skip
+    assert "argv ['--epochs', '1']" in told.output
+    assert '"sagemaker_training_compiler_enabled":true' in told.output
