@@ -92,6 +92,9 @@ def _precision(kind: str, asked: bool | None, fp16: bool) -> tuple[bool, str]:
     if kind == "xla":
         computes_in = xla.device_type()
         return computes_in == "NEURON", f"PJRT_DEVICE is {computes_in}"
+    if kind == "neuron":
+        has = bool(torch.get_device_module(kind).is_bf16_supported())
+        return has, f"torch.neuron {'computes' if has else 'does not compute'} in bfloat16"
     return False, f"nothing is known of bfloat16 on {kind}: set bf16=True to use it"
 
 

@@ -345,12 +345,17 @@ class Engine(Resumable):
         )
 
     def _ready_to_evaluate(self) -> Any:
-        """The model in evaluation mode, on its device; prepared here where it was never trained."""
+        """The model in evaluation mode, on its device; prepared here where it was never trained.
+
+        As it is trained where it is compiled: computed one by one, each operation would be a
+        program of its own to TorchNeuron.
+        """
+        prepared: Any = self.model_wrapped
         if not self.accelerator._models:
-            self.accelerator.prepare_model(self.model, evaluation_mode=True)
+            prepared = self.accelerator.prepare_model(self.model, evaluation_mode=True)
         model: Any = self.model
         model.eval()
-        return model
+        return prepared if self.args.torch_compile else model
 
 
 def _job(

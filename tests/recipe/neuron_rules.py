@@ -1,0 +1,61 @@
+"""code/train.py under the rules of TorchNeuron, on stock torch and a CPU.
+
+    python neuron_rules.py OUTPUT [hyperparameters]        or the same through torchrun
+
+A Dynamo backend called `neuron` counts graphs and refuses symbolic shapes; in a process alone,
+fullgraph makes a graph break an error; a process group called `neuron` is gloo beneath. What a
+process saw is written to OUTPUT/<rank>.json. With LONELY=1 the group reduces over one process only,
+whatever it is told of their number, as torch-xla's does on a CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+TRAIN = Path(__file__).resolve().parents[2] / "code" / "train.py"
+shapes: list[list[str]] = []
+
+
+def compile_graph(graph: Any, inputs: list[Any]) -> Any:
+    """Count a graph, and compute it as it is."""
+    sizes = [size for each in inputs if isinstance(each, torch.Tensor) for size in each.shape]
+    symbols = [each for each in (*inputs, *sizes) if isinstance(each, torch.SymInt)]
+    assert not symbols, f"a symbolic shape: {symbols}"
+    shapes.append([str(tuple(each.shape)) for each in inputs if each.dtype == torch.int64])
+    return graph.forward
+
+
+def make_group(store: dist.Store, rank: int, size: int, timeout: Any) -> Any:
+    if os.environ.get("LONELY"):
+        return dist.ProcessGroupGloo(dist.PrefixStore(str(rank), store), 0, 1, timeout)
+    return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+
+def main() -> None:
+    output, sys.argv = Path(sys.argv[1]), [str(TRAIN), *sys.argv[2:]]
+    sys.path.insert(0, str(TRAIN.parent))
+    torch._dynamo.register_backend(compile_graph, name="neuron")
+    dist.Backend.register_backend("neuron", make_group, devices=["cpu"])
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        os.environ["ACCELERATE_DYNAMO_USE_FULLGRAPH"] = "True"
+    else:  # accelerate compiles DDP around the model, and DDP itself is no graph
+        dist.init_process_group("neuron")
+        assert dist.get_backend() == "neuron"
+    try:
+        runpy.run_path(str(TRAIN), run_name="__main__")
+    finally:
+        breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
+        seen = {"graphs": len(shapes), "shapes": shapes, "breaks": breaks}
+        (output / f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main()
