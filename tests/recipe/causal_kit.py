@@ -54,12 +54,12 @@ def make_model(kind: str, folder: Path) -> Path:
 
 
 def pairs(count: int) -> list[dict[str, str]]:
-    """Prompts whose completions can be learned: "red cat:" goes on with "cat"."""
+    """Prompts whose completions can be learned: "green cat:" goes on with "catcat"."""
     drawn = random.Random(0)
     rows = []
     for _ in range(count):
-        colour, animal = drawn.choice(COLOURS), drawn.choice(ANIMALS)
-        rows.append({"prompt": f"{colour} {animal}:", "completion": animal})
+        colour, animal = drawn.randrange(len(COLOURS)), drawn.choice(ANIMALS)
+        rows.append({"prompt": f"{COLOURS[colour]} {animal}:", "completion": animal * (colour + 1)})
     return rows
 
 
