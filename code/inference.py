@@ -7,7 +7,8 @@ Requests: `{"inputs": "text"}`, `{"inputs": ["text", ...], "parameters": {"top_k
 string or list, JSON Lines, CSV with a text in each row, plain text, or an NPY array of texts.
 Answers: a list with an entry for each text, for a classifier `{"label": name, "score": number}`;
 with top_k, a list of those. Texts longer than the model reads are cut, and the answer's header
-X-Amphora-Truncated names their places.
+X-Amphora-Truncated names their places. A record of JSON Lines or CSV that cannot be read has an
+error in its place, named in X-Amphora-Failed; where no record can be read, the request is refused.
 """
 
 from __future__ import annotations
@@ -57,12 +58,13 @@ def tokens_fn(data: Request, model: Task) -> list[int]:
 def predict_fn(data: Request, model: Task) -> Any:
     """An answer for each text; an iterator of pieces where a generation is to be streamed."""
     model.measure(data)
-    return model.predict([data])[0]
+    return predict_batch_fn([data], model)[0]
 
 
 def predict_batch_fn(inputs: Sequence[Request], model: Task) -> list[Any]:
     """What `predict_fn` returns for each request, all of them through the model together."""
-    return model.predict(inputs)
+    predictions = zip(model.predict(inputs), inputs, strict=True)
+    return [wire.with_faults(prediction, request) for prediction, request in predictions]
 
 
 def output_fn(
@@ -73,7 +75,8 @@ def output_fn(
     Raises:
         UnsupportedContentType: `accept` names none of them.
     """
-    truncated = getattr(prediction, "truncated", ())
-    if context is not None and truncated:
-        context.set_response_header(0, "X-Amphora-Truncated", ",".join(map(str, truncated)))
+    for name in ("truncated", "failed"):
+        if context is not None and (places := getattr(prediction, name, ())):
+            header = f"X-Amphora-{name.capitalize()}"
+            context.set_response_header(0, header, ",".join(map(str, places)))
     return wire.write_answer(prediction, accept)

@@ -21,7 +21,8 @@ from recipe.encoding import encode
 from recipe.errors import ModelError
 from recipe.wire import Request
 
-_BATCH = 32
+BATCH = 32
+"""Texts that go through a model at once."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
 
 
@@ -143,8 +144,8 @@ class Encoder:
 
 def _by_length(token_ids: Sequence[Sequence[int]]) -> Iterator[list[int]]:
     order = sorted(range(len(token_ids)), key=lambda place: len(token_ids[place]))
-    for start in range(0, len(order), _BATCH):
-        yield order[start : start + _BATCH]
+    for start in range(0, len(order), BATCH):
+        yield order[start : start + BATCH]
 
 
 def load(origin: Origin, architecture: Any, environ: Mapping[str, str] = os.environ) -> Encoder:

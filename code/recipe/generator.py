@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event, Thread
@@ -57,15 +58,30 @@ class Generator:
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """For each request `{"generated_text": ...}` for each text, without the prompt; with
-        `stream` an iterator over its pieces. Texts of different requests are not merged, since
-        their parameters differ."""
+        `stream` an iterator over its pieces. Texts of equal parameters are generated together."""
+        whole = [request for request in requests if not request.parameters.get("stream")]
+        texts = iter(self._texts(whole))
         return [
             self._pieces(request)
             if request.parameters.get("stream")
-            else Answers([self._whole(ids, request) for ids in self.encoder.encode(request)],
+            else Answers([{"generated_text": next(texts)} for _ in request.texts],
                          request.truncated)
             for request in requests
         ]  # fmt: skip
+
+    def _texts(self, requests: Sequence[Request]) -> list[str]:
+        prompts = [(ids, request) for request in requests for ids in self.encoder.encode(request)]
+        alike: dict[str, list[int]] = {}
+        for place, (_, request) in enumerate(prompts):
+            alike.setdefault(json.dumps(request.parameters, sort_keys=True), []).append(place)
+        texts = [""] * len(prompts)
+        for equal in alike.values():
+            for start in range(0, len(equal), encoder.BATCH):
+                places = equal[start : start + encoder.BATCH]
+                ids, request = [prompts[place][0] for place in places], prompts[places[0]][1]
+                for place, text in zip(places, self._whole(ids, request), strict=True):
+                    texts[place] = text
+        return texts
 
     def _options(self, request: Request) -> dict[str, Any]:
         options = {k: v for k, v in request.parameters.items() if k != "stream"}
@@ -80,16 +96,24 @@ class Generator:
             **options,
         }
 
-    def _inputs(self, ids: list[int]) -> dict[str, torch.Tensor]:
-        prompt = torch.tensor([ids], device=self.encoder.model.device)
-        return {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
+    def _inputs(self, prompts: Sequence[list[int]]) -> dict[str, torch.Tensor]:
+        """Padded on the left, so that what is written follows each prompt."""
+        longest = max(map(len, prompts))
+        mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]
+        padded = [[0] * (longest - len(ids)) + ids for ids in prompts]
+        where = self.encoder.model.device
+        return {
+            "input_ids": torch.tensor(padded, device=where),
+            "attention_mask": torch.tensor(mask, device=where),
+        }
 
     @torch.inference_mode()
-    def _whole(self, ids: list[int], request: Request) -> dict[str, str]:
+    def _whole(self, prompts: Sequence[list[int]], request: Request) -> list[str]:
         model: Any = self.encoder.model
-        output = model.generate(**self._inputs(ids), **self._options(request))
-        text = self.encoder.tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True)
-        return {"generated_text": str(text)}
+        inputs = self._inputs(prompts)
+        output = model.generate(**inputs, **self._options(request))
+        new = output[:, inputs["input_ids"].shape[1] :]
+        return [str(self.encoder.tokenizer.decode(ids, skip_special_tokens=True)) for ids in new]
 
     def _pieces(self, request: Request) -> Iterator[str]:
         (ids,) = self.encoder.encode(request)
@@ -104,7 +128,7 @@ class Generator:
             try:
                 with torch.inference_mode():
                     model.generate(
-                        **self._inputs(ids),
+                        **self._inputs([ids]),
                         **self._options(request),
                         streamer=streamer,
                         stopping_criteria=StoppingCriteriaList([stopped]),

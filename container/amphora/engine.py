@@ -275,14 +275,22 @@ def _status_of(name: str, error: Exception) -> int:
 
 def _send(sock: socket.socket, engine: Engine, item: Item, answer: tuple[Any, str]) -> None:
     body, content_type = answer
+    if isinstance(body, bytes):
+        frames.send(sock, _head(engine, item, content_type), body)
+    else:
+        _stream(sock, engine, item, content_type, body)
+
+
+def _head(engine: Engine, item: Item, content_type: str) -> frames.Header:
     header = {"id": item.id, "status": 200, "type": content_type, "headers": _reply_headers(item)}
+    return {**header, "closed": _closes(engine, item)}
+
+
+def _closes(engine: Engine, item: Item) -> bool:
+    """Whether the handlers have ended the item's session, which is then forgotten."""
     if item.context.session_closed:
         engine.sessions.pop(item.session, None)
-        header["closed"] = True
-    if isinstance(body, bytes):
-        frames.send(sock, header, body)
-    else:
-        _stream(sock, engine, item, header, body)
+    return item.context.session_closed
 
 
 def _reply_headers(item: Item) -> dict[str, str]:
@@ -292,17 +300,17 @@ def _reply_headers(item: Item) -> dict[str, str]:
 
 
 def _stream(
-    sock: socket.socket, engine: Engine, item: Item, header: frames.Header, chunks: Iterator[Any]
+    sock: socket.socket, engine: Engine, item: Item, content_type: str, chunks: Iterator[Any]
 ) -> None:
     """Send chunks as they come. The first is awaited before the status is sent, so that a
     generator that fails at once is answered with an error rather than with half an answer."""
     first = next(chunks, b"")
-    frames.send(sock, {**header, "more": True})
+    frames.send(sock, {**_head(engine, item, content_type), "more": True})
     for chunk in itertools.chain([first], chunks):
         if item.id in _cancelled(sock, engine):
             break
         frames.send(sock, {"id": item.id, "more": True}, codecs.as_bytes(chunk))
-    frames.send(sock, {"id": item.id, "more": False})
+    frames.send(sock, {"id": item.id, "more": False, "closed": _closes(engine, item)})
 
 
 def _cancelled(sock: socket.socket, engine: Engine) -> set[str]:

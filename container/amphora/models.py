@@ -7,9 +7,10 @@ does not fit is refused with 507, upon which it unloads others and tries again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -188,17 +189,26 @@ def _check_memory(name: str, folder: Path, settings: Hosting) -> None:
         )
 
 
+# Where a container finds its memory's limit, its use, and what of that is page cache, which counts
+# as used and is given back: control groups of version 2, and of version 1.
+_GROUPS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
 def free_memory() -> int:
     """Bytes that may still be used: by the host, and by the container's limit where it has one."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) * 1024
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return free
-    # The page cache counts as used, and is given back.
-    inside = free if limit == "max" else int(limit) - used + int(stat.get("inactive_file", 0))
-    return min(free, inside)
+    return min([free, *_free_in_groups(Path("/sys/fs/cgroup"))])
+
+
+def _free_in_groups(root: Path) -> Iterator[int]:
+    for limit, used, cache in _GROUPS:
+        stat = (root / limit).with_name("memory.stat")
+        # A file that is not there, or says "max", is no limit.
+        with contextlib.suppress(OSError, ValueError):
+            bound = int((root / limit).read_text())
+            given_back = dict(line.split() for line in stat.read_text().splitlines())
+            yield bound - int((root / used).read_text()) + int(given_back.get(cache, 0))

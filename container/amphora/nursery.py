@@ -204,9 +204,9 @@ def worker_environment(
     child["OMP_NUM_THREADS"] = "1" if share else str(hosting.threads)
     child.setdefault("TOKENIZERS_PARALLELISM", "false")
     if hosting.device_kind == "cpu":
-        # oneDNN keeps compiled kernels for every shape it has seen, and texts come in all shapes:
-        # a worker grew by 240 MB; so by 20, for 5 % more CPU.
-        child.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+        # oneDNN keeps compiled kernels for every shape it has seen, and texts come in all shapes: a
+        # worker grew by 276 MB; so by 7, for as much CPU (docs/LAB.md).
+        child.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
         child.setdefault("LRU_CACHE_CAPACITY", "1")
     visible = _VISIBLE.get(hosting.device_kind)
     if visible is not None:

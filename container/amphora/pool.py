@@ -259,14 +259,14 @@ class Pool:
         call = link.calls.get(header["id"])
         if call is None:
             return
+        if call.session and header.get("closed"):
+            self.sessions.end(call.session.id)
         if "error" in header:
             del link.calls[call.id]
             call.fail(Fault(header["status"], header["error"]["code"], header["error"]["message"]))
         elif "status" in header:
             if not header.get("more"):
                 del link.calls[call.id]
-            if call.session and header.get("closed"):
-                self.sessions.end(call.session.id)
             if not call.reply.done():
                 call.reply.set_result(Reply.of(header, body))
         else:

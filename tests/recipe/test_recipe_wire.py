@@ -52,11 +52,13 @@ def test_a_request_is_read(
         ("application/json", b'{"inputs": "a", "parameters": {"topk": 1}}', ["topk", "top_k"]),
         ("application/json", b'{"inputs": "a", "parameters": 3}', ["3", "top_k"]),
         ("application/json", b'"\xff"', ["UTF-8", "byte 1"]),
-        ("application/jsonlines", b'"a"\n{"b"\n', ["Line 2"]),
+        ("application/jsonlines", b'{"b"\n', ["Line 1"]),
+        ("application/jsonlines", b'{"b"\n{"c"\n', ["Line 1"]),
         ("application/jsonlines", b"\n", ["no text"]),
-        ("text/csv", b"a, b\nc\n", ["row 1", "double quotes"]),
+        ("text/csv", b"a, b\nc, d\n", ["row 1", "double quotes"]),
         ("text/csv", b'"a\n', ["CSV"]),
         ("text/csv", b"id,text\n1\n", ["row 2"]),
+        ("text/csv", b"id,text\n1\n2\n", ["row 2"]),
         ("text/csv", b"text\n", ["no text"]),
         ("text/plain", b" ", ["no text"]),
     ],
@@ -68,6 +70,42 @@ def test_a_bad_request_is_told_what_is_right(
         wire.read_request(body, content_type)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "texts", "faults"),
+    [
+        ("application/jsonlines", b'"a"\n{"b"\n"c"\n', ["a", "c"], {1: "Line 2"}),
+        ("application/jsonlines", b'7\n\n["a", "b"]\n"\xff"', ["a", "b"], {0: "7", 3: "UTF-8"}),
+        ("application/jsonlines", '{"inputs": "a\u2028b"}\n'.encode(), ["a\u2028b"], {}),
+        ("text/csv", b"a, b\nc\n", ["c"], {0: "row 1"}),
+        ("text/csv", b"id,text\n1,a\n2\n3,c\n", ["a", "c"], {1: "row 3"}),
+    ],
+)
+def test_a_bad_record_is_its_own_fault(
+    content_type: str, body: bytes, texts: list[str], faults: dict[int, str]
+) -> None:
+    request = wire.read_request(body, content_type)
+    assert list(request.texts) == texts
+    assert set(request.faults) == set(faults)
+    for place, word in faults.items():
+        assert word in request.faults[place]
+
+
+def test_an_error_stands_in_its_records_place_in_every_format() -> None:
+    request = wire.Request(texts=["a", "b"], faults={0: "bad, first", 2: "worse"})
+    error = {"error": {"code": "bad_request", "message": "bad, first"}}
+    woven = wire.with_faults(wire.Answers([[0.5, 1.0], [2.0, 3.0]], truncated=[1]), request)
+    assert woven == [
+        error, [0.5, 1.0], {"error": {"code": "bad_request", "message": "worse"}}, [2.0, 3.0],
+    ]  # fmt: skip
+    assert (woven.truncated, woven.failed) == ([3], [0, 2])
+    lines, _ = wire.write_answer(woven, "application/jsonlines")
+    assert json.loads(lines.splitlines()[0]) == error
+    rows = wire.write_answer(woven, "text/csv")[0]
+    assert rows == b'error,"bad, first"\n0.5,1.0\nerror,worse\n2.0,3.0\n'
+    array = np.load(io.BytesIO(wire.write_answer(woven, "application/x-npy")[0]))
+    assert np.isnan(array).all(axis=1).tolist() == [True, False, True, False]
 
 
 @pytest.mark.parametrize("content_type", ["image/png", ""])

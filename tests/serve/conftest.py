@@ -10,8 +10,9 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -36,17 +37,20 @@ ECHO = """
         return json.dumps(prediction)
 """
 
+SERVE = (sys.executable, "-m", "amphora", "serve")
+WORDS = ["the", "film", "was", "good", "bad", "in", "paris", "anna", "said", "again"]
+
 
 class Running:
     """A server process, its address and its log."""
 
-    def __init__(self, base: Path, environ: dict[str, str]) -> None:
+    def __init__(self, base: Path, environ: dict[str, str], command: Sequence[str] = SERVE) -> None:
         self.port = free_port()
         self.log_path = base / "server.log"
         self._log = self.log_path.open("wb")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SAGEMAKER_", "SM_"))}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "amphora", "serve"],
+            command,
             env={
                 **inherited,
                 "SAGEMAKER_BASE_DIR": str(base),
@@ -164,3 +168,22 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield _start
     for server in servers:
         server.close()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """Whole words, four special tokens."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    vocabulary = {word: number for number, word in enumerate([*special, *WORDS])}
+    fast = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    fast.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=fast, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
+        sep_token="[SEP]", model_max_length=32,
+    )  # fmt: skip

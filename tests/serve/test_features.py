@@ -79,6 +79,31 @@ def test_a_session_ends_with_its_worker_and_with_its_time(start: Start) -> None:
     assert in_session(server, late).status_code == 400
 
 
+def test_a_session_may_be_closed_in_a_stream(start: Start) -> None:
+    code = """
+    def model_fn(model_dir): return None
+    def transform_fn(model, body, content_type, accept, context):
+        def chunks():
+            if body == '"early"':
+                context.close_session()
+            yield "a"
+            if body == '"late"':
+                context.close_session()
+            yield "b"
+        return chunks(), "text/plain"
+    """
+    server = start(code).ready()
+    early, late = open_session(server), open_session(server)
+    told = in_session(server, early, "early")
+    assert (told.text, told.headers["X-Amzn-SageMaker-Closed-Session-Id"]) == ("ab", early)
+    untold = in_session(server, late, "late")
+    assert (untold.text, "X-Amzn-SageMaker-Closed-Session-Id" in untold.headers) == ("ab", False)
+    for identifier in (early, late):
+        gone = in_session(server, identifier)
+        assert gone.headers["X-Amzn-SageMaker-Closed-Session-Id"] == identifier
+        assert gone.json()["error"]["code"] == "session_closed"
+
+
 def test_a_session_of_merging_handlers_is_answered_alone(start: Start) -> None:
     server = start(MERGING).ready()
     assert in_session(server, open_session(server)).json()[:2] == ["go", 1]

@@ -20,10 +20,9 @@ import numpy as np
 import pytest
 
 from amphora import engine, frames, handlers
-from tests.serve.conftest import Running
+from tests.serve.conftest import WORDS, Running
 
 CODE = Path(__file__).resolve().parents[2] / "code"
-WORDS = ["the", "film", "was", "good", "bad", "in", "paris", "anna", "said", "again"]
 LABELS = {0: "neg", 1: "pos", 2: "mixed"}
 
 Serve = Callable[..., Running]
@@ -83,24 +82,6 @@ class Worker:
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    vocabulary = {word: number for number, word in enumerate([*special, *WORDS])}
-    fast = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    fast.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=fast, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
-        sep_token="[SEP]", model_max_length=32,
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Any:
     """serve(kind, **environ): a server of the image's handlers over a tiny random model."""
     running: dict[object, Running] = {}
@@ -109,7 +90,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Any:
         key = (kind, repr(environ), repr(config))
         if key not in running:
             base = tmp_path_factory.mktemp(kind)
-            _save(kind, base / "model", tokenizer, config)
+            save_model(kind, base / "model", tokenizer, config)
             settings = {"AMPHORA_CODE_DIR": str(CODE), "AMPHORA_DTYPE": "float32"}
             running[key] = Running(base, {**settings, **(environ or {})})
         return running[key].ready(60)
@@ -129,7 +110,7 @@ def work(
 
     def _work(kind: str | Path, **config: Any) -> Worker:
         if isinstance(kind, str):
-            _save(kind, tmp_path / "model", tokenizer, config)
+            save_model(kind, tmp_path / "model", tokenizer, config)
         workers.append(Worker(tmp_path / "model" if isinstance(kind, str) else kind))
         return workers[-1]
 
@@ -138,7 +119,8 @@ def work(
         worker.close()
 
 
-def _save(kind: str, folder: Path, tokenizer: Any, config: dict[str, Any]) -> None:
+def save_model(kind: str, folder: Path, tokenizer: Any, config: dict[str, Any]) -> None:
+    """A tiny random model of that class, with its tokenizer."""
     import torch
     import transformers
 
@@ -225,6 +207,27 @@ def test_records_keep_their_order_in_lines_csv_and_npy(serve: Serve) -> None:
         assert [json.loads(line) for line in answer.text.splitlines()] == expected
 
 
+def test_a_bad_record_has_an_error_in_its_place(serve: Serve) -> None:
+    server = serve("BertForSequenceClassification", id2label=LABELS)
+
+    def ask(body: str) -> Any:
+        headers = {"content-type": "application/jsonlines", "accept": "application/jsonlines"}
+        return server.http.post("/invocations", content=body, headers=headers)
+
+    long = json.dumps("the film " * 40)
+    answer = ask(f'"good"\n{{"input\n{long}\n7\n')
+    assert answer.status_code == 200
+    entries = [json.loads(line) for line in answer.text.splitlines()]
+    assert [list(entry) for entry in entries] == [
+        ["label", "score"], ["error"], ["label", "score"], ["error"],
+    ]  # fmt: skip
+    assert "Line 2" in entries[1]["error"]["message"]
+    assert answer.headers["x-amphora-failed"] == "1,3"
+    assert answer.headers["x-amphora-truncated"] == "2"
+    assert entries[0] == server.invoke("good").json()[0]
+    assert ask('{"input\n').status_code == 400
+
+
 def test_a_multi_label_model_answers_each_label_that_is_likely(work: Work) -> None:
     worker = work(
         "BertForSequenceClassification", id2label=LABELS, problem_type="multi_label_classification"
@@ -287,10 +290,33 @@ def test_text_is_generated_whole_and_streamed(serve: Serve) -> None:
     assert server.invoke({"inputs": "a", "parameters": {"max_new_tokens": 99}}).status_code == 400
 
 
+def test_texts_generated_together_are_those_generated_alone(serve: Serve) -> None:
+    server = serve("GPT2LMHeadModel")
+    parameters: dict[str, Any] = {"max_new_tokens": 8}
+    texts = ["the", "anna said the film was", "good in paris", "bad"]
+    alone = [server.invoke({"inputs": text, "parameters": parameters}).json()[0] for text in texts]
+    assert server.invoke({"inputs": texts, "parameters": parameters}).json() == alone
+    before = _metric(server, "amphora_predictions_total")
+    orders = [{"inputs": text, "parameters": parameters} for text in texts * 4]
+    orders[5] = {"inputs": "the", "parameters": {"max_new_tokens": 2}}
+    with ThreadPoolExecutor(len(orders)) as threads:
+        together = list(threads.map(lambda order: server.invoke(order).json()[0], orders))
+    assert [each for place, each in enumerate(together) if place != 5] == [
+        each for place, each in enumerate(alone * 4) if place != 5
+    ]
+    assert alone[0]["generated_text"].startswith(together[5]["generated_text"])
+    assert _metric(server, "amphora_predictions_total") - before < len(orders), "nothing was merged"
+
+
+def _metric(server: Running, name: str) -> float:
+    lines = server.http.get("/metrics").text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(name))
+
+
 def test_hf_task_and_hf_model_id_choose_task_and_model(
     work: Work, tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _save("BertForSequenceClassification", tmp_path / "hub", tokenizer, {})
+    save_model("BertForSequenceClassification", tmp_path / "hub", tokenizer, {})
     monkeypatch.setenv("HF_MODEL_ID", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_TASK", "feature-extraction")
     assert len(work(tmp_path).invoke("good").json()[0]) == 32
@@ -303,7 +329,7 @@ def test_an_adapter_is_served_with_its_base(work: Work, tmp_path: Path, tokenize
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForSequenceClassification
 
-    _save("BertModel", tmp_path / "base", tokenizer, {})
+    save_model("BertModel", tmp_path / "base", tokenizer, {})
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", id2label=LABELS)
     options = LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "value"])
     model = get_peft_model(plain, options).eval()
@@ -337,7 +363,7 @@ def test_what_is_missing_or_wrong_is_said(
     environ: dict[str, str],
     words: list[str],
 ) -> None:
-    _save("BertForSequenceClassification", tmp_path / "good", tokenizer, {})
+    save_model("BertForSequenceClassification", tmp_path / "good", tokenizer, {})
     for name, value in environ.items():
         monkeypatch.setenv(name, value.format(tmp=tmp_path / "good"))
     with pytest.raises(Exception, match=words[0]) as caught:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.serve.conftest import ECHO, Start
+from tests.train import test_source
 
 
 def wheel(folder: Path, name: str) -> None:
@@ -68,6 +70,25 @@ def test_an_archive_is_unpacked_where_the_submit_directory_names_one(
         SAGEMAKER_PROGRAM="mine.py",
     ).ready()
     assert server.invoke(1).json()["answer"] == "archived"
+
+
+# moto's server, which takes seconds to start.
+bucket = test_source.bucket
+
+
+@pytest.mark.heavy
+def test_code_is_fetched_from_s3(
+    start: Start, tmp_path: Path, bucket: Callable[[Path], str]
+) -> None:
+    code = ECHO.replace("\n    ", "\n").replace("42", "'from S3'")
+    url = bucket(test_source.archive(tmp_path / "sourcedir.tar.gz", ("mine.py", code)))
+    server = start(
+        SAGEMAKER_SUBMIT_DIRECTORY="s3://code/job/sourcedir.tar.gz",
+        SAGEMAKER_PROGRAM="mine.py",
+        S3_ENDPOINT_URL=url,
+        **test_source.AWS,
+    ).ready()
+    assert server.invoke(1).json()["answer"] == "from S3"
 
 
 def test_a_submit_directory_is_the_code_folder(start: Start, tmp_path: Path) -> None:
