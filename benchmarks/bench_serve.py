@@ -1,65 +1,47 @@
-"""Serving, measured: `amphora serve` beside LitServe (batch 16, 5 ms), taking turns.
+"""Serving, measured: `amphora serve` beside the servers of today, taking turns.
 
-    .venv/bin/python benchmarks/bench_serve.py [--model FOLDER] [--texts FILE] [--rounds 3]
-        [--seconds 6] [--peer-python PATH]
+    .venv/bin/python benchmarks/bench_serve.py [--model FOLDER] [--texts FILE] [--rounds 1]
+        [--seconds 4] [--peers torchserve,litserve,mms,hf] [--figures FILE]
 
 Without --model, MiniLM-L6 with a new two-label head is saved first; without --texts, sentences of
-6 to 28 words are made. The peer runs where PATH is a Python that has litserve, torch and
-transformers; without it only amphora is measured. CPU-ms a request counts the server's whole
-process tree, so that a busy machine changes it less than it changes requests a second. Prints
-Markdown tables of medians over the rounds.
+6 to 28 words are made. Each peer is installed under build/peers the first time (`peers.py`);
+--peers '' measures amphora alone. With --figures the rounds are added to those in FILE, so that
+several runs make one table. CPU-ms a request counts the server's whole process tree, so that a busy
+machine changes it less than it changes requests a second. Every server has 2 workers of 1 thread.
+Prints a Markdown table of medians over the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import http.client
 import json
+import math
 import os
 import random
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peers import PEERS, Launch, missing_java
+
 ROOT = Path(__file__).resolve().parents[1]
 LOAD = Path(__file__).with_name("load.py")
 TICKS = os.sysconf("SC_CLK_TCK")
 CLIENTS = (1, 8, 32)
-
-LITSERVE = """
-import sys, torch, litserve
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-torch.set_num_threads(1)
-
-class API(litserve.LitAPI):
-    def setup(self, device):
-        self.tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-        self.model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1]).eval()
-    def decode_request(self, request):
-        return request["inputs"]
-    def predict(self, texts):
-        batch = self.tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
-        with torch.inference_mode():
-            scores = self.model(**batch).logits.softmax(-1)
-        names = self.model.config.id2label
-        best = scores.max(-1)
-        return [{"label": names[int(i)], "score": float(s)} for s, i in zip(*best)]
-    def encode_response(self, output):
-        return [output]
-
-if __name__ == "__main__":
-    api = API(max_batch_size=16, batch_timeout=0.005)
-    litserve.LitServer(api, accelerator="cpu", workers_per_device=2).run(
-        port=int(sys.argv[2]), generate_client_file=False, num_api_servers=1, log_level="error")
-"""
+BAD = '{"inputs": 7}'
+# Longer than this, and a server whose workers were killed counts as gone.
+RECOVERY_SECONDS = 15
 
 
 @dataclass
@@ -68,100 +50,113 @@ class Server:
 
     name: str
     port: int
-    path: str
-    command: list[str]
-    environ: dict[str, str]
+    launch: Launch
+    folder: Path
     process: subprocess.Popen[bytes] | None = None
     figures: dict[str, list[float]] = field(default_factory=dict)
 
     def start(self, body: str) -> float:
-        """Start it and ask until it answers. Returns the seconds until the first good answer."""
+        """Start it and ask until it answers. Returns the seconds until the first right answer."""
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Raises where another server would answer in this one's place.
+            sock.bind(("127.0.0.1", self.port))
         began = time.perf_counter()
         self.process = subprocess.Popen(
-            self.command, env={**os.environ, **self.environ}, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, start_new_session=True,
+            self.launch.command, env={**os.environ, **self.launch.environ}, cwd=self.folder,
+            stdout=(self.folder / "log").open("wb"), stderr=subprocess.STDOUT,
+            start_new_session=True,
         )  # fmt: skip
-        while post(self, body) != 200:
+        while not self.answers(body):
             time.sleep(0.02)
             if self.process.poll() is not None:
-                raise SystemExit(f"{self.name} ended with exit code {self.process.returncode}.")
+                raise SystemExit(f"{self.name} ended: {(self.folder / 'log').read_text()[-2000:]}")
         return time.perf_counter() - began
 
     def stop(self) -> None:
         """SIGTERM, then whatever is left."""
         assert self.process is not None
-        left = [self.process.pid, *below(self.process.pid)]
         self.process.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
+        self.kill()
+
+    def kill(self) -> None:
+        """End whatever still runs."""
+        if self.process is not None:
+            for pid in self.tree():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self.process.wait()
-        for pid in left:
-            if Path(f"/proc/{pid}").exists():
-                os.kill(pid, signal.SIGKILL)
+
+    def answers(self, body: str) -> bool:
+        """Whether one request is answered with a label."""
+        address = f"http://127.0.0.1:{self.port}{self.launch.path}"
+        request = urllib.request.Request(
+            address, body.encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status == 200 and b'"label"' in answer.read()
+        except (OSError, http.client.HTTPException):
+            return False
 
     def tree(self) -> list[int]:
-        """Process ids of all its processes."""
+        """Process ids of its session: some servers leave their processes to init."""
         assert self.process is not None
-        return [self.process.pid, *below(self.process.pid)]
+        session = str(self.process.pid)
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+        return [pid for pid in pids if stat(pid)[3:4] == [session]]
+
+    def workers(self) -> list[int]:
+        """Those that predict: they have torch loaded, and no children."""
+        assert self.process is not None
+        tree = [pid for pid in self.tree() if pid != self.process.pid]
+        parents = {int(found[1]) for pid in tree if (found := stat(pid))}
+        return [pid for pid in tree if pid not in parents and _has_torch(pid)]
 
     def note(self, name: str, value: float) -> None:
         """Keep a figure of this round."""
         self.figures.setdefault(name, []).append(value)
 
-    def median(self, name: str) -> str:
-        """The median over the rounds, or a dash."""
-        values = self.figures.get(name)
-        return f"{statistics.median(values):.3g}" if values else "-"
+
+def stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the name, state first; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return []
 
 
-def below(pid: int) -> list[int]:
-    """Process ids of all descendants."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found += [child, *below(child)]
-    return found
+def _has_torch(pid: int) -> bool:
+    try:
+        return "libtorch_cpu" in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
 
 
 def cpu_seconds(pids: list[int]) -> float:
     """User and system time of these processes."""
-    total = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / TICKS
+    found = filter(None, map(stat, pids))
+    return sum(int(fields[11]) + int(fields[12]) for fields in found) / TICKS
 
 
 def pss_mb(pids: list[int]) -> float:
     """Memory, with shared pages counted once."""
-    lines = [
-        line
-        for pid in pids
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        if line.startswith("Pss:")
-    ]
-    return sum(int(line.split()[1]) for line in lines) / 1024
-
-
-def post(server: Server, body: str) -> int:
-    """One request. Returns its status, 0 where nothing answers."""
-    address = f"http://127.0.0.1:{server.port}{server.path}"
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(address, body.encode(), headers)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return 0
+    total = 0
+    for pid in pids:
+        # Some servers keep ended children.
+        with contextlib.suppress(OSError):
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            total += sum(
+                int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")
+            )
+    return total / 1024
 
 
 def load(server: Server, clients: int, seconds: float, bodies: Path) -> dict[str, Any]:
     """Load it from a process of its own."""
-    command = [sys.executable, str(LOAD), str(server.port), server.path, str(clients)]
+    command = [sys.executable, str(LOAD), str(server.port), server.launch.path, str(clients)]
     done = subprocess.run(
         [*command, str(seconds), str(bodies)], capture_output=True, text=True, check=True
     )
@@ -169,63 +164,105 @@ def load(server: Server, clients: int, seconds: float, bodies: Path) -> dict[str
     return found
 
 
-def throughput(server: Server, clients: int, seconds: float, bodies: Path) -> None:
-    """Requests a second, latencies and CPU-ms a request."""
+def at_once(server: Server, bodies: list[str], then: Callable[[], None]) -> list[int]:
+    """Send all requests before any answer is read, with `then` between. Statuses; 0 for none."""
+    clients = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in bodies]
+    for client, body in zip(clients, bodies, strict=True):
+        client.request("POST", server.launch.path, body, {"Content-Type": "application/json"})
+    then()
+    statuses = []
+    for client in clients:
+        try:
+            statuses.append(client.getresponse().status)
+        except (OSError, http.client.HTTPException):
+            statuses.append(0)
+        client.close()
+    return statuses
+
+
+def throughput(server: Server, clients: int, seconds: float, bodies: Path) -> float:
+    """Requests a second, latencies and CPU-ms a request. Returns the good answers a second."""
     load(server, clients, 1.0, bodies)
     before = cpu_seconds(server.tree())
     found = load(server, clients, seconds, bodies)
     spent = cpu_seconds(server.tree()) - before
     good = found["statuses"].get("200", 0)
-    server.note(f"{clients} rps", good / found["seconds"])
-    server.note(f"{clients} p50", found["p50"])
-    server.note(f"{clients} p99", found["p99"])
-    server.note(f"{clients} cpu", spent * 1000 / max(1, good))
+    server.note(f"requests a second, {clients} clients", good / found["seconds"])
+    server.note(f"p50 ms, {clients} clients", found["p50"])
+    server.note(f"p99 ms, {clients} clients", found["p99"])
+    server.note(f"CPU-ms a request, {clients} clients", spent * 1000 / max(1, good))
+    return float(good / found["seconds"])
 
 
-def resilience(server: Server, seconds: float, bodies: Path, body: str) -> None:
-    """What happens to 256 clients without backoff, to killed workers and at SIGTERM."""
+def faults(server: Server, seconds: float, bodies: Path, texts: list[str]) -> None:
+    """Bad items among good ones, 256 clients that never back off, and the end by SIGTERM."""
+    mixed = [BAD if place % 4 == 0 else text for place, text in enumerate(texts[:96])]
+    answered = zip(mixed, at_once(server, mixed, lambda: None), strict=True)
+    good = sum(status == 200 for body, status in answered if body != BAD)
+    server.note("good neighbours of bad items answered, of 72", good)
     flood = load(server, 256, seconds, bodies)
-    server.note("256 good/s", flood["statuses"].get("200", 0) / flood["seconds"])
-    for pid in below(server.tree()[0]):
-        if not below(pid):
-            os.kill(pid, signal.SIGKILL)
+    peaks = [server.figures[f"requests a second, {clients} clients"][-1] for clients in CLIENTS]
+    share = flood["statuses"].get("200", 0) / flood["seconds"] / max(peaks)
+    server.note("256 clients without backoff: good answers, % of the peak", share * 100)
+    server.note("256 clients: p50 ms of good answers", flood["p50"])
+
+    def terminate() -> None:
+        time.sleep(0.1)
+        assert server.process is not None
+        server.process.terminate()
+
+    statuses = at_once(server, texts[:64], terminate)
+    server.note("in flight at SIGTERM answered, of 64", statuses.count(200))
+    server.stop()
+
+
+def killed(server: Server, body: str) -> float:
+    """Seconds until it serves again after all its workers were killed; infinite for never."""
+    for pid in server.workers():
+        os.kill(pid, signal.SIGKILL)
     began = time.perf_counter()
-    while post(server, body) != 200:
+    # A worker that is dying must not be the one that answers.
+    time.sleep(0.05)
+    while not server.answers(body):
         time.sleep(0.02)
-        if time.perf_counter() - began > 60:
-            return
-    server.note("recovery", time.perf_counter() - began)
+        if time.perf_counter() - began > RECOVERY_SECONDS:
+            return math.inf
+    return time.perf_counter() - began
 
 
-def measure(servers: list[Server], rounds: int, seconds: float, bodies: Path) -> None:
-    """Take turns, so that what else the machine does meets all alike."""
-    body = bodies.read_text().splitlines()[0]
-    for _ in range(rounds):
-        for server in servers:
-            server.note("start", server.start(body))
-            for clients in CLIENTS:
-                throughput(server, clients, seconds, bodies)
-            server.note("pss", pss_mb(server.tree()))
-            resilience(server, seconds, bodies, body)
-            server.stop()
+def measure(servers: list[Server], seconds: float, bodies: Path, own: float) -> None:
+    """One round: they take turns, so that what else the machine does meets all alike."""
+    texts = bodies.read_text().splitlines()
+    for server in servers:
+        server.note("seconds from start to the first right answer", server.start(texts[0]))
+        for clients in CLIENTS:
+            throughput(server, clients, seconds, bodies)
+        p50 = server.figures["p50 ms, 1 clients"][-1]
+        server.note("p50 at 1 client, of the bare model's own time", p50 / own)
+        server.note("MB of the whole tree (PSS)", pss_mb(server.tree()))
+        faults(server, seconds, bodies, texts)
+        server.note("seconds from start to the first right answer", server.start(texts[0]))
+        server.note("all workers killed: seconds to serving again", killed(server, texts[0]))
+        server.stop()
 
 
 def bare(model: str, bodies: Path) -> float:
-    """The model's own median milliseconds for one text, in this process, with one thread."""
-    sys.path.insert(0, str(ROOT / "code"))
-    import torch
-
-    import inference
-
-    torch.set_num_threads(1)
-    loaded = inference.model_fn(model)
-    took = []
-    for body in bodies.read_text().splitlines()[:300]:
-        began = time.perf_counter()
-        request = inference.input_fn(body.encode(), "application/json")
-        inference.output_fn(inference.predict_fn(request, loaded), "application/json")
-        took.append((time.perf_counter() - began) * 1000)
-    return statistics.median(took)
+    """The model's own median milliseconds for one text, in a process of its own, one thread."""
+    script = (
+        "import sys, time, statistics, torch, inference\n"
+        "torch.set_num_threads(1)\n"
+        "model, took = inference.model_fn(sys.argv[1]), []\n"
+        "for body in open(sys.argv[2], 'rb').read().splitlines()[:300]:\n"
+        "    began = time.perf_counter()\n"
+        "    request = inference.input_fn(body, 'application/json')\n"
+        "    inference.output_fn(inference.predict_fn(request, model), 'application/json')\n"
+        "    took.append((time.perf_counter() - began) * 1000)\n"
+        "print(statistics.median(took))\n"
+    )
+    command = [sys.executable, "-c", script, model, str(bodies)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "code"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    return float(done.stdout.splitlines()[-1])
 
 
 def save_model(folder: Path) -> None:
@@ -245,44 +282,58 @@ def make_texts() -> list[str]:
     return [" ".join(chosen.choices(words.split(), k=chosen.randint(6, 28))) for _ in range(1000)]
 
 
-def tables(servers: list[Server], own: float) -> None:
-    """Print what was found."""
-    load_now = Path("/proc/loadavg").read_text().split()[0]
-    print(f"\nbare model, one thread: p50 {own:.3g} ms; load average at the end {load_now}\n")
-    heads = [f"{c} {name}" for c in CLIENTS for name in ("rps", "p50", "p99", "cpu")]
-    rows: list[tuple[str, Callable[[Server], str]]] = [
-        (head, lambda server, head=head: server.median(head))  # type: ignore[misc]
-        for head in (*heads, "start", "pss", "256 good/s", "recovery")
-    ]
-    print("| | " + " | ".join(server.name for server in servers) + " |")
-    print("|---|" + "---|" * len(servers))
-    for name, value in rows:
-        print(f"| {name} | " + " | ".join(value(server) for server in servers) + " |")
+def table(figures: dict[str, dict[str, list[float]]]) -> str:
+    """The medians over the rounds, a column for each server."""
+    names = list(dict.fromkeys(name for each in figures.values() for name in each))
+    lines = ["| | " + " | ".join(figures) + " |", "|---|" + "---|" * len(figures)]
+    for name in names:
+        cells = [_cell(each.get(name, [])) for each in figures.values()]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(values: list[float]) -> str:
+    if not values:
+        return "-"
+    middle = statistics.median(values)
+    return "never" if math.isinf(middle) else f"{middle:.3g}"
 
 
 def main() -> None:
     """Read the arguments, measure, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model")
+    parser.add_argument("--model", type=Path)
     parser.add_argument("--texts", type=Path, help="one text a line")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6)
-    parser.add_argument("--peer-python")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=4)
+    parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}, or ''")
+    parser.add_argument("--figures", type=Path, help="add the rounds to those in this file")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         base = Path(scratch)
         if asked.model:
-            (base / "model").symlink_to(Path(asked.model).resolve())
+            (base / "model").symlink_to(asked.model.resolve())
         else:
             save_model(base / "model")
         texts = asked.texts.read_text().splitlines() if asked.texts else make_texts()
         bodies = base / "bodies"
         bodies.write_text("".join(json.dumps({"inputs": text}) + "\n" for text in texts))
-        servers = [_amphora(base)]
-        if asked.peer_python:
-            servers.append(_litserve(base, asked.peer_python))
-        measure(servers, asked.rounds, asked.seconds, bodies)
-        tables(servers, bare(str(base / "model"), bodies))
+        servers = [_amphora(base), *_peers(base, [n for n in asked.peers.split(",") if n])]
+        if asked.figures and asked.figures.is_file():
+            known = json.loads(asked.figures.read_text())
+            for server in servers:
+                server.figures = known.get(server.name, {})
+        for _ in range(asked.rounds):
+            try:
+                measure(servers, asked.seconds, bodies, bare(str(base / "model"), bodies))
+            finally:
+                for server in servers:
+                    server.kill()
+            figures = {server.name: server.figures for server in servers}
+            if asked.figures:
+                asked.figures.write_text(json.dumps(figures))
+        busy = Path("/proc/loadavg").read_text().split()[0]
+        print(f"load average at the end: {busy}\n\n{table(figures)}")
 
 
 def _amphora(base: Path) -> Server:
@@ -291,16 +342,25 @@ def _amphora(base: Path) -> Server:
         "SAGEMAKER_BIND_TO_PORT": "18181",
         "SAGEMAKER_MODEL_SERVER_WORKERS": "2",
         "AMPHORA_CODE_DIR": str(ROOT / "code"),
+        "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "amphora", "serve"]
-    return Server("amphora", 18181, "/invocations", command, settings)
+    return Server("amphora", 18181, Launch(command, settings, "/invocations"), base)
 
 
-def _litserve(base: Path, python: str) -> Server:
-    script = base / "litserve_peer.py"
-    script.write_text(LITSERVE)
-    command = [python, str(script), str(base / "model"), "18182"]
-    return Server("LitServe", 18182, "/predict", command, {"OMP_NUM_THREADS": "1"})
+def _peers(base: Path, names: list[str]) -> list[Server]:
+    servers = []
+    for place, name in enumerate(names):
+        peer, port = PEERS[name], 18182 + place
+        if peer.needs_java and (missing := missing_java()):
+            print(f"{peer.name} is left out: {missing}", file=sys.stderr)
+            continue
+        tools = peer.install(ROOT / "build" / "peers")
+        folder = base / name
+        folder.mkdir()
+        launch = peer.prepare(tools, folder, (base / "model").resolve(), port)
+        servers.append(Server(peer.name, port, launch, folder))
+    return servers
 
 
 if __name__ == "__main__":
