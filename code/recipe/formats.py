@@ -11,6 +11,7 @@ import gzip
 import io
 import itertools
 import json
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,9 +112,9 @@ def _read_plain(path: Path, encoding: str, sample_by: str) -> Part:
 def _read_arrow_folder(path: Path) -> Part:
     try:
         dataset = datasets.load_from_disk(str(path))
-    except (OSError, ValueError, KeyError, pa.ArrowInvalid) as error:
+        table = dataset.with_format("arrow")[:]
+    except Exception as error:  # Of a damaged file, datasets and pyarrow raise all kinds.
         raise DataError(f"Data set {path} cannot be read: {error}.", _REWRITE) from error
-    table = dataset.with_format("arrow")[:]
     return Part(
         path=path, format="save_to_disk", table=table, class_names=_classes(dataset.features)
     )
@@ -125,9 +126,10 @@ _REWRITE = "Write it again, or check that the upload is complete."
 def _read_binary(path: Path, name: str, reader: Callable[[Path], pa.Table]) -> Part:
     try:
         table = reader(path)
-    except (pa.ArrowInvalid, OSError) as error:
+        table.validate(full=True)
+        features = datasets.Features.from_arrow_schema(table.schema)
+    except Exception as error:  # Of a damaged file, datasets and pyarrow raise all kinds.
         raise DataError(f"{path} is no readable {name} file: {error}.", _REWRITE) from error
-    features = datasets.Features.from_arrow_schema(table.schema)
     return Part(path=path, format=name, table=table, class_names=_classes(features))
 
 
@@ -153,11 +155,16 @@ def _classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _read_text(path: Path, read_decoded: Callable[[Path, str], Part]) -> Part:
+    try:
+        return _read_encoded(path, read_decoded)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is no readable gzip file: {error}.", _REWRITE) from error
+
+
+def _read_encoded(path: Path, read_decoded: Callable[[Path, str], Part]) -> Part:
     encoding = _encoding(path)
     try:
         return read_decoded(path, encoding)
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} is no readable gzip file: {error}.", _REWRITE) from error
     except UnicodeDecodeError as error:
         line = _undecodable_line(path, encoding)
         raise DataError(
@@ -207,10 +214,11 @@ def _undecodable_line(path: Path, encoding: str) -> int:
 
 def _read_json(path: Path, encoding: str) -> Part:
     with _open(path, encoding) as stream:
-        try:
-            document = json.load(stream)
-        except json.JSONDecodeError as error:
-            raise _bad_json(path, error.lineno, error) from error
+        text = stream.read()
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _bad_json(path, getattr(error, "lineno", 1), error) from error
     return _records(path, "json", _rows_of(document), lines=None)
 
 
@@ -237,7 +245,7 @@ def _read_json_objects(path: Path, encoding: str) -> Part:
                 continue
             try:
                 records.append(json.loads(line))
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 if not records and ".json" in path.suffixes:
                     return _read_json(path, encoding)
                 raise _bad_json(path, number, error) from error
@@ -247,10 +255,13 @@ def _read_json_objects(path: Path, encoding: str) -> Part:
     return _records(path, "jsonl", records, lines)
 
 
-def _bad_json(path: Path, line: int, error: json.JSONDecodeError) -> DataError:
+def _bad_json(path: Path, line: int, error: Exception) -> DataError:
+    # Besides, a number may have too many digits, or lists may be nested too deeply.
+    said = str(error)
+    if isinstance(error, json.JSONDecodeError):
+        said = f"{error.msg} at column {error.colno}"
     return DataError(
-        f"{path} line {line} is no valid JSON: {error.msg} at column {error.colno}.",
-        "Correct the line, or remove it.",
+        f"{path} line {line} is no valid JSON: {said}.", "Correct the line, or remove it."
     )
 
 
@@ -263,14 +274,29 @@ def _records(path: Path, name: str, records: list[Any], lines: list[int] | None)
                 'Write each row as {"text": "...", "label": "..."}.',
             )
     names = list(dict.fromkeys(key for record in records for key in record))
-    columns = {name: _column([record.get(name) for record in records]) for name in names}
-    return Part(path=path, format=name, table=pa.table(columns), lines=lines)
+    try:
+        table = pa.table({key: _column([each.get(key) for each in records]) for key in names})
+    except UnicodeEncodeError as error:
+        row = next(row for row, record in enumerate(records) if not _is_text(record))
+        raise DataError(
+            f"{part.where(row)} holds half of a surrogate pair (an escape such as \\ud83d alone).",
+            "Write the character itself, or both escapes.",
+        ) from error
+    return Part(path=path, format=name, table=table, lines=lines)
+
+
+def _is_text(record: Any) -> bool:
+    try:
+        json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _column(values: list[Any]) -> pa.Array:
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         # Values of several types, such as 1 and "1": as text, they still compare.
         return pa.array([value if value is None else _plain(value) for value in values])
 

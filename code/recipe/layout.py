@@ -147,17 +147,23 @@ def _inner_split(source: Path, channel: Path) -> str | None:
     return split_of(parts[0]) if parts else None
 
 
-def _sources(path: Path, notes: list[str]) -> Iterator[Path]:
-    """Data files and Arrow folders below `path`; hidden, empty and other files left out."""
+def _sources(path: Path, notes: list[str], above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """Data files and Arrow folders below `path`; hidden, empty and other files left out.
+
+    Args:
+        above: The real folders that led here, for links that lead back.
+    """
     if path.is_file():
         if _is_data(path, notes):
             yield path
     elif is_arrow_folder(path):
         yield path
+    elif not path.is_dir() or path.resolve() in above:
+        notes.append(f"{path} is no file, or a link that leads back or to nothing: not used.")
     else:
         for child in path.iterdir():
             if not child.name.startswith((".", "_")) and child.name != "dataset_dict.json":
-                yield from _sources(child, notes)
+                yield from _sources(child, notes, (*above, path.resolve()))
 
 
 def _is_data(path: Path, notes: list[str]) -> bool:

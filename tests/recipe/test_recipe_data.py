@@ -370,6 +370,16 @@ def test_broken_delimited_data_is_named(
         ("a.parquet", b"PAR1 and nothing more", ["a.parquet", "parquet"]),
         ("a.arrow", b"ARROW1 and nothing more", ["a.arrow", "arrow"]),
         ("a.csv.gz", gzip.compress(GOOD.encode())[:40], ["a.csv.gz", "gzip"]),
+        ("a.csv.gz", gzip.compress(GOOD.encode())[:9] + b"\xff" * 50, ["a.csv.gz", "gzip"]),
+        ("a.json", b"[" * 100_000, ["a.json line 1", "valid JSON"]),
+        ("a.json", b'[{"text": "a", "label": ' + b"9" * 5000 + b"}]", ["line 1", "valid JSON"]),
+        (
+            "a.jsonl",
+            b'{"text": "a", "label": [null, 1' + b"0" * 30 + b"]}",
+            ["one class only", "10000"],
+        ),
+        ("a.jsonl", b'{"text": "\\ud83d", "label": "b"}\n', ["a.jsonl line 1", "surrogate"]),
+        ("a.arrow", b"\xff\xff\xff\xff\x10\0\0\0" + b"\x10\0" * 20, ["a.arrow", "arrow"]),
     ],
 )
 def test_broken_files_are_named(
@@ -380,6 +390,14 @@ def test_broken_files_are_named(
         load({"train": tmp_path})
     for word in words:
         assert word in str(caught.value)
+
+
+def test_links_that_lead_back_or_to_nothing_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(GOOD)
+    (tmp_path / "back").symlink_to(".")
+    (tmp_path / "itself").symlink_to("itself")
+    (tmp_path / "nowhere").symlink_to("/nowhere")
+    assert layout.find({"train": tmp_path}).files == {"train": [tmp_path / "a.csv"]}
 
 
 def test_a_label_that_training_never_saw_is_named_with_its_line(tmp_path: Path) -> None:
