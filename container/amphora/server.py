@@ -33,7 +33,8 @@ from amphora.runtime import Runtime
 LOG = logging.getLogger("amphora.server")
 # SageMaker kills 30 s after SIGTERM.
 _DRAIN_SECONDS = 24
-# What lies in the listening socket's backlog, or is on its way, is still accepted.
+# What is on its way is still accepted; once the port is closed, as long again for requests that
+# are on their way in connections.
 _LINGER_SECONDS = 0.3
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
@@ -158,10 +159,37 @@ class Front:
 
 
 class _Server(uvicorn.Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port, and not the connections that came last: they are accepted to the last
+        one, and their requests are given the time to arrive.
+        """
+        waiting = [connection for sock in sockets or [] for connection in _backlog(sock)]
+        for server in self.servers:
+            server.close()
+        loop = asyncio.get_running_loop()
+        for connection in waiting:
+            await loop.connect_accepted_socket(self._protocol, connection)
+        await asyncio.sleep(_LINGER_SECONDS)
+        await super().shutdown(sockets)
+
+    def _protocol(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Nothing: `_run` handles signals, and ends with exit code 0 rather than by the signal."""
         yield
+
+
+def _backlog(sock: socket.socket) -> Iterator[socket.socket]:
+    """The connections that wait to be accepted."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            yield sock.accept()[0]
 
 
 def _server(front: Front) -> _Server:
