@@ -1,0 +1,209 @@
+"""One of two processes, or one of two hosts, killed, stopped or made to raise, in every phase.
+
+The script trains by gloo, whose time-out is 25 s here: only by that is a stopped process seen.
+It writes a model at its end; the hosts are network namespaces, as in
+tests/train/test_hosts.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ordeal.common import (
+    Trial,
+    clean_environ,
+    configure,
+    descendants,
+    failure,
+    kill_tree,
+    send,
+)
+
+ENDS = "every host ends within 90 s, none with exit code 0"
+CAUSE = "the first line of the failure names the cause: the signal, the exception, or the lost host"
+EMPTY = "no model is left behind that is empty or half a model"
+PROMISES = (ENDS, CAUSE, EMPTY)
+
+BOUND = 90.0
+PHASES = ("start", "training", "evaluation", "saving")
+ACTS = ("KILL", "STOP", "raise")
+SCRIPT = """
+import os, pathlib, sys, time
+import torch, torch.distributed as dist
+rank = int(os.environ["RANK"])
+def phase(name):
+    folder = pathlib.Path(os.environ["ORDEAL_FOLDER"])
+    if os.environ["ORDEAL_PHASE"] == name and str(rank) == os.environ["ORDEAL_RANK"]:
+        (folder / "here").write_text(str(os.getpid()))
+        if os.environ["ORDEAL_ACT"] == "raise":
+            raise ValueError(f"rank {rank} gave up in {name}")
+        time.sleep(300)
+phase("start")
+import datetime
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=25))
+total = torch.ones(1)
+for name in ("training", "evaluation", "saving"):
+    for step in range(5):
+        dist.all_reduce(total)
+    phase(name)
+dist.barrier()
+if rank == 0:
+    pathlib.Path(os.environ["SM_MODEL_DIR"], "model.safetensors").write_bytes(b"whole")
+"""
+
+
+def run(trial: Trial) -> None:
+    """Every phase with every act, on processes of one host and on two hosts."""
+    cases = [(phase, act, rank) for phase in PHASES for act in ACTS for rank in (0, 1)]
+    trial.random.shuffle(cases)
+    for number, case in enumerate(cases[: 3 if trial.short else None]):
+        if trial.has_time():
+            _processes(trial, number, *case)
+    with _network() as spaces:
+        for number, case in enumerate(cases[-2 if trial.short else 0 :] if spaces else []):
+            if trial.has_time():
+                _hosts(trial, number, spaces, *case)
+
+
+def _variables(folder: Path, phase: str, act: str, rank: int) -> dict[str, str]:
+    return {
+        "ORDEAL_FOLDER": str(folder), "ORDEAL_PHASE": phase, "ORDEAL_ACT": act,
+        "ORDEAL_RANK": str(rank),
+    }  # fmt: skip
+
+
+def _prepared(base: Path, **files: object) -> Path:
+    hyperparameters = {"sagemaker_program": "script.py"}
+    hyperparameters["sagemaker_torch_distributed_enabled"] = "true"
+    configure(base, hyperparameters, **files)
+    (base / "code").mkdir()
+    (base / "code" / "script.py").write_text(SCRIPT)
+    return base
+
+
+def _start(base: Path, before: list[str], environ: dict[str, str]) -> subprocess.Popen[bytes]:
+    with (base / "log.txt").open("ab") as log:
+        return subprocess.Popen(
+            [*before, sys.executable, "-m", "amphora", "train"],
+            env=clean_environ(SAGEMAKER_BASE_DIR=str(base), **environ),
+            stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+
+def _processes(trial: Trial, number: int, phase: str, act: str, rank: int) -> None:
+    base = _prepared(trial.folder / f"processes-{number}")
+    environ = {**_variables(base, phase, act, rank), "AMPHORA_NPROC_PER_NODE": "2"}
+    job = _start(base, [], environ)
+    _strike(base, act)
+    _judge(trial, f"processes: {phase} {act} rank {rank}", {"": (job, base)}, act)
+
+
+def _strike(folder: Path, act: str, victims: list[int] | None = None) -> None:
+    """Once the rank is where it is wanted, kill or stop it, or all of its host."""
+    _await(folder)
+    time.sleep(0.3)
+    number = {"KILL": signal.SIGKILL, "STOP": signal.SIGSTOP}.get(act)
+    if number is not None:
+        for pid in victims or [int((folder / "here").read_text())]:
+            send(pid, number)
+
+
+def _await(folder: Path) -> None:
+    end = time.monotonic() + 90
+    while not (folder / "here").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def _judge(
+    trial: Trial, name: str, jobs: dict[str, tuple[subprocess.Popen[bytes], Path]], act: str
+) -> None:
+    began = time.monotonic()
+    for job, _ in jobs.values():
+        try:
+            job.wait(max(0.1, BOUND + began - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            kill_tree(job.pid)
+            job.wait()
+            trial.check(ENDS, False, f"{name}: not within {BOUND} s")
+    took = time.monotonic() - began
+    codes = [job.returncode for job, _ in jobs.values()]
+    trial.check(ENDS, 0 not in codes, f"{name}: {codes}")
+    trial.figure("longest end, s", max(trial.figures.get("longest end, s", 0), round(took, 1)))
+    trial.count("cases")
+    for host, (_, base) in jobs.items():
+        said = failure(base)
+        first = said.splitlines()[0] if said else ""
+        words = {"raise": "gave up", "KILL": "SIGKILL", "STOP": ""}[act]
+        lost = "failed first" in first and name.startswith("hosts")
+        about = words in first or lost or "communication" in said[:1024]
+        trial.check(CAUSE, bool(first) and about, f"{name} {host}: {said[:500]}")
+        left = list((base / "model").glob("*"))
+        trial.check(EMPTY, not left, f"{name} {host}: {left}")
+
+
+def _hosts(
+    trial: Trial, number: int, spaces: dict[str, str], phase: str, act: str, rank: int
+) -> None:
+    folder = trial.folder / f"hosts-{number}"
+    folder.mkdir()
+    jobs = {}
+    for host, space in spaces.items():
+        resources = {
+            "current_host": host, "hosts": list(spaces), "network_interface_name": "eth0",
+        }  # fmt: skip
+        base = _prepared(folder / host, resourceconfig=resources)
+        environ = {**_variables(folder, phase, act, rank), "AMPHORA_NPROC_PER_NODE": "1"}
+        jobs[host] = (_start(base, ["ip", "netns", "exec", space], environ), base)
+    victim = list(spaces)[rank]
+    lost, _ = jobs[victim]
+    _await(folder)
+    _strike(folder, act, [lost.pid, *descendants(lost.pid)])
+    others = jobs if act == "raise" else {host: job for host, job in jobs.items() if host != victim}
+    # A host that is gone leaves nothing to read; the one that is left must say so.
+    _judge(trial, f"hosts: {phase} {act} {victim}", others, act)
+    kill_tree(lost.pid)
+    lost.wait()
+
+
+HOSTS = {"algo-1": "10.213.78.1", "algo-2": "10.213.78.2"}
+
+
+def _ip(*words: str, check: bool = True) -> int:
+    return subprocess.run(["ip", *words], check=check, capture_output=True).returncode
+
+
+@contextmanager
+def _network() -> Iterator[dict[str, str]]:
+    """Host name to network namespace; empty without the right to make them."""
+    spaces = {host: f"ordeal-{os.getpid()}-{host}" for host in HOSTS}
+    if shutil.which("ip") is None or _ip("netns", "add", spaces["algo-1"], check=False):
+        yield {}
+        return
+    _ip("netns", "add", spaces["algo-2"])
+    wires = {host: f"or{os.getpid() % 100000}-{n}" for n, host in enumerate(HOSTS)}
+    _ip("link", "add", wires["algo-1"], "type", "veth", "peer", "name", wires["algo-2"])
+    try:
+        for host, address in HOSTS.items():
+            space = spaces[host]
+            _ip("link", "set", wires[host], "netns", space)
+            _ip("-n", space, "link", "set", wires[host], "name", "eth0")
+            _ip("-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
+            _ip("-n", space, "link", "set", "eth0", "up")
+            _ip("-n", space, "link", "set", "lo", "up")
+            names = Path("/etc/netns") / space / "hosts"
+            names.parent.mkdir(parents=True)
+            lines = {"localhost": "127.0.0.1", **HOSTS}
+            names.write_text("".join(f"{address} {host}\n" for host, address in lines.items()))
+        yield spaces
+    finally:
+        for space in spaces.values():
+            _ip("netns", "delete", space, check=False)
+            shutil.rmtree(Path("/etc/netns") / space, ignore_errors=True)
