@@ -107,7 +107,8 @@ def _operation(
 ) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status in statuses:
-        responses[str(status)] = response = {"description": _MEANINGS[status]}
+        response: dict[str, Any] = {"description": _MEANINGS[status]}
+        responses[str(status)] = response
         if answers is not None:
             response["content"] = {answers: {}} if status == 200 else _error(status)
     operation: dict[str, Any] = {"summary": summary, "responses": responses}
