@@ -12,7 +12,7 @@ Modules by floor; a module imports lower floors only, and none imports the packa
 - 2 `layout` (channels to files), `columns` (which are read), `causal_chat` (conversations to
   tokens), `labels`, `distribution`, `lora`, `encoder` (a saved model over batches of texts),
   `families` (models that take packed batches), `batches` (token ids to packed or padded batches),
-  `checkpoints`, `xla_trainer` (HF Trainer, on torch-xla too)
+  `checkpoints`, `xla_trainer` (HF Trainer, on torch-xla too), `trial` (a run for its graphs)
 - 3 `resuming` (a Trainer that can be killed), `data` (channels to labelled splits),
   `causal_batches` (documents to learn, to batches), `modeling` (which model, and loading it);
   what answers with a saved model: `classifier`, `tagger`, `embedder`, `generator`

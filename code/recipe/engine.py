@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalLoopOutput
 
-from recipe import batches, cpu, plan
+from recipe import batches, cpu, plan, trial
 from recipe.arguments import Hyperparameters
 from recipe.batches import Batch, Layout, Samples, World
 from recipe.console import say
@@ -293,7 +294,8 @@ class Engine(Resumable):
         Raises:
             DivergedError: names the step and the rows of its batch.
         """
-        for step, total, rows in self._watched:
+        watched = [] if trial.is_on(os.environ) else self._watched
+        for step, total, rows in watched:
             if not math.isfinite(total.item()):
                 raise _diverged(step, rows, self.args.output_dir)
         self._watched.clear()
@@ -328,7 +330,7 @@ class Engine(Resumable):
             inputs = self._prepare_inputs(batch)
             with self.compute_loss_context_manager():
                 outputs, each, _ = self._losses(model, inputs)
-            found.append((inputs["rows"], outputs.logits.float(), each))
+            found.append((batch["rows"], outputs.logits.float(), each))
             self.control = self.callback_handler.on_prediction_step(
                 self.args, self.state, self.control
             )

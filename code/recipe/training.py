@@ -35,6 +35,7 @@ from recipe import (
     modeling,
     report,
     saving,
+    trial,
     xla,
 )
 from recipe.arguments import Hyperparameters
@@ -62,6 +63,8 @@ def run(
 ) -> dict[str, float]:
     """Train on a job's channels; write the model, its card and metrics.json.
 
+    A trial run (`recipe.trial`) writes nothing.
+
     Returns:
         The metrics, as in metrics.json.
 
@@ -69,6 +72,9 @@ def run(
         RecipeError: something the user can mend; the model folder is left as it was.
     """
     watch = Stopwatch()
+    is_trial = trial.is_on(environ)
+    if is_trial:
+        hyperparameters = trial.without_saving(hyperparameters)
     _check_places(places)
     chosen, arguments = _set_up(hyperparameters, places, environ)
     goal = GOALS[hyperparameters.task](places.channels, hyperparameters)
@@ -85,10 +91,12 @@ def run(
         ready = goal.samples(tokenizer, max_length)
     watch.lap("tokens")
     trainer = _trainer(model, tokenizer, arguments, hyperparameters, ready, goal.objective)
+    if is_trial:
+        trainer.add_callback(trial.FewSteps())
     metrics = _train(trainer, ready.get("test"))
     watch.lap("training")
     weights = distribution.whole_weights(trainer)
-    if is_first_process():
+    if is_first_process() and not is_trial:
         facts = card.Facts(
             base_model=source.name,
             hyperparameters=hyperparameters,
@@ -104,6 +112,8 @@ def run(
         report.of_run(
             trainer, facts, show, max_length, watch.seconds, hosts, places.output_data_dir
         )
+    if is_trial:
+        say("a trial run for its graphs: nothing is written")
     device.leave_world()
     return metrics
 
@@ -127,7 +137,8 @@ def _set_up(
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(places.tensorboard))
     shared = distribution.choose(hyperparameters, chosen, environ)
     arguments = training_arguments(hyperparameters, places, chosen, shared)
-    device.check_world(arguments.device, chosen.processes)
+    if not trial.is_on(environ):
+        device.check_world(arguments.device, chosen.processes)
     for line in (chosen.describe(), *shared.said):
         say(line)
     return chosen, arguments
