@@ -1,4 +1,4 @@
-"""Fine-tune a text classifier on the channels of a training job.
+"""Fine-tune a text classifier, or a causal language model, on the channels of a training job.
 
     SM_CHANNEL_TRAIN=data/train SM_CHANNEL_TEST=data/test SM_MODEL_DIR=model \\
         python code/train.py --model_name_or_path path/to/model --epochs 1

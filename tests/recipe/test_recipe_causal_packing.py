@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,9 @@ import pytest
 import torch
 import transformers
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, TrainingArguments
 
-from recipe import causal_model, plan
+from recipe import batches, causal_model, engine, objective, plan
 from recipe.causal_batches import Documents, PackedDocuments, PaddedDocuments
 
 PAD, SIZE = 1, 6
@@ -133,3 +134,70 @@ def test_losses_and_gradients_are_those_of_documents_alone(
 
 def test_every_decoder_is_held_to_that() -> None:
     assert {kind.split(",")[0] for kind in KINDS} == set(causal_model.DECODERS)
+
+
+def trained(
+    tmp_path: Path, run: batches.Training, packing: bool
+) -> tuple[list[float], dict[str, float], PreTrainedModel]:
+    """The losses of some steps, the metrics of an evaluation after them, and the model."""
+    model = make("llama")
+    args = TrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=run.size,
+        per_device_eval_batch_size=8,
+        gradient_accumulation_steps=run.accumulation,
+        max_steps=9,
+        learning_rate=0.1,
+        optim="sgd",
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    goal, samples = objective.NEXT_TOKENS, run.samples
+    layouts = []
+    for size, steps in (
+        (run.size, run.rows(2, True)),
+        (8, plan.in_order(samples.lengths, 8, True)),
+    ):
+        layout = goal.layout(model, packing, size, PAD, [(samples, rows) for rows in steps])
+        if not packing:  # with the samples in each step that packing would choose
+            layout = type("PaddedAlike", (type(layout),), {"balanced": True})(**vars(layout))
+        layouts.append(layout)
+    goal.prepare(model, packing)
+    trainer = engine.Engine(
+        model=model,
+        args=args,
+        training=run,
+        train_layout=layouts[0],
+        eval_layout=layouts[1],
+        objective=goal,
+        eval_dataset=run.samples,
+        compute_metrics=goal.metrics(),
+    )
+    trainer.train()
+    history = trainer.state.log_history
+    return [entry["loss"] for entry in history if "loss" in entry], trainer.evaluate(), model
+
+
+@pytest.mark.parametrize(("size", "accumulation"), [(16, 1), (4, 4)])
+def test_packing_does_not_change_what_is_optimised(
+    tmp_path: Path, size: int, accumulation: int
+) -> None:
+    lengths = np.random.default_rng(1).integers(4, 60, 70).tolist()
+    documents = documents_of(lengths)
+    whole = batches.Training(samples=documents, size=16, seed=3)
+    wanted, scores, expected = trained(tmp_path, whole, False)
+    run = batches.Training(samples=documents, size=size, accumulation=accumulation, seed=3)
+    found, same, model = trained(tmp_path, run, True)
+    assert len(wanted) == 9
+    assert wanted[0] > wanted[-1]
+    assert found == pytest.approx(wanted, rel=1e-5)
+    for name in ("eval_loss", "eval_perplexity", "eval_token_accuracy"):
+        assert same[name] == pytest.approx(scores[name], rel=1e-4)
+    with torch.no_grad():
+        totals = [float(alone(model, documents, row)[0]) for row in range(70)]
+    assert same["eval_loss"] == pytest.approx(sum(totals) / documents.labels.sum(), rel=1e-5)
+    for one, other in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
