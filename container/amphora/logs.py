@@ -12,6 +12,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from typing import Any, TextIO, cast
 from urllib.parse import quote
 
 MASK = "******"
@@ -140,6 +141,24 @@ class _MaskingFormatter(logging.Formatter):
         return mask(super().format(record))
 
 
+class Masking:
+    """A text stream that masks what is written to it, and is the stream itself in all else."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(mask(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def configure(level: int | str = logging.INFO) -> None:
     """Send amphora's log lines to stderr, one format, secrets masked."""
     handler = logging.StreamHandler(sys.stderr)
@@ -148,3 +167,9 @@ def configure(level: int | str = logging.INFO) -> None:
     logger.handlers[:] = [handler]
     logger.setLevel(level)
     logger.propagate = False
+
+
+def mask_printing() -> None:
+    """Mask what this process prints from now on, by Python's own streams."""
+    sys.stdout = cast(TextIO, Masking(sys.stdout))
+    sys.stderr = cast(TextIO, Masking(sys.stderr))

@@ -33,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         order, _ = frames.receive(control)
         logs.configure(order["log_level"])
         logs.remember(logs.secret_values(os.environ))
+        logs.mask_printing()
         loaded = _load(control, order)
         if loaded is not None:
             _obey(control, loaded)

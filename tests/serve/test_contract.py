@@ -213,6 +213,20 @@ def test_a_setting_that_is_no_number_is_named(start: Start) -> None:
     assert "SAGEMAKER_MODEL_SERVER_WORKERS is 'many'" in server.log
 
 
+def test_a_secret_that_the_handlers_print_is_masked(start: Start) -> None:
+    code = ECHO.replace(
+        "def model_fn(model_dir):", "def model_fn(model_dir):\n        import os, sys"
+    )
+    code = code.replace(
+        "import os, sys",
+        "import os, sys; print('printed', os.environ['MY_TOKEN'], file=sys.stderr);"
+        " sys.stdout.writelines([str(os.environ)])",
+    )
+    server = start(code, MY_TOKEN="planted-and-printed").ready()
+    assert "printed ******" in server.log
+    assert "planted-and-printed" not in server.log
+
+
 def test_values_that_are_no_bytes_become_json(start: Start) -> None:
     code = ECHO.replace("return json.dumps(prediction)", "return prediction")
     assert json.loads(start(code).ready().invoke([1]).content)["answer"] == 42
