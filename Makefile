@@ -56,9 +56,10 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# PEER_PYTHON: a Python that has litserve, torch and transformers, to measure beside.
+# Beside the servers of today, which it installs below build/peers; Java 17 runs three of them.
+# ARGS="--model FOLDER --texts FILE --rounds 3"
 bench-serve: setup
-	$(BIN)/python benchmarks/bench_serve.py $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
+	$(BIN)/python benchmarks/bench_serve.py $(ARGS)
 
 # After a change of pyproject.toml. The newest versions it allows: make lock UPGRADE=--upgrade
 lock:
