@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from recipe import device
 from recipe.encoding import encode
 from recipe.errors import ModelError
+from recipe.libraries import in_precision
 from recipe.wire import Request
 
 BATCH = 32
@@ -175,13 +176,15 @@ def load(origin: Origin, architecture: Any, environ: Mapping[str, str] = os.envi
 def _weights(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
     """The model itself; where only a LoRA adapter was saved, its base with the adapter merged."""
     if not origin.adapter:
-        return architecture.from_pretrained(origin.place, dtype=dtype, **origin.options)
+        return architecture.from_pretrained(origin.place, **in_precision(dtype), **origin.options)
     from peft import PeftModel
 
     base = origin.adapter["base_model_name_or_path"]
     config = origin.config()
     try:
-        model = architecture.from_pretrained(base, config=config, dtype=dtype, **origin.options)
+        model = architecture.from_pretrained(
+            base, config=config, **in_precision(dtype), **origin.options
+        )
     except OSError as error:
         raise ModelError(
             f"{origin.place} holds an adapter, and its base {base!r} cannot be read: "

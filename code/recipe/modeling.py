@@ -26,6 +26,7 @@ from recipe.console import say
 from recipe.errors import HyperparameterError, ModelError, near
 from recipe.labels import Labels
 from recipe.layout import MODEL_CHANNELS, model_folder
+from recipe.libraries import in_precision
 
 _LONGEST = 512
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -159,7 +160,7 @@ def _read(
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.name, **options)
         model, report = architecture.from_pretrained(
-            source.name, dtype=torch.float32, output_loading_info=True, **more, **options
+            source.name, **in_precision(torch.float32), output_loading_info=True, **more, **options
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise _load_error(source, error) from error
