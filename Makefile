@@ -21,7 +21,7 @@ SAGEMAKER_TRAINING = $(shell grep '^sagemaker-training==' container/locks/gpu.tx
 
 export TORCH_PIP_ARGS
 
-.PHONY: setup demo test test-heavy test-docker lint lock clean bench-serve bench-train
+.PHONY: ordeal licences setup demo test test-heavy test-docker lint lock clean bench-serve bench-train
 
 setup: .venv/.made
 
@@ -66,6 +66,14 @@ lock:
 	$(PYTHON) -m venv build/uv
 	build/uv/bin/python -m pip install --quiet --disable-pip-version-check uv
 	sh container/locks/lock.sh build/uv/bin/uv $(UPGRADE)
+
+# The product broken on purpose, an hour or more: docs/RELIABILITY.md.
+# ARGS="--only kill,requests --short --seed 7"
+ordeal: setup
+	$(BIN)/python -m ordeal $(ARGS)
+
+licences: setup
+	$(BIN)/python -m ordeal.licences
 
 # Packed batches beside HF Trainer's padded ones. ARGS="--data FOLDER --rounds 3"
 bench-train: setup
