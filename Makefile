@@ -3,6 +3,7 @@
 #   make demo          train and serve a small model here, from nothing but Python
 #   make test          linters, types, unit and end-to-end tests without Docker
 #   make test-heavy    the tests that take long
+#   make test-versions the recipe under older versions of transformers
 #   make test-docker   build the images on stand-in bases, and run them
 #
 # PYTHON          the Python to make .venv with, 3.11 or later (default: python3)
@@ -21,7 +22,7 @@ SAGEMAKER_TRAINING = $(shell grep '^sagemaker-training==' container/locks/gpu.tx
 
 export TORCH_PIP_ARGS
 
-.PHONY: ordeal licences setup demo test test-heavy test-docker lint lock clean bench-serve bench-train
+.PHONY: ordeal licences setup demo test test-heavy test-versions test-docker lint lock clean bench-serve bench-train
 
 setup: .venv/.made
 
@@ -43,10 +44,16 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: lint
-	$(BIN)/python -m pytest -m "not docker and not heavy and not xla" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not docker and not heavy and not xla and not versions" -n 2 --dist loadfile
 
 test-heavy: setup
 	$(BIN)/python -m pytest -m heavy -n 2 --dist loadfile
+
+test-versions: $(patsubst tests/versions/%.txt,build/versions/%/.made,$(wildcard tests/versions/*.txt))
+	$(BIN)/python -m pytest -m versions tests/versions
+
+build/versions/%/.made: tests/versions/%.txt tests/versions/environment.sh .venv/.made
+	sh tests/versions/environment.sh $(BIN)/python $< $(@D)
 
 test-docker: setup
 	$(BIN)/python -m pytest -m docker tests/docker

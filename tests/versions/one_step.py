@@ -1,0 +1,88 @@
+"""What must work under any transformers: imports, a model, a training of one step, a prediction.
+
+python one_step.py FOLDER      prints what came of it as a JSON line
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+CODE = Path(__file__).resolve().parents[2] / "code"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "film", "was", "good", "bad"]
+
+
+def import_all() -> Any:
+    """Every module of the recipe, and the handlers."""
+    sys.path.insert(0, str(CODE))
+    recipe = importlib.import_module("recipe")
+    for module in pkgutil.iter_modules(recipe.__path__):
+        importlib.import_module(f"recipe.{module.name}")
+    return importlib.import_module("inference")
+
+
+def make_model(folder: Path) -> None:
+    """A BERT of one layer, saved by the transformers that is here."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    vocabulary = {word: number for number, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+    )
+    BertModel(config).save_pretrained(folder)
+
+
+def train(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """code/train.py, for one step."""
+    rows = [{"text": f"the film was {word}", "label": word} for word in ("good", "bad")] * 10
+    (folder / "in").mkdir(exist_ok=True)
+    (folder / "in" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = {"SAGEMAKER_BASE_DIR": str(folder), "SM_CHANNEL_TRAIN": str(folder / "in")}
+    argv = ["--model_id", str(folder / "start"), "--max_steps", "1", "--batch_size", "4", *more]
+    return subprocess.run(
+        [sys.executable, str(CODE / "train.py"), *argv],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "USE_TORCH_XLA": "0", **given},
+        capture_output=True,
+        text=True,
+    )
+
+
+def main(folder: Path) -> None:
+    import transformers
+
+    inference = import_all()
+    make_model(folder / "start")
+    wrong, trained = train(folder, "--learning_rat", "1"), train(folder)
+    assert trained.returncode == 0, trained.stderr
+    model = inference.model_fn(str(folder / "model"))
+    request = inference.input_fn(b'{"inputs": "the film was good"}', "application/json")
+    answer, kind = inference.output_fn(inference.predict_fn(request, model), "application/json")
+    found = {
+        "transformers": transformers.__version__,
+        "wrong": wrong.stderr.strip().splitlines()[-1],
+        "said": trained.stdout,
+        "answer": json.loads(answer),
+        "kind": kind,
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

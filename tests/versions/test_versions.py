@@ -1,0 +1,41 @@
+"""The recipe under the transformers versions that images' bases bring (`make test-versions`)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+VERSIONS = sorted(HERE.glob("*.txt"))
+
+
+def pins(path: Path) -> dict[str, str]:
+    lines = [line.split(" ;")[0] for line in path.read_text().splitlines() if "==" in line]
+    return dict(line.strip().split("==") for line in lines)
+
+
+def test_the_versions_of_the_xla_image_are_its_locks() -> None:
+    lock = pins(ROOT / "container" / "locks" / "neuron-xla.txt")
+    here = pins(HERE / "4.57.txt")
+    assert here == {name: lock[name] for name in here}
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.stem)
+def test_imports_arguments_a_step_and_a_prediction(version: Path, tmp_path: Path) -> None:
+    python = ROOT / "build" / "versions" / version.stem / "bin" / "python"
+    done = subprocess.run(
+        [python, HERE / "one_step.py", tmp_path], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["transformers"] == pins(version)["transformers"]
+    assert "learning_rat" in found["wrong"] and "learning_rate" in found["wrong"]
+    assert "packed into" in found["said"] and "metric step=1 " in found["said"]
+    assert found["kind"] == "application/json"
+    (answer,) = found["answer"]
+    assert answer["label"] in ("good", "bad") and 0.5 <= answer["score"] <= 1
