@@ -14,11 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from recipe import device
 from recipe.encoding import encode
-from recipe.errors import ModelError
+from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.libraries import in_precision
 from recipe.wire import Request
 
@@ -176,7 +182,7 @@ def load(origin: Origin, architecture: Any, environ: Mapping[str, str] = os.envi
 def _weights(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
     """The model itself; where only a LoRA adapter was saved, its base with the adapter merged."""
     if not origin.adapter:
-        return architecture.from_pretrained(origin.place, **in_precision(dtype), **origin.options)
+        return _whole(origin, architecture, dtype)
     from peft import PeftModel
 
     base = origin.adapter["base_model_name_or_path"]
@@ -193,6 +199,28 @@ def _weights(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
         ) from error
     merged: Any = PeftModel.from_pretrained(model, origin.place)
     return merged.merge_and_unload()
+
+
+def _whole(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
+    """The model, all of whose weights were in its files: a new head would answer at random."""
+    try:
+        model, report = architecture.from_pretrained(
+            origin.place, **in_precision(dtype), output_loading_info=True, **origin.options
+        )
+    except UNLOADABLE as error:
+        raise ModelError(
+            f"The model {origin.place} cannot be loaded: {why_unloadable(error)}",
+            "It needs config.json, whole weights (best in model.safetensors) and its tokenizer.",
+        ) from error
+    missing = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
+    # A sentence's vector is the mean of its tokens': without the pooler, which many do not save.
+    if missing and architecture is not AutoModel:
+        raise ModelError(
+            f"The model {origin.place} lacks {len(missing)} weights of {type(model).__name__}"
+            f" ({', '.join(missing[:3])}).",
+            "Check that its files are whole, and that HF_TASK is what it was trained for.",
+        )
+    return model
 
 
 def _max_length(tokenizer: PreTrainedTokenizerBase, config: Any) -> int:

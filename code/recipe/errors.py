@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import pickle
 from collections.abc import Iterable
+
+from safetensors import SafetensorError
 
 
 class RecipeError(Exception):
@@ -44,6 +47,17 @@ class OutputError(RecipeError):
 
 class DivergedError(RecipeError):
     """The loss is no number any more."""
+
+
+UNLOADABLE = (OSError, ValueError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError)
+"""What loading a model raises whose files are missing, damaged, or not what they say."""
+
+
+def why_unloadable(error: Exception) -> str:
+    """The first line of what loading a model raised; of a pickle torch's own advises to run it."""
+    if isinstance(error, pickle.UnpicklingError):
+        return "its weights are a pickle of more than tensors, which could run code."
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def near(name: str, known: Iterable[str]) -> str:

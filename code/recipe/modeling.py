@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -23,7 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from recipe import lora
 from recipe.arguments import Hyperparameters
 from recipe.console import say
-from recipe.errors import HyperparameterError, ModelError, near
+from recipe.errors import UNLOADABLE, HyperparameterError, ModelError, near, why_unloadable
 from recipe.labels import Labels
 from recipe.layout import MODEL_CHANNELS, model_folder
 from recipe.libraries import in_precision
@@ -162,7 +161,7 @@ def _read(
         model, report = architecture.from_pretrained(
             source.name, **in_precision(torch.float32), output_loading_info=True, **more, **options
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    except UNLOADABLE as error:
         raise _load_error(source, error) from error
     _see_to_padding(source, model, tokenizer)
     return model, tokenizer, report
@@ -185,7 +184,7 @@ def _see_to_padding(
 
 
 def _load_error(source: Source, error: Exception) -> ModelError:
-    reason = str(error).strip().splitlines()[0]
+    reason = why_unloadable(error)
     if source.is_local:
         return ModelError(
             f"The model in {source.name} cannot be loaded: {reason}",
