@@ -118,12 +118,63 @@ ensure_repository() {
             "Create it, or use a role with ecr:CreateRepository."
 }
 
+# The digest of what the base's name stands for now; empty where the base came from no registry.
+resolve_base() {
+    case $base_image in
+        *@sha256:*) base_digest=${base_image##*@}; return ;;
+    esac
+    "$docker" image inspect "$base_image" >/dev/null 2>&1 || {
+        say "pulling $base_image"
+        "$docker" pull "$base_image" >&2 ||
+            die "The base $base_image cannot be pulled." "Name another one with --base-image."
+    }
+    local name=${base_image##*/}
+    name=${base_image%"$name"}${name%%:*}
+    base_digest=$("$docker" image inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$base_image" |
+        sed -n "s|^$name@||p")
+    say "the base is ${base_digest:-of no registry, so that it has no digest}"
+}
+
+# Empty where this is no git checkout.
+revision() {
+    local commit
+    commit=$(git rev-parse HEAD 2>/dev/null) || return 0
+    git diff --quiet HEAD 2>/dev/null || commit=$commit-modified
+    echo "$commit"
+}
+source_url() { git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|' || true; }
+
+# A base may have labels of these names: each is set, if to nothing.
 build() {
     say "building $image from $base_image"
     "$docker" build -f "$dockerfile" --target "$target" --build-arg "BASE_IMAGE=$base_image" -t "$image" \
         --label "org.opencontainers.image.version=$version" \
-        --label "org.opencontainers.image.revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)" . >&2 ||
-        die "The build failed." "Its last lines above say where; a base that cannot be pulled can be replaced with --base-image."
+        --label "org.opencontainers.image.revision=$(revision)" \
+        --label "org.opencontainers.image.source=$(source_url)" \
+        --label "org.opencontainers.image.base.digest=$base_digest" . >&2 ||
+        die "The build failed." "Its last lines above say where."
+}
+
+# Runs in the image: `name=version` of what decides how it behaves.
+versions='
+import platform
+from importlib.metadata import PackageNotFoundError, version
+print(f"python={platform.python_version()}")
+for name in ("amphora", "torch", "torch-xla", "torch-neuronx", "neuronx-cc", "transformers", "accelerate", "datasets"):
+    try:
+        print(f"{name}={version(name)}")
+    except PackageNotFoundError:
+        pass
+'
+
+# What is installed is known only now: labels change an image's configuration, none of its layers.
+label_versions() {
+    local line labels=()
+    while IFS= read -r line; do
+        if [ -n "$line" ]; then labels+=(--label "amphora.version.$line"); fi
+    done < <("$docker" run --rm --entrypoint python3 "$image" -c "$versions")
+    "$docker" build -t "$image" "${labels[@]}" - <<<"FROM $image" >&2 ||
+        die "$image could not be labelled with its versions." "The last lines above say why."
 }
 
 # Runs in the image. What must hold of any of them, on a machine without its accelerator.
@@ -168,8 +219,10 @@ if [ "$push" = yes ]; then
     ensure_repository
 fi
 log_in_for_base
+resolve_base
 build
 try_image
+label_versions
 if [ "$push" = yes ]; then push; fi
 say "done"
 echo "$image"

@@ -35,12 +35,13 @@ lock gpu 3.11 recipe image
 lock neuron-native 3.11 recipe image
 lock neuron-xla 3.10 recipe-xla image
 
-# An SDK's environment holds nothing of ours.
-lock_sdk() {
-    mkdir -p tests/locks
+# Environments that hold nothing of ours: the tool that lists an image's packages, and the SDKs.
+lock_alone() {
     # shellcheck disable=SC2086 # one word for each option
-    "$uv" pip compile --group "pyproject.toml:$1" --universal --python-version 3.11 --no-annotate --quiet $options \
-        --custom-compile-command "make lock" --output-file "tests/locks/$1.txt" >/dev/null
+    "$uv" pip compile --group "pyproject.toml:$1" --universal --python-version "$2" --no-annotate --quiet $options \
+        --custom-compile-command "make lock" --output-file "$3" >/dev/null
+    echo "$3: $(grep -c == "$3") packages, Python $2 and later"
 }
-lock_sdk sdk2
-lock_sdk sdk3
+lock_alone sbom 3.10 container/locks/sbom.txt
+lock_alone sdk2 3.11 tests/locks/sdk2.txt
+lock_alone sdk3 3.11 tests/locks/sdk3.txt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,10 +15,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "container" / "locks"
-ALL_LOCKS = sorted(path.stem for path in LOCKS.glob("*.txt"))
+ALONE = {"sbom"}  # locks of tools that stand beside an environment
+ALL_LOCKS = sorted({path.stem for path in LOCKS.glob("*.txt")} - ALONE)
 SCRIPTS = [
     "build_and_push.sh",
     ".ci/run",
+    *(str(p.relative_to(ROOT)) for p in ROOT.glob("*/*.sh")),
     *(str(p.relative_to(ROOT)) for p in ROOT.glob("*/*/*.sh")),
 ]
 
@@ -47,6 +50,13 @@ def build_and_push(tools: Path, *arguments: str) -> subprocess.CompletedProcess[
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_are_shellcheck_clean(script: str) -> None:
     checked = run("shellcheck", ROOT / script)
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.skipif(not shutil.which("hadolint"), reason="hadolint is not installed")
+@pytest.mark.parametrize("dockerfile", ["Dockerfile.gpu", "Dockerfile.neuron"])
+def test_dockerfiles_are_hadolint_clean(dockerfile: str) -> None:
+    checked = run("hadolint", ROOT / dockerfile)
     assert checked.returncode == 0, checked.stdout
 
 
@@ -82,6 +92,8 @@ echo "docker $*" >> "$CALLS"
 case "$1" in
     --version) echo "Docker version 20.10.24" ;;
     inspect) echo '["amphora"] ["train"]' ;;
+    image) printf '%b' "${DIGESTS-}" ;;
+    run) case "$*" in *platform.python_version*) printf 'python=3.12.1\\ntorch=2.13.0\\n' ;; esac ;;
     login) cat > /dev/null ;;
 esac
 """
@@ -125,6 +137,52 @@ def test_push_logs_in_makes_the_repository_builds_tries_and_pushes(calls: Path) 
     assert sorted(steps, key=told.index) == steps
 
 
+BASE = "public.ecr.aws/deep-learning-containers/pytorch"
+DIGEST = f"sha256:{'0' * 64}"
+
+
+def test_the_tag_of_a_base_is_resolved_to_its_digest(
+    calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIGESTS", f"mirror/pytorch@sha256:1\\n{BASE}@{DIGEST}\\n")
+    told, _ = calls_of(calls, "cpu", "--no-push", "--base-image", f"{BASE}:2.13")
+    assert "docker pull" not in told
+    assert f"--build-arg BASE_IMAGE={BASE}:2.13 " in told
+    assert f"--label org.opencontainers.image.base.digest={DIGEST} " in told
+
+
+def test_a_digest_that_was_given_is_the_base_s(calls: Path) -> None:
+    told, _ = calls_of(calls, "cpu", "--no-push", "--base-image", f"{BASE}@{DIGEST}")
+    assert f"--label org.opencontainers.image.base.digest={DIGEST} " in told
+
+
+def test_a_base_that_is_not_here_is_pulled_first(tmp_path: Path, calls: Path) -> None:
+    fake(tmp_path, "docker", DOCKER.replace("image)", "image|pull) exit 1 ;;\n    other)"))
+    done = build_and_push(tmp_path, "cpu", "--no-push")
+    assert done.returncode == 1
+    assert f"The base {BASE}:2.13-cpu-amzn2023-sagemaker cannot be pulled." in done.stderr
+    assert "docker build" not in calls.read_text()
+
+
+def test_an_image_says_what_is_in_it(calls: Path) -> None:
+    told, uri = calls_of(calls, "cpu", "--no-push")
+    revision = run("git", "-C", ROOT, "rev-parse", "HEAD").stdout.strip()
+    assert f"--label org.opencontainers.image.revision={revision}" in told
+    versions = "--label amphora.version.python=3.12.1 --label amphora.version.torch=2.13.0"
+    assert f"docker build -t {uri} {versions} -" in told
+
+
+@pytest.mark.parametrize(
+    "url", ["https://me:secret@host/team/amphora.git", "https://host/team/amphora.git"]
+)
+def test_the_source_label_holds_no_credentials(url: str) -> None:
+    script = (ROOT / "build_and_push.sh").read_text()
+    function = re.search(r"^source_url\(\).*$", script, re.M)
+    assert function
+    shown = run("bash", "-c", f"git() {{ echo {url}; }}; {function[0]}; source_url")
+    assert shown.stdout.strip() == "https://host/team/amphora.git"
+
+
 def test_the_cpu_image_takes_the_cpu_base(calls: Path) -> None:
     told, uri = calls_of(calls, "cpu", "--no-push")
     assert re.search(r"BASE_IMAGE=\S+:[\d.]+-cpu-amzn2023-sagemaker ", told)
@@ -147,6 +205,18 @@ def test_an_image_that_fails_its_try_is_not_pushed(tmp_path: Path, calls: Path) 
     assert 'The image starts with ["bash"] ["train"].' in done.stderr
     assert "docker push" not in calls.read_text()
     assert not done.stdout
+
+
+def test_the_bill_of_materials_lists_an_environment_and_nothing_else(tmp_path: Path) -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    here = f"{tmp_path}/venv/bin{os.pathsep}{os.environ['PATH']}"
+    made = run("sh", LOCKS / "sbom.sh", LOCKS / "sbom.txt", path=here)
+    assert made.returncode == 0, made.stderr
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(made.stdout) is None
+    assert {part["name"] for part in json.loads(made.stdout)["components"]} == {"pip", "setuptools"}
 
 
 def base_script(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -185,9 +255,8 @@ def test_locks_hold_the_decided_versions_and_agree() -> None:
     locked = {line.split(" ")[0] for name in ("gpu", "neuron-xla") for line in lines(name)}
     assert decided
     assert decided <= locked
-    assert lines("gpu") - lines("dev") == {
-        line for line in lines("gpu") if line.startswith("sagemaker-training==")
-    }
+    gpu, dev = ({line.split(" ;")[0] for line in lines(name)} for name in ("gpu", "dev"))
+    assert {line.split("==")[0] for line in gpu - dev} == {"sagemaker-training"}
 
 
 @pytest.mark.parametrize("lock", ALL_LOCKS)
