@@ -342,6 +342,9 @@ def _agreement(sample: list[str], delimiter: str) -> float:
 def _read_rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Part:
     rows = _rows(path, encoding, delimiter, quoting)
     first = list(itertools.islice(rows, _SAMPLE_ROWS))
+    kind = "tsv" if delimiter == "\t" else f"csv ({DELIMITERS[delimiter]})"
+    if not first:
+        return Part(path=path, format=kind, table=pa.table({}), lines=[])
     names = _header(path, [cells for _, cells in first])
     body = first[1:] if names else first
     names = names or [f"column_{index}" for index in range(len(first[0][1]))]
@@ -352,7 +355,6 @@ def _read_rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Part:
         tables.append(pa.table({n: pa.array(c) for n, c in zip(names, columns, strict=True)}))
     schema = pa.schema([(name, pa.string()) for name in names])
     table = pa.concat_tables(tables) if tables else schema.empty_table()
-    kind = "tsv" if delimiter == "\t" else f"csv ({DELIMITERS[delimiter]})"
     return Part(path=path, format=kind, table=table, lines=lines)
 
 

@@ -336,6 +336,7 @@ BROKEN = [
     (GOOD.encode() + b"caf\xe9,pos\n", {}, ["a.csv line 32", "utf-8", "iconv"]),
     ("text,label\n", {}, ["no rows", "a.csv"]),
     ("", {}, ["no training data", "a.csv is empty"]),
+    (";", {}, ["no rows", "a.csv"]),
     ("text,label\na,x\nb,x\n", {}, ["'label'", "one class only", "'x'"]),
     (GOOD, {"label_column": "lable"}, ["label_column", "'lable'", "text, label", "mean label"]),
     (GOOD, {"text_column": "body"}, ["text_column", "'body'", "text, label"]),
