@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -22,10 +23,10 @@ from ordeal.common import (
     configure,
     free_port,
     kill_tree,
+    made_elsewhere,
     reviews,
     send,
     start,
-    tiny_model,
 )
 
 WEIGHTS = "a disturbed training ends with the undisturbed one's weights, bit for bit"
@@ -76,8 +77,12 @@ class Job:
             environ = clean_environ(**variables, **ranks)
             os.environ.clear()
             os.environ.update(environ)
+            import tqdm
+
             import train
 
+            # Its lock is one semaphore for all forks: a killed one would hold it for ever.
+            tqdm.tqdm.set_lock(threading.RLock())
             train.main(
                 [word for k, v in self.hyperparameters.items() for word in (f"--{k}", f"{v}")]
             )
@@ -108,7 +113,7 @@ def run(trial: Trial) -> None:
     sys.path.insert(0, str(ROOT / "code"))
     import recipe.training  # noqa: F401  # before the forks
 
-    model = tiny_model(trial.folder / "pretrained")
+    model = made_elsewhere(trial.folder / "pretrained")
     data = reviews(trial.folder / "reviews.csv", 180)
     wanted = 8 if trial.short else 220
     references: dict[int, tuple[Job, float]] = {}
