@@ -181,13 +181,13 @@ def run(trial: Trial) -> None:
     sys.path[:0] = [str(ROOT / "code"), str(ROOT / "container")]
     import recipe.data  # noqa: F401  # its seconds are not those of a call
 
-    count = 150 if trial.short else 6000
+    count = 100 if trial.short else 6000
     kept: list[dict[str, bytes]] = []
     _generate(trial, count, CHANNEL, lambda value: _channel(trial, value, kept))
     _generate(trial, count, CONFIG, lambda value: _config(trial, value))
     _generate(trial, count // 3, ROWS, lambda value: _rows(trial, value))
     model = made_elsewhere(trial.folder / "pretrained")
-    for number in range(2 if trial.short else 30):
+    for number in range(1 if trial.short else 30):
         if kept and trial.has_time():
             _process(trial, number, kept[trial.random.randrange(len(kept))], model)
 

@@ -37,10 +37,10 @@ def run(trial: Trial) -> None:
             _full(trial, f"full-{share}", model, data, int(size * share) + 8)
         for folder in ("model", "checkpoints", "output")[: 1 if trial.short else 3]:
             _read_only(trial, folder, model, data)
-    for number in range(2 if trial.short else 24):
+    for number in range(1 if trial.short else 24):
         if trial.has_time():
             _damaged_checkpoints(trial, number, whole, model, data)
-    for number in range(3 if trial.short else 30):
+    for number in range(2 if trial.short else 30):
         if trial.has_time():
             _served(trial, number)
 

@@ -115,7 +115,7 @@ def run(trial: Trial) -> None:
 
     model = made_elsewhere(trial.folder / "pretrained")
     data = reviews(trial.folder / "reviews.csv", 180)
-    wanted = 8 if trial.short else 220
+    wanted = 6 if trial.short else 220
     references: dict[int, tuple[Job, float]] = {}
     round_ = 0
     while _disturbed(trial) < wanted and trial.has_time():

@@ -64,11 +64,14 @@ def run(trial: Trial) -> None:
     """Every phase with every act, on processes of one host and on two hosts."""
     cases = [(phase, act, rank) for phase in PHASES for act in ACTS for rank in (0, 1)]
     trial.random.shuffle(cases)
-    for number, case in enumerate(cases[: 3 if trial.short else None]):
+    if trial.short:
+        # A stopped process takes the collective's whole time-out to be missed.
+        cases = [case for case in cases if case[1] != "STOP"]
+    for number, case in enumerate(cases[: 1 if trial.short else None]):
         if trial.has_time():
             _processes(trial, number, *case)
     with _network() as spaces:
-        for number, case in enumerate(cases[-2 if trial.short else 0 :] if spaces else []):
+        for number, case in enumerate(cases[-1 if trial.short else 0 :] if spaces else []):
             if trial.has_time():
                 _hosts(trial, number, spaces, *case)
 

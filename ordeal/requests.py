@@ -198,12 +198,12 @@ def _bytes(method: str, target: str, headers: list[tuple[str, str]], body: bytes
 def run(trial: Trial) -> None:
     """One server; everything against it, with a healthy client beside."""
     mark = trial.folder / "code-was-run"
-    wanted = 1_500 if trial.short else 100_000
+    wanted = 600 if trial.short else 100_000
     with Server(trial, AMPHORA_UI="1") as server, Healthy(server) as healthy:
         _oversized(trial, server)
         _slow(trial, server)
         _pipelined(trial, server)
-        _schemathesis(trial, server, 10 if trial.short else 300)
+        _schemathesis(trial, server, 6 if trial.short else 300)
         _raw(trial, server, mark, wanted // 3)
         before = server.weight
         _raw(trial, server, mark, wanted)
