@@ -57,10 +57,7 @@ class Server:
 
     def start(self, body: str) -> float:
         """Start it and ask until it answers. Returns the seconds until the first right answer."""
-        with socket.socket() as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Raises where another server would answer in this one's place.
-            sock.bind(("127.0.0.1", self.port))
+        await_port(self.port)
         began = time.perf_counter()
         self.process = subprocess.Popen(
             self.launch.command, env={**os.environ, **self.launch.environ}, cwd=self.folder,
@@ -118,6 +115,21 @@ class Server:
     def note(self, name: str, value: float) -> None:
         """Keep a figure of this round."""
         self.figures.setdefault(name, []).append(value)
+
+
+def await_port(port: int) -> None:
+    """Wait until nobody listens, since another server would answer in place of the one to come."""
+    end = time.monotonic() + 20
+    while True:
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind(("127.0.0.1", port))
+                return
+            except OSError:
+                if time.monotonic() > end:
+                    raise
+        time.sleep(0.1)
 
 
 def stat(pid: int) -> list[str]:

@@ -147,6 +147,14 @@ def forget_handlers() -> Iterator[None]:
     sys.modules.pop("inference", None)
 
 
+def write_code(base: Path, code: str, program: str, files: dict[str, str] | None) -> None:
+    """The handlers of the model under `base`."""
+    folder = base / "model" / "code"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in {program: code, **(files or {})}.items():
+        (folder / name).write_text(textwrap.dedent(text))
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """start(code, program="inference.py", files={...}, **environ): a server over that code."""
@@ -158,15 +166,30 @@ def start(tmp_path: Path) -> Iterator[Start]:
         files: dict[str, str] | None = None,
         **environ: str,
     ) -> Running:
-        folder = tmp_path / "model" / "code"
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in {program: code, **(files or {})}.items():
-            (folder / name).write_text(textwrap.dedent(text))
+        write_code(tmp_path, code, program, files)
         servers.append(Running(tmp_path, environ))
         return servers[-1]
 
     yield _start
     for server in servers:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """As `start`, but for tests that leave a server as it was: those of a module share one."""
+    servers: dict[object, Running] = {}
+
+    def _shared(code: str = ECHO, **environ: str) -> Running:
+        key = (code, *sorted(environ.items()))
+        if key not in servers:
+            base = tmp_path_factory.mktemp("shared")
+            write_code(base, code, "inference.py", None)
+            servers[key] = Running(base, environ)
+        return servers[key]
+
+    yield _shared
+    for server in servers.values():
         server.close()
 
 

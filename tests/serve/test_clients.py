@@ -51,15 +51,15 @@ def ask(client: Any, body: object, **more: str) -> Any:
     )
 
 
-def test_boto3_invokes(runtime: Runtime, start: Start) -> None:
-    answer = ask(runtime(start().ready()), "hello", CustomAttributes="a=b", InferenceId="7")
+def test_boto3_invokes(runtime: Runtime, shared: Start) -> None:
+    answer = ask(runtime(shared().ready()), "hello", CustomAttributes="a=b", InferenceId="7")
     assert json.loads(answer["Body"].read())["echo"] == "hello"
     assert answer["ContentType"] == "application/json"
     assert answer["CustomAttributes"] == "a=b"
 
 
-def test_boto3_sees_a_model_error_with_its_status(runtime: Runtime, start: Start) -> None:
-    client = runtime(start().ready())
+def test_boto3_sees_a_model_error_with_its_status(runtime: Runtime, shared: Start) -> None:
+    client = runtime(shared().ready())
     with pytest.raises(ClientError) as caught:
         client.invoke_endpoint(EndpointName="x", Body=b"{", ContentType="application/json")
     error = caught.value.response
@@ -101,8 +101,8 @@ def test_boto3_names_the_target_model(runtime: Runtime, start: Start, tmp_path: 
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl is installed")
-def test_curl_asks(start: Start) -> None:
-    server = start().ready()
+def test_curl_asks(shared: Start) -> None:
+    server = shared().ready()
     said = subprocess.run(
         ["curl", "-sS", "-d", '{"inputs": "x"}', "-H", "content-type: application/json",
          f"http://127.0.0.1:{server.port}/invocations"],

@@ -104,8 +104,8 @@ def test_a_session_may_be_closed_in_a_stream(start: Start) -> None:
         assert gone.json()["error"]["code"] == "session_closed"
 
 
-def test_a_session_of_merging_handlers_is_answered_alone(start: Start) -> None:
-    server = start(MERGING).ready()
+def test_a_session_of_merging_handlers_is_answered_alone(shared: Start) -> None:
+    server = shared(MERGING).ready()
     assert in_session(server, open_session(server)).json()[:2] == ["go", 1]
 
 
@@ -248,8 +248,8 @@ def duplex(server: Running, **headers: str) -> object:
     return connect(address, additional_headers=headers)
 
 
-def test_each_websocket_message_is_an_invocation(start: Start) -> None:
-    server = start().ready()
+def test_each_websocket_message_is_an_invocation(shared: Start) -> None:
+    server = shared().ready()
     with duplex(server) as socket:  # type: ignore[attr-defined]
         for number in range(3):
             socket.send(json.dumps(number))
@@ -260,8 +260,8 @@ def test_each_websocket_message_is_an_invocation(start: Start) -> None:
         assert json.loads(socket.recv())["echo"] == "bytes"
 
 
-def test_a_websocket_gets_a_stream_chunk_by_chunk(start: Start) -> None:
-    server = start(STREAM).ready()
+def test_a_websocket_gets_a_stream_chunk_by_chunk(shared: Start) -> None:
+    server = shared(STREAM).ready()
     with duplex(server) as socket:  # type: ignore[attr-defined]
         socket.send('{"words": 3}')
         assert [socket.recv() for _ in range(3)] == ["word0 ", "word1 ", "word2 "]

@@ -169,3 +169,10 @@ def test_a_process_that_dies_while_loading_ends_the_server(start: Start) -> None
     server = start(code)
     assert server.process.wait(20) != 0
     assert "was killed (SIGKILL)" in server.log
+
+
+def test_a_model_that_takes_too_long_to_load_ends_the_server(start: Start) -> None:
+    code = ECHO.replace('return {"answer": 42}', "import time; time.sleep(60)")
+    server = start(code, SAGEMAKER_STARTUP_TIMEOUT="1")
+    assert server.process.wait(20) == 2
+    assert "was not loaded within 1 s. Make SAGEMAKER_STARTUP_TIMEOUT larger" in server.log

@@ -372,6 +372,7 @@ def test_what_is_missing_or_wrong_is_said(
         assert word in str(caught.value)
 
 
+@pytest.mark.heavy
 def test_a_model_folder_without_a_model_ends_the_server_with_the_reason(tmp_path: Path) -> None:
     server = Running(tmp_path, {"AMPHORA_CODE_DIR": str(CODE)})
     try:

@@ -30,8 +30,8 @@ STREAM = (
 )
 
 
-def test_chunks_arrive_as_they_are_made(start: Start) -> None:
-    server = start(STREAM).ready()
+def test_chunks_arrive_as_they_are_made(shared: Start) -> None:
+    server = shared(STREAM).ready()
     arrived = []
     began = time.monotonic()
     with server.http.stream("POST", "/invocations", json={"words": 4, "pause": 0.2}) as answer:
@@ -44,14 +44,14 @@ def test_chunks_arrive_as_they_are_made(start: Start) -> None:
     assert arrived[-1][1] > 0.5
 
 
-def test_a_stream_that_fails_at_once_is_a_plain_error(start: Start) -> None:
-    server = start(STREAM).ready()
+def test_a_stream_that_fails_at_once_is_a_plain_error(shared: Start) -> None:
+    server = shared(STREAM).ready()
     answer = server.invoke({"words": 3, "break": 0})
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "handler_failed")
 
 
-def test_a_stream_that_fails_later_breaks_off(start: Start) -> None:
-    server = start(STREAM).ready()
+def test_a_stream_that_fails_later_breaks_off(shared: Start) -> None:
+    server = shared(STREAM).ready()
     with (
         pytest.raises(httpx.RemoteProtocolError),
         server.http.stream("POST", "/invocations", json={"words": 3, "break": 2}) as answer,
@@ -71,14 +71,27 @@ def test_a_client_that_leaves_a_stream_frees_the_worker(start: Start, tmp_path: 
     assert time.monotonic() - began < 2
 
 
-def test_a_large_stream_waits_for_a_slow_client(start: Start) -> None:
-    server = start(STREAM).ready()
+def test_a_large_stream_waits_for_a_slow_client(shared: Start) -> None:
+    server = shared(STREAM).ready()
     with server.http.stream("POST", "/invocations", json={"words": 20_000}) as answer:
         time.sleep(0.3)
         text = answer.read().decode()
     assert text.split() == [f"word{number}" for number in range(20_000)]
 
 
-def test_an_empty_stream_is_an_empty_answer(start: Start) -> None:
-    answer = start(STREAM).ready().invoke({"words": 0})
+def test_an_empty_stream_is_an_empty_answer(shared: Start) -> None:
+    answer = shared(STREAM).ready().invoke({"words": 0})
     assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_output_fn_may_be_the_generator(start: Start) -> None:
+    code = (
+        ECHO
+        + """
+    def output_fn(prediction, accept):
+        yield prediction["echo"]
+        yield {"and": "JSON"}
+    """
+    )
+    answer = start(code).ready().invoke("text")
+    assert (answer.text, answer.headers["transfer-encoding"]) == ('text{"and": "JSON"}', "chunked")
