@@ -21,6 +21,7 @@ from pathlib import Path
 import boto3
 
 METRICS = runpy.run_path(str(Path(__file__).parents[1] / "code" / "recipe" / "metrics.py"))
+LESS_IS_BETTER = ("loss", "mse", "perplexity")
 
 
 def arguments() -> argparse.Namespace:
@@ -61,7 +62,7 @@ def main() -> None:
         "StoppingCondition": {"MaxRuntimeInSeconds": 24 * 3600},
         "StaticHyperParameters": dict(pair.split("=", 1) for pair in options.hyperparameters),
     }
-    goal = "Minimize" if options.objective.endswith("loss") else "Maximize"
+    goal = "Minimize" if options.objective.endswith(LESS_IS_BETTER) else "Maximize"
     tuning = {
         "Strategy": "Bayesian",
         "HyperParameterTuningJobObjective": {"Type": goal, "MetricName": options.objective},

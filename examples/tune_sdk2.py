@@ -22,6 +22,7 @@ from sagemaker.estimator import Estimator
 from sagemaker.tuner import CategoricalParameter, ContinuousParameter, HyperparameterTuner
 
 METRICS = runpy.run_path(str(Path(__file__).parents[1] / "code" / "recipe" / "metrics.py"))
+LESS_IS_BETTER = ("loss", "mse", "perplexity")
 
 
 def arguments() -> argparse.Namespace:
@@ -49,7 +50,7 @@ def main() -> None:
     tuner = HyperparameterTuner(
         estimator,
         objective_metric_name=options.objective,
-        objective_type="Minimize" if options.objective.endswith("loss") else "Maximize",
+        objective_type="Minimize" if options.objective.endswith(LESS_IS_BETTER) else "Maximize",
         metric_definitions=METRICS["metric_definitions"](),
         hyperparameter_ranges={
             "learning_rate": ContinuousParameter(1e-5, 2e-4, scaling_type="Logarithmic"),

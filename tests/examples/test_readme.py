@@ -1,0 +1,202 @@
+"""What README.md shows is run, or says in a comment before it why not; then stand-ins are called."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .aws import Aws
+from .conftest import ROOT, Run
+
+README = (ROOT / "README.md").read_text()
+NOT_RUN = r"<!-- not run: (?P<why>.+?) -->\n"
+BLOCK = re.compile(
+    rf"(?:{NOT_RUN})?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+STAND_IN = '#!/bin/sh\nfor word in {name} "$@"; do printf \'%s\\037\' "$word"; done >> "$CALLS"; echo >> "$CALLS"\n'
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+    why_not_run: str | None
+
+    def __str__(self) -> str:
+        return self.text.splitlines()[0][:40]
+
+
+BLOCKS = [Block(found["language"], found["text"], found["why"]) for found in BLOCK.finditer(README)]
+SHELL = [block for block in BLOCKS if block.language == "bash"]
+
+
+def shell(block: Block, folder: Path, path: Path | str) -> subprocess.CompletedProcess[str]:
+    """Run a block in `folder`, where the checkout's files are links."""
+    for entry in ROOT.iterdir():
+        (folder / entry.name).symlink_to(entry)
+    return subprocess.run(
+        ["bash", "-euc", block.text],
+        cwd=folder,
+        env=os.environ | {"PATH": f"{path}:{os.environ['PATH']}"},
+        text=True,
+        capture_output=True,
+    )
+
+
+def test_every_block_is_found_and_has_a_language() -> None:
+    assert len(BLOCKS) == len(re.findall(r"^```\w", README, re.MULTILINE)) > 5
+    assert 2 * len(BLOCKS) == len(re.findall(r"^```", README, re.MULTILINE))
+    assert {block.language for block in BLOCKS} <= {"bash", "python"}
+
+
+@pytest.mark.parametrize("block", [b for b in SHELL if not b.why_not_run], ids=str)
+def test_a_shell_block_runs(block: Block, tmp_path: Path) -> None:
+    done = shell(block, tmp_path, Path(sys.executable).parent)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("block", [b for b in SHELL if b.why_not_run], ids=str)
+def test_a_shell_block_that_is_not_run_calls_what_exists(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("docker", "curl", "make", "build_and_push.sh"):
+        (tools / name).write_text(STAND_IN.format(name=name))
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    stood_in = Block(
+        block.language, block.text.replace("./build_and_push.sh", "build_and_push.sh"), ""
+    )
+    done = shell(stood_in, folder, tools)
+    assert done.returncode == 0, done.stderr
+    calls = [
+        line.rstrip("\x1f").split("\x1f") for line in (tmp_path / "calls").read_text().splitlines()
+    ]
+    assert calls
+    for name, *arguments in calls:
+        CHECKS[name](arguments)
+
+
+def makes(arguments: list[str]) -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {word for word in arguments if "=" not in word} <= set(targets)
+
+
+def builds(arguments: list[str]) -> None:
+    usage = (ROOT / "build_and_push.sh").read_text()
+    assert arguments[0] in ("gpu", "cpu", "neuron")
+    for option in (word for word in arguments if word.startswith("--")):
+        assert f"#   {option} " in usage
+
+
+def runs_a_container(arguments: list[str]) -> None:
+    assert arguments[:2] == ["run", "--rm"]
+    image, command = arguments[-2:]
+    assert image == "amphora:cpu"
+    assert command in ("train", "serve", "doctor")
+    mounts = [arguments[place + 1] for place, word in enumerate(arguments) if word == "-v"]
+    assert mounts
+    for mount in mounts:
+        host, inside, *mode = mount.split(":")
+        assert inside in ("/opt/ml/input", "/opt/ml/model", "/opt/ml/output")
+        assert Path(host).name == Path(inside).name
+        assert mode in ([], ["ro"])
+
+
+def asks(arguments: list[str]) -> None:
+    assert "localhost:8080/invocations" in arguments
+
+
+CHECKS: dict[str, Any] = {
+    "make": makes,
+    "build_and_push.sh": builds,
+    "docker": runs_a_container,
+    "curl": asks,
+}
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
+@pytest.mark.parametrize("block", SHELL, ids=str)
+def test_a_shell_block_is_shellcheck_clean(block: Block) -> None:
+    checked = subprocess.run(
+        ["shellcheck", "--shell=bash", "-"], input=block.text, text=True, capture_output=True
+    )
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.heavy
+def test_the_estimator_starts_the_job_it_shows(
+    aws: Aws, run: Run, sdk2: str, tmp_path: Path
+) -> None:
+    (block,) = [b.text for b in BLOCKS if "sagemaker.estimator" in b.text]
+    (tmp_path / "shown.py").write_text(block)
+    done = run(tmp_path / "shown.py", python=sdk2)
+    assert done.returncode == 0, done.stderr
+    job = aws.asked("CreateTrainingJob")
+    assert job["HyperParameters"]["model_name_or_path"] == "bert-base-uncased"
+    assert job["CheckpointConfig"]["S3Uri"] == "s3://bucket/checkpoints/tweets"
+    assert [channel["ChannelName"] for channel in job["InputDataConfig"]] == ["train", "test"]
+    known(job["HyperParameters"])
+
+
+@pytest.mark.heavy
+def test_other_python_blocks_show_hyperparameters_that_exist() -> None:
+    shown = [
+        b.text for b in BLOCKS if b.language == "python" and "sagemaker.estimator" not in b.text
+    ]
+    assert shown
+    for text in shown:
+        found: dict[str, Any] = {}
+        exec(text, found)
+        known(found["hyperparameters"])
+
+
+@pytest.mark.heavy
+def test_the_table_of_hyperparameters_names_what_exists() -> None:
+    table = README.partition("### Hyperparameters of the recipe")[2].partition("\n\n`python")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")][1:]
+    names = [name for cell in cells for name in re.findall(r"\w+", cell)]
+    assert {"model_id", "lr", "save_total_limit"} <= set(names)
+    known(dict.fromkeys(names, ""))
+
+
+def known(hyperparameters: dict[str, object]) -> None:
+    """Every name and value is taken by the recipe."""
+    words = [word for name, value in hyperparameters.items() for word in (f"--{name}", str(value))]
+    program = "import sys; from recipe.arguments import parse; parse(sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=ROOT / "code", text=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "page", sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("*/*.md")), ids=lambda p: p.name
+)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    for name in set(
+        re.findall(
+            r"\b(?:docs|examples|tests|code/recipe|container|benchmarks)/[\w/.-]+\.\w+",
+            page.read_text(),
+        )
+    ):
+        if not name.endswith((".log", ".egg-info")):
+            assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_commands_in_the_text_are_words_of_a_shell() -> None:
+    for command in re.findall(r"`((?:python|make|amphora|docker) [^`]+)`", README):
+        assert shlex.split(command)
