@@ -67,12 +67,11 @@ def run(trial: Trial) -> None:
     if trial.short:
         # A stopped process takes the collective's whole time-out to be missed.
         cases = [case for case in cases if case[1] != "STOP"]
-    for number, case in enumerate(cases[: 1 if trial.short else None]):
-        if trial.has_time():
-            _processes(trial, number, *case)
     with _network() as spaces:
-        for number, case in enumerate(cases[-1 if trial.short else 0 :] if spaces else []):
+        for number, case in enumerate(cases[: 1 if trial.short else None]):
             if trial.has_time():
+                _processes(trial, number, *case)
+            if trial.has_time() and spaces:
                 _hosts(trial, number, spaces, *case)
 
 
@@ -140,7 +139,7 @@ def _judge(
     codes = [job.returncode for job, _ in jobs.values()]
     trial.check(ENDS, 0 not in codes, f"{name}: {codes}")
     trial.figure("longest end, s", max(trial.figures.get("longest end, s", 0), round(took, 1)))
-    trial.count("cases")
+    trial.count(f"cases of {name.partition(':')[0]}")
     for host, (_, base) in jobs.items():
         said = failure(base)
         first = said.splitlines()[0] if said else ""
