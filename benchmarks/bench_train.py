@@ -64,8 +64,8 @@ class Variant:
 VARIANTS = (
     Variant("HF Trainer, padded to 128, float32", is_recipe=False, bf16=False, steps=4),
     Variant("HF Trainer, padded to 128, bfloat16", is_recipe=False, bf16=True, steps=4),
-    Variant("recipe, float32", is_recipe=True, bf16=False, steps=12),
-    Variant("recipe, bfloat16", is_recipe=True, bf16=True, steps=24),
+    Variant("recipe, float32", is_recipe=True, bf16=False, steps=24),
+    Variant("recipe, bfloat16", is_recipe=True, bf16=True, steps=60),
 )
 
 
