@@ -75,8 +75,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
 
 
 def _is_plain(path: Path) -> bool:
-    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
-    return path.is_file() and suffixes[-1:] in ([suffix] for suffix in _PLAIN)
+    return path.is_file() and path.name.lower().removesuffix(".gz").endswith(_PLAIN)
 
 
 def _documents(read: _Read) -> pa.Table:

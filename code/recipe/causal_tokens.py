@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from recipe import causal_chat, tokens
-from recipe.arguments import SPLIT, TRUNCATE
+from recipe.arguments import SPLIT
 from recipe.causal_batches import Documents
 from recipe.console import say
 from recipe.errors import DataError
@@ -44,16 +44,17 @@ def tokenise(
     Raises:
         DataError: nothing is left to learn, or a conversation is none for the chat template.
     """
-    usual = SPLIT if {TEXT, TOKEN_IDS} & set(split.column_names) else TRUNCATE
-    long = long_texts or usual
+    is_split = splits(split, long_texts)
     if MESSAGES in split.column_names:
         causal_chat.see_to_template(tokenizer)
     if TOKEN_IDS in split.column_names:
         tokens.check_ids(split[TOKEN_IDS][:], tokenizer)
     made = tokens.cached(
         split,
-        tokens.key(split, tokenizer, max_length, "causal", long, str(tokenizer.chat_template)),
-        functools.partial(_rows, tokenizer, max_length, long == SPLIT),
+        tokens.key(
+            split, tokenizer, max_length, "causal", str(is_split), str(tokenizer.chat_template)
+        ),
+        functools.partial(_rows, tokenizer, max_length, is_split),
         with_indices=True,
         remove_columns=split.column_names,
     )
@@ -68,6 +69,12 @@ def tokenise(
     return documents
 
 
+def splits(split: datasets.Dataset, long_texts: str | None) -> bool:
+    """Whether long documents are split, not truncated: texts are, where long_texts says nothing."""
+    are_texts = bool({TEXT, TOKEN_IDS} & set(split.column_names))
+    return long_texts == SPLIT or (long_texts is None and are_texts)
+
+
 def lengths(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Tokens of each document, uncut."""
     if MESSAGES in split.column_names:
@@ -79,22 +86,23 @@ def lengths(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> list
 def _rows(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
-    splits: bool,
+    is_split: bool,
     batch: Batch,
     rows: Sequence[int],
 ) -> dict[str, list[Any]]:
     """The pieces of some documents in which something is learned."""
     found: list[tuple[Any, ...]] = []
     for row, (ids, learned, guessed) in zip(rows, _encoded(tokenizer, batch, rows), strict=True):
-        for piece in _pieces(len(ids), max_length, splits):
+        for piece in pieces(len(ids), max_length, is_split):
             if any(learned[piece][1:]):
                 found.append((ids[piece], learned[piece], row, guessed))
     columns = zip(*found, strict=True) if found else ([], [], [], [])
     return dict(zip((TOKEN_IDS, LEARNED, _ROW, _GUESSED), map(list, columns), strict=True))
 
 
-def _pieces(length: int, longest: int, splits: bool) -> Iterator[slice]:
-    if not splits:
+def pieces(length: int, longest: int, is_split: bool) -> Iterator[slice]:
+    """Where the pieces of a document of `length` tokens are in it."""
+    if not is_split:
         yield slice(longest)
         return
     for start in range(0, max(1, length - 1), longest - 1):

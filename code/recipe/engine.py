@@ -168,10 +168,6 @@ def build(
     )
     if args.device.type == "cpu" and not args.torch_compile:
         cpu.lighten(model, attention=train_layout.balanced and objective is CLASSES)
-    weights = None
-    if hyperparameters.class_weight is not None and training.samples.labels.dtype.kind == "i":
-        count: Any = model.config.num_labels
-        weights = balanced_weights(training.samples.labels.tolist(), count)
     return Engine(
         model=model,
         args=args,
@@ -179,12 +175,21 @@ def build(
         train_layout=train_layout,
         eval_layout=eval_layout,
         objective=objective,
-        class_weights=weights,
+        class_weights=_class_weights(hyperparameters, training.samples, model),
         save_minutes=hyperparameters.save_minutes,
         eval_dataset=samples["evaluation"],
         processing_class=tokenizer,
         compute_metrics=objective.metrics(),
     )
+
+
+def _class_weights(
+    hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
+) -> list[float] | None:
+    if hyperparameters.class_weight is None or samples.labels.dtype.kind != "i":
+        return None
+    count: Any = model.config.num_labels
+    return balanced_weights(samples.labels.tolist(), count)
 
 
 def _epochs(args: TrainingArguments, training: batches.Training) -> int:

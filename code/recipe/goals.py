@@ -58,6 +58,9 @@ class Goal(Protocol):
     def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
         """Tokens of some rows of the training data, uncut."""
 
+    def pieces(self, length: int, longest: int) -> int:
+        """Samples that a text of `length` tokens becomes."""
+
     def about(self) -> About:
         """What the model is for."""
 
@@ -98,6 +101,10 @@ class Classification:
         if TEXT not in some.column_names:
             return [len(ids) for ids in some[TOKEN_IDS]]
         return [len(ids) for ids in encoding.encode(tokenizer, list(some[TEXT]), _UNCUT)]
+
+    def pieces(self, length: int, longest: int) -> int:
+        """One: a long text is cut."""
+        return 1
 
     def about(self) -> About:
         """A classifier of these labels."""
@@ -149,6 +156,11 @@ class CausalLm:
     def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
         """With the end token."""
         return causal_tokens.lengths(self.train.select(rows), tokenizer)
+
+    def pieces(self, length: int, longest: int) -> int:
+        """Several, where a long document is split."""
+        is_split = causal_tokens.splits(self.train, self._hyperparameters.long_texts)
+        return sum(1 for _ in causal_tokens.pieces(length, longest, is_split))
 
     def about(self) -> About:
         """A language model."""

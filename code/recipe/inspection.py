@@ -71,7 +71,8 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
     except RecipeError as error:
         yield Finding(level=ERROR, what=what, detail=str(error))
         return
-    yield _steps(len(goal.train), hyperparameters, processes)
+    pieces = sum(goal.pieces(length, longest) for length in lengths) / len(lengths)
+    yield _steps(round(len(goal.train) * pieces), hyperparameters, processes)
     yield _memory(model, lengths, longest, hyperparameters, processes)
 
 

@@ -8,6 +8,7 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ from recipe.device import Device
 from recipe.distribution import Distribution
 from recipe.engine import Engine
 from recipe.errors import HyperparameterError
-from recipe.goals import GOALS
+from recipe.goals import GOALS, Goal
 from recipe.libraries import quieten
 from recipe.objective import Objective
 from recipe.places import Places
@@ -77,6 +78,48 @@ def run(
         hyperparameters = trial.without_saving(hyperparameters)
     _check_places(places)
     chosen, arguments = _set_up(hyperparameters, places, environ)
+    made = _make(hyperparameters, places, arguments, watch)
+    if is_trial:
+        made.trainer.add_callback(trial.FewSteps())
+    metrics = _train(made.trainer, made.samples.get("test"))
+    watch.lap("training")
+    weights = distribution.whole_weights(made.trainer)
+    if is_trial:
+        say("a trial run for its graphs: nothing is written")
+    elif is_first_process():
+        facts = card.Facts(
+            base_model=made.base_model,
+            hyperparameters=hyperparameters,
+            about=made.goal.about(),
+            found=made.goal.found,
+            device=chosen.describe(),
+            metrics=metrics,
+        )
+        _write(made.trainer, weights, made.tokenizer, places, facts)
+        watch.lap("saving")
+        hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
+        show = functools.partial(made.goal.shown, made.trainer, made.samples)
+        folder = places.output_data_dir
+        report.of_run(made.trainer, facts, show, made.max_length, watch.seconds, hosts, folder)
+    device.leave_world()
+    return metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """All that a training needs."""
+
+    goal: Goal
+    base_model: str
+    tokenizer: PreTrainedTokenizerBase
+    max_length: int
+    samples: Mapping[str, Samples]
+    trainer: Engine
+
+
+def _make(
+    hyperparameters: Hyperparameters, places: Places, arguments: TrainingArguments, watch: Stopwatch
+) -> _Made:
     goal = GOALS[hyperparameters.task](places.channels, hyperparameters)
     for line in goal.found:
         say(line)
@@ -88,34 +131,16 @@ def run(
     say(f"model: {source.name}, {_size(model)} parameters, texts cut at {max_length} tokens")
     watch.lap("model")
     with arguments.main_process_first(desc="tokens"):
-        ready = goal.samples(tokenizer, max_length)
+        samples = goal.samples(tokenizer, max_length)
     watch.lap("tokens")
-    trainer = _trainer(model, tokenizer, arguments, hyperparameters, ready, goal.objective)
-    if is_trial:
-        trainer.add_callback(trial.FewSteps())
-    metrics = _train(trainer, ready.get("test"))
-    watch.lap("training")
-    weights = distribution.whole_weights(trainer)
-    if is_first_process() and not is_trial:
-        facts = card.Facts(
-            base_model=source.name,
-            hyperparameters=hyperparameters,
-            about=goal.about(),
-            found=goal.found,
-            device=chosen.describe(),
-            metrics=metrics,
-        )
-        _write(trainer, weights, tokenizer, places, facts)
-        watch.lap("saving")
-        hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
-        show = functools.partial(goal.shown, trainer, ready)
-        report.of_run(
-            trainer, facts, show, max_length, watch.seconds, hosts, places.output_data_dir
-        )
-    if is_trial:
-        say("a trial run for its graphs: nothing is written")
-    device.leave_world()
-    return metrics
+    return _Made(
+        goal=goal,
+        base_model=source.name,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        samples=samples,
+        trainer=_trainer(model, tokenizer, arguments, hyperparameters, samples, goal.objective),
+    )
 
 
 def _check_places(places: Places) -> None:

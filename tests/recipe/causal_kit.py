@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
-from collections.abc import Iterable, Mapping
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 COLOURS, ANIMALS = ("red", "green", "blue"), ("cat", "dog", "bird")
 KINDS = ("gpt2", "llama")
@@ -68,3 +76,53 @@ def write(folder: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     folder.mkdir(parents=True)
     (folder / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return folder
+
+
+@contextlib.contextmanager
+def served(base: Path, code: Path) -> Iterator[Callable[[str], str]]:
+    """`amphora serve` on the model in `base`: a function of a prompt to what it goes on with."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = {
+        "SAGEMAKER_BASE_DIR": str(base),
+        "SAGEMAKER_BIND_TO_PORT": str(port),
+        "SAGEMAKER_MODEL_SERVER_WORKERS": "1",
+        "AMPHORA_CODE_DIR": str(code),
+        "AMPHORA_DTYPE": "float32",
+        "HF_HUB_OFFLINE": "1",
+    }
+    log = (base / "server.log").open("wb")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "amphora", "serve"],
+        env={**os.environ, **settings},
+        stdout=log,
+        stderr=log,
+    )
+    http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
+
+    def ask(prompt: str) -> str:
+        body = {"inputs": prompt, "parameters": {"max_new_tokens": 16}}
+        reply = http.post("/invocations", json=body)
+        assert reply.status_code == 200, reply.text
+        (said,) = reply.json()
+        return str(said["generated_text"])
+
+    try:
+        _wait(http, server, base / "server.log")
+        yield ask
+    finally:
+        server.terminate()
+        server.wait(60)
+        http.close()
+        log.close()
+
+
+def _wait(http: httpx.Client, server: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + 120
+    while time.monotonic() < end and server.poll() is None:
+        with contextlib.suppress(httpx.TransportError):
+            if http.get("/ping").status_code == 200:
+                return
+        time.sleep(0.3)
+    raise AssertionError(f"the server does not answer:\n{log.read_text()}")

@@ -316,9 +316,15 @@ def test_a_run_whose_model_is_served_at_once(
         checkpoints=tmp_path,
         tensorboard=tmp_path,
     )
-    found = {each.what: each for each in inspection.inspect(["--task", "causal-lm"], places, 1)}
-    assert {each.level for each in found.values()} == {"ok"}
+    asked = ["--task", "causal-lm", "--max_length", "8", "--batch_size", "16", "--epochs", "1"]
+    found = {each.what: each for each in inspection.inspect(asked, places, 1)}
     assert "240" in found["lengths"].detail
+    assert "100.0% of the texts are longer than 8 tokens" in found["truncation"].detail
+    assert found["steps"].detail.startswith("15 an epoch")
+    found = {
+        each.what: each for each in inspection.inspect([*asked, "--long_texts", "split"], places, 1)
+    }
+    assert int(found["steps"].detail.split()[0]) > 30
 
 
 def test_a_model_that_cannot_be_packed_is_padded(
