@@ -234,7 +234,8 @@ class Engine(Resumable):
         self._class_weights = class_weights and torch.tensor(class_weights, device=args.device)
         self._watched: list[tuple[int, Tensor, Tensor]] = []
         model: Any = self.model
-        self._flops_per_token = 6 * model.num_parameters(exclude_embeddings=True)
+        # Two for each product and sum, in the forward pass once and in the backward pass twice.
+        self.flops_per_token = 6 * model.num_parameters(exclude_embeddings=True)
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
         """This process's batches."""
@@ -261,7 +262,7 @@ class Engine(Resumable):
 
     def floating_point_ops(self, inputs: Batch) -> int:
         """Of a forward and a backward pass; the Trainer would count the parameters each time."""
-        return int(self._flops_per_token * inputs["input_ids"].numel())
+        return int(self.flops_per_token * inputs["input_ids"].numel())
 
     def compute_loss(
         self,

@@ -45,7 +45,7 @@ def save(figure: Any, path: Path) -> str:
     return Markup(svg[svg.index("<svg") :])
 
 
-def _axes(width: float = 7.2, height: float = 3.0) -> tuple[Any, Any]:
+def _axes(width: float = 9.4, height: float = 3.2) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -132,13 +132,15 @@ def scatter(true: Array, predicted: Array) -> Any:
 
 
 def lengths(tokens: Array, max_length: int) -> Any:
-    """How many training texts have how many tokens; what padding to max_length would fill."""
+    """How many training texts have how many tokens, up to the longest one."""
     figure, axes = _axes(height=2.6)
-    bins = np.linspace(0, max_length, min(64, max_length) + 1)
+    longest = int(tokens.max())
+    bins = np.linspace(0, longest, min(64, longest) + 1)
     axes.hist(tokens, bins=bins, color=BLUE)
     mean = float(tokens.mean())
     axes.axvline(mean, color=ORANGE, label=f"mean: {mean:.0f}")
-    axes.axvline(max_length, color=GREY, linestyle="--", label=f"max_length: {max_length}")
+    if longest == max_length:
+        axes.axvline(max_length, color=GREY, linestyle="--", label=f"cut at {max_length}")
     axes.set(xlabel="tokens", ylabel="training texts")
     axes.legend(frameon=False)
     return figure

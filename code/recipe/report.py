@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from recipe import card, figures, saving
+from recipe import card, figures, rate, saving
 from recipe.card import Facts, versions
 from recipe.causal_samples import Continuation
 from recipe.console import say
@@ -22,6 +22,7 @@ _MISTAKES = 12
 _SHOWN_CHARS = 280
 _MOST_IN_MATRIX = 40
 _BYTES = 1_000_000
+_LONG_SECONDS = 20
 _REMEDY = "Free space there: the model and metrics.json are written."
 Array = npt.NDArray[Any]
 
@@ -86,6 +87,12 @@ class Material:
     price_per_hour: float | None
     """Of one host."""
     hosts: int
+    epochs: float
+    """Passes over the training texts since this start of the job."""
+    flops_per_token: float
+    """Floating point operations of a training step for each token."""
+    matrix_rate: float | None
+    """Floating point operations a second that all processes reach in matrix products."""
 
 
 def of_run(
@@ -106,7 +113,7 @@ def of_run(
     try:
         evaluating = sum(
             value
-            for entry in trainer.state.log_history
+            for entry in trainer.state.log_history[len(trainer.before.log_history) :]
             for name, value in entry.items()
             if name in ("eval_runtime", "test_runtime")
         )
@@ -124,12 +131,21 @@ def of_run(
             phases=phases,
             price_per_hour=facts.hyperparameters.price_per_hour,
             hosts=hosts,
+            epochs=(trainer.state.epoch or 0) - (trainer.before.epoch or 0),
+            flops_per_token=trainer.flops_per_token,
+            matrix_rate=_matrix_rate(trainer, phases["training"]),
         )
         with saving.results("The report", folder, _BYTES, _REMEDY) as aside:
             write(material, aside)
         say(f"report written to {folder}/report.html")
     except Exception as error:  # the model is trained, whatever is wrong with its report
         say(f"warning: there is no report: {type(error).__name__}: {error}")
+
+
+def _matrix_rate(trainer: Engine, seconds: float) -> float | None:
+    """Of all processes, which are taken to be alike; None for a training too short to say much."""
+    one = rate.of_matrix_products(trainer.args.device) if seconds >= _LONG_SECONDS else None
+    return one and one * trainer.args.world_size
 
 
 def write(material: Material, folder: Path) -> Path:
@@ -148,6 +164,7 @@ def write(material: Material, folder: Path) -> Path:
     page = environment.get_template("report.html.j2").render(
         facts=material.facts,
         tiles=_tiles(material),
+        padding=padding(material),
         figures=drawn,
         split=given.split if given else "",
         classes=_classes(given) if given else [],
@@ -208,17 +225,44 @@ def _tiles(material: Material) -> dict[str, str]:
         (name, metrics[f"{prefix}_{name}"]) for name in wanted if f"{prefix}_{name}" in metrics
     ]
     tiles = {f"{prefix} {name.replace('_', ' ')}": f"{value:.4g}" for name, value in found[:3]}
-    if rate := metrics.get("train_samples_per_second"):
-        tiles["texts per second"] = f"{rate:,.1f}"
-        tiles["tokens per second"] = f"{rate * material.lengths.mean():,.0f}"
-    longest = len(material.lengths) * material.max_length
-    padded = f"padding ({1 - real / longest:.0%} if all were padded to {material.max_length})"
-    tiles[padded] = f"{1 - real / material.places:.0%}"
+    tiles |= _speed(material)
+    tiles["padding"] = f"{1 - real / material.places:.0%}"
     seconds = sum(material.phases.values())
     tiles["time"] = f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s"
     if material.price_per_hour is not None:
         cost = material.price_per_hour * material.hosts * seconds / 3600
         tiles[f"cost ({material.hosts} x {material.price_per_hour:g} an hour)"] = f"{cost:.2g}"
+    return tiles
+
+
+def padding(material: Material) -> str:
+    """How much of what is computed is padding, here and laid out in the usual ways."""
+    lengths, most = material.lengths, material.max_length
+    real, size = int(lengths.sum()), material.facts.hyperparameters.per_device_train_batch_size
+    shuffled = np.random.default_rng(0).permutation(lengths)
+    batches = [shuffled[at : at + size] for at in range(0, len(shuffled), size)]
+    to_longest = sum(len(batch) * int(batch.max()) for batch in batches)
+    return (
+        f"Of the tokens computed, {1 - real / material.places:.1%} were padding. It would have "
+        f"been {1 - real / (len(lengths) * most):.1%} with every text padded to {most} tokens, and "
+        f"{1 - real / to_longest:.1%} with random batches of {size} padded to their longest text."
+    )
+
+
+def _speed(material: Material) -> dict[str, str]:
+    """Of the training without its evaluations; real tokens only."""
+    per_second = material.epochs / material.phases["training"]
+    if not per_second:
+        return {}
+    tokens = per_second * int(material.lengths.sum())
+    tiles = {
+        "texts per second": f"{per_second * len(material.lengths):,.1f}",
+        "tokens per second": f"{tokens:,.0f}",
+    }
+    if material.matrix_rate:
+        share = tokens * material.flops_per_token / material.matrix_rate
+        rated = f"{material.matrix_rate / 1e9:,.0f} GFLOP/s"
+        tiles[f"of the bfloat16 matrix rate ({rated}, measured)"] = f"{share:.0%}"
     return tiles
 
 

@@ -21,6 +21,8 @@ from recipe.errors import CheckpointError
 from recipe.interruptions import EXIT_CODE, Interrupted, Interruptions, evaluation_is_due
 from recipe.xla_trainer import XlaTrainer
 
+_STATE = "trainer_state.json"
+
 
 class Resumable(XlaTrainer):
     """HF Trainer with whole checkpoints, which it resumes from by itself.
@@ -44,6 +46,8 @@ class Resumable(XlaTrainer):
         super().__init__(args=args, **others)
         self._interruptions = Interruptions(save_minutes if self._saves else None)
         self.add_callback(self._interruptions)
+        self.before = TrainerState()
+        """What training had reached when it was resumed."""
         self._aside: Path | None = None
         self._resumed = False
 
@@ -62,6 +66,7 @@ class Resumable(XlaTrainer):
         self._interruptions.listen()
         if found is not None:
             say(f"resuming from {found.path}")
+            self.before = TrainerState.load_from_json(str(found.path / _STATE))
             self._resumed = True
         if found is not None and found.finished and not self.is_fsdp_enabled:
             self._take_over(found)
@@ -122,7 +127,7 @@ class Resumable(XlaTrainer):
             self._name_the_best()
             self.accelerator.wait_for_everyone()
             if self.is_world_process_zero():
-                self.state.save_to_json(str(written / "trainer_state.json"))
+                self.state.save_to_json(str(written / _STATE))
                 finished = self.control.should_training_stop and not self._interruptions.cut_short
                 checkpoints.publish(self._folder, step, self.job, finished)
                 best = self.state.best_model_checkpoint
@@ -173,7 +178,7 @@ class Resumable(XlaTrainer):
     def _take_over(self, found: Checkpoint) -> None:
         """The weights and the state of a training that had ended."""
         self._load_from_checkpoint(str(found.path))
-        self.state = TrainerState.load_from_json(str(found.path / "trainer_state.json"))
+        self.state = TrainerState.load_from_json(str(found.path / _STATE))
         if evaluation_is_due(self.args, self.state):
             self._determine_best_metric(self.evaluate(), None)
             self._name_the_best()

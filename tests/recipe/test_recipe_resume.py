@@ -12,7 +12,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,9 @@ STEPS = 100
 class Job:
     """Starts of one and the same training."""
 
-    def __init__(self, base: Path, model: Path, data: Path, processes: int = 1) -> None:
+    def __init__(
+        self, base: Path, model: Path, data: Path, processes: int = 1, more: Sequence[str] = ()
+    ) -> None:
         self.base, self.processes = base, processes
         self.environment = {
             **os.environ,
@@ -44,6 +46,7 @@ class Job:
         self.arguments = ["--model_name_or_path", str(model), "--epochs", "2", "--lr", "1e-3"]
         self.arguments += ["--batch_size", str(8 // processes), "--logging_steps", "1"]
         self.arguments += ["--save_steps", "7", "--save_strategy", "steps", "--max_length", "32"]
+        self.arguments += more
 
     @property
     def checkpoints(self) -> Path:
@@ -111,14 +114,20 @@ def data(tmp_path_factory: pytest.TempPathFactory, reviews: Reviews) -> Path:
     return path
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+SHARDED = ["--mp_parameters", "partitions=2"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "more"),
+    [(1, []), (2, []), pytest.param(2, SHARDED, marks=pytest.mark.heavy, id="2, FSDP2")],
+)
 def test_a_run_killed_and_stopped_ends_with_the_same_weights(
-    tmp_path: Path, tiny_model: Path, data: Path, processes: int
+    tmp_path: Path, tiny_model: Path, data: Path, processes: int, more: list[str]
 ) -> None:
-    whole = Job(tmp_path / "whole", tiny_model, data, processes)
+    whole = Job(tmp_path / "whole", tiny_model, data, processes, more)
     output = whole.finish()
     assert f"metric step={2 * STEPS} epoch=2 loss" in output
-    job = Job(tmp_path / "disturbed", tiny_model, data, processes)
+    job = Job(tmp_path / "disturbed", tiny_model, data, processes, more)
     killed_at = random.randint(10, STEPS - 10)
     code, _ = job.interrupt(signal.SIGKILL, killed_at)
     assert code == -signal.SIGKILL
