@@ -19,7 +19,8 @@ Modules by floor; a module imports lower floors only, and none imports the packa
 - 4 `tasks` (which of those), `tokens` (splits to token ids), `causal_data` (channels to documents
   to learn), `causal_model` (decoders that take packed documents), `causal_samples` (how a model
   goes on), `evaluation`, `card`, `progress`
-- 5 `objective` (what an engine trains for), `causal_tokens` (documents to token ids)
+- 5 `objective` (what an engine trains for), `tracking` (TensorBoard, MLflow),
+  `causal_tokens` (documents to token ids)
 - 6 `engine` (the Trainer on our batches)
 - 7 `report` (on a run)
 - 8 `goals` (what a run trains for, by its task)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from recipe import (
     modeling,
     report,
     saving,
+    tracking,
     trial,
     xla,
 )
@@ -81,7 +81,8 @@ def run(
     made = _make(hyperparameters, places, arguments, watch)
     if is_trial:
         made.trainer.add_callback(trial.FewSteps())
-    metrics = _train(made.trainer, made.samples.get("test"))
+    with tracking.run(arguments.report_to, hyperparameters):
+        metrics = _train(made.trainer, made.samples.get("test"))
     watch.lap("training")
     weights = distribution.whole_weights(made.trainer)
     if is_trial:
@@ -158,8 +159,7 @@ def _set_up(
     hyperparameters: Hyperparameters, places: Places, environ: Mapping[str, str]
 ) -> tuple[Device, TrainingArguments]:
     chosen = _set_up_device(hyperparameters, environ)
-    # Read where report_to=tensorboard makes a callback; what the user set stays.
-    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(places.tensorboard))
+    tracking.set_places(places)
     shared = distribution.choose(hyperparameters, chosen, environ)
     arguments = training_arguments(hyperparameters, places, chosen, shared)
     if not trial.is_on(environ):
@@ -231,10 +231,10 @@ def training_arguments(
         "logging_steps": 0.05,
         "load_best_model_at_end": hyperparameters.early_stopping_patience is not None,
         "greater_is_better": _is_greater_better(hyperparameters.passed),
-        "report_to": "none",
         "disable_tqdm": not has_terminal(),
         **shared.arguments,
         **hyperparameters.passed,
+        "report_to": tracking.names(hyperparameters.passed.get("report_to")),
     }
     try:
         return TrainingArguments(**values)

@@ -1,0 +1,72 @@
+"""report_to: metrics of a run in MLflow's own store, without secrets."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from recipe import tracking
+from recipe.errors import HyperparameterError
+
+Reviews = Callable[[int], list[tuple[str, str]]]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        (None, []),
+        ("none", []),
+        ("mlflow", ["mlflow"]),
+        ("tensorboard, mlflow", ["tensorboard", "mlflow"]),
+        ('["tensorboard", "mlflow"]', ["tensorboard", "mlflow"]),
+        ("all", ["all"]),
+    ],
+)
+def test_report_to_is_a_name_or_several(asked: str | None, found: list[str]) -> None:
+    assert tracking.names(asked) == found
+
+
+def test_an_integration_that_nobody_knows_is_named() -> None:
+    with pytest.raises(HyperparameterError, match=r"report_to has value 'mflow': .*mlflow"):
+        tracking.names("mflow")
+
+
+def values(folder: Path) -> dict[str, list[str]]:
+    """File name to its lines, of what MLflow's file store keeps in `folder`."""
+    return {path.name: path.read_text().splitlines() for path in folder.iterdir()}
+
+
+@pytest.mark.heavy
+def test_a_run_has_metrics_by_step_and_no_secret(
+    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
+) -> None:
+    data = {}
+    for name, rows in (("train", 80), ("validation", 20), ("test", 20)):
+        data[name] = tmp_path / f"{name}.csv"
+        with data[name].open("w", newline="") as stream:
+            csv.writer(stream).writerows([("review", "sentiment"), *reviews(rows)])
+    arguments = ["--model_id", str(tiny_model), "--batch_size", "8", "--epochs", "2"]
+    arguments += ["--report_to", "mlflow,tensorboard", "--logging_steps", "5", "--max_length", "32"]
+    arguments += ["--hf_token", "hf_planted", "--hub_token", "hf_planted", "--run_name", "first"]
+    done = train(tmp_path, data, *arguments)
+    assert done.returncode == 0, done.stderr
+    store = tmp_path / "output" / "data" / "mlflow"
+    (run,) = [path.parent for path in store.glob("*/*/meta.yaml")]
+    assert "status: 3" in (run / "meta.yaml").read_text(), "it is not FINISHED"
+    metrics = values(run / "metrics")
+    steps = [line.split()[2] for line in metrics["loss"]]
+    assert steps == ["5", "10", "15", "20"]
+    assert [line.split()[2] for line in metrics["eval_accuracy"]] == ["10", "20"]
+    assert [line.split()[2] for line in metrics["test_accuracy"]] == ["20"]
+    parameters = values(run / "params")
+    assert parameters["recipe.num_train_epochs"] == ["2.0"]
+    assert parameters["learning_rate"] == ["5e-05"]
+    assert not [
+        path for path in store.rglob("*") if path.is_file() and "hf_planted" in path.read_text()
+    ]
+    assert (tmp_path / "output" / "tensorboard").is_dir()
