@@ -161,7 +161,9 @@ def _read(
         model, report = architecture.from_pretrained(
             source.name, **in_precision(torch.float32), output_loading_info=True, **more, **options
         )
-    except UNLOADABLE as error:
+    except Exception as error:
+        if not isinstance(error, UNLOADABLE) and _broken_connection(error) is None:
+            raise
         raise _load_error(source, error) from error
     _see_to_padding(source, model, tokenizer)
     return model, tokenizer, report
@@ -183,6 +185,14 @@ def _see_to_padding(
         model.config.pad_token_id = tokenizer.pad_token_id
 
 
+def _broken_connection(error: BaseException | None) -> BaseException | None:
+    """What the hub's HTTP client said, which transformers raises as an OSError of its own."""
+    # Which client that is (httpx, httpx2) changes from release to release.
+    while error is not None and not type(error).__module__.startswith("httpx"):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def _load_error(source: Source, error: Exception) -> ModelError:
     reason = why_unloadable(error)
     if source.is_local:
@@ -190,9 +200,11 @@ def _load_error(source: Source, error: Exception) -> ModelError:
             f"The model in {source.name} cannot be loaded: {reason}",
             "The folder needs config.json, model.safetensors and the tokenizer's files.",
         )
+    broken = _broken_connection(error)
+    advice = "Check the name" if broken is None else "Start the job again"
     return ModelError(
-        f"The model {source.name!r} cannot be loaded from the Hugging Face hub: {reason}",
-        "Check the name. A job without network takes its model from a channel: put the model's "
+        f"The model {source.name!r} cannot be loaded from the Hugging Face hub: {broken or reason}",
+        f"{advice}. A job without network takes its model from a channel: put the model's "
         "files in S3, give that prefix as the channel called model, and leave "
         "model_name_or_path out.",
     )

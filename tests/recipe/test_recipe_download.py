@@ -1,0 +1,106 @@
+"""A model that comes over a connection that breaks: an error that says so, and then it comes."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import re
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+Reviews = Callable[[int], list[tuple[str, str]]]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+class Hub(ThreadingHTTPServer):
+    """As much of the Hugging Face hub as a download needs."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Download)
+        self.folder = folder
+        self.breaks = True
+        """Whether the weights end half-way, and each attempt to go on at once."""
+        self.starts: list[int] = []
+        """At which byte each download of the weights was asked to start."""
+
+
+class Download(BaseHTTPRequestHandler):
+    def do_HEAD(self) -> None:
+        self.answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self.answer(with_body=True)
+
+    def answer(self, with_body: bool) -> None:
+        assert isinstance(self.server, Hub)
+        match = re.fullmatch(r"/some/model/resolve/\w+/(.+)", self.path)
+        file = self.server.folder / match[1] if match else None
+        if file is None or not file.is_file():
+            self.send_response(404)
+            self.send_header("X-Error-Code", "EntryNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        content = file.read_bytes()
+        start = int((self.headers.get("Range") or "bytes=0-")[6:].split("-")[0])
+        self.send_response(206 if start else 200)
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("X-Repo-Commit", "0" * 40)
+        self.send_header("Content-Length", str(len(content) - start))
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.end_headers()
+        if with_body:
+            self.wfile.write(self.part(file.name, content, start))
+
+    def part(self, name: str, content: bytes, start: int) -> bytes:
+        assert isinstance(self.server, Hub)
+        if name != "model.safetensors":
+            return content[start:]
+        self.server.starts.append(start)
+        return content[start : len(content) // 2] if self.server.breaks else content[start:]
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(tiny_model: Path) -> Iterator[Hub]:
+    server = Hub(tiny_model)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.heavy
+def test_a_broken_download_is_an_error_and_the_next_start_goes_on(
+    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run, hub: Hub
+) -> None:
+    data = tmp_path / "train.csv"
+    with data.open("w", newline="") as stream:
+        csv.writer(stream).writerows([("review", "sentiment"), *reviews(40)])
+    arguments = ["--model_id", "some/model", "--max_steps", "2", "--batch_size", "8"]
+    where = {
+        "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
+        "HF_HUB_OFFLINE": "0",
+        "HF_HOME": str(tmp_path / "cache"),
+    }
+    broken = train(tmp_path, {"train": data}, *arguments, environment=where)
+    assert broken.returncode == 1
+    last = broken.stderr.strip().splitlines()[-1]
+    for words in ("ModelError", "some/model", "peer closed connection", "Start the job again"):
+        assert words in last
+    hub.breaks = False
+    hub.starts.clear()
+    done = train(tmp_path, {"train": data}, *arguments, environment=where)
+    assert done.returncode == 0, done.stderr
+    assert hub.starts == [(tiny_model / "model.safetensors").stat().st_size // 2]
+    assert (tmp_path / "model" / "model.safetensors").is_file()
