@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +47,7 @@ def choose(
     framework = json.loads(environ.get("SM_FRAMEWORK_PARAMS") or "{}")
     parts = (
         _sharding(hyperparameters.mp_parameters, chosen),
-        _compilation(hyperparameters.compile, _is_true(framework.get(_COMPILER))),
+        _compilation(hyperparameters, _is_true(framework.get(_COMPILER)), chosen, environ),
         _backend(_is_true(framework.get(_SMDDP)), chosen),
     )
     return Distribution(
@@ -94,10 +95,20 @@ def _unreadable(text: str) -> HyperparameterError:
     )
 
 
-def _compilation(asked: bool, by_training_compiler: bool) -> Distribution:
-    if not asked and not by_training_compiler:
+def _compilation(
+    hyperparameters: Hyperparameters,
+    by_training_compiler: bool,
+    chosen: Device,
+    environ: Mapping[str, str],
+) -> Distribution:
+    if not hyperparameters.compile and not by_training_compiler:
         return Distribution()
     why = "SageMaker Training Compiler was" if by_training_compiler else "compile was"
+    backend = hyperparameters.passed.get("torch_compile_backend") or "inductor"
+    cxx = environ.get("CXX") or "g++"
+    if chosen.kind == "cpu" and backend == "inductor" and shutil.which(cxx) is None:
+        said = f"torch.compile is off, though {why} asked for: on a CPU it needs {cxx}, not here"
+        return Distribution(said=(said,))
     said = f"torch.compile is on: {why} asked for; batch size and learning rate stay as given"
     return Distribution(arguments={"torch_compile": True}, said=(said,))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -41,14 +42,18 @@ def write_data(folder: Path, rows: list[tuple[str, str]]) -> dict[str, Path]:
     return {"train": folder}
 
 
+def without_dropout(model: Path, copy: Path) -> Path:
+    shutil.copytree(model, copy)
+    config = json.loads((copy / "config.json").read_text())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
+
+
 def test_a_sharded_run_saves_the_whole_model_that_ddp_would_save(
     tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
 ) -> None:
-    model = tmp_path / "start"
-    shutil.copytree(tiny_model, model)
-    config = json.loads((model / "config.json").read_text())
-    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    (model / "config.json").write_text(json.dumps(config))
+    model = without_dropout(tiny_model, tmp_path / "start")
     channels = write_data(tmp_path / "in", reviews(40))
     arguments = ["--model_id", str(model), "--epochs", "2", "--batch_size", "4", "--lr", "5e-3"]
     arguments += ["--bf16", "False"]
@@ -109,8 +114,36 @@ def test_training_compiler_keys_compile(
 def test_compilation_is_off_unless_asked_for() -> None:
     off = {"SM_FRAMEWORK_PARAMS": '{"sagemaker_training_compiler_enabled": "false"}'}
     assert distribution.choose(Hyperparameters(), device(1), off).arguments == {}
-    asked = distribution.choose(parse(["--compile"]), device(1), {})
+    asked = distribution.choose(parse(["--compile"]), device(1, "cuda"), {})
     assert asked.arguments == {"torch_compile": True}
+
+
+def test_compilation_is_off_on_a_cpu_without_a_compiler() -> None:
+    without = distribution.choose(parse(["--compile"]), device(1), {"CXX": "no-such-compiler"})
+    assert without.arguments == {}
+    assert "needs no-such-compiler" in without.said[0]
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+def test_compiled_and_packed_trains_to_the_same_losses(
+    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
+) -> None:
+    model = without_dropout(tiny_model, tmp_path / "start")
+    channels = write_data(tmp_path / "in", reviews(60))
+    arguments = ["--model_id", str(model), "--max_steps", "8", "--batch_size", "8", "--lr", "1e-2"]
+    arguments += ["--bf16", "False", "--logging_steps", "1", "--max_length", "32"]
+    losses = {}
+    for name, more in (("plain", []), ("compiled", ["--compile"])):
+        where = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+        done = train(tmp_path / name, channels, *arguments, *more, environment=where)
+        assert done.returncode == 0, done.stderr
+        assert "texts packed into" in done.stdout
+        found = re.findall(r" (?:eval_)?loss=(\S+)", done.stdout)
+        losses[name] = [float(each) for each in found]
+    assert list((tmp_path / "inductor").rglob("*.so")), "nothing was compiled"
+    assert len(losses["plain"]) == 9
+    assert losses["compiled"] == pytest.approx(losses["plain"], rel=1e-4)
 
 
 def test_smddp_is_used_where_it_is_installed(
