@@ -22,6 +22,8 @@ from recipe.console import say
 from recipe.errors import CheckpointError
 
 MANIFEST = "manifest.json"
+FINGERPRINTS = ("data", "model")
+"""What a job is told by in a digest, which says nothing to a reader."""
 _NAME = re.compile(r"checkpoint-(\d+)")
 _ASIDE, _REPLACED = ".writing-", ".replaced-"
 _REMEDY = (
@@ -160,13 +162,19 @@ def check_same(found: Checkpoint, job: Mapping[str, Any]) -> None:
     was = found.job
     differing = [key for key in job if was.get(key) != job[key]]
     if differing:
-        listed = "; ".join(f"{key} was {was.get(key)} and is {job[key]}" for key in differing)
+        listed = "; ".join(_change(key, was.get(key), job[key]) for key in differing)
         raise CheckpointError(
             f"Checkpoint {found.path} cannot be resumed from, since it would not end as the job "
             f"that saved it: {listed}.",
             "Start with the same, or give resume_from_checkpoint=False to train from the start, "
             "or another output_dir.",
         )
+
+
+def _change(key: str, was: object, now: object) -> str:
+    if key in FINGERPRINTS:
+        return f"the {key} has changed"
+    return f"{key} was {was} and is {now}"
 
 
 def _by_step(folder: Path) -> list[Path]:

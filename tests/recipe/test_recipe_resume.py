@@ -9,6 +9,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from recipe import checkpoints
 from recipe.errors import CheckpointError
@@ -250,26 +252,47 @@ def test_half_written_checkpoints_are_no_checkpoints(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        (["--batch_size", "4"], ["batch size of a process was 8 and is 4"]),
-        (["--seed", "1"], ["seed was 42 and is 1"]),
-    ],
-)
-def test_another_job_does_not_resume(trained: Job, changed: list[str], words: list[str]) -> None:
-    key = trained.arguments.index("--batch_size")
-    arguments = list(trained.arguments)
-    if changed[0] in arguments:
-        arguments[key : key + 2] = changed
-        changed = []
-    job = Job(trained.base, Path(), Path())
-    job.environment, job.arguments = trained.environment, arguments
-    started = job.start("--max_steps", "15", *changed)
-    _, errors = started.communicate(timeout=120)
-    assert started.returncode == 1
-    for word in ["CheckpointError", "checkpoint-15", "resume_from_checkpoint=False", *words]:
-        assert word in errors.strip().splitlines()[-1]
+def refused(job: Job) -> str:
+    """The last line of a job that does not start."""
+    _, errors = job.start("--max_steps", "15").communicate(timeout=120)
+    return next(line for line in errors.splitlines() if "CheckpointError:" in line)
+
+
+def test_another_job_does_not_resume(
+    trained: Job, tmp_path: Path, tiny_model: Path, data: Path
+) -> None:
+    job = Job(trained.base, tiny_model, data)
+    job.arguments[job.arguments.index("--batch_size") + 1] = "4"
+    job.arguments += ["--seed", "1"]
+    longer = tmp_path / "more.csv"
+    longer.write_text(data.read_text() + "the film was good,pos\n")
+    job.environment["SM_CHANNEL_TRAIN"] = str(longer)
+    line = refused(job)
+    for words in (
+        "checkpoint-15 cannot be resumed from",
+        "batch size of a process was 8 and is 4",
+        "seed was 42 and is 1",
+        "the data has changed",
+        "resume_from_checkpoint=False",
+    ):
+        assert words in line
+    assert "processes" not in line
+
+
+@pytest.mark.heavy
+def test_another_model_or_world_does_not_resume(
+    trained: Job, tmp_path: Path, tiny_model: Path, data: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    weights = load_file(other / "model.safetensors")
+    weights["embeddings.word_embeddings.weight"][0] += 1
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    job = Job(trained.base, other, data, processes=2)
+    line = refused(job)
+    for words in ("the model has changed", "processes was 1 and is 2"):
+        assert words in line
+    assert "data" not in line.partition("since")[2].partition("resume_from")[0]
 
 
 def test_it_starts_anew_where_asked_to(tmp_path: Path, tiny_model: Path, data: Path) -> None:
