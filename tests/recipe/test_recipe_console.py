@@ -1,0 +1,65 @@
+"""What a run shows: a bar to a terminal, really one; lines to a log."""
+
+from __future__ import annotations
+
+import csv
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from recipe import console
+
+CODE = Path(console.__file__).resolve().parents[1]
+Reviews = Callable[[int], list[tuple[str, str]]]
+
+
+def output_of(command: list[str], environment: dict[str, str]) -> str:
+    """What `command` writes to the terminal that it is started in."""
+    ours, theirs = pty.openpty()
+    started = subprocess.Popen(
+        command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True
+    )
+    os.close(theirs)
+    written = b""
+    while True:
+        try:
+            block = os.read(ours, 1 << 16)
+        except OSError:  # how Linux says that nobody has the terminal open any more
+            break
+        written += block
+    os.close(ours)
+    assert started.wait(timeout=60) == 0, written.decode()
+    return written.decode()
+
+
+@pytest.mark.heavy
+def test_a_terminal_has_a_bar_and_a_log_has_lines(
+    tmp_path: Path, tiny_model: Path, reviews: Reviews
+) -> None:
+    data = tmp_path / "train.csv"
+    with data.open("w", newline="") as stream:
+        csv.writer(stream).writerows([("review", "sentiment"), *reviews(80)])
+    command = [sys.executable, str(CODE / "train.py"), "--model_id", str(tiny_model)]
+    command += ["--max_steps", "9", "--batch_size", "8", "--save_strategy", "no"]
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "SAGEMAKER_BASE_DIR": str(tmp_path),
+        "SM_CHANNEL_TRAIN": str(data),
+    }
+    shown = output_of(command, environment)
+    assert re.search(r"100%\|.+\| 9/9 ", shown), shown
+    assert re.search(r"metric step=9 \S+ eval_loss=", shown)
+    assert "\rmetric" in shown or "\nmetric" in shown, "a metric line starts a line of its own"
+    assert not re.search(r"step \d+ of 9", shown)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "%|" not in done.stdout
+    assert re.search(r"metric step=9 \S+ eval_loss=", done.stdout)
