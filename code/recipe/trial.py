@@ -28,7 +28,8 @@ def is_on(environ: Mapping[str, str]) -> bool:
 
 def without_saving(given: Hyperparameters) -> Hyperparameters:
     """The hyperparameters of a run that makes the same graphs and saves nothing."""
-    passed = {**given.passed, "save_strategy": "no", "load_best_model_at_end": False}
+    off = {"save_strategy": "no", "load_best_model_at_end": False, "report_to": "none"}
+    passed = {**given.passed, **off}
     return dataclasses.replace(
         given, passed=passed, output_dir=None, save_minutes=None, early_stopping_patience=None
     )
