@@ -21,7 +21,7 @@ def of_matrix_products(device: torch.device, seconds: float = _SECONDS) -> float
         return None
     left, right = torch.rand(2, size, size, device=device).to(torch.bfloat16)
     _seconds_of_a_product(left, right)  # the first one chooses its kernels
-    taken = []
+    taken: list[float] = []
     end = time.monotonic() + seconds
     while not taken or time.monotonic() < end:
         taken.append(_seconds_of_a_product(left, right))

@@ -116,20 +116,14 @@ def data(tmp_path_factory: pytest.TempPathFactory, reviews: Reviews) -> Path:
     return path
 
 
-SHARDED = ["--mp_parameters", "partitions=2"]
-
-
-@pytest.mark.parametrize(
-    ("processes", "more"),
-    [(1, []), (2, []), pytest.param(2, SHARDED, marks=pytest.mark.heavy, id="2, FSDP2")],
-)
+@pytest.mark.parametrize("processes", [1, 2])
 def test_a_run_killed_and_stopped_ends_with_the_same_weights(
-    tmp_path: Path, tiny_model: Path, data: Path, processes: int, more: list[str]
+    tmp_path: Path, tiny_model: Path, data: Path, processes: int
 ) -> None:
-    whole = Job(tmp_path / "whole", tiny_model, data, processes, more)
+    whole = Job(tmp_path / "whole", tiny_model, data, processes)
     output = whole.finish()
     assert f"metric step={2 * STEPS} epoch=2 loss" in output
-    job = Job(tmp_path / "disturbed", tiny_model, data, processes, more)
+    job = Job(tmp_path / "disturbed", tiny_model, data, processes)
     killed_at = random.randint(10, STEPS - 10)
     code, _ = job.interrupt(signal.SIGKILL, killed_at)
     assert code == -signal.SIGKILL
@@ -153,6 +147,20 @@ def test_a_run_killed_and_stopped_ends_with_the_same_weights(
     again = job.finish()
     assert "metric step=1 " not in again
     assert job.weights() == whole.weights()
+
+
+@pytest.mark.heavy
+def test_a_sharded_run_that_is_stopped_ends_with_the_same_weights(
+    tmp_path: Path, tiny_model: Path, data: Path
+) -> None:
+    sharded = ["--mp_parameters", "partitions=2", "--max_steps", "30"]
+    whole = Job(tmp_path / "whole", tiny_model, data, 2, sharded)
+    assert "(FSDP2)" in whole.finish()
+    job = Job(tmp_path / "stopped", tiny_model, data, 2, sharded)
+    code, output = job.interrupt(signal.SIGTERM, random.randint(3, 15))
+    assert code == EXIT_CODE, output
+    assert "resuming from" in job.finish()
+    assert job.weights() == whole.weights(), output
 
 
 def test_a_stop_during_an_evaluation_repeats_it(
