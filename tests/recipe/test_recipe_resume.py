@@ -149,20 +149,6 @@ def test_a_run_killed_and_stopped_ends_with_the_same_weights(
     assert job.weights() == whole.weights()
 
 
-@pytest.mark.heavy
-def test_a_sharded_run_that_is_stopped_ends_with_the_same_weights(
-    tmp_path: Path, tiny_model: Path, data: Path
-) -> None:
-    sharded = ["--mp_parameters", "partitions=2", "--max_steps", "30"]
-    whole = Job(tmp_path / "whole", tiny_model, data, 2, sharded)
-    assert "(FSDP2)" in whole.finish()
-    job = Job(tmp_path / "stopped", tiny_model, data, 2, sharded)
-    code, output = job.interrupt(signal.SIGTERM, random.randint(3, 15))
-    assert code == EXIT_CODE, output
-    assert "resuming from" in job.finish()
-    assert job.weights() == whole.weights(), output
-
-
 def test_a_stop_during_an_evaluation_repeats_it(
     tmp_path: Path, tiny_model: Path, reviews: Reviews
 ) -> None:
