@@ -187,8 +187,8 @@ def _see_to_padding(
 
 def _broken_connection(error: BaseException | None) -> BaseException | None:
     """What the hub's HTTP client said, which transformers raises as an OSError of its own."""
-    # Which client that is (httpx, httpx2) changes from release to release.
-    while error is not None and not type(error).__module__.startswith("httpx"):
+    # By name: which client that is (httpx, httpx2) changes from release to release.
+    while error and "TransportError" not in {each.__name__ for each in type(error).__mro__}:
         error = error.__cause__ or error.__context__
     return error
 

@@ -289,6 +289,17 @@ def test_another_model_or_world_does_not_resume(
     assert "data" not in line.partition("since")[2].partition("resume_from")[0]
 
 
+@pytest.mark.heavy
+def test_a_training_sharded_over_cpus_says_that_it_starts_anew_only(
+    tmp_path: Path, tiny_model: Path, data: Path
+) -> None:
+    job = Job(tmp_path, tiny_model, data, 2, ["--mp_parameters", "partitions=2"])
+    job.finish("--max_steps", "15")
+    line = refused(job)
+    assert "sharded over CPUs (mp_parameters, FSDP2) starts anew only" in line
+    assert "resume_from_checkpoint=False" in line
+
+
 def test_it_starts_anew_where_asked_to(tmp_path: Path, tiny_model: Path, data: Path) -> None:
     job = Job(tmp_path, tiny_model, data)
     job.finish("--max_steps", "3", "--save_minutes", "0.00001")
