@@ -46,7 +46,9 @@ demo: setup
 test: lint
 	$(BIN)/python -m pytest -m "not docker and not heavy and not xla and not versions" -n 2 --dist loadfile
 
+# First, since a test that made the environments of the SDKs would run out of its time.
 test-heavy: setup
+	@PYTHON=$(PYTHON) tests/sdk_venvs.sh >/dev/null
 	$(BIN)/python -m pytest -m heavy -n 2 --dist loadfile
 
 test-versions: $(patsubst tests/versions/%.txt,build/versions/%/.made,$(wildcard tests/versions/*.txt))

@@ -23,6 +23,7 @@ SCRIPTS = [
     *(str(p.relative_to(ROOT)) for p in ROOT.glob("*/*.sh")),
     *(str(p.relative_to(ROOT)) for p in ROOT.glob("*/*/*.sh")),
 ]
+HADOLINT = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
 
 def run(*command: str | Path, path: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -53,10 +54,11 @@ def test_scripts_are_shellcheck_clean(script: str) -> None:
     assert checked.returncode == 0, checked.stdout
 
 
-@pytest.mark.skipif(not shutil.which("hadolint"), reason="hadolint is not installed")
+@pytest.mark.skipif(not HADOLINT, reason="hadolint is not installed")
 @pytest.mark.parametrize("dockerfile", ["Dockerfile.gpu", "Dockerfile.neuron"])
 def test_dockerfiles_are_hadolint_clean(dockerfile: str) -> None:
-    checked = run("hadolint", ROOT / dockerfile)
+    assert HADOLINT
+    checked = run(HADOLINT, ROOT / dockerfile)
     assert checked.returncode == 0, checked.stdout
 
 
@@ -207,6 +209,7 @@ def test_an_image_that_fails_its_try_is_not_pushed(tmp_path: Path, calls: Path) 
     assert not done.stdout
 
 
+@pytest.mark.heavy
 def test_the_bill_of_materials_lists_an_environment_and_nothing_else(tmp_path: Path) -> None:
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
