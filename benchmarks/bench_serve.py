@@ -242,8 +242,13 @@ def killed(server: Server, body: str) -> float:
     return time.perf_counter() - began
 
 
-def measure(servers: list[Server], seconds: float, bodies: Path, own: float) -> None:
-    """One round: they take turns, so that what else the machine does meets all alike."""
+def measure(
+    servers: list[Server], seconds: float, bodies: Path, own: float, keep: Callable[[], None]
+) -> None:
+    """One round: they take turns, so that what else the machine does meets all alike.
+
+    `keep` is called after each server.
+    """
     texts = bodies.read_text().splitlines()
     for server in servers:
         server.note("seconds from start to the first right answer", server.start(texts[0]))
@@ -256,6 +261,7 @@ def measure(servers: list[Server], seconds: float, bodies: Path, own: float) -> 
         server.note("seconds from start to the first right answer", server.start(texts[0]))
         server.note("all workers killed: seconds to serving again", killed(server, texts[0]))
         server.stop()
+        keep()
 
 
 def bare(model: str, bodies: Path) -> float:
@@ -335,15 +341,19 @@ def main() -> None:
             known = json.loads(asked.figures.read_text())
             for server in servers:
                 server.figures = known.get(server.name, {})
+        figures = {server.name: server.figures for server in servers}
+
+        def keep() -> None:
+            if asked.figures:
+                asked.figures.write_text(json.dumps(figures))
+
         for _ in range(asked.rounds):
+            own = bare(str(base / "model"), bodies)
             try:
-                measure(servers, asked.seconds, bodies, bare(str(base / "model"), bodies))
+                measure(servers, asked.seconds, bodies, own, keep)
             finally:
                 for server in servers:
                     server.kill()
-            figures = {server.name: server.figures for server in servers}
-            if asked.figures:
-                asked.figures.write_text(json.dumps(figures))
         busy = Path("/proc/loadavg").read_text().split()[0]
         print(f"load average at the end: {busy}\n\n{table(figures)}")
 
