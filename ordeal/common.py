@@ -95,7 +95,7 @@ class Trial:
     def table(self) -> str:
         """For people."""
         rows = [
-            f"  {'held' if kept.times and not kept.broken else 'BROKEN':6} "
+            f"  {'UNTRIED' if not kept.times else 'BROKEN' if kept.broken else 'held':7} "
             f"{kept.times:7} times, {len(kept.broken)} broken: {name}"
             for name, kept in self.promises.items()
         ]

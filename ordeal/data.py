@@ -184,9 +184,9 @@ def run(trial: Trial) -> None:
 
     count = 100 if trial.short else 6000
     kept: list[dict[str, bytes]] = []
-    _generate(trial, count, CHANNEL, lambda value: _channel(trial, value, kept))
     _generate(trial, count, CONFIG, lambda value: _config(trial, value))
     _generate(trial, count // 3, ROWS, lambda value: _rows(trial, value))
+    _generate(trial, count, CHANNEL, lambda value: _channel(trial, value, kept))
     model = made_elsewhere(trial.folder / "pretrained")
     for number in range(1 if trial.short else 30):
         if kept and trial.has_time():

@@ -32,7 +32,7 @@ def test_a_broken_promise_and_an_untried_one_are_told(tmp_path: Path) -> None:
     trial.check("broken", False, "because")
     assert not trial.held
     lines = trial.table().splitlines()
-    assert [line.split()[0] for line in lines[:3]] == ["held", "BROKEN", "BROKEN"]
+    assert [line.split()[0] for line in lines[:3]] == ["held", "BROKEN", "UNTRIED"]
     trial.promises.pop("broken")
     assert not trial.held
     trial.check("untried", True)
