@@ -45,7 +45,8 @@ def lighten(model: nn.Module, attention: bool) -> None:
         for name, child in list(parent.named_children()):
             if type(child) is nn.Dropout:
                 setattr(parent, name, Dropout(child.p).train(child.training))
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    outer: Any = model
+    inner = outer.get_base_model() if hasattr(outer, "get_base_model") else outer
     if attention and getattr(inner, "_supports_attention_backend", False):
         AttentionInterface.register(ATTENTION, attend)
         AttentionMaskInterface.register(ATTENTION, eager_mask)

@@ -6,8 +6,9 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from transformers.integrations import get_reporting_integration_callbacks
+from transformers.integrations import integration_utils
 
 from recipe.arguments import Hyperparameters
 from recipe.card import shown
@@ -26,7 +27,8 @@ def names(asked: str | None) -> list[str]:
     """
     found = [name for name in re.findall(r"[\w-]+", asked or "none") if name != "none"]
     try:
-        get_reporting_integration_callbacks([name for name in found if name != "all"])
+        known: Any = integration_utils.get_reporting_integration_callbacks
+        known([name for name in found if name != "all"])
     except ValueError as error:
         raise HyperparameterError(
             f"Hyperparameter report_to has value {asked!r}: {error}"

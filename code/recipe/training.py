@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import datasets
 import torch
@@ -81,7 +81,7 @@ def run(
     made = _make(hyperparameters, places, arguments, watch)
     if is_trial:
         made.trainer.add_callback(trial.FewSteps())
-    with tracking.run(arguments.report_to, hyperparameters):
+    with tracking.run(cast("list[str]", arguments.report_to), hyperparameters):
         metrics = _train(made.trainer, made.samples.get("test"))
     watch.lap("training")
     weights = distribution.whole_weights(made.trainer)
