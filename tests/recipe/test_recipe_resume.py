@@ -323,7 +323,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path, tiny_model: Path, da
     assert "model written" in job.finish("--max_steps", "2")
 
 
-def test_a_disk_that_is_full_keeps_the_last_good_checkpoint(
+def test_a_checkpoint_that_cannot_be_written_leaves_no_half_of_one(
     tmp_path: Path, tiny_model: Path, data: Path
 ) -> None:
     job = Job(tmp_path, tiny_model, data)
@@ -342,7 +342,7 @@ def test_a_disk_that_is_full_keeps_the_last_good_checkpoint(
     _, errors = started.communicate(timeout=120)
     assert started.returncode == 1
     last = [line for line in errors.splitlines() if "CheckpointError" in line][-1]
-    for word in ("cannot be written", "save_total_limit", "MB are free"):
+    for word in ("cannot be written", "save_total_limit"):
         assert word in last
     assert checkpoints.newest(tmp_path / "other" / "checkpoints") is None
 
