@@ -38,14 +38,14 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    options = arguments()
+def training_of(options: argparse.Namespace) -> dict[str, object]:
+    """What each training job is given beside what is searched for."""
     source = {
         "S3DataType": "S3Prefix",
         "S3Uri": options.train,
         "S3DataDistributionType": "FullyReplicated",
     }
-    training = {
+    return {
         "RoleArn": options.role,
         "AlgorithmSpecification": {
             "TrainingImage": options.image,
@@ -62,8 +62,12 @@ def main() -> None:
         "StoppingCondition": {"MaxRuntimeInSeconds": 24 * 3600},
         "StaticHyperParameters": dict(pair.split("=", 1) for pair in options.hyperparameters),
     }
+
+
+def tuning_of(options: argparse.Namespace) -> dict[str, object]:
+    """What is searched for, and how."""
     goal = "Minimize" if options.objective.endswith(LESS_IS_BETTER) else "Maximize"
-    tuning = {
+    return {
         "Strategy": "Bayesian",
         "HyperParameterTuningJobObjective": {"Type": goal, "MetricName": options.objective},
         "ResourceLimits": {
@@ -84,12 +88,16 @@ def main() -> None:
             ],
         },
     }
+
+
+def main() -> None:
+    options = arguments()
     client = boto3.client("sagemaker")
     name = f"amphora-{time.strftime('%y%m%d-%H%M%S')}"  # at most 32 characters
     client.create_hyper_parameter_tuning_job(
         HyperParameterTuningJobName=name,
-        HyperParameterTuningJobConfig=tuning,
-        TrainingJobDefinition=training,
+        HyperParameterTuningJobConfig=tuning_of(options),
+        TrainingJobDefinition=training_of(options),
     )
     print(f"started {name}")
     while True:
