@@ -4,6 +4,7 @@
 #   make test          linters, types, unit and end-to-end tests without Docker
 #   make test-heavy    the tests that take long
 #   make test-versions the recipe under older versions of transformers
+#   make test-xla      the recipe on torch-xla, in an environment of its own (.venv-xla, 7.5 GB)
 #   make test-docker   build the images on stand-in bases, and run them
 #
 # PYTHON          the Python to make .venv with, 3.11 or later (default: python3)
@@ -14,15 +15,18 @@
 PYTHON ?= python3
 TORCH_PIP_ARGS ?=
 TORCH = torch==2.13.0
+TORCH_XLA = 2.9.0
 BIN = .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
+XLA_BIN = .venv-xla/bin
+XLA_PIP = $(XLA_BIN)/python -m pip --disable-pip-version-check
 # SDK v3's container drivers, whose files tests run; the SDK around them is not wanted.
 SDK_DRIVERS = $(shell sed -n 's/^    "\(sagemaker-[a-z]*==.*\)", *\# files only/\1/p' pyproject.toml)
 SAGEMAKER_TRAINING = $(shell grep '^sagemaker-training==' container/locks/gpu.txt)
 
 export TORCH_PIP_ARGS
 
-.PHONY: ordeal licences setup demo test test-heavy test-versions test-docker lint lock clean bench-serve bench-train
+.PHONY: ordeal licences setup demo test test-heavy test-versions test-xla test-docker lint lock clean bench-serve bench-train
 
 setup: .venv/.made
 
@@ -57,6 +61,20 @@ test-versions: $(patsubst tests/versions/%.txt,build/versions/%/.made,$(wildcard
 build/versions/%/.made: tests/versions/%.txt tests/versions/environment.sh .venv/.made
 	sh tests/versions/environment.sh $(BIN)/python $< $(@D)
 
+test-xla: .venv-xla/.made
+	PJRT_DEVICE=CPU XLA_FLAGS=--xla_backend_optimization_level=0 $(XLA_BIN)/python -m pytest -m xla -n 2 --dist loadfile tests/xla
+
+# As an image of the XLA stack, from its lock. torch from the package index does not load without
+# the CUDA libraries that it brings.
+.venv-xla/.made: container/locks/neuron-xla.txt container/locks/dev.txt container/pyproject.toml
+	$(PYTHON) -m venv .venv-xla
+	$(XLA_PIP) install --quiet --no-compile $(TORCH_PIP_ARGS) torch==$(TORCH_XLA)
+	grep -v '^sagemaker-training==' container/locks/neuron-xla.txt >.venv-xla/lock.txt
+	grep -E '^(pytest-timeout|pytest-xdist|execnet|httpx|httpcore)==' container/locks/dev.txt >>.venv-xla/lock.txt
+	$(XLA_PIP) install --quiet --no-compile torch-xla==$(TORCH_XLA) --requirement .venv-xla/lock.txt
+	$(XLA_PIP) install --quiet --no-deps --editable container
+	@touch $@
+
 test-docker: setup
 	$(BIN)/python -m pytest -m docker tests/docker
 
@@ -89,4 +107,4 @@ bench-train: setup
 	$(BIN)/python benchmarks/bench_train.py $(ARGS)
 
 clean:
-	rm -rf .venv .demo build .pytest_cache .mypy_cache .ruff_cache .hypothesis container/build container/*.egg-info
+	rm -rf .venv .venv-xla .demo build .pytest_cache .mypy_cache .ruff_cache .hypothesis container/build container/*.egg-info

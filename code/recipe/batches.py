@@ -291,6 +291,7 @@ def _finish(samples: Samples, layout: Layout, rows: Rows, size: int, total: int)
         **layout.tensors(samples, rows),
         "labels": torch.from_numpy(labels),
         "rows": torch.from_numpy(placed),
-        # A number would become a constant of the computation, and another one another graph.
-        "total": torch.tensor(float(total)),
+        # A number would become a constant of the computation, and another one another graph; on
+        # torch-xla a tensor without dimensions too, if it is 1.
+        "total": torch.tensor([float(total)]),
     }

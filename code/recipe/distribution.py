@@ -67,6 +67,10 @@ def _sharding(asked: str | None, chosen: Device) -> Distribution:
     listed = ", ".join(names)
     if chosen.processes == 1:
         return Distribution(said=(f"mp_parameters ({listed}) has no effect with one process",))
+    if chosen.kind == "xla":
+        return Distribution(
+            said=(f"mp_parameters ({listed}) has no effect on torch-xla: no weights are sharded",)
+        )
     said = (
         f"mp_parameters ({listed}): weights, gradients and optimizer are sharded over "
         f"{chosen.processes} processes (FSDP2); the parameters themselves are not used"
@@ -103,6 +107,8 @@ def _compilation(
 ) -> Distribution:
     if not hyperparameters.compile and not by_training_compiler:
         return Distribution()
+    if chosen.kind == "xla":
+        return Distribution(said=("torch.compile is off: torch-xla compiles without it",))
     why = "SageMaker Training Compiler was" if by_training_compiler else "compile was"
     backend = hyperparameters.passed.get("torch_compile_backend") or "inductor"
     cxx = environ.get("CXX") or "g++"

@@ -280,7 +280,7 @@ class Engine(Resumable):
         self._watch(each, inputs["rows"])
         if self._class_weights is not None:
             each = each * self._class_weights[inputs["labels"]]
-        loss = (each * real).sum() * (self._training.world.processes / inputs["total"])
+        loss = (each * real).sum() * (self._training.world.processes / inputs["total"][0])
         if not hasattr(Trainer, "loss_is_scaled_for_ga"):  # transformers 4: it always divides
             loss = loss * self.current_gradient_accumulation_steps
         return (loss, outputs) if return_outputs else loss

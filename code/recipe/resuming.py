@@ -13,7 +13,7 @@ from torch.nn import Module
 from transformers import TrainerState, TrainingArguments
 from transformers.trainer_utils import SaveStrategy, TrainOutput
 
-from recipe import checkpoints
+from recipe import checkpoints, xla
 from recipe.checkpoints import Checkpoint
 from recipe.console import say
 from recipe.device import everyones, leave_world
@@ -207,6 +207,9 @@ def fingerprint(model: Module) -> str:
     digest = hashlib.sha256()
     for name, weight in model.named_parameters():
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        some = weight.detach().flatten()[:64].to("cpu", torch.float32)
+        whole = weight.detach()
+        if xla.in_use():  # where a part of it would be a graph for each shape
+            whole = whole.cpu()
+        some = whole.flatten()[:64].to("cpu", torch.float32)
         digest.update(some.numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -102,6 +102,8 @@ def run(
         show = functools.partial(made.goal.shown, made.trainer, made.samples)
         folder = places.output_data_dir
         report.of_run(made.trainer, facts, show, made.max_length, watch.seconds, hosts, folder)
+    if chosen.kind == "xla":
+        say("torch-xla compiled {} graphs in {:.0f} s".format(*xla.compiled()))
     device.leave_world()
     return metrics
 
@@ -187,7 +189,6 @@ def _set_up_device(hyperparameters: Hyperparameters, environ: Mapping[str, str])
     set_seed(hyperparameters.seed)  # before the model, whose head is drawn at random
     if chosen.kind == "xla":
         xla.join(environ)
-        xla.seed(hyperparameters.seed)
     return chosen
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.data_loader import SkipBatchSampler  # type: ignore[import-untyped]
 from accelerate.utils import recursively_apply  # type: ignore[import-untyped]
 from torch import Tensor
+from torch.utils.data import DataLoader
 from transformers import (
     Trainer,
     TrainerCallback,
@@ -18,6 +20,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers import trainer as hf_trainer
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from recipe import xla
@@ -31,6 +34,9 @@ class XlaTrainer(Trainer):
         super().__init__(**options)
         if xla.in_use():
             self.add_callback(_Syncs())
+            # accelerate's, on torch-xla, takes only loaders that accelerate made.
+            training_loop: Any = hf_trainer
+            training_loop.skip_first_batches = _skip_first_batches
 
     def _save_tpu(self, output_dir: str | None = None) -> None:
         """Write the model from the CPU, by the first process of all hosts only."""
@@ -71,8 +77,25 @@ class _Syncs(TrainerCallback):
     ) -> None:
         xla.sync()
 
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Each sync draws a new seed, and a resumed training has had fewer of them."""
+        xla.seed(args.seed + 1_000_003 * state.global_step)
+
     # What was loaded is no part of the first step, nor is what a log reset one of the next step.
     on_train_begin = on_substep_end = on_step_end = on_prediction_step = on_log = _sync
+
+
+def _skip_first_batches(loader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
+    """The batches of an epoch that a resumed training has not seen."""
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=SkipBatchSampler(loader.batch_sampler, skip_batches=num_batches),
+        collate_fn=loader.collate_fn,
+        generator=loader.generator,
+        num_workers=loader.num_workers,
+    )
 
 
 def _on_cpu(state: Any) -> Any:

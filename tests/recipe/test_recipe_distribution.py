@@ -146,6 +146,16 @@ def test_compiled_and_packed_trains_to_the_same_losses(
     assert losses["compiled"] == pytest.approx(losses["plain"], rel=1e-4)
 
 
+def test_torch_xla_neither_shards_nor_takes_torch_compile() -> None:
+    asked = parse(["--mp_parameters", "partitions=2", "--compile"])
+    chosen = distribution.choose(asked, device(2, "xla"), {})
+    assert chosen.arguments == {}
+    assert chosen.said == (
+        "mp_parameters (partitions) has no effect on torch-xla: no weights are sharded",
+        "torch.compile is off: torch-xla compiles without it",
+    )
+
+
 def test_smddp_is_used_where_it_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,166 @@
+"""The recipe on torch-xla: how often it compiles, what it saves, how it goes on, what it computes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.xla.conftest import CODE, Job
+
+pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+GRAPHS = 3
+"""What a training of new shapes compiles: its first step, which makes the optimizer's state, the
+other steps, and a batch of an evaluation."""
+SMALL = 3
+"""What the first training of a process compiles beside them, whatever its shapes: the loss that a
+log starts from, what a log resets, the barrier of a checkpoint."""
+Data = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, write_data: Data) -> Job:
+    """A training in this process, after which another one compiles only what is new."""
+    job = Job(tmp_path_factory.mktemp("warm"), tiny_model, write_data(50), epochs=1)
+    job.run()
+    return job
+
+
+def test_more_steps_epochs_and_data_compile_nothing_more(
+    tmp_path: Path, tiny_model: Path, write_data: Data, warm: Job
+) -> None:
+    # 14 texts a step; then other data, in blocks of another shape, whose last step has one text.
+    few = Job(tmp_path / "few", tiny_model, write_data(30), epochs=1, batch_size=14).run()
+    more = Job(tmp_path / "more", tiny_model, write_data(90, times=2), epochs=4).run()
+    assert (few, more) == (GRAPHS, GRAPHS)
+
+
+def test_a_graph_for_each_length_would_be_seen(
+    tmp_path: Path, tiny_model: Path, write_data: Data, warm: Job
+) -> None:
+    data = write_data(30)
+    longer = write_data(30, times=2) / "train.jsonl"
+    with (data / "train.jsonl").open("a") as stream:
+        stream.write("\n" + longer.read_text())
+    count = Job(tmp_path, tiny_model, data, packing=False).run()
+    assert count > GRAPHS
+
+
+def test_a_stopped_training_goes_on_to_the_same_weights(
+    tmp_path: Path,
+    tiny_model: Path,
+    write_data: Data,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from recipe import progress
+    from recipe.interruptions import EXIT_CODE
+
+    def job(name: str) -> Job:
+        return Job(tmp_path / name, tiny_model, data, epochs=3)
+
+    data = write_data(50)
+    whole, stopped = job("whole"), job("stopped")
+    whole.run()
+    losses = re.findall(r"metric step=(\d+) \S+ (loss=\S+)", capsys.readouterr().out)
+    assert len(losses) == 18
+
+    class StopsAtEight(progress.MetricLines):
+        def on_log(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            super().on_log(args, state, control, **more)
+            if state.global_step == 7 and not (tmp_path / "asked").exists():
+                (tmp_path / "asked").touch()
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("recipe.training.MetricLines", StopsAtEight)
+    try:
+        with pytest.raises(SystemExit) as left:
+            stopped.run()
+        compiled = stopped.run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert left.value.code == EXIT_CODE
+    output = capsys.readouterr().out
+    assert f"resuming from {stopped.base}/checkpoints/checkpoint-8" in output
+    assert re.findall(r"metric step=(\d+) \S+ (loss=\S+)", output) == losses
+    assert compiled == 0
+    expected = whole.weights
+    assert set(stopped.weights) == set(expected)
+    for name, weight in stopped.weights.items():
+        assert (weight == expected[name]).all(), name
+
+
+def test_steps_are_those_of_eager_pytorch(
+    tmp_path: Path, still_model: Path, write_data: Data
+) -> None:
+    from safetensors.torch import load_file
+
+    start = load_file(still_model / "model.safetensors")
+    same = {"data": write_data(60), "max_steps": 20, "bf16": False, "lr": 1e-3, "epochs": 3}
+    on_xla = Job(tmp_path / "xla", still_model, **same)
+    on_xla.run()
+    eager = Job(tmp_path / "eager", still_model, **same)
+    done = subprocess.run(
+        [sys.executable, str(CODE / "train.py"), *eager.argv],
+        env={**os.environ, **eager.environ, "USE_TORCH_XLA": "0"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "device: cpu" in done.stdout
+    expected = eager.weights
+    moved = [expected[f"bert.{name}"] - weight for name, weight in start.items()]
+    assert max(float(each.abs().max()) for each in moved) > 5e-3
+    for name, weight in on_xla.weights.items():
+        assert float((weight - expected[name]).abs().max()) < 1e-4, name
+    for name in ("eval_loss", "eval_accuracy"):
+        assert on_xla.metrics[name] == pytest.approx(eager.metrics[name], abs=1e-4)
+
+
+def test_bfloat16_is_autocast(tmp_path: Path, still_model: Path, write_data: Data) -> None:
+    same = {"data": write_data(20), "max_steps": 1, "lr": 1e-9}
+    losses = []
+    for bf16 in (False, True):
+        job = Job(tmp_path / str(bf16), still_model, bf16=bf16, **same)
+        job.run()
+        assert {weight.dtype.itemsize for weight in job.weights.values()} == {4}
+        losses.append(job.metrics["eval_loss"])
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+def test_the_model_is_served_by_the_ordinary_server(
+    tmp_path: Path, tiny_model: Path, write_data: Data
+) -> None:
+    from tests.serve.conftest import Running
+
+    job = Job(tmp_path / "job", tiny_model, write_data(60), epochs=8)
+    job.run()
+    shutil.move(job.base / "model", tmp_path / "model")
+    environ = {"AMPHORA_CODE_DIR": str(CODE), "USE_TORCH_XLA": "0"}
+    server = Running(tmp_path, environ)
+    try:
+        texts = ["the film was good , truly great", "the film was bad , truly awful"]
+        answered = server.ready(timeout=120).invoke({"inputs": texts})
+        assert answered.status_code == 200, answered.text
+        assert [each["label"] for each in answered.json()] == ["pos", "neg"]
+        assert server.stop() == 0
+    finally:
+        server.close()
+
+
+def test_the_cpu_cannot_be_asked_for_beside_torch_xla(tmp_path: Path, tiny_model: Path) -> None:
+    from recipe.errors import HyperparameterError
+
+    with pytest.raises(HyperparameterError, match="USE_TORCH_XLA=0"):
+        Job(tmp_path, tiny_model, tmp_path, use_cpu=True).run()
