@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from tqdm import tqdm
+
 
 def is_first_process() -> bool:
     """Whether this is rank 0 of the job, or its only process."""
@@ -18,5 +20,9 @@ def has_terminal() -> bool:
 
 def say(line: str) -> None:
     """Print one line at once, on rank 0 only, so that a job's log has each line once."""
-    if is_first_process():
+    if not is_first_process():
+        return
+    if has_terminal():
+        tqdm.write(line)  # above the bar, which is drawn again
+    else:
         print(line, flush=True)

@@ -6,7 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    ProgressCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from recipe.console import say
 from recipe.metrics import metric_line
@@ -28,6 +34,20 @@ class MetricLines(TrainerCallback):
         """Print one line for each log entry."""
         values = {key: value for key, value in (logs or {}).items() if key not in _NOT_METRICS}
         say(metric_line({"step": state.global_step, "epoch": state.epoch, **values}))
+
+
+class Bar(ProgressCallback):
+    """Transformers' bar for a terminal, without its own print of what metric lines say."""
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Nothing."""
 
 
 class ProgressLines(TrainerCallback):

@@ -50,7 +50,7 @@ from recipe.goals import GOALS, Goal
 from recipe.libraries import quieten
 from recipe.objective import Objective
 from recipe.places import Places
-from recipe.progress import MetricLines, ProgressLines
+from recipe.progress import Bar, MetricLines, ProgressLines
 from recipe.stopwatch import Stopwatch
 
 _REMEDY = (
@@ -279,9 +279,8 @@ def _trainer(
         trainer.add_callback(EarlyStoppingCallback(patience, threshold))
     trainer.add_callback(MetricLines())
     trainer.remove_callback(PrinterCallback)
-    if arguments.disable_tqdm:
-        trainer.remove_callback(ProgressCallback)
-        trainer.add_callback(ProgressLines())
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(ProgressLines() if arguments.disable_tqdm else Bar())
     return trainer
 
 

@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ Reviews = Callable[[int], list[tuple[str, str]]]
 def output_of(command: list[str], environment: dict[str, str]) -> str:
     """What `command` writes to the terminal that it is started in."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, 120))  # a bar in none has no room
     started = subprocess.Popen(
         command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True
     )
@@ -58,6 +60,7 @@ def test_a_terminal_has_a_bar_and_a_log_has_lines(
     assert re.search(r"100%\|.+\| 9/9 ", shown), shown
     assert re.search(r"metric step=9 \S+ eval_loss=", shown)
     assert "\rmetric" in shown or "\nmetric" in shown, "a metric line starts a line of its own"
+    assert "{'loss'" not in shown
     assert not re.search(r"step \d+ of 9", shown)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
