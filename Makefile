@@ -64,12 +64,12 @@ build/versions/%/.made: tests/versions/%.txt tests/versions/environment.sh .venv
 test-xla: .venv-xla/.made
 	PJRT_DEVICE=CPU XLA_FLAGS=--xla_backend_optimization_level=0 $(XLA_BIN)/python -m pytest -m xla -n 2 --dist loadfile tests/xla
 
-# As an image of the XLA stack, from its lock. torch from the package index does not load without
-# the CUDA libraries that it brings.
+# As an image of the XLA stack, from its lock, but without optimum-neuron, which needs torch 2.8 and
+# torch-neuronx. torch from the package index does not load without the CUDA libraries that it brings.
 .venv-xla/.made: container/locks/neuron-xla.txt container/locks/dev.txt container/pyproject.toml
 	$(PYTHON) -m venv .venv-xla
 	$(XLA_PIP) install --quiet --no-compile $(TORCH_PIP_ARGS) torch==$(TORCH_XLA)
-	grep -v '^sagemaker-training==' container/locks/neuron-xla.txt >.venv-xla/lock.txt
+	grep -vE '^(sagemaker-training|optimum|optimum-neuron)==' container/locks/neuron-xla.txt >.venv-xla/lock.txt
 	grep -E '^(pytest-timeout|pytest-xdist|execnet|httpx|httpcore)==' container/locks/dev.txt >>.venv-xla/lock.txt
 	$(XLA_PIP) install --quiet --no-compile torch-xla==$(TORCH_XLA) --requirement .venv-xla/lock.txt
 	$(XLA_PIP) install --quiet --no-deps --editable container
