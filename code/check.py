@@ -9,15 +9,20 @@ Prints lines `amphora-check {"level": "ok|warning|error", "what": ..., "detail":
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import sys
 
-from recipe import inspection, places
-
 
 def main(argv: list[str]) -> None:
     """Print every finding; what is wrong with the job is a finding, not an exception."""
+    # As in train.py.
+    gc.disable()
+    from recipe import inspection, places
+
+    gc.freeze()
+    gc.enable()
     processes, *rest = argv
     found = places.from_environment(os.environ)
     for finding in inspection.inspect(rest, found, int(processes)):

@@ -11,14 +11,19 @@ from the newest whole checkpoint and ends with the weights of a run that was nev
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
-
-from recipe import arguments, places, training
 
 
 def main(argv: list[str]) -> None:
     """Train as `argv` says; an error is raised, with a message for the job's owner."""
+    # Imports leave nothing to collect, and looking for it takes a quarter of their time.
+    gc.disable()
+    from recipe import arguments, places, training
+
+    gc.freeze()
+    gc.enable()
     if "--help" in argv:
         print(f"{__doc__}\n{arguments.describe()}")
         return

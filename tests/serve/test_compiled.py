@@ -1,4 +1,4 @@
-"""AMPHORA_COMPILE=1: torch.compile in workers that load the model themselves."""
+"""AMPHORA_COMPILE=1: torch.compile in the workers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ def test_a_compiled_model_answers_as_the_plain_one(tmp_path: Path, tokenizer: An
     texts = ["good", "the film was bad", "anna said the film was good again in paris"]
     answers = []
     for compiled in ("0", "1"):
+        cache = tmp_path / f"cache-{compiled}"
         environ = {"AMPHORA_CODE_DIR": str(CODE), "AMPHORA_DTYPE": "float32"}
+        environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
         server = Running(tmp_path, {**environ, "AMPHORA_COMPILE": compiled})
         try:
             answers.append([server.ready(250).invoke(text).json()[0] for text in texts])
-            assert ("each worker loads the model itself" in server.log) == (compiled == "1")
+            assert any(cache.rglob("*.cpp")) == (compiled == "1")
         finally:
             server.close()
     for plain, same in zip(*answers, strict=True):

@@ -1,4 +1,4 @@
-"""Two processes on torch-xla train as one does on the full batch.
+"""Two and four processes on torch-xla train as one does on the full batch.
 
 Of the product this runs: the process group, the check before training, each process's share of a
 batch and its weight in the loss, accelerate's sum of gradients before clipping, the gathered
@@ -30,8 +30,8 @@ def arguments(processes: int) -> dict[str, Any]:
     return {"batch_size": BATCH // processes, "epochs": 1, "adam_epsilon": 1e-3}
 
 
-def start(job: Job, summed: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
+def start(job: Job, summed: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}"]
     command += ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0"]
     return subprocess.run(
         [*command, str(WORLD), summed, str(CODE / "train.py"), *job.argv],
@@ -54,14 +54,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory, still_model: Path, data: Pat
     return job
 
 
-@pytest.mark.parametrize("summed", ["all", "start"])
-def test_two_processes_train_as_one_does_if_gradients_are_summed(
-    tmp_path: Path, still_model: Path, data: Path, alone: Job, summed: str
+@pytest.mark.parametrize(("processes", "summed"), [(2, "all"), (2, "start"), (4, "all")])
+def test_processes_train_as_one_does_if_gradients_are_summed(
+    tmp_path: Path, still_model: Path, data: Path, alone: Job, processes: int, summed: str
 ) -> None:
-    job = Job(tmp_path, still_model, data, **arguments(2))
-    done = start(job, summed)
+    job = Job(tmp_path, still_model, data, **arguments(processes))
+    done = start(job, summed, processes)
     assert done.returncode == 0, done.stderr
-    assert "device: xla, 2 process(es)" in done.stdout
+    assert f"device: xla, {processes} process(es)" in done.stdout
     expected = alone.weights
     found = job.weights
     furthest = max(float((found[name] - weight).abs().max()) for name, weight in expected.items())
