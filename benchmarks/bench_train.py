@@ -220,19 +220,22 @@ def _show(found: dict[str, list[float]], rate: float, length: float, size: int) 
 
 def _compare_processes(model: str, source: Path, folder: Path, rounds: int) -> None:
     """Samples per second of one epoch by two processes, and by one with as many threads."""
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node")
-    ways = {"one process, 2 threads": (), "two processes, 1 thread each": (*torchrun, "2")}
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    ways: dict[str, tuple[tuple[str, ...], int]] = {
+        "one process, 2 threads": ((), BATCH),
+        "two processes, 1 thread each": (torchrun, BATCH),
+        "two processes, half a batch each": (torchrun, BATCH // 2),
+    }
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
-        for name, launcher in ways.items():
-            # Half a batch for each of two processes: steps are as large as the one process's.
-            size = str(BATCH // (2 if launcher else 1))
-            options = ("--epochs", "1", "--batch_size", size, "--eval_strategy", "no")
+        for name, (launcher, size) in ways.items():
+            options = ("--epochs", "1", "--batch_size", str(size), "--eval_strategy", "no")
             log = _train(model, source, folder / str(time.time()), *options, launcher=launcher)
             found[name].append(float(re.findall(r"train_samples_per_second\W+([\d.]+)", log)[-1]))
             print(f"{name}: {found[name][-1]:.1f} samples/s", flush=True)
-    one, two = (statistics.median(speeds) for speeds in found.values())
-    print(f"\ntwo processes / one process with all threads: {two / one:.2f}")
+    one, *others = (statistics.median(speeds) for speeds in found.values())
+    for name, speed in zip(list(ways)[1:], others, strict=True):
+        print(f"{name} / one process with all threads: {speed / one:.2f}")
 
 
 def _train(

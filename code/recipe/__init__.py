@@ -5,7 +5,7 @@ Modules by floor; a module imports lower floors only, and none imports the packa
 - 0 `errors`, `console`, `names` (of columns), `metrics` (the metric line and its regexes),
   `encoding` (texts to token ids), `cpu` (what trains faster there), `stopwatch`, `figures` (of a
   report), `losses`, `rate` (of matrix products), `interruptions` (when a training saves and stops),
-  `plan` (which samples make a step), `xla` (torch-xla)
+  `plan` (which samples make a step), `reduction` (sums between processes), `xla` (torch-xla)
 - 1 `arguments` (hyperparameters), `places` (SM_* and /opt/ml), `formats` (a file to a table),
   `device`, `saving` (results, whole or not at all), `libraries` (how much they say), `wire`
   (request and answer)

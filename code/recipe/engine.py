@@ -26,7 +26,7 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalLoopOutput
 
-from recipe import batches, cpu, plan, trial
+from recipe import batches, cpu, plan, reduction, trial
 from recipe.arguments import Hyperparameters
 from recipe.batches import Batch, Layout, Samples, World
 from recipe.console import say
@@ -233,6 +233,7 @@ class Engine(Resumable):
         self._eval_layout, self._objective = eval_layout, objective
         self._class_weights = class_weights and torch.tensor(class_weights, device=args.device)
         self._watched: list[tuple[int, Tensor, Tensor]] = []
+        self._arranged: Any = None
         model: Any = self.model
         # Two for each product and sum, in the forward pass once and in the backward pass twice.
         self.flops_per_token = 6 * model.num_parameters(exclude_embeddings=True)
@@ -263,6 +264,20 @@ class Engine(Resumable):
     def floating_point_ops(self, inputs: Batch) -> int:
         """Of a forward and a backward pass; the Trainer would count the parameters each time."""
         return int(self.flops_per_token * inputs["input_ids"].numel())
+
+    def _wrap_model(self, *arguments: Any, **options: Any) -> Any:
+        """The model as DDP is to take it, without a second copy of its gradients."""
+        model = super()._wrap_model(*arguments, **options)
+        if self.accelerator.ddp_handler is not None:
+            self.accelerator.ddp_handler.gradient_as_bucket_view = True
+        return model
+
+    def training_step(self, model: Any, *arguments: Any, **options: Any) -> Tensor:
+        """A forward and a backward pass, as the Trainer makes them; sums are arranged before."""
+        if self.args.device.type == "cpu" and model is not self._arranged:
+            reduction.sum_touched_rows(model)
+            self._arranged = model
+        return super().training_step(model, *arguments, **options)
 
     def compute_loss(
         self,

@@ -1,0 +1,80 @@
+"""Gradients summed between two processes: what DDP sums, with fewer numbers sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from recipe import reduction
+
+ROWS, WIDTH = 20_000, 64
+
+
+class Model(nn.Module):
+    """A large embedding, maybe the output's weight too, and a product."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(ROWS, WIDTH)
+        self.middle = nn.Linear(WIDTH, WIDTH)
+        self.tied = tied
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        found = self.middle(self.embedding(ids)).tanh()
+        return found @ self.embedding.weight.T if self.tied else found
+
+
+def gradients(rank: int, tied: bool, by_rows: bool, accumulate: int) -> tuple[Any, int]:
+    """Those of one step, and how many numbers were sent for it."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Model(tied))
+    sent = 0
+    summed = dist.all_reduce
+
+    def counted(values: torch.Tensor, **options: Any) -> Any:
+        nonlocal sent
+        sent += values.numel()
+        return summed(values, **options)
+
+    if by_rows:
+        reduction.sum_touched_rows(model)
+    dist.all_reduce = counted
+    try:
+        for number in range(accumulate):
+            ids = torch.arange(100) * (rank + 2) + number
+            if number < accumulate - 1:
+                with model.no_sync():
+                    model(ids).square().mean().backward()
+            else:
+                model(ids).square().mean().backward()
+    finally:
+        dist.all_reduce = summed
+    return [weight.grad for weight in model.parameters()], sent
+
+
+def process(rank: int, folder: str, tied: bool, accumulate: int) -> None:
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    expected, _ = gradients(rank, tied, False, accumulate)
+    found = gradients(rank, tied, True, accumulate)
+    torch.save((expected, *found), f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("tied", "accumulate"), [(False, 1), (False, 3), (True, 1)])
+def test_the_sums_are_ddps_own(tmp_path: Path, tied: bool, accumulate: int) -> None:
+    mp.spawn(process, (str(tmp_path), tied, accumulate), nprocs=2)
+    for rank in range(2):
+        expected, found, sent = torch.load(tmp_path / f"{rank}.pt")
+        assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
+        whole = sum(weight.numel() for weight in expected)
+        assert sent > whole if tied else sent < whole / 10
