@@ -30,6 +30,8 @@ from recipe.wire import Request
 
 BATCH = 32
 """Texts that go through a model at once."""
+_STEP = 8
+"""Lengths are multiples of it: each shape has kernels of its own to make (docs/LAB.md)."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
 
 
@@ -138,7 +140,7 @@ class Encoder:
         return [[next(results) for _ in request.texts] for request in requests]
 
     def _padded(self, token_ids: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
-        longest = max(map(len, token_ids))
+        longest = min(self.max_length, -(-max(map(len, token_ids)) // _STEP) * _STEP)
         pad = self.tokenizer.pad_token_id or 0
         ids = torch.full((len(token_ids), longest), pad, dtype=torch.long)
         mask = torch.zeros_like(ids)
