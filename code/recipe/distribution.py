@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from accelerate import PartialState  # type: ignore[import-untyped]
 from accelerate.utils import (  # type: ignore[import-untyped]
     DistributedType,
     FullyShardedDataParallelPlugin,
@@ -150,6 +151,8 @@ def shard(trainer: Trainer) -> None:
         if trainer.accelerator.mixed_precision != "no":
             state.fsdp_plugin.set_mixed_precision(trainer.accelerator.mixed_precision)
         state.distributed_type = DistributedType.FSDP
+        # Every AcceleratorState that is made later copies this into the one that all share.
+        PartialState._shared_state["distributed_type"] = DistributedType.FSDP
         trainer.is_fsdp_enabled = True
         trainer.accelerator.get_state_dict = _gather
     plugin = state.fsdp_plugin

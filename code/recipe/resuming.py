@@ -65,7 +65,6 @@ class Resumable(XlaTrainer):
         found = self._found() if self._saves else None
         self._interruptions.listen()
         if found is not None:
-            self._check_shards(found)
             say(f"resuming from {found.path}")
             self.before = TrainerState.load_from_json(str(found.path / _STATE))
             self._resumed = True
@@ -78,15 +77,6 @@ class Resumable(XlaTrainer):
         if self._interruptions.cut_short:
             self._leave()
         return trained.metrics
-
-    def _check_shards(self, found: Checkpoint) -> None:
-        """On CPUs, the processes would wait for each other in accelerate's loading for ever."""
-        if self.is_fsdp_enabled and self.args.device.type == "cpu":
-            raise CheckpointError(
-                f"Checkpoint {found.path} cannot be resumed from: a training that is sharded over "
-                "CPUs (mp_parameters, FSDP2) starts anew only.",
-                "Give resume_from_checkpoint=False, or train without mp_parameters.",
-            )
 
     def _leave(self) -> None:
         kept = (

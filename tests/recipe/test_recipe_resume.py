@@ -116,14 +116,17 @@ def data(tmp_path_factory: pytest.TempPathFactory, reviews: Reviews) -> Path:
     return path
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+SHARDED = pytest.param(2, ("--mp_parameters", "partitions=2"), marks=pytest.mark.heavy)
+
+
+@pytest.mark.parametrize(("processes", "more"), [(1, ()), (2, ()), SHARDED])
 def test_a_run_killed_and_stopped_ends_with_the_same_weights(
-    tmp_path: Path, tiny_model: Path, data: Path, processes: int
+    tmp_path: Path, tiny_model: Path, data: Path, processes: int, more: tuple[str, ...]
 ) -> None:
-    whole = Job(tmp_path / "whole", tiny_model, data, processes)
+    whole = Job(tmp_path / "whole", tiny_model, data, processes, more)
     output = whole.finish()
     assert f"metric step={2 * STEPS} epoch=2 loss" in output
-    job = Job(tmp_path / "disturbed", tiny_model, data, processes)
+    job = Job(tmp_path / "disturbed", tiny_model, data, processes, more)
     killed_at = random.randint(10, STEPS - 10)
     code, _ = job.interrupt(signal.SIGKILL, killed_at)
     assert code == -signal.SIGKILL
@@ -287,17 +290,6 @@ def test_another_model_or_world_does_not_resume(
     for words in ("the model has changed", "processes was 1 and is 2"):
         assert words in line
     assert "data" not in line.partition("since")[2].partition("resume_from")[0]
-
-
-@pytest.mark.heavy
-def test_a_training_sharded_over_cpus_says_that_it_starts_anew_only(
-    tmp_path: Path, tiny_model: Path, data: Path
-) -> None:
-    job = Job(tmp_path, tiny_model, data, 2, ["--mp_parameters", "partitions=2"])
-    job.finish("--max_steps", "15")
-    line = refused(job)
-    assert "sharded over CPUs (mp_parameters, FSDP2) starts anew only" in line
-    assert "resume_from_checkpoint=False" in line
 
 
 def test_it_starts_anew_where_asked_to(tmp_path: Path, tiny_model: Path, data: Path) -> None:
