@@ -232,14 +232,18 @@ def free_port() -> int:
 
 
 def memory(pids: Sequence[int]) -> float:
-    """MB that processes hold together, shared pages counted once (PSS)."""
+    """MB that processes hold together, shared pages counted once (PSS).
+
+    Without files' pages: what others on the machine share of PyTorch's changes as these come and go.
+    """
     total = 0
     for pid in pids:
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         except OSError:
             continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        kinds = ("Pss_Anon:", "Pss_Shmem:")
+        total += sum(int(line.split()[1]) for line in lines if line.startswith(kinds))
     return total / 1024
 
 
