@@ -234,7 +234,7 @@ def free_port() -> int:
 def memory(pids: Sequence[int]) -> float:
     """MB that processes hold together, shared pages counted once (PSS).
 
-    Without files' pages: what others on the machine share of PyTorch's changes as these come and go.
+    Without files' pages: how many share PyTorch's changes as others on the machine come and go.
     """
     total = 0
     for pid in pids:

@@ -48,7 +48,9 @@ def _serve(trial: Trial, seconds: float) -> None:
         assert settled is not None
         trial.figure("MB, descriptors settled", f"{settled[0]:.0f}, {settled[1]}")
         trial.figure("MB, descriptors at the end", f"{after[0]:.0f}, {after[1]}")
-        fine = after[0] - settled[0] < 15 and after[1] <= settled[1] + 2
+        # Seconds after its start a server still makes the kernels of its shapes.
+        most = 40 if trial.short else 15
+        fine = after[0] - settled[0] < most and after[1] <= settled[1] + 2
         trial.check(SERVING, fine, (settled, after))
         pids = server.pids
         trial.check(ZOMBIES, not _zombies(pids), _zombies(pids))
