@@ -212,7 +212,9 @@ def run(trial: Trial) -> None:
         for name, seen in zip(("before", "after"), (before, after), strict=True):
             trial.figure(f"{name}: MB, descriptors", f"{seen[0]:.0f}, {seen[1]}")
         grown = after[0] - before[0]
-        trial.check(FLAT, grown < 25 and after[1] <= before[1] + 10, (before, after))
+        # For some 1,000 requests, pages that the workers share are written to for the first time.
+        most = 60 if trial.short else 25
+        trial.check(FLAT, grown < most and after[1] <= before[1] + 10, (before, after))
         restarts = server.metric("amphora_worker_restarts_total")
         trial.check(ALIVE, restarts == 0, f"{restarts} restarts")
         trial.check(CODE, not mark.exists(), mark)
