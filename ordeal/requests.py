@@ -258,7 +258,7 @@ def _raw(trial: Trial, server: Server, mark: Path, count: int) -> None:
 
 def _exchange(port: int, request: bytes, framed: bool) -> tuple[int, bytes]:
     """Status and body; 0 where the server closed without an answer, or waits for the rest."""
-    with socket.create_connection(("127.0.0.1", port), timeout=90 if framed else 0.05) as sock:
+    with socket.create_connection(("127.0.0.1", port), timeout=30 if framed else 0.05) as sock:
         with contextlib.suppress(OSError):  # It may answer, and close, before it has all.
             sock.sendall(request)
         try:
