@@ -112,6 +112,10 @@ def _compilation(
         return Distribution(said=("torch.compile is off: torch-xla compiles without it",))
     why = "SageMaker Training Compiler was" if by_training_compiler else "compile was"
     backend = hyperparameters.passed.get("torch_compile_backend") or "inductor"
+    if chosen.kind == "cpu" and backend == "inductor" and not hyperparameters.compile:
+        # Measured: a step takes 1.4 times as long (docs/LAB.md).
+        said = f"torch.compile is off, though {why} asked for: it does not pay on a CPU"
+        return Distribution(said=(f"{said}; compile=True turns it on",))
     cxx = environ.get("CXX") or "g++"
     if chosen.kind == "cpu" and backend == "inductor" and shutil.which(cxx) is None:
         said = f"torch.compile is off, though {why} asked for: on a CPU it needs {cxx}, not here"

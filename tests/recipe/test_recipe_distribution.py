@@ -118,6 +118,15 @@ def test_compilation_is_off_unless_asked_for() -> None:
     assert asked.arguments == {"torch_compile": True}
 
 
+def test_training_compiler_keys_do_not_compile_where_it_does_not_pay() -> None:
+    keys = {"SM_FRAMEWORK_PARAMS": json.dumps(COMPILER)}
+    on_cpu = distribution.choose(Hyperparameters(), device(1), keys)
+    assert on_cpu.arguments == {}
+    assert "does not pay on a CPU; compile=True turns it on" in on_cpu.said[0]
+    on_gpu = distribution.choose(Hyperparameters(), device(1, "cuda"), keys)
+    assert on_gpu.arguments == {"torch_compile": True}
+
+
 def test_compilation_is_off_on_a_cpu_without_a_compiler() -> None:
     without = distribution.choose(parse(["--compile"]), device(1), {"CXX": "no-such-compiler"})
     assert without.arguments == {}
