@@ -78,3 +78,23 @@ def test_the_sums_are_ddps_own(tmp_path: Path, tied: bool, accumulate: int) -> N
         assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
         whole = sum(weight.numel() for weight in expected)
         assert sent > whole if tied else sent < whole / 10
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_sum_that_fails_ends_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
+) -> None:
+    def fails(values: torch.Tensor) -> Any:
+        future: Any = torch.futures.Future()
+        future.set_exception(RuntimeError("a peer is gone"))
+        return future
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(Model(tied))
+        reduction.sum_touched_rows(model)
+        monkeypatch.setattr(reduction, "_sum", fails)
+        with pytest.raises(RuntimeError, match="a peer is gone"):
+            model(torch.arange(100)).square().mean().backward()
+    finally:
+        dist.destroy_process_group()
