@@ -1,7 +1,4 @@
-"""Disks that are full, read-only or wrong, for trainings and for served models.
-
-Not tried: a bit flipped within a served model's weights. safetensors has no checksum to see it by.
-"""
+"""Disks that are full, read-only or wrong, for trainings and for served models."""
 
 from __future__ import annotations
 
@@ -19,7 +16,8 @@ FULL = "on a disk of any size a training ends well, or with words about the spac
 LOCKED = "a read-only folder is an error that names it"
 DAMAGED = "damaged checkpoints: a training ends with the undisturbed weights, or says why not"
 SERVED = "a damaged model is refused with words, or answers as the whole one does"
-PROMISES = (FULL, LOCKED, DAMAGED, SERVED)
+BEGUN = "a training that starts from a damaged model says so, or ends as from the whole one"
+PROMISES = (FULL, LOCKED, DAMAGED, SERVED, BEGUN)
 
 
 def run(trial: Trial) -> None:
@@ -40,9 +38,15 @@ def run(trial: Trial) -> None:
     for number in range(1 if trial.short else 24):
         if trial.has_time():
             _damaged_checkpoints(trial, number, whole, model, data)
+    expected = _answer_of(trial, whole / "model")
     for number in range(2 if trial.short else 30):
         if trial.has_time():
-            _served(trial, number)
+            _served(trial, number, whole / "model", expected)
+    again = _job(trial, "again", whole / "model", data)
+    assert _train(trial, again) == 0, failure(again)
+    for number in range(1 if trial.short else 12):
+        if trial.has_time():
+            _begun(trial, number, again, whole / "model", data)
 
 
 def _job(trial: Trial, name: str, model: Path, data: Path) -> Path:
@@ -102,10 +106,7 @@ def _damage(trial: Trial, path: Path) -> str:
     """Cut, flip a bit of, empty or remove a file; what was done."""
     data = bytearray(path.read_bytes())
     how = trial.random.choice(("cut", "flip", "empty", "remove"))
-    # Of weights as they are served, the header only: see above.
-    is_served = path.name == "model.safetensors" and path.parent.name == "model"
-    most = 8 + int.from_bytes(data[:8], "little") if is_served and how == "flip" else len(data)
-    at = trial.random.randrange(most)
+    at = trial.random.randrange(len(data))
     if how == "remove":
         path.unlink()
     else:
@@ -131,14 +132,18 @@ def _damaged_checkpoints(trial: Trial, number: int, whole: Path, model: Path, da
     trial.check(DAMAGED, same or said, (done, code, failure(base)[:600]))
 
 
-def _served(trial: Trial, number: int) -> None:
+def _damaged_model(trial: Trial, good: Path, place: Path) -> str:
+    """A copy of a model with one damaged file; what was done."""
+    copy_model(good, place)
+    weights = "model.safetensors"
+    names = (weights, weights, "config.json", "tokenizer.json", "SHA256SUMS")
+    return _damage(trial, place / trial.random.choice(names))
+
+
+def _served(trial: Trial, number: int, good: Path, expected: str) -> None:
     """A model with one damaged file, by a server of its own."""
-    good = trial.folder / "pretrained"
     own = Trial.begin("served", [], trial.folder / f"served-{number}", 0, True)
-    copy_model(good, own.folder / "model")
-    names = ("model.safetensors", "model.safetensors", "config.json", "tokenizer.json")
-    done = _damage(trial, own.folder / "model" / trial.random.choice(names))
-    expected = trial.figures.setdefault("undamaged answer", _answer_of(trial, good))
+    done = _damaged_model(trial, good, own.folder / "model")
     server = Server(own, workers=1)
     try:
         with server:
@@ -152,6 +157,18 @@ def _served(trial: Trial, number: int) -> None:
         last = text.strip().splitlines()[-1]
         trial.count("refused to serve")
         trial.check(SERVED, "cannot be served" in last or "holds" in last, (done, last))
+
+
+def _begun(trial: Trial, number: int, again: Path, good: Path, data: Path) -> None:
+    """A training from a model with one damaged file."""
+    start = trial.folder / f"start-{number}"
+    done = _damaged_model(trial, good, start)
+    base = _job(trial, f"begun-{number}", start, data)
+    code = _train(trial, base)
+    weights = [each / "model" / "model.safetensors" for each in (base, again)]
+    same = code == 0 and weights[0].read_bytes() == weights[1].read_bytes()
+    said = code != 0 and str(start) in failure(base) and "Error" in failure(base)
+    trial.check(BEGUN, same or said, (done, code, failure(base)[:600]))
 
 
 def _answer_of(trial: Trial, model: Path) -> str:

@@ -7,8 +7,8 @@ Modules by floor; a module imports lower floors only, and none imports the packa
   report), `losses`, `rate` (of matrix products), `interruptions` (when a training saves and stops),
   `plan` (which samples make a step), `reduction` (sums between processes), `xla` (torch-xla)
 - 1 `arguments` (hyperparameters), `places` (SM_* and /opt/ml), `formats` (a file to a table),
-  `device`, `saving` (results, whole or not at all), `libraries` (how much they say), `wire`
-  (request and answer)
+  `device`, `saving` (results, whole or not at all), `sums` (by which damage shows), `libraries`
+  (how much they say), `wire` (request and answer)
 - 2 `layout` (channels to files), `columns` (which are read), `causal_chat` (conversations to
   tokens), `labels`, `distribution`, `lora`, `encoder` (a saved model over batches of texts),
   `families` (models that take packed batches), `batches` (token ids to packed or padded batches),

@@ -7,7 +7,6 @@ of. A kill at any moment leaves the checkpoints that were there before.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipe import saving
+from recipe import saving, sums
 from recipe.console import say
 from recipe.errors import CheckpointError
 
@@ -189,11 +188,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    with path.open("rb") as stream:
-        digest = hashlib.sha256()
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return {"size": path.stat().st_size, "sha256": digest.hexdigest()}
+    return {"size": path.stat().st_size, "sha256": sums.digest(path)}
 
 
 def _sync(path: Path) -> None:

@@ -9,7 +9,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from recipe.errors import DataError, ModelError
 from recipe.formats import is_arrow_folder
@@ -100,7 +100,9 @@ def _extract(archive: Path) -> Path:
 
 
 def _extract_members(tar: tarfile.TarFile, folder: Path) -> None:
-    """Raises tarfile.TarError where a member lies elsewhere, or all would fill the disk."""
+    """Raises tarfile.TarError where a member leads elsewhere, or all would fill the disk."""
+    # The library's own filters came with Python 3.11.4, and were leaky until 3.11.13.
+    tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
     free = shutil.disk_usage(folder).free
     size = 0
     for count, member in enumerate(tar):
@@ -110,7 +112,14 @@ def _extract_members(tar: tarfile.TarFile, folder: Path) -> None:
                 f"it holds more than {_MOST_MEMBERS} files, or more than the {free / 1e6:.0f} MB "
                 "that are free"
             )
-        tar.extract(member, folder, filter="data")
+        if not (member.isreg() or member.isdir()):
+            raise tarfile.TarError(
+                f"{member.name!r} is neither a file nor a folder; tar czhf packs what links lead to"
+            )
+        path = PurePosixPath(member.name)
+        if path.is_absolute() or ".." in path.parts:
+            raise tarfile.TarError(f"{member.name!r} lies outside the archive")
+        tar.extract(member, folder, set_attrs=False)
 
 
 def _named(split: str, channels: Mapping[str, Path]) -> bool:

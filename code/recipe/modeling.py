@@ -19,7 +19,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from recipe import lora
+from recipe import lora, sums
 from recipe.arguments import Hyperparameters
 from recipe.console import say
 from recipe.errors import UNLOADABLE, HyperparameterError, ModelError, near, why_unloadable
@@ -152,19 +152,19 @@ def _read(
     architecture: Any, source: Source, hyperparameters: Hyperparameters, **more: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
     """A model in float32, its tokenizer, and what was found of its weights."""
-    options = {"trust_remote_code": hyperparameters.trust_remote_code}
+    trusted = {"trust_remote_code": hyperparameters.trust_remote_code}
     if hyperparameters.hf_token:
         # transformers passes a token argument on to some of its requests only.
         os.environ["HF_TOKEN"] = hyperparameters.hf_token
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source.name, **options)
-        model, report = architecture.from_pretrained(
-            source.name, **in_precision(torch.float32), output_loading_info=True, **more, **options
-        )
-    except Exception as error:
-        if not isinstance(error, UNLOADABLE) and _broken_connection(error) is None:
-            raise
-        raise _load_error(source, error) from error
+    options = {**in_precision(torch.float32), "output_loading_info": True, **more, **trusted}
+    with sums.verified(source.name):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source.name, **trusted)
+            model, report = architecture.from_pretrained(source.name, **options)
+        except Exception as error:
+            if not isinstance(error, UNLOADABLE) and _broken_connection(error) is None:
+                raise
+            raise _load_error(source, error) from error
     _see_to_padding(source, model, tokenizer)
     return model, tokenizer, report
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from recipe import classifier, embedder, generator, tagger
+from recipe import classifier, embedder, generator, sums, tagger
 from recipe.encoder import Origin
 from recipe.libraries import quieten
 from recipe.wire import Request
@@ -49,17 +49,18 @@ def load(model_dir: str, environ: Mapping[str, str]) -> Task:
     """The model in `model_dir` or of HF_MODEL_ID, for HF_TASK or for what its head is made for.
 
     Raises:
-        ModelError: there is no model.
+        ModelError: there is no model, or its files have changed since they were written.
         ValueError: HF_TASK names a task that these handlers cannot do.
     """
     quieten()
     origin = Origin.find(model_dir, environ)
-    name = environ.get("HF_TASK") or task_of(origin)
-    name = _SYNONYMS.get(name, name)
-    if name not in _LOADERS:
-        raise ValueError(f"HF_TASK is {name!r}. Give {', '.join(_LOADERS)}.")
-    print(f"task: {name}", flush=True)
-    return _LOADERS[name](origin)
+    with sums.verified(origin.place):
+        name = environ.get("HF_TASK") or task_of(origin)
+        name = _SYNONYMS.get(name, name)
+        if name not in _LOADERS:
+            raise ValueError(f"HF_TASK is {name!r}. Give {', '.join(_LOADERS)}.")
+        print(f"task: {name}", flush=True)
+        return _LOADERS[name](origin)
 
 
 def task_of(origin: Origin) -> str:

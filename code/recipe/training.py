@@ -35,6 +35,7 @@ from recipe import (
     modeling,
     report,
     saving,
+    sums,
     tracking,
     trial,
     xla,
@@ -334,3 +335,4 @@ def _write_model(
         model = xla.on_host(model)
     lora.save(model, weights, folder, hyperparameters)
     tokenizer.save_pretrained(folder)
+    sums.write(folder)

@@ -117,14 +117,17 @@ def test_tokens_are_cached_for_the_same_texts_tokenizer_and_length(
     assert len(list(kept.parent.iterdir())) == 3
 
 
-@pytest.mark.parametrize("what", ["outside", "bomb", "missing link"])
+@pytest.mark.parametrize("what", ["outside", "absolute", "bomb", "link", "missing link"])
 def test_an_archive_made_up_to_harm_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    member = tarfile.TarInfo("../evil" if what == "outside" else "weights")
+    names = {"outside": "../evil", "absolute": str(tmp_path / "evil")}
+    member = tarfile.TarInfo(names.get(what, "weights"))
     if what == "bomb":
         member.size = 2**60
+    elif what == "link":
+        member.type, member.linkname = tarfile.SYMTYPE, "."
     elif what == "missing link":
         member.type, member.linkname = tarfile.LNKTYPE, "nowhere"
     (tmp_path / "model").mkdir()

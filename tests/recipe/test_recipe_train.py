@@ -95,6 +95,7 @@ def test_the_model_folder_is_complete(trained: Trained) -> None:
         "tokenizer.json",
         "tokenizer_config.json",
         "README.md",
+        "SHA256SUMS",
     }
     config = json.loads((folder / "config.json").read_text())
     assert config["id2label"] == {"0": "neg", "1": "pos"}

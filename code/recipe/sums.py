@@ -1,0 +1,75 @@
+"""SHA-256 sums beside a model's files: damage shows by them, as safetensors has no checksum.
+
+The file is as `sha256sum` writes it, so that `sha256sum -c SHA256SUMS` reads it too.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from recipe.errors import ModelError
+
+NAME = "SHA256SUMS"
+_LINE = re.compile(r"([0-9a-f]{64})  ([^/\\]+)")
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    found = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
+
+
+def write(folder: Path) -> None:
+    """Write the sums of the files that are in `folder` now, but of its card, for `verified`."""
+    present = (path for path in folder.iterdir() if path.name not in (NAME, "README.md"))
+    files = sorted(path for path in present if path.is_file())
+    lines = (f"{digest(path)}  {path.name}\n" for path in files)
+    (folder / NAME).write_text("".join(lines))
+
+
+@contextlib.contextmanager
+def verified(place: str) -> Iterator[None]:
+    """Compares the files in a folder with their sums while the block loads them.
+
+    Args:
+        place: A folder; one without sums, or a name on the hub, is taken as it is.
+
+    Raises:
+        ModelError: a file has changed, or is missing; in the stead of what the block raised.
+    """
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(_damage, Path(place))
+        try:
+            yield
+        finally:
+            if damage := looking.result():
+                raise ModelError(
+                    f"The model {place} cannot be loaded: {damage}.",
+                    "Copy its files again. Where one was changed on purpose, remove its line from "
+                    f"{NAME}, or that file.",
+                )
+
+
+def _damage(folder: Path) -> str:
+    """What is wrong with the files in `folder`; empty where nothing is."""
+    sums = folder / NAME
+    if not sums.is_file():
+        return ""
+    for line in sums.read_text(errors="replace").splitlines():
+        match = _LINE.fullmatch(line)
+        if match is None:
+            return f"{NAME} has the line {line[:100]!r}, which is no sum"
+        path = folder / match[2]
+        if not path.is_file():
+            return f"{path.name} is missing, which {NAME} lists"
+        if digest(path) != match[1]:
+            return f"{path.name} has changed since it was written ({NAME} lists another sum)"
+    return ""
