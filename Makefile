@@ -51,7 +51,7 @@ test: lint
 	$(BIN)/python -m pytest -m "not docker and not heavy and not xla and not versions" -n 2 --dist loadfile
 
 # First, since a test that made the environments of the SDKs would run out of its time.
-test-heavy: setup
+test-heavy: setup build/fuzz/.made
 	@PYTHON=$(PYTHON) tests/sdk_venvs.sh >/dev/null
 	$(BIN)/python -m pytest -m heavy -n 2 --dist loadfile
 
@@ -96,8 +96,15 @@ lock:
 
 # The product broken on purpose, an hour or more: docs/RELIABILITY.md.
 # ARGS="--only kill,requests --short --seed 7"
-ordeal: setup
+ordeal: setup build/fuzz/.made
 	$(BIN)/python -m ordeal $(ARGS)
+
+# Beside what is tested, not in it.
+build/fuzz/.made: tests/locks/fuzz.txt .venv/.made
+	rm -rf $(@D)
+	mkdir -p $(@D)
+	$(PIP) install --quiet --no-deps --target $(@D) --requirement $<
+	@touch $@
 
 licences: setup
 	$(BIN)/python -m ordeal.licences

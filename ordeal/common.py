@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 CAMPAIGNS = (
-    "kill", "requests", "archives", "data", "ranks", "disk", "drain", "workers", "load", "soak",
-    "secrets",
+    "kill", "requests", "archives", "data", "fuzz", "ranks", "disk", "drain", "workers", "load",
+    "soak", "secrets",
 )  # fmt: skip
 """In the order in which they run: `secrets` looks through what the others left."""
 

@@ -25,6 +25,8 @@ FINGERPRINTS = ("data", "model")
 """What a job is told by in a digest, which says nothing to a reader."""
 _NAME = re.compile(r"checkpoint-(\d+)")
 _ASIDE, _REPLACED = ".writing-", ".replaced-"
+# What taking a manifest apart raises that is no JSON, or other JSON.
+_MISSHAPEN = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _REMEDY = (
     "Free space there or name another folder in output_dir; save_total_limit bounds how many "
     "checkpoints are kept. The checkpoints saved before are whole."
@@ -133,8 +135,8 @@ def read(path: Path) -> Checkpoint:
         for name, facts in manifest["files"].items():
             if _facts(path / name) != facts:
                 raise CheckpointError(f"Checkpoint {path} is damaged: {name} has changed.")
-        return Checkpoint(path, manifest["job"], manifest["finished"])
-    except (OSError, ValueError, KeyError) as error:
+        return Checkpoint(path, dict(manifest["job"]), manifest["finished"])
+    except (OSError, *_MISSHAPEN) as error:
         what = error.filename if isinstance(error, OSError) else MANIFEST
         raise CheckpointError(f"Checkpoint {path} is damaged: {what} cannot be read.") from error
 

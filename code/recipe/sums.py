@@ -63,13 +63,14 @@ def _damage(folder: Path) -> str:
     sums = folder / NAME
     if not sums.is_file():
         return ""
+    present = {path.name for path in folder.iterdir() if path.is_file()}
     for line in sums.read_text(errors="replace").splitlines():
         match = _LINE.fullmatch(line)
         if match is None:
             return f"{NAME} has the line {line[:100]!r}, which is no sum"
-        path = folder / match[2]
-        if not path.is_file():
-            return f"{path.name} is missing, which {NAME} lists"
-        if digest(path) != match[1]:
-            return f"{path.name} has changed since it was written ({NAME} lists another sum)"
+        written, name = match.groups()
+        if name not in present:
+            return f"{name[:100]} is missing, which {NAME} lists"
+        if digest(folder / name) != written:
+            return f"{name} has changed since it was written ({NAME} lists another sum)"
     return ""

@@ -43,5 +43,6 @@ lock_alone() {
     echo "$3: $(grep -c == "$3") packages, Python $2 and later"
 }
 lock_alone sbom 3.10 container/locks/sbom.txt
+lock_alone fuzz 3.11 tests/locks/fuzz.txt
 lock_alone sdk2 3.11 tests/locks/sdk2.txt
 lock_alone sdk3 3.11 tests/locks/sdk3.txt

@@ -371,7 +371,11 @@ def test_broken_delimited_data_is_named(
         ("a.parquet", b"PAR1 and nothing more", ["a.parquet", "parquet"]),
         ("a.arrow", b"ARROW1 and nothing more", ["a.arrow", "arrow"]),
         ("a.csv.gz", gzip.compress(GOOD.encode(), mtime=0)[:40], ["a.csv.gz", "gzip"]),
-        ("a.csv.gz", gzip.compress(GOOD.encode(), mtime=0)[:9] + b"\xff" * 50, ["a.csv.gz", "gzip"]),
+        (
+            "a.csv.gz",
+            gzip.compress(GOOD.encode(), mtime=0)[:9] + b"\xff" * 50,
+            ["a.csv.gz", "gzip"],
+        ),
         ("a.json", b"[" * 100_000, ["a.json line 1", "valid JSON"]),
         ("a.json", b'[{"text": "a", "label": ' + b"9" * 5000 + b"}]", ["line 1", "valid JSON"]),
         (

@@ -221,6 +221,21 @@ def test_a_damaged_checkpoint_is_skipped_with_a_line(
 
 
 @pytest.mark.parametrize(
+    "manifest",
+    [
+        b"", b"\xff", b'""', b"[]", b"{}", b"9", b'{"files": []}', b'{"files": {"a": 1}}',
+        b'{"files": {}, "job": 1, "finished": true}', b"[" * 100_000,
+        b'{"files": {"a\\u0000": {}}, "job": {}, "finished": true}',
+    ],
+    ids=lambda manifest: ascii(manifest[:20]),
+)  # fmt: skip
+def test_a_manifest_of_any_shape_is_read_or_refused(tmp_path: Path, manifest: bytes) -> None:
+    (tmp_path / checkpoints.MANIFEST).write_bytes(manifest)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        checkpoints.read(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("keep", "best", "left"),
     [
         (None, None, [2, 9, 10, 11]),

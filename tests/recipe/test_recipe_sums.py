@@ -59,6 +59,12 @@ def test_a_file_that_is_gone_is_named(folder: Path) -> None:
         look(folder)
 
 
+def test_a_name_that_no_file_can_have_is_missing(folder: Path) -> None:
+    (folder / sums.NAME).write_text(f"{'0' * 64}  {'n' * 300}\n")
+    with pytest.raises(ModelError, match=r"nnn is missing"):
+        look(folder)
+
+
 def test_sums_lead_nowhere_else(folder: Path) -> None:
     """A file like /dev/zero never ends."""
     for name in ("../secret", "/dev/zero", "a\\b"):
