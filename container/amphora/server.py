@@ -23,7 +23,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from amphora import devices, hosting, openapi, telemetry
-from amphora.duplex import Duplex
+from amphora.duplex import Duplex, Upgrades
 from amphora.errors import ConfigError
 from amphora.exchange import Exchange
 from amphora.models import Models
@@ -202,6 +202,7 @@ def _server(front: Front) -> _Server:
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_DRAIN_SECONDS,
         backlog=_BACKLOG,
+        ws=Upgrades,
         ws_max_size=front.settings.max_body,
     )
     return _Server(config)

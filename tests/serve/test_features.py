@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import time
 from pathlib import Path
 
 import httpx
+import pytest
 from websockets.sync.client import connect
 
 from tests.serve.conftest import ECHO, Running, Start
@@ -265,6 +268,22 @@ def test_a_websocket_gets_a_stream_chunk_by_chunk(shared: Start) -> None:
     with duplex(server) as socket:  # type: ignore[attr-defined]
         socket.send('{"words": 3}')
         assert [socket.recv() for _ in range(3)] == ["word0 ", "word1 ", "word2 "]
+
+
+@pytest.mark.parametrize("request_line", ["POST /invocations", "GET /ping", "PUT * "])
+def test_an_upgrade_that_is_no_handshake_is_answered(shared: Start, request_line: str) -> None:
+    server = shared().ready()
+    head = f"{request_line.strip()} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"
+    for rest in (
+        "Connection: Upgrade\r\nContent-Length: 2\r\n\r\n{}",
+        "Connection: upgrade\r\n\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+            sock.sendall((head + rest).encode())
+            with sock.makefile("rb") as stream:
+                answer = stream.read().decode()  # to its end: the connection is closed
+        assert re.match(r"HTTP/1\.1 4\d\d ", answer), answer
+    assert server.http.get("/ping").status_code == 200
 
 
 def test_the_server_stops_with_an_open_websocket(start: Start) -> None:
