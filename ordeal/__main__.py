@@ -29,9 +29,6 @@ def main() -> int:
     os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **PLANTED})
     sys.path[:0] = [str(ROOT / "code"), str(ROOT / "container")]
     trials = [_run(name, arguments) for name in names]
-    (arguments.out / "results.json").write_text(
-        json.dumps([trial.summary() for trial in trials], indent=1) + "\n"
-    )
     return 0 if all(trial.held for trial in trials) else 1
 
 
@@ -44,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds", type=float, metavar="N", help="end each campaign after so many at most"
     )
     parser.add_argument(
-        "--out", type=Path, default=ROOT / "build" / "ordeal", help="for logs and results.json"
+        "--out", type=Path, default=ROOT / "build" / "ordeal", help="for logs and NAME.json"
     )
     return parser
 
@@ -58,6 +55,8 @@ def _run(name: str, arguments: argparse.Namespace) -> Trial:
     began = time.monotonic()
     campaign.run(trial)
     trial.figure("seconds", round(time.monotonic() - began))
+    # At once, since a later campaign may run for hours, or be ended.
+    (folder.parent / f"{name}.json").write_text(json.dumps(trial.summary(), indent=1) + "\n")
     print(trial.table(), flush=True)
     return trial
 
