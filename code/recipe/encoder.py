@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from recipe import device
-from recipe.encoding import encode
+from recipe.encoding import beginning, encode
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.libraries import in_precision
 from recipe.wire import Request
@@ -114,7 +114,8 @@ class Encoder:
         return request.token_ids
 
     def _is_longer(self, text: str, limit: int) -> bool:
-        return len(self.tokenizer(text, verbose=False)["input_ids"]) > limit
+        decisive = beginning(self.tokenizer, text, limit)
+        return len(self.tokenizer(decisive, verbose=False)["input_ids"]) > limit
 
     @torch.inference_mode()
     def rows(

@@ -11,6 +11,7 @@ from transformers import AutoModelForTokenClassification
 
 from recipe import encoder
 from recipe.encoder import Encoder, Origin
+from recipe.encoding import beginning
 from recipe.wire import Answers, Request
 
 
@@ -43,10 +44,11 @@ class Tagger:
         ]
 
     def _entities(self, text: str, logits: torch.Tensor) -> list[dict[str, Any]]:
-        encoded: Any = self.encoder.tokenizer(
-            text,
+        tokenizer, limit = self.encoder.tokenizer, self.encoder.max_length
+        encoded: Any = tokenizer(
+            beginning(tokenizer, text, limit),
             truncation=True,
-            max_length=self.encoder.max_length,
+            max_length=limit,
             return_offsets_mapping=True,
             return_special_tokens_mask=True,
         )
