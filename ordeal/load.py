@@ -31,13 +31,14 @@ class Counts:
 
 
 def run(trial: Trial) -> None:
-    """The peak first, by 16 clients; then twice as many requests a second as that; then 256 clients
-    that ask again as soon as they are answered, or refused.
+    """The peak first, by 16 to 64 clients; then twice as many requests a second as that; then 256
+    clients that ask again as soon as they are answered, or refused.
     """
     seconds, rounds = (4, 1) if trial.short else (60, 10)
     with Server(trial, AMPHORA_QUEUE_LIMIT="64") as server:
-        _hammer(server, 16, 2)
-        peak = _rate(trial, server, "peak: 16 clients", 16, seconds)
+        _hammer(server, 64, 2)
+        few = (16, 32, 64)
+        peak = max(_rate(trial, server, f"{many} clients", many, seconds / 2) for many in few)
         before = server.weight[0]
         stop = threading.Event()
         pinger = threading.Thread(target=_pinger, args=(trial, server, stop))

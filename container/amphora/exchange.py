@@ -24,6 +24,9 @@ LOG = logging.getLogger("amphora.server")
 _CONTRACT_HEADERS = "x-amzn-"
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _MOST_ATTRIBUTES = 1024
+# Clients that ask again at once, and not after Retry-After, would be refused thousands of times a
+# second, by the very process that the good answers go through.
+_REFUSAL_SECONDS = 0.1
 # As nginx counts a client that went before it had sent its request.
 _CLIENT_GONE = 499
 
@@ -57,7 +60,12 @@ class Exchange:
         """Answer a request by a pool's model."""
         body = await _body(request, self._settings.max_body)
         call = self.call(request, request_id(request), body)
-        pool.submit(call)
+        try:
+            pool.submit(call)
+        except Fault as fault:
+            if fault.code == "overloaded":
+                await asyncio.sleep(_REFUSAL_SECONDS)
+            raise
         return self._response(call, await self._wait(request, pool, call), pool)
 
     def call(self, connection: HTTPConnection, identifier: str, body: bytes) -> Call:

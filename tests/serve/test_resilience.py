@@ -31,7 +31,7 @@ WORK = (
 )
 
 
-def test_beyond_the_queues_bound_503_at_once_with_retry_after(start: Start) -> None:
+def test_beyond_the_queues_bound_503_soon_with_retry_after(start: Start) -> None:
     server = start(WORK, AMPHORA_QUEUE_LIMIT="2").ready()
     with ThreadPoolExecutor(6) as threads:
         began = time.monotonic()
@@ -45,7 +45,8 @@ def test_beyond_the_queues_bound_503_at_once_with_retry_after(start: Start) -> N
     for answer, seconds in refused:
         assert answer.json()["error"]["code"] == "overloaded"
         assert answer.headers["retry-after"] == "1"
-        assert seconds < 0.4
+        # Not at once: clients that ask again at once would keep the server busy with refusals.
+        assert 0.1 <= seconds < 0.4
     assert [answer.status_code for answer, _ in timed].count(200) == 3
 
 
