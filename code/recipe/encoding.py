@@ -13,7 +13,9 @@ _CHARACTERS = 64
 def beginning(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> str:
     """As much of a text as decides its first `max_length` tokens.
 
-    Tokenizers read all of a text before they cut it: of one of megabytes, for seconds.
+    Tokenizers read all of a text before they cut it: of one of megabytes, for seconds. Only a
+    Unigram model may split a run of thousands of characters without a space otherwise than in the
+    whole text: it weighs the run's splits against each other, and many weigh the same.
     """
     size = _CHARACTERS * max_length
     if len(text) <= size or tokenizer.truncation_side != "right":

