@@ -7,9 +7,18 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
-from ordeal.common import Trial, configure, failure, made_elsewhere, reviews, start
+from ordeal.common import (
+    Trial,
+    clean_environ,
+    configure,
+    failure,
+    made_elsewhere,
+    reviews,
+    start,
+)
 from ordeal.serving import Server, copy_model
 
 FULL = "on a disk of any size a training ends well, or with words about the space, and no model"
@@ -17,7 +26,8 @@ LOCKED = "a read-only folder is an error that names it"
 DAMAGED = "damaged checkpoints: a training ends with the undisturbed weights, or says why not"
 SERVED = "a damaged model is refused with words, or answers as the whole one does"
 BEGUN = "a training that starts from a damaged model says so, or ends as from the whole one"
-PROMISES = (FULL, LOCKED, DAMAGED, SERVED, BEGUN)
+FAILING = "where writing fails for another reason, an error says what and where; no model is left"
+PROMISES = (FULL, LOCKED, FAILING, DAMAGED, SERVED, BEGUN)
 
 
 def run(trial: Trial) -> None:
@@ -35,6 +45,8 @@ def run(trial: Trial) -> None:
             _full(trial, f"full-{share}", model, data, int(size * share) + 8)
         for folder in ("model", "checkpoints", "output")[: 1 if trial.short else 3]:
             _read_only(trial, folder, model, data)
+    for share in shares:
+        _failing(trial, f"failing-{share}", model, data, int(share * 100_000))
     for number in range(1 if trial.short else 24):
         if trial.has_time():
             _damaged_checkpoints(trial, number, whole, model, data)
@@ -100,6 +112,22 @@ def _read_only(trial: Trial, folder: str, model: Path, data: Path) -> None:
         trial.check(LOCKED, code != 0 and str(place) in text, (folder, code, text[-1200:]))
     finally:
         subprocess.run(["umount", str(place)], check=True)
+
+
+def _failing(trial: Trial, name: str, model: Path, data: Path, most: int) -> None:
+    """No file can grow beyond `most` bytes: EFBIG, in whatever writes, with room on the disk."""
+    if shutil.which("prlimit") is None:
+        return
+    base = _job(trial, name, model, data)
+    with (trial.folder / f"{name}.log").open("ab") as log:
+        command = ["prlimit", f"--fsize={most}", sys.executable, "-m", "amphora", "train"]
+        environ = clean_environ(SAGEMAKER_BASE_DIR=str(base))
+        job = subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
+    code, text = job.wait(300), failure(base)
+    is_whole = (base / "model" / "model.safetensors").is_file()
+    fine = is_whole if code == 0 else "cannot be written" in text and str(base) in text
+    trial.check(FAILING, bool(fine), (most, code, text[:600]))
+    trial.check(FAILING, code == 0 or not list((base / "model").glob("*")), most)
 
 
 def _damage(trial: Trial, path: Path) -> str:
