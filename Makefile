@@ -21,7 +21,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 XLA_BIN = .venv-xla/bin
 XLA_PIP = $(XLA_BIN)/python -m pip --disable-pip-version-check
 # SDK v3's container drivers, whose files tests run; the SDK around them is not wanted.
-SDK_DRIVERS = $(shell sed -n 's/^    "\(sagemaker-[a-z]*==.*\)", *\# files only/\1/p' pyproject.toml)
+SDK_DRIVERS = $(shell sed -n 's/^    "\(sagemaker-[a-z-]*==.*\)", *\# files only/\1/p' pyproject.toml)
 SAGEMAKER_TRAINING = $(shell grep '^sagemaker-training==' container/locks/gpu.txt)
 
 export TORCH_PIP_ARGS
