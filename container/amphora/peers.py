@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from amphora.errors import ConfigError
 
@@ -31,6 +31,9 @@ _LOST_SECONDS = 15.0
 """Without a word from a host for this long it counts as lost. Half of the promised 30 s."""
 _STOPPED_SECONDS = 110.0
 """How long the others may go on after one host was stopped: each is stopped, and has its budget."""
+_CAUSE_SECONDS = 10.0
+"""How long the host that failed first may take to say so, once another one has lost it: its script
+still ends, and its launcher after that, while a broken connection is seen at once."""
 _MAX_LINE = 64 * 1024
 
 
@@ -42,6 +45,8 @@ class Word:
     state: str
     """'running', 'done', 'failed', 'stopped'; from the first host also 'abort' and 'all done'."""
     reason: str = ""
+    is_consequence: bool = False
+    """Whether a failed host only knows that it lost another one, which may name the cause yet."""
 
     def line(self) -> bytes:
         return json.dumps(vars(self)).encode() + b"\n"
@@ -66,22 +71,27 @@ class Link:
         """Tell the others that this host has nothing of its own to wait for."""
         self.own = Word(host=self.host, state="done")
 
-    def finish(self, state: str, reason: str = "") -> Word | None:
+    def finish(self, state: str, reason: str = "", *, is_consequence: bool = False) -> Word | None:
         """Tell the others how this host ended; where it is done, wait until the job is over.
 
-        A stop ends the waiting: the others are stopped as well, and end by themselves.
+        A stop ends the waiting: the others are stopped as well, and end by themselves. A host that
+        failed because it lost another one waits for that one's reason.
+
+        Args:
+            is_consequence: Whether `reason` only tells that another host was lost.
 
         Returns:
             The word of the host that failed first, when it was another one.
         """
-        self.own = Word(host=self.host, state=state, reason=reason)
+        self.own = Word(host=self.host, state=state, reason=reason, is_consequence=is_consequence)
         if len(self.hosts) > 1 and self.abort is None:
             if state == "done":
                 log.info("done on this host; waiting for the others")
                 while not self._verdict.wait(0.2) and not self._stopped():
                     pass
             else:
-                self._verdict.wait(2 * _BEAT_SECONDS)  # Long enough for the word to get out.
+                # Long enough for the word to get out.
+                self._verdict.wait(2 * _BEAT_SECONDS + (_CAUSE_SECONDS if is_consequence else 0.0))
         return self.abort
 
     def is_over(self) -> bool:
@@ -233,6 +243,8 @@ class _Listener:
                 "End what uses it; another job on this host, perhaps.",
             ) from error
         self._peers: dict[str, _Peer] = {}
+        self._consequence_at = float("inf")
+        """When a host first said that it had lost another one."""
 
     def run(self) -> None:
         selector = selectors.DefaultSelector()
@@ -267,17 +279,22 @@ class _Listener:
 
     def _judge(self) -> Word | None:
         """The verdict on the whole job, once there is one."""
-        own = self.link.own
-        if own.state == "failed":
-            return Word(host=own.host, state="abort", reason=own.reason)
+        own, now = self.link.own, time.monotonic()
         words = {name: peer.word for name, peer in self._peers.items() if peer.word}
-        for name, word in words.items():
-            if word.state == "failed":
-                return Word(host=name, state="abort", reason=word.reason)
-        now = time.monotonic()
+        failed = [word for word in (own, *words.values()) if word.state == "failed"]
+        for word in failed:
+            if not word.is_consequence:
+                return replace(word, state="abort")
         for name, peer in self._peers.items():
-            if reason := peer.lost(now):
+            has_failed = peer.word is not None and peer.word.state == "failed"
+            if not has_failed and (reason := peer.lost(now)):
                 return Word(host=name, state="abort", reason=reason)
+        if failed:
+            self._consequence_at = min(self._consequence_at, now)
+            all_ended = len(failed) == len(self.link.hosts)
+            if all_ended or now - self._consequence_at > _CAUSE_SECONDS:
+                return replace(failed[0], state="abort")
+            return None
         missing = [name for name in self.link.hosts[1:] if name not in words]
         if missing and self._until.passed():
             return Word(host=missing[0], state="abort", reason="it did not appear in time")

@@ -231,7 +231,11 @@ def _report(job: Job, ended: failure.Ended, records: list[failure.Record], link:
     other = link.abort
     if other is None:
         state = "stopped" if ended.stop_signal is not None else "failed" if code else "done"
-        other = link.finish(state, failed.head if code else "")
+        other = link.finish(
+            state,
+            failed.head if code else "",
+            is_consequence=state == "failed" and failed.is_consequence,
+        )
     if other is not None:
         code = code or PEER_EXIT_CODE
         failed = _with_another(failed, other)

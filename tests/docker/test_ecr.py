@@ -7,6 +7,7 @@ are what they are everywhere. For that /etc/hosts and /etc/docker/certs.d change
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -110,12 +111,23 @@ class Account:
         )
 
 
+def bridge_address(docker: Docker) -> str:
+    """The host's address on the engine's default network.
+
+    The interface always has it; `docker network inspect` shows no Gateway while the engine that
+    created the bridge still runs.
+    """
+    option = '{{index .Options "com.docker.network.bridge.name"}}'
+    interface = docker("network", "inspect", "bridge", "-f", option).stdout.strip() or "docker0"
+    shown = subprocess.check_output(["ip", "-json", "-4", "address", "show", "dev", interface])
+    return str(json.loads(shown)[0]["addr_info"][0]["local"])
+
+
 @pytest.fixture(scope="module")
 def account(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
     aws, registry = ready("ecr.sh").splitlines()
     folder = tmp_path_factory.mktemp("account")
-    asked = "{{(index .IPAM.Config 0).Gateway}}"
-    bridge = docker("network", "inspect", "bridge", "-f", asked).stdout.strip()
+    bridge = bridge_address(docker)
     endpoint = f"http://{bridge}:{free_port()}"
     (folder / "htpasswd").write_text(HTPASSWD)
     config = folder / "config.yml"

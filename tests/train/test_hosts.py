@@ -212,6 +212,29 @@ def test_a_rank_that_raises_ends_the_collective_everywhere(cluster: Cluster) -> 
     assert "ValueError: rank 0 gave up" in theirs[:1024], theirs
 
 
+@pytest.mark.parametrize("slow", [0, 1])
+def test_the_host_that_raised_is_named_though_its_script_ends_last(
+    cluster: Cluster, slow: int
+) -> None:
+    """Its connections are gone at once; what it says of itself comes seconds later."""
+    job(
+        cluster,
+        REDUCE + f"if dist.get_rank() == {slow}:\n"
+        "    import atexit, time\n"
+        "    dist.destroy_process_group()\n"
+        "    atexit.register(time.sleep, 5)\n"
+        "    raise ValueError('it gave up')\n"
+        "dist.all_reduce(total)",
+        True,
+    )
+    codes, outputs = cluster.train()
+    assert 0 not in codes, outputs
+    ours, theirs = (cluster.trees[host].failure or "" for host in HOSTS)
+    raised, lost = (ours, theirs) if slow == 0 else (theirs, ours)
+    assert raised.startswith("ValueError: it gave up"), raised
+    assert lost.startswith(f"algo-{slow + 1} failed first: ValueError: it gave up"), lost
+
+
 def test_a_host_that_is_done_waits_for_the_others(cluster: Cluster) -> None:
     job(
         cluster,
