@@ -12,6 +12,8 @@ class Context:
         request_id: The server's name of this request; it stands in the log and in error bodies.
         headers: The request's headers that belong to SageMaker's contract, names in lower case.
         session: What this session's requests keep between them, or None outside of a session.
+        path: The route that the request came by: /invocations, or that of a client's API such as
+            /v1/chat/completions.
         system_properties: model_dir, gpu_id (None on a CPU) and batch_size, as AWS's servers say.
     """
 
@@ -21,11 +23,13 @@ class Context:
         headers: dict[str, str],
         system_properties: dict[str, Any],
         session: dict[str, Any] | None = None,
+        path: str = "/invocations",
     ) -> None:
         self.request_id = request_id
         self.headers = headers
         self.system_properties = system_properties
         self.session = session
+        self.path = path
         self.session_closed = False
         self.response_headers: dict[str, str] = {}
 

@@ -12,7 +12,7 @@ import logging
 import select
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from amphora import batching, codecs, frames, logs
@@ -59,6 +59,8 @@ class Engine:
     model: Any
     settings: Settings
     sessions: dict[str, dict[str, Any]]
+    description: dict[str, Any] = field(default_factory=dict)
+    """What `describe_fn` says of the model, for the front."""
 
     @property
     def system_properties(self) -> dict[str, Any]:
@@ -79,7 +81,13 @@ def load(handlers: Handlers, settings: Settings) -> Engine:
     engine = Engine(handlers, None, settings, {})
     context = Context("load", {}, engine.system_properties)
     model = handlers.model_fn(settings.model_dir, context=context)
-    engine = Engine(handlers, model, settings, {})
+    described = handlers.describe_fn
+    description = {} if described is None else described(settings.model_dir, model, context=context)
+    if not isinstance(description, dict):
+        raise TypeError(f"describe_fn returned {description!r}, not a dict that JSON holds")
+    # What JSON does not hold is found here, with its reason, and not on the way to the front.
+    json.dumps(description)
+    engine = Engine(handlers, model, settings, {}, description)
     if handlers.model_warmup_fn is not None:
         handlers.model_warmup_fn(settings.model_dir, model, context=context)
     elif handlers.image_only:
@@ -114,7 +122,8 @@ def _items(engine: Engine, header: frames.Header, body: bytes) -> Iterator[Item]
         part = body[position : position + entry["size"]]
         position += entry["size"]
         session = engine.sessions.setdefault(entry["session"], {}) if entry["session"] else None
-        context = Context(entry["id"], entry["headers"], engine.system_properties, session)
+        path = entry.get("path", "/invocations")
+        context = Context(entry["id"], entry["headers"], engine.system_properties, session, path)
         yield Item(
             entry["id"], part, entry["content_type"], entry["accept"], context, entry["session"]
         )
@@ -248,9 +257,12 @@ def _call(handler: Handler, item: Item, *args: Any) -> Any:
 def _fault_of(handler: Handler, error: Exception) -> Fault:
     """The answer to a handler's exception: whose fault it is, by its kind and its handler."""
     status = _status_of(handler.name, error)
-    code = {400: "bad_request", 406: "not_acceptable", 415: "unsupported_content_type"}
+    code = getattr(error, "code", None) if getattr(error, "status_code", None) == status else None
+    if not isinstance(code, str):
+        codes = {400: "bad_request", 406: "not_acceptable", 415: "unsupported_content_type"}
+        code = codes.get(status, "handler_failed")
     told = str(error) if status < 500 else f"failed: {_told(error)}"
-    fault = Fault(status, code.get(status, "handler_failed"), logs.mask(f"{handler.name}: {told}"))
+    fault = Fault(status, code, logs.mask(f"{handler.name}: {told}"))
     fault.__cause__ = error
     return fault
 

@@ -27,6 +27,10 @@ _MOST_ATTRIBUTES = 1024
 # Clients that ask again at once, and not after Retry-After, would be refused thousands of times a
 # second, by the very process that the good answers go through.
 _REFUSAL_SECONDS = 0.1
+OPENAI_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+TEI_ROUTES = ("/embed", "/rerank", "/predict", "/similarity")
+_OPENAI_ERRORS = {404: "not_found_error", 503: "overloaded_error"}
+_TEI_ERRORS = {503: "Overloaded", 504: "Overloaded"}
 # As nginx counts a client that went before it had sent its request.
 _CLIENT_GONE = 499
 
@@ -78,6 +82,7 @@ class Exchange:
             content_type=headers.get("content-type", codecs.JSON),
             accept=codecs.accepted(headers.get("accept", ""), self._settings.default_accept),
             headers={k: v for k, v in headers.items() if k.startswith(_CONTRACT_HEADERS)},
+            path=connection.url.path,
             deadline=loop.time() + self._settings.timeout,
             reply=loop.create_future(),
         )
@@ -141,15 +146,24 @@ class Exchange:
     def _error(
         self, request: Request, status: int, code: str, message: str, headers: dict[str, str]
     ) -> Response:
-        body = error_body(code, message, request_id(request))
+        body = error_body(code, message, request_id(request), status, request.url.path)
         headers = {**headers, "content-type": codecs.JSON, "x-request-id": request_id(request)}
         return Response(body, status, {**headers, **self._closing()})
 
 
-def error_body(code: str, message: str, identifier: str) -> bytes:
-    """The JSON of every error."""
-    error = {"code": code, "message": message, "request_id": identifier}
-    return json.dumps({"error": error}, ensure_ascii=False).encode()
+def error_body(
+    code: str, message: str, identifier: str, status: int = 500, path: str = "/invocations"
+) -> bytes:
+    """The JSON of every error; on a route of a client's API in the form that its clients read."""
+    error: dict[str, Any] = {"code": code, "message": message, "request_id": identifier}
+    document: dict[str, Any] = {"error": error}
+    if path.startswith("/v1/"):
+        other = "invalid_request_error" if status < 500 else "server_error"
+        error.update({"type": _OPENAI_ERRORS.get(status, other), "param": None})
+    elif path in TEI_ROUTES:
+        other = "Validation" if status < 500 else "Backend"
+        document = {"error": message, "error_type": _TEI_ERRORS.get(status, other), **error}
+    return json.dumps(document, ensure_ascii=False).encode()
 
 
 def request_id(request: HTTPConnection) -> str:

@@ -30,6 +30,7 @@ _SIGNATURES = {
     "transform_fn": ("model", "body", "content_type", "accept"),
     "tokens_fn": ("data", "model"),
     "predict_batch_fn": ("inputs", "model"),
+    "describe_fn": ("model_dir", "model"),
 }
 
 
@@ -66,6 +67,8 @@ class Handlers:
     predict_batch_fn: Handler | None
     """Declares that predictions may be merged, and repeated: see `amphora.batching`."""
     tokens_fn: Handler | None
+    describe_fn: Handler | None
+    """Says what the model is, and which routes of clients' APIs it answers: a JSON object."""
     image_only: bool
     """Whether the image's own trio answers, so that the server knows a request to warm up with."""
 
@@ -102,6 +105,10 @@ def resolve(code_dir: Path, program: str | None, image_code: Path) -> Handlers:
         transform_fn=find("transform_fn") if "transform_fn" in own else None,
         predict_batch_fn=find_beside("predict_batch_fn", "predict_fn"),
         tokens_fn=find_beside("tokens_fn", "predict_fn"),
+        # The image knows its own model, and which APIs its own functions answer.
+        describe_fn=find("describe_fn")
+        if "describe_fn" in own or (trio_is_image and "model_fn" not in own)
+        else None,
         image_only=trio_is_image,
     )
 

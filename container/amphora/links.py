@@ -54,6 +54,8 @@ class Call:
     headers: dict[str, str]
     deadline: float
     """On the event loop's clock."""
+    path: str = "/invocations"
+    """The route that it came by: handlers that know several APIs tell them apart by it."""
     reply: asyncio.Future[Reply]
     session: Session | None = None
     arrived: float = field(default_factory=time.monotonic)
@@ -79,6 +81,7 @@ class Call:
             "content_type": self.content_type,
             "accept": self.accept,
             "headers": self.headers,
+            "path": self.path,
             "session": self.session.id if self.session else "",
         }
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from amphora import frames
 from amphora.errors import AmphoraError, CodeError
@@ -39,6 +40,8 @@ class Loaded:
     """What a process said when it had loaded the model."""
 
     batches: bool
+    description: dict[str, Any]
+    """What the handlers' `describe_fn` says of the model; empty where there is none."""
     forkable: bool
     seconds: float
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from amphora import __version__
+from amphora.exchange import OPENAI_ROUTES, TEI_ROUTES
 from amphora.hosting import MIB, Hosting
 
 _JSON, _EVENTS = "application/json", "application/vnd.amazon.eventstream"
@@ -44,15 +45,19 @@ _SCHEMAS = {
 
 def describe(settings: Hosting) -> dict[str, Any]:
     """The document for a server with these settings."""
+    paths = _many() if settings.is_multi_model else _one(settings)
+    if settings.shows_page:
+        page = _operation("A page to try the model.", (200,), answers="text/html")
+        paths["/"] = {**paths.get("/", {}), "get": page}
     return {
         "openapi": "3.1.0",
         "info": {"title": "amphora serve", "version": __version__},
-        "paths": {**_common(settings), **(_many() if settings.is_multi_model else _one(settings))},
+        "paths": {**_common(), **paths},
         "components": {"schemas": _SCHEMAS},
     }
 
 
-def _common(settings: Hosting) -> dict[str, Any]:
+def _common() -> dict[str, Any]:
     alive = _operation("Whether a model is ready to answer.", (200, 503), answers=None)
     runtime = (200, 424)
     paths = {
@@ -68,17 +73,31 @@ def _common(settings: Hosting) -> dict[str, Any]:
             )
         },
     }
-    if settings.shows_page:
-        paths["/"] = {"get": _operation("A page to try the model.", (200,), answers="text/html")}
     return {path: _with_parameters(path, item) for path, item in paths.items()}
 
 
 def _one(settings: Hosting) -> dict[str, Any]:
     most = f"An invocation, of at most {settings.max_body / MIB:g} MiB."
-    return {
-        "/invocations": {"post": _operation(most, _INVOKED, body=True, answers="*/*")},
+    invoked = _operation(most, _INVOKED, body=True, answers="*/*")
+    listed = _operation("The model, as OpenAI's API lists models.", (200, 503))
+    named = _operation("The model, by its name.", (200, 404, 503))
+    paths = {
+        "/invocations": {"post": invoked},
+        "/": {"post": invoked},
+        **{
+            path: {"post": _operation(f"OpenAI's API: {path}.", _INVOKED, body=True, answers="*/*")}
+            for path in OPENAI_ROUTES
+        },
+        **{
+            path: {"post": _operation(f"TEI's API: {path}.", _INVOKED, body=True)}
+            for path in TEI_ROUTES
+        },
+        "/v1/models": {"get": listed},
+        "/v1/models/{name}": {"get": named},
+        "/info": {"get": _operation("What is served, and how it is asked.", (200, 503))},
         "/execution-parameters": {"get": _operation("What batch transform asks.", (200,))},
     }
+    return {path: _with_parameters(path, item) for path, item in paths.items()}
 
 
 def _many() -> dict[str, Any]:

@@ -14,6 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
+from typing import Any
 
 from amphora import batching, frames
 from amphora.codecs import Fault
@@ -62,6 +63,11 @@ class Pool:
     def living(self) -> int:
         """Workers that can take requests."""
         return len(self._links)
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """What the handlers say of the model; empty before it is loaded."""
+        return self._loaded.description if self._loaded is not None else {}
 
     @property
     def waiting(self) -> int:

@@ -23,6 +23,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from amphora import devices, hosting, openapi, telemetry
+from amphora.clients import Clients
 from amphora.duplex import Duplex, Upgrades
 from amphora.errors import ConfigError
 from amphora.exchange import Exchange
@@ -110,6 +111,9 @@ class Front:
         duplex = Duplex(self.settings, self.exchange, self.pool)
         return [
             Route("/invocations", self._invocations, methods=["POST"]),
+            # Where clients of Hugging Face's servers post that were given the server's address.
+            Route("/", self._invocations, methods=["POST"]),
+            *Clients(self.settings, self.exchange, self._pool_of).routes,
             Route("/execution-parameters", self._execution_parameters, methods=["GET"]),
             WebSocketRoute("/invocations-bidirectional-stream", duplex.__call__),
         ]

@@ -65,6 +65,7 @@ def _load(control: socket.socket, order: frames.Header) -> engine.Engine | None:
     else:
         message = {
             "batches": resolved.predict_batch_fn is not None,
+            "description": loaded.description,
             "forkable": order["share"] and _is_single_threaded(),
             "seconds": round(time.monotonic() - started, 3),
         }
