@@ -14,8 +14,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from recipe import columns, data, formats, layout
 from recipe.arguments import Hyperparameters
 from recipe.errors import DataError
-from recipe.formats import Part
 from recipe.names import COMPLETION, MESSAGES, PROMPT, TEXT, TOKEN_IDS
+from recipe.part import Part
 
 _PLAIN = (".txt", ".text")
 _EXAMPLE = '[{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'

@@ -9,7 +9,6 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.errors import DataError, near
-from recipe.formats import Part, is_number
 from recipe.names import (
     COMPLETION,
     COMPLETION_NAMES,
@@ -23,6 +22,7 @@ from recipe.names import (
     TOKEN_IDS,
     plain,
 )
+from recipe.part import Part, is_number
 
 _SAMPLE_ROWS = 1_000
 _MOST_CLASSES = 50

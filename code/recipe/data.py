@@ -19,9 +19,9 @@ from recipe import columns, formats, labels, layout
 from recipe.arguments import Hyperparameters
 from recipe.columns import Columns
 from recipe.errors import DataError
-from recipe.formats import Part
 from recipe.labels import Labels, Shape
 from recipe.names import LABEL, TEXT, TOKEN_IDS
+from recipe.part import Part
 
 HELD_OUT = 0.1
 _KINDS = {

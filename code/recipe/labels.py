@@ -14,7 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.arguments import PROBLEMS
 from recipe.errors import DataError
-from recipe.formats import Part, is_number
+from recipe.part import Part, is_number
 
 _WHOLE_FLOAT = re.compile(r"([-+]?\d+)\.0+")
 _WHOLE = re.compile(r"[-+]?\d+")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from recipe.errors import DataError, ModelError
-from recipe.formats import is_arrow_folder
+from recipe.part import is_arrow_folder
 
 SPLITS = {
     "train": ("train", "training"),

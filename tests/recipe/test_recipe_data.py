@@ -366,7 +366,7 @@ def test_broken_delimited_data_is_named(
         ("a.jsonl", b'{"text": "a", "label": 1\n{"text": "b"}\n', ["line 1", "valid JSON"]),
         ("a.jsonl", b'{"text": "a", "label": 1}\n"b"\n', ["line 2", "no object", '"b"']),
         ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"}\n', ["line 2", "no label"]),
-        ("a.jsonl", b'{"text": "a", "label": {"a": 1}}\n', ["line 1", "{'a': 1}", "no class"]),
+        ("a.jsonl", b'{"text": "a", "label": {"a": 1}}\n', ["text, label.a", "label_column"]),
         ("a.json", b'[{"text": "a",\n "label": }]', ["line 2", "valid JSON"]),
         ("a.parquet", b"PAR1 and nothing more", ["a.parquet", "parquet"]),
         ("a.arrow", b"ARROW1 and nothing more", ["a.arrow", "arrow"]),

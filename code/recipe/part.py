@@ -1,0 +1,112 @@
+"""The rows of one file, and how a text file is opened."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.errors import DataError
+
+TAG = re.compile(r"O|[BIESLU]-\S+")
+"""A tag of a word in named entity data: `B-PER`, `I-ORG`, `O`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The rows of one file, Arrow folder, or folder of texts."""
+
+    path: Path
+    format: str
+    """What it turned out to be, as shown to the user: `csv (semicolon)`, `parquet` ..."""
+    table: pa.Table
+    lines: Sequence[int] | None = None
+    """Line of each row in the file, from 1; None for binary formats."""
+    places: Sequence[str] | None = None
+    """Where each row stands, where that is no line: a sheet's row, a file of a folder."""
+    class_names: Mapping[str, list[str]] = field(default_factory=dict)
+    """Names of the classes of each column of ClassLabels, or of lists of them."""
+
+    def where(self, row: int) -> str:
+        """The place of row number `row` (from 0), for messages: `train.csv line 7`."""
+        if self.places is not None:
+            return f"{self.path} {self.places[row]}"
+        if self.lines is None:
+            return f"{self.path} row {row}"
+        return f"{self.path} line {self.lines[row]}"
+
+    def with_column(self, name: str, values: pa.Array) -> Part:
+        """With a column replaced, or added as the last one."""
+        at = self.table.schema.get_field_index(name)
+        new = at < 0
+        table = self.table
+        table = table.append_column(name, values) if new else table.set_column(at, name, values)
+        return dataclasses.replace(self, table=table)
+
+    def select(self, rows: Sequence[int]) -> Part:
+        """Some of the rows."""
+        return dataclasses.replace(
+            self,
+            table=self.table.take(pa.array(rows, pa.int64())),
+            lines=None if self.lines is None else [self.lines[row] for row in rows],
+            places=None if self.places is None else [self.places[row] for row in rows],
+        )
+
+
+def is_arrow_folder(path: Path) -> bool:
+    """Whether `path` is what `Dataset.save_to_disk` writes."""
+    return (path / "state.json").is_file() and (path / "dataset_info.json").is_file()
+
+
+def token_data(where: str, what: str) -> DataError:
+    """The refusal of data that labels words, not texts."""
+    return DataError(
+        f"{where} is data of token classification (named entities, parts of speech): {what}.",
+        "The recipe trains no token classification yet; give one label for each text.",
+    )
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell of a text file is a number."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def open_text(path: Path, encoding: str) -> io.TextIOWrapper:
+    """A text file, unpacked where it is gzip's, its line ends as they are."""
+    return io.TextIOWrapper(open_bytes(path), encoding=encoding, newline="")
+
+
+def open_bytes(path: Path) -> io.BufferedReader:
+    """A file's bytes, unpacked where it is gzip's."""
+    with path.open("rb") as stream:
+        packed = stream.read(2) == b"\x1f\x8b"
+    # GzipFile has what TextIOWrapper and a reader need of a BufferedReader.
+    return gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
+
+
+def encoding_of(path: Path) -> str:
+    """UTF-8 with or without a mark, or UTF-16 by its mark."""
+    with open_bytes(path) as stream:
+        head = stream.read(2)
+    return "utf-16" if head in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+
+
+def undecodable_line(path: Path, encoding: str) -> int:
+    """The first line that is not in that encoding."""
+    with open_bytes(path) as stream:
+        for number, line in enumerate(stream, 1):
+            try:
+                line.decode(encoding)
+            except UnicodeDecodeError:
+                return number
+    return 1
