@@ -27,8 +27,8 @@ def main(argv: list[str]) -> None:
     if "--help" in argv:
         print(f"{__doc__}\n{arguments.describe()}")
         return
-    hyperparameters = arguments.parse(argv)
-    training.run(hyperparameters, places.from_environment(os.environ), os.environ)
+    where = places.from_environment(os.environ)
+    training.run(arguments.parse(argv, where), where, os.environ)
 
 
 if __name__ == "__main__":

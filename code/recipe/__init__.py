@@ -6,8 +6,9 @@ Modules by floor; a module imports lower floors only, and none imports the packa
   `encoding` (texts to token ids), `cpu` (what trains faster there), `stopwatch`, `figures` (of a
   report), `losses`, `rate` (of matrix products), `interruptions` (when a training saves and
   stops), `plan` (which samples make a step), `reduction` (sums between processes), `xla`
-  (torch-xla)
-- 1 `arguments` (hyperparameters), `places` (SM_* and /opt/ml), `part` (rows of a file), `device`,
+  (torch-xla), `foreign_names` (what other trainers call hyperparameters), `value_ranges` (of
+  hyperparameters), `places` (SM_* and /opt/ml)
+- 1 `arguments` (hyperparameters), `part` (rows of a file), `device`,
   `saving` (results, whole or not at all), `sums` (by which damage shows), `libraries` (how much
   they say), `wire` (request and answer)
 - 2 `layout` (channels to files), `delimited`, `json_rows`, `fasttext`, `workbooks` (a file of

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 from transformers import HfArgumentParser, TrainingArguments
 
+from recipe import foreign_names, value_ranges
 from recipe.errors import HyperparameterError, near
+from recipe.places import Places
 
 
 def _documented(default: Any, text: str, *aliases: str) -> Any:
@@ -53,6 +57,9 @@ class Hyperparameters:
     )
     label_separator: str | None = _documented(
         None, "What stands between the labels of a text, where one cell holds several."
+    )
+    num_labels: int | None = _documented(
+        None, "How many labels the data must have. Default: as many as are found."
     )
     class_weight: str | None = _documented(
         None, "balanced: rare labels weigh as much in the loss as frequent ones."
@@ -141,35 +148,43 @@ class Hyperparameters:
         None, "Price of a host, to estimate the cost of the run in its report."
     )
     passed: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """What was given and changes nothing, one line each."""
 
     def __post_init__(self) -> None:
-        for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):
-            _require(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
-        _require("num_train_epochs", self.num_train_epochs, self.num_train_epochs > 0, "above 0")
-        _require("learning_rate", self.learning_rate, self.learning_rate > 0, "above 0")
-        _require("warmup_steps", self.warmup_steps, self.warmup_steps >= 0, "0 or more")
+        """Raises HyperparameterError, which names all values that cannot be."""
+        problems = [*self._out_of_range(), *self._of_other_tasks()]
+        if problems:
+            raise all_at_once(problems)
+
+    def _out_of_range(self) -> Iterator[str]:
+        for name, (holds, wanted) in value_ranges.RANGES.items():
+            value = getattr(self, name, self.passed.get(name))
+            if value is None or isinstance(value, str):
+                continue
+            if not math.isfinite(value) or not holds(value):
+                yield f"Hyperparameter {name} has value {value!r}. Give {wanted}."
         for name, known in _CHOICES.items():
             value = getattr(self, name)
-            _require(name, value, value is None or value in known, " or ".join(known))
-        patience = self.early_stopping_patience
-        _require("early_stopping_patience", patience, patience is None or patience > 0, "1 or more")
-        _require("lora_r", self.lora_r, self.lora_r is None or self.lora_r >= 1, "1 or more")
-        minutes = self.save_minutes
-        _require("save_minutes", minutes, minutes is None or minutes > 0, "above 0")
-        length, steps = self.max_length, self.max_train_steps
-        _require("max_length", length, length is None or length >= 4, "4 or more")
-        _require("max_train_steps", steps, steps in (None, -1) or steps > 0, "1 or more")
-        self._check_task()
+            if value is not None and value not in known:
+                listed = " or ".join(known)
+                yield f"Hyperparameter {name} has value {value!r}. Give {listed}."
+        for name, why in value_ranges.REFUSED.items():
+            value = self.passed.get(name)
+            if value not in (None, *_trainers_default(name)):
+                yield (
+                    f"Hyperparameter {name} has value {value!r}, which this recipe does not take: "
+                    f"{why}. Leave it out."
+                )
 
-    def _check_task(self) -> None:
-        """See that nothing is given that the task would pass over."""
+    def _of_other_tasks(self) -> Iterator[str]:
+        """What is given that the task would pass over."""
         values = {**self.passed, **{name: getattr(self, name) for name in _OF_TASKS}}
         for name, task in {**_OF_TASKS, "label_smoothing_factor": CLASSIFICATION}.items():
             if task != self.task and values.get(name) not in (None, 0.0, _DEFAULTS.get(name)):
-                raise HyperparameterError(
+                yield (
                     f"Hyperparameter {name} has value {values[name]!r}, but belongs to "
-                    f"task={task}, and the task is {self.task}.",
-                    f"Leave it out, or give task={task}.",
+                    f"task={task}, and the task is {self.task}. Leave it out, or give task={task}."
                 )
         if self.task != CAUSAL_LM:
             return
@@ -178,15 +193,18 @@ class Hyperparameters:
         given = [name for name in kinds if getattr(self, name) is not None]
         if len({kinds[name] for name in given}) > 1:
             listed = ", ".join(f"{name}={getattr(self, name)}" for name in given)
-            raise HyperparameterError(
-                f"These hyperparameters name columns of several kinds of data: {listed}.",
-                "Name texts, or prompts and completions, or messages.",
+            yield (
+                f"These hyperparameters name columns of several kinds of data: {listed}. "
+                "Name texts, or prompts and completions, or messages."
             )
 
 
-def _require(name: str, value: object, holds: bool, wanted: str) -> None:
-    if not holds:
-        raise HyperparameterError(f"Hyperparameter {name} has value {value!r}.", f"Give {wanted}.")
+def all_at_once(problems: Sequence[str]) -> HyperparameterError:
+    """One error that names every problem."""
+    if len(problems) == 1:
+        return HyperparameterError(problems[0])
+    listed = "\n".join(f"- {problem}" for problem in problems)
+    return HyperparameterError(f"{len(problems)} hyperparameters cannot be used:\n{listed}")
 
 
 CLASSIFICATION, CAUSAL_LM = "text-classification", "causal-lm"
@@ -204,49 +222,119 @@ _CHOICES: Mapping[str, Sequence[str]] = {
     "long_texts": (SPLIT, TRUNCATE),
 }
 _OF_TASKS = {
-    **dict.fromkeys(("label_column", "problem_type", "label_separator", "class_weight"),
-                    CLASSIFICATION),
+    **dict.fromkeys(("label_column", "problem_type", "label_separator", "class_weight",
+                     "num_labels"), CLASSIFICATION),
     **dict.fromkeys(("prompt_column", "completion_column", "messages_column", "sample_by",
                      "long_texts"), CAUSAL_LM),
 }  # fmt: skip
 _DEFAULTS = {"sample_by": "line"}
-RENAMED = {"evaluation_strategy": "eval_strategy", "no_cuda": "use_cpu"}
-"""Names of older transformers releases that tutorials still use."""
 _SECRET_WORDS = ("token", "secret", "password", "key")
 _TRUE = ("true", "1", "yes")
+_KEY = re.compile(r"--?[A-Za-z]")
 
 
-def parse(argv: Sequence[str]) -> Hyperparameters:
+def parse(argv: Sequence[str], places: Places | None = None) -> Hyperparameters:
     """Hyperparameters from `--key value` arguments.
 
-    A key may be written with `-` or `_` and by any of its aliases. A flag without a value is
-    True; an empty value or `None` leaves the default. Fields of transformers.TrainingArguments
-    that are not the recipe's own are converted to their type and kept in `passed`.
+    A key may be written with `-` or `_`, by any of its aliases, or as other trainers call it
+    (`foreign_names`). A flag without a value is True; an empty value, `None` or `null` leaves the
+    default. Fields of transformers.TrainingArguments that are not the recipe's own are converted
+    to their type and kept in `passed`.
+
+    Args:
+        places: Where the job's data lies and its results go: a name that says the same is no error.
 
     Raises:
-        HyperparameterError: a key is unknown or given twice, or a value has the wrong type.
+        HyperparameterError: names every key that is unknown or given with two values, and every
+            value that cannot be.
     """
-    own: dict[str, Any] = {}
-    passed: dict[str, Any] = {}
-    seen: dict[str, str] = {}
-    for written, value in _pairs(argv):
-        name = _canonical(written, value)
-        if seen.setdefault(name, value) != value:
-            raise HyperparameterError(
-                f"Hyperparameter {name} has two values, {_shown(name, seen[name])} and "
-                f"{_shown(name, value)} (the second as {written}).",
-                "Give one.",
+    values: dict[str, Any] = {}
+    written_as: dict[str, str] = {}
+    notes: list[str] = []
+    problems: list[str] = []
+    for written, text in _pairs(argv):
+        try:
+            name, value = _understood(written, text, notes, places)
+            converted = _convert(name, value) if name else None
+        except HyperparameterError as error:
+            problems.append(str(error))
+            continue
+        if converted is None:
+            continue
+        if name in values and values[name] != converted:
+            problems.append(
+                f"Hyperparameter {name} has two values, {_shown(name, values[name])} (as "
+                f"{written_as[name]}) and {_shown(name, converted)} (as {written}). Give one."
             )
-        if value not in ("", "None", "null"):
-            target = own if name in _own_fields() else passed
-            target[name] = _convert(name, value)
-    return Hyperparameters(**own, passed=passed)
+        values.setdefault(name, converted)
+        written_as.setdefault(name, written)
+    own = {name: value for name, value in values.items() if name in _own_fields()}
+    passed = {name: value for name, value in values.items() if name not in own}
+    try:
+        parsed = Hyperparameters(**own, passed=passed, notes=tuple(notes))
+    except HyperparameterError as error:
+        _, *several = str(error).split("\n- ")
+        problems += several or [str(error)]
+    if problems:
+        raise all_at_once(problems)
+    return parsed
+
+
+def _understood(
+    written: str, value: str, notes: list[str], places: Places | None
+) -> tuple[str, str]:
+    """The name and the value as they are called here; no name where it changes nothing.
+
+    Args:
+        notes: What is said of such a name is added to it.
+
+    Raises:
+        HyperparameterError: it is not known, or asks for what is not done here.
+    """
+    if not _KEY.match(written):
+        raise HyperparameterError(
+            f"Argument {written!r} belongs to no hyperparameter.", "Write --key value."
+        )
+    written = written.lstrip("-")
+    name = written.replace("-", "_")
+    name = _aliases().get(name, name)
+    if name in _own_fields():
+        return name, value
+    what = f"Hyperparameter {written} (value {_shown(name, value)})"
+    if name in foreign_names.REWRITTEN and value.lower() not in foreign_names.UNSET:
+        rewrite, remedy = foreign_names.REWRITTEN[name]
+        rewritten = rewrite(value)
+        if rewritten is None:
+            raise HyperparameterError(f"{what} cannot be used.", remedy)
+        return rewritten
+    if name in foreign_names.KNOWN:
+        note, remedy = foreign_names.said_of(
+            name,
+            value,
+            places.channels if places else {},
+            {} if places is None else _outputs(places),
+        )
+        if remedy:
+            raise HyperparameterError(f"{what} is not one of this recipe's.", remedy)
+        notes.append(note)
+        return "", ""
+    if name not in _training_fields():
+        known = {*_own_fields(), *_aliases(), *_training_fields(), *foreign_names.ADVICE}
+        raise HyperparameterError(
+            f"{what} is not known.",
+            near(name, known) or "python code/train.py --help lists the names.",
+        )
+    return name, value
+
+
+def _outputs(places: Places) -> dict[str, Path]:
+    return {"SM_MODEL_DIR": places.model_dir, "SM_OUTPUT_DATA_DIR": places.output_data_dir}
 
 
 def describe() -> str:
     """The recipe's own hyperparameters with their aliases and documentation, as text."""
-    fields = [item for item in dataclasses.fields(Hyperparameters) if item.name != "passed"]
-    return "\n".join(_describe(item) for item in fields)
+    fields = dataclasses.fields(Hyperparameters)
+    return "\n".join(_describe(item) for item in fields if item.metadata)
 
 
 def _describe(item: dataclasses.Field[Any]) -> str:
@@ -258,30 +346,17 @@ def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
     position = 0
     while position < len(argv):
         key = argv[position]
-        if not re.match(r"--?[A-Za-z]", key):
-            raise HyperparameterError(
-                f"Argument {key!r} belongs to no hyperparameter.", "Write --key value."
-            )
         position += 1
+        if not _KEY.match(key):
+            yield key, ""
+            continue
         if "=" in key:
             key, _, value = key.partition("=")
         elif position < len(argv) and not argv[position].startswith("--"):
             value, position = argv[position], position + 1
         else:
             value = "True"
-        yield key.lstrip("-"), value
-
-
-def _canonical(written: str, value: str) -> str:
-    name = written.replace("-", "_")
-    name = _aliases().get(name, name)
-    if name not in _own_fields() and name not in _training_fields():
-        known = {*_own_fields(), *_aliases(), *_training_fields()}
-        raise HyperparameterError(
-            f"Hyperparameter {written} (value {_shown(name, value)}) is not known.",
-            near(name, known) or "python code/train.py --help lists the names.",
-        )
-    return name
+        yield key, value
 
 
 def is_secret(name: str) -> bool:
@@ -289,14 +364,13 @@ def is_secret(name: str) -> bool:
     return any(word in name.lower().split("_") for word in _SECRET_WORDS)
 
 
-def _shown(name: str, value: str) -> str:
+def _shown(name: str, value: object) -> str:
     return "(a secret)" if is_secret(name) else repr(value)
 
 
 @functools.cache
 def _own_fields() -> frozenset[str]:
-    names = {item.name for item in dataclasses.fields(Hyperparameters)}
-    return frozenset(names - {"passed"})
+    return frozenset(item.name for item in dataclasses.fields(Hyperparameters) if item.metadata)
 
 
 @functools.cache
@@ -311,7 +385,16 @@ def _aliases() -> dict[str, str]:
         for item in dataclasses.fields(Hyperparameters)
         for alias in item.metadata.get("aliases", ())
     }
-    return {**RENAMED, **own}
+    return {**foreign_names.RENAMED, **own}
+
+
+def _trainers_default(name: str) -> tuple[Any, ...]:
+    """The default of a field of TrainingArguments, where this transformers has the field."""
+    fields = [item for item in dataclasses.fields(TrainingArguments) if item.name == name]
+    return tuple(
+        item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+        for item in fields
+    )
 
 
 class _Parser(HfArgumentParser):
@@ -323,9 +406,10 @@ class _Parser(HfArgumentParser):
 
 @dataclass(frozen=True, kw_only=True)
 class _OwnValues(Hyperparameters):
-    """Hyperparameters without `passed`, which no string converts to."""
+    """Hyperparameters without `passed` and `notes`, which no string converts to."""
 
     passed: Mapping[str, Any] = field(default_factory=dict, init=False)
+    notes: tuple[str, ...] = field(default=(), init=False, compare=False)
 
 
 @functools.cache
@@ -334,14 +418,16 @@ def _parser(kind: Any) -> _Parser:
 
 
 def _convert(name: str, value: str) -> Any:
-    if name == "fsdp" and value.lower() in _TRUE:
+    """The value as its field has it, or None for no value."""
+    if value.lower() in foreign_names.UNSET:
+        return None
+    if name == "fsdp" and value.lower() in (*_TRUE, "y", "t"):
         return True  # as text it is taken for a list of options
     kind = _OwnValues if name in _own_fields() else TrainingArguments
     try:
-        converted = getattr(_parser(kind).parse_args([f"--{name}={value}"]), name)
+        return getattr(_parser(kind).parse_args([f"--{name}={value}"]), name)
     except ValueError as error:
         reason = str(error).partition(": ")[2] or str(error)
         raise HyperparameterError(
-            f"Hyperparameter {name} has value {value!r}: {reason}."
+            f"Hyperparameter {name} has value {_shown(name, value)}: {reason}."
         ) from error
-    return converted

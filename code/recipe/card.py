@@ -106,6 +106,7 @@ def shown(hyperparameters: Hyperparameters) -> dict[str, str]:
     """Hyperparameters that have a value, as text; secrets such as hub_token left out."""
     values = dataclasses.asdict(hyperparameters)
     passed = values.pop("passed")
+    del values["notes"]
     return {
         key: value if isinstance(value, str) else json.dumps(value, default=str)
         for key, value in {**values, **passed}.items()

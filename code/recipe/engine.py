@@ -35,17 +35,9 @@ from recipe.errors import DistributedError, DivergedError, HyperparameterError
 from recipe.labels import balanced_weights
 from recipe.objective import CLASSES, Objective
 from recipe.resuming import Resumable, fingerprint
+from recipe.value_ranges import REFUSED
 
 _WATCHED = 16
-_REFUSED = {
-    "dataloader_drop_last": "no text is left out",
-    "train_sampling_strategy": "batches are balanced or grouped by length already",
-    "ignore_data_skip": "a resumed run would see some texts twice",
-    "auto_find_batch_size": "a batch has one size; lower per_device_train_batch_size",
-    "batch_eval_metrics": "metrics are of the whole evaluation",
-    "include_for_metrics": "metrics are of logits and labels",
-}
-"""Fields of TrainingArguments that the engine has no use for, and why."""
 
 
 def check(args: TrainingArguments) -> None:
@@ -59,10 +51,10 @@ def check(args: TrainingArguments) -> None:
         usual = field.default
         if field.default_factory is not dataclasses.MISSING:
             usual = field.default_factory()
-        if field.name in _REFUSED and value != usual:
+        if field.name in REFUSED and value != usual:
             raise HyperparameterError(
                 f"Hyperparameter {field.name} has value {value!r}, which this recipe does not "
-                f"take: {_REFUSED[field.name]}.",
+                f"take: {REFUSED[field.name]}.",
                 "Leave it out.",
             )
     if args.n_gpu > 1:

@@ -25,6 +25,7 @@ from recipe.batches import Samples
 from recipe.card import About
 from recipe.causal_batches import Documents
 from recipe.engine import Engine
+from recipe.errors import HyperparameterError
 from recipe.evaluation import Scores
 from recipe.modeling import Source
 from recipe.names import TEXT, TOKEN_IDS
@@ -33,6 +34,7 @@ from recipe.report import Predictions, Shown
 
 Model = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 _UNCUT = 10**6
+_SHOWN_LABELS = 20
 _LONGEST_DOCUMENT = 1024
 
 
@@ -77,6 +79,14 @@ class Classification:
         self._hyperparameters = hyperparameters
         self.splits = data.load(channels, hyperparameters)
         self.train, self.found = self.splits.train, self.splits.found
+        asked, names = hyperparameters.num_labels, self.splits.labels.names
+        if asked is not None and asked != len(names):
+            listed = ", ".join(names[:_SHOWN_LABELS]) + ", ..." * (len(names) > _SHOWN_LABELS)
+            raise HyperparameterError(
+                f"Hyperparameter num_labels has value {asked}, but the data has {len(names)} "
+                f"label(s): {listed}.",
+                "Leave it out, or see why the data has others (label_column names their column).",
+            )
 
     def load(self, source: Source) -> Model:
         """With a head for the labels."""

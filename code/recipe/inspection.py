@@ -49,8 +49,10 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
     quieten()
     what = "hyperparameters"
     try:
-        hyperparameters = arguments.parse(argv)
+        hyperparameters = arguments.parse(argv, places)
         yield Finding(level=OK, what=what, detail="every name and value is known")
+        for line in hyperparameters.notes:
+            yield Finding(level=OK, what=what, detail=line)
         what = "data"
         goal = GOALS[hyperparameters.task](places.channels, hyperparameters)
         for line in goal.found:

@@ -77,6 +77,8 @@ def run(
     is_trial = trial.is_on(environ)
     if is_trial:
         hyperparameters = trial.without_saving(hyperparameters)
+    for line in hyperparameters.notes:
+        say(line)
     _check_places(places)
     chosen, arguments = _set_up(hyperparameters, places, environ)
     made = _make(hyperparameters, places, arguments, watch)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from recipe import arguments
+from recipe import arguments, foreign_names, places
 from recipe.errors import HyperparameterError
+from recipe.places import Places
 
 
 @pytest.mark.parametrize(
@@ -26,7 +29,18 @@ from recipe.errors import HyperparameterError
         (["--trust_remote_code", "--seed", "3"], "trust_remote_code", True),
         (["--max_length", ""], "max_length", None),
         (["--text_column", "None"], "text_column", None),
+        (["--text_column", "none"], "text_column", None),
+        (["--max_length", "null"], "max_length", None),
         (["--text_column", "a b"], "text_column", "a b"),
+        (["--num_labels", "2"], "num_labels", 2),
+        (["--per_gpu_train_batch_size", "8"], "per_device_train_batch_size", 8),
+        (["--label_column_name", "stars"], "label_column", "stars"),
+        (["--mixed_precision", "no"], "bf16", False),
+        (["--mixed_precision", "bf16"], "bf16", True),
+        (["--merge_adapter", "False"], "lora_save", "adapter"),
+        (["--checkpoints", "/opt/ml/checkpoints/"], "output_dir", "/opt/ml/checkpoints/"),
+        (["--do_regression", "True"], "problem_type", "regression"),
+        (["--do_regression", "False"], "problem_type", None),
     ],
 )
 def test_a_value_reaches_its_field(argv: list[str], name: str, value: object) -> None:
@@ -39,6 +53,9 @@ def test_a_value_reaches_its_field(argv: list[str], name: str, value: object) ->
         (["--gradient_accumulation_steps", "2"], "gradient_accumulation_steps", 2),
         (["--eval_strategy", "steps"], "eval_strategy", "steps"),
         (["--evaluation_strategy", "no"], "eval_strategy", "no"),
+        (["--gradient_accumulation", "2"], "gradient_accumulation_steps", 2),
+        (["--mixed_precision", "fp16"], "fp16", True),
+        (["--scheduler", "cosine"], "lr_scheduler_type", "cosine"),
         (["--load_best_model_at_end"], "load_best_model_at_end", True),
         (["--dataloader_pin_memory", "False"], "dataloader_pin_memory", False),
         (["--report_to", "tensorboard"], "report_to", "tensorboard"),
@@ -54,17 +71,45 @@ def test_other_training_arguments_pass_through(argv: list[str], name: str, value
     [
         (["--epoch", "3"], ["epoch", "'3'", "Did you mean", "epochs"]),
         (["--learning-rat", "1"], ["learning-rat", "learning_rate"]),
-        (["--gradient_accumulation", "1"], ["gradient_accumulation_steps"]),
+        (["--gradient_accumulation_step", "1"], ["gradient_accumulation_steps"]),
         (["--qqqqqqqq", "1"], ["qqqqqqqq", "--help"]),
         (["--epochs", "many"], ["num_train_epochs", "'many'", "float"]),
         (["--bf16", "perhaps"], ["bf16", "'perhaps'"]),
         (["--eval_strategy", "never"], ["eval_strategy", "'never'", "epoch"]),
         (["--logging_steps", "x"], ["logging_steps", "'x'"]),
-        (["--epochs", "2", "--num_train_epochs", "3"], ["num_train_epochs", "'2'", "'3'"]),
+        (
+            ["--epochs", "2", "--num_train_epochs", "3"],
+            ["num_train_epochs", "2.0", "3.0", "epochs"],
+        ),
         (["--batch_size", "0"], ["per_device_train_batch_size", "0", "1 or more"]),
         (["--lr", "0"], ["learning_rate", "above 0"]),
         (["--max_length", "2"], ["max_length", "4 or more"]),
         (["stray"], ["'stray'", "--key value"]),
+        (["--lr", "nan"], ["learning_rate", "nan", "above 0"]),
+        (["--lr", "inf"], ["learning_rate", "inf", "above 0"]),
+        (["--epochs", "inf"], ["num_train_epochs", "inf"]),
+        (["--weight_decay", "-0.1"], ["weight_decay", "-0.1", "0 or more"]),
+        (["--lora_dropout", "1.5"], ["lora_dropout", "1.5", "from 0 to 1"]),
+        (["--seed", "-1"], ["seed", "-1"]),
+        (["--save_total_limit", "0"], ["save_total_limit", "0", "1 or more"]),
+        (["--gradient_accumulation_steps", "0"], ["gradient_accumulation_steps", "1 or more"]),
+        (["--batch_size", "8.5"], ["per_device_train_batch_size", "'8.5'", "int"]),
+        (["--load_in_4bit", "True"], ["load_in_4bit", "lora_r"]),
+        (["--use_peft", "true"], ["use_peft", "lora_r"]),
+        (["--mixed_precision", "fp8"], ["mixed_precision", "'fp8'", "no, bf16 or fp16"]),
+        (["--push_to_hub"], ["push_to_hub", "S3"]),
+        (["--save_safetensors", "False"], ["save_safetensors", "pickled"]),
+        (["--dataset_name", "imdb"], ["dataset_name", "'imdb'", "channel called train"]),
+        (["--train_file", "/data/train.csv"], ["train_file", "channel called train"]),
+        (["--validation_file", "/data/dev.csv"], ["validation_file", "channel called test"]),
+        (["--dataset_path", "/data"], ["dataset_path", "channel called train"]),
+        (["--block_size", "512"], ["block_size", "max_length"]),
+        (["--log_interval", "10"], ["log_interval", "logging_steps"]),
+        (["--tokenizer_name", "a/b"], ["tokenizer_name", "Leave it out"]),
+        (["--text_column_names", "a,b"], ["text_column_names", "pair"]),
+        (["--checkpoints", "5"], ["checkpoints", "'5'", "/opt/ml/checkpoints"]),
+        (["--dataloader_drop_last"], ["dataloader_drop_last", "no text is left out"]),
+        (["--model_revision", "v2"], ["model_revision", "channel model"]),
     ],
 )
 def test_a_wrong_argument_is_named_with_its_value_and_remedy(
@@ -76,8 +121,143 @@ def test_a_wrong_argument_is_named_with_its_value_and_remedy(
         assert word in str(caught.value)
 
 
+RUN_GLUE = {
+    "task_name": "mnli",
+    "do_train": True,
+    "do_eval": True,
+    "max_seq_length": 128,
+    "per_gpu_train_batch_size": 32,
+    "learning_rate": "2e-5x",
+    "overwrite_output_dir": True,
+    "overwrite_cache": True,
+    "save_stepz": 5500,
+    "tokenizer_name": "bert-base-cased",
+    "lora_r": 0,
+    "load_in_8bit": True,
+}
+
+
+def test_all_that_is_wrong_is_said_at_once_and_what_is_right_is_not() -> None:
+    argv = [word for name, value in RUN_GLUE.items() for word in (f"--{name}", str(value))]
+    with pytest.raises(HyperparameterError) as caught:
+        arguments.parse([*argv, "--epochs", "1", "--num_train_epochs", "2", "stray", "--seed", "1"])
+    message = str(caught.value)
+    assert message.startswith("8 hyperparameters cannot be used:\n- ")
+    wrong = ("task_name", "learning_rate", "save_stepz", "tokenizer_name", "lora_r", "load_in_8bit")
+    named = [line.split()[2] for line in message.splitlines()[1:]]
+    assert sorted(named) == sorted([*wrong, "num_train_epochs", "'stray'"])
+    assert "save_steps" in message  # the nearest name
+    for name in ("do_train", "max_seq_length", "overwrite_output_dir", "seed"):
+        assert f" {name} " not in message
+
+
+def test_a_secret_is_not_shown_in_what_is_wrong_with_it() -> None:
+    with pytest.raises(HyperparameterError) as caught:
+        arguments.parse(["--use_auth_token", "hf_planted", "--tokens_token", "hf_planted2"])
+    assert "hf_planted" not in str(caught.value)
+    assert "(a secret)" in str(caught.value)
+
+
+HARMLESS = {
+    "overwrite_output_dir": "True",
+    "logging_dir": "/opt/ml/output/tensorboard",
+    "save_safetensors": "True",
+    "group_by_length": "True",
+    "pad_to_max_length": "False",
+    "overwrite_cache": "True",
+    "cache_dir": "/tmp/cache",
+    "use_auth_token": "False",
+    "load_in_8bit": "False",
+    "push_to_hub": "False",
+    "model_revision": "main",
+    "dataset_name": "None",
+}
+
+
+def test_what_changes_nothing_is_a_line_each() -> None:
+    argv = [f"--{name}={value}" for name, value in HARMLESS.items()]
+    parsed = arguments.parse(argv)
+    assert parsed == arguments.parse([])
+    assert len(parsed.notes) == len(HARMLESS)
+    for name, note in zip(HARMLESS, parsed.notes, strict=True):
+        assert note.startswith(name)
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Places:
+    for name in ("train", "test"):
+        folder = tmp_path / "input" / "data" / name
+        folder.mkdir(parents=True)
+        (folder / f"{name}.csv").touch()
+        (folder / "_SUCCESS").touch()
+    return places.from_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("dataset_path", "input/data"),
+        ("dataset_path", "input/data/train"),
+        ("training_dir", "input/data/train"),
+        ("test_dir", "input/data/test"),
+        ("train_file", "input/data/train/train.csv"),
+        ("validation_file", "input/data/test/test.csv"),
+        ("model_dir", "model"),
+        ("output_data_dir", "output/data"),
+    ],
+)
+def test_a_place_that_the_job_has_anyway_is_a_line(
+    where: Places, tmp_path: Path, name: str, path: str
+) -> None:
+    parsed = arguments.parse([f"--{name}", str(tmp_path / path)], where)
+    assert len(parsed.notes) == 1 and parsed.notes[0].startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("training_dir", "input/data/test"),
+        ("test_dir", "input/data/train"),
+        ("train_file", "input/data/test/test.csv"),
+        ("train_file", "input/data/train/other.csv"),
+        ("dataset_path", "input"),
+        ("model_dir", "elsewhere"),
+    ],
+)
+def test_another_place_than_the_jobs_is_refused(
+    where: Places, tmp_path: Path, name: str, path: str
+) -> None:
+    with pytest.raises(HyperparameterError, match=name):
+        arguments.parse([f"--{name}", str(tmp_path / path)], where)
+
+
+def test_one_file_of_several_is_refused_as_all_would_be_read(where: Places) -> None:
+    folder = where.channels["train"]
+    (folder / "more.csv").touch()
+    with pytest.raises(HyperparameterError, match="train_file"):
+        arguments.parse(["--train_file", str(folder / "train.csv")], where)
+
+
+def test_no_foreign_name_hides_a_name_of_the_recipe() -> None:
+    own = arguments._own_fields()
+    assert not own & foreign_names.KNOWN - {"dataset_config_name"}
+    named = {*foreign_names.RENAMED.values()}
+    assert named <= own | arguments._training_fields()
+
+
+@pytest.mark.parametrize("value", ["True", "true", "TRUE", "1", "yes", "y", "t"])
+def test_every_spelling_of_true(value: str) -> None:
+    assert arguments.parse(["--compile", value]).compile is True
+    assert arguments.parse([f"--fsdp={value}"]).passed["fsdp"] is True
+
+
+@pytest.mark.parametrize("value", ["False", "false", "FALSE", "0", "no", "n", "f"])
+def test_every_spelling_of_false(value: str) -> None:
+    assert arguments.parse(["--packing", value]).packing is False
+
+
 def test_the_same_value_under_two_names_is_no_quarrel() -> None:
-    assert arguments.parse(["--epochs", "2", "--num_train_epochs", "2"]).num_train_epochs == 2
+    assert arguments.parse(["--epochs", "2", "--num_train_epochs", "2.0"]).num_train_epochs == 2
 
 
 def test_every_hyperparameter_is_documented() -> None:

@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel, TrainingArguments
 
-from recipe import batches, cpu, engine, families, losses, plan
+from recipe import batches, cpu, engine, families, losses, plan, value_ranges
 from recipe.batches import Packed, Padded, Samples, World
 from recipe.errors import HyperparameterError
 
@@ -256,4 +256,4 @@ def test_what_the_engine_would_pass_over_is_refused(tmp_path: Path, name: str, v
 
 
 def test_what_can_be_refused_exists() -> None:
-    assert set(engine._REFUSED) <= {field.name for field in fields(TrainingArguments)}
+    assert set(value_ranges.REFUSED) <= {field.name for field in fields(TrainingArguments)}

@@ -1,0 +1,47 @@
+"""What the numbers among the hyperparameters must be, and which of the Trainer's are not taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_AT_LEAST_1: tuple[Callable[[Any], bool], str] = (lambda value: value >= 1, "1 or more")
+_ABOVE_0: tuple[Callable[[Any], bool], str] = (lambda value: value > 0, "a number above 0")
+_NOT_BELOW_0: tuple[Callable[[Any], bool], str] = (lambda value: value >= 0, "0 or more")
+_SHARE: tuple[Callable[[Any], bool], str] = (lambda value: 0 <= value < 1, "a number from 0 to 1")
+RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "num_labels": _AT_LEAST_1,
+    "num_train_epochs": _ABOVE_0,
+    "max_train_steps": (lambda value: value == -1 or value > 0, "1 or more"),
+    "per_device_train_batch_size": _AT_LEAST_1,
+    "per_device_eval_batch_size": _AT_LEAST_1,
+    "learning_rate": _ABOVE_0,
+    "warmup_steps": _NOT_BELOW_0,
+    "weight_decay": _NOT_BELOW_0,
+    "max_length": (lambda value: value >= 4, "4 or more"),
+    "seed": (lambda value: 0 <= value < 2**32, "a whole number from 0 to 2**32 - 1"),
+    "lora_r": _AT_LEAST_1,
+    "lora_alpha": _AT_LEAST_1,
+    "lora_dropout": _SHARE,
+    "save_total_limit": _AT_LEAST_1,
+    "save_minutes": _ABOVE_0,
+    "early_stopping_patience": _AT_LEAST_1,
+    "early_stopping_threshold": _NOT_BELOW_0,
+    "price_per_hour": _NOT_BELOW_0,
+    "gradient_accumulation_steps": _AT_LEAST_1,
+    "label_smoothing_factor": _SHARE,
+    "max_grad_norm": _NOT_BELOW_0,
+    "adam_beta1": _SHARE,
+    "adam_beta2": _SHARE,
+    "adam_epsilon": _ABOVE_0,
+}
+"""What a number must be: the test, and how it is said."""
+REFUSED: Mapping[str, str] = {
+    "dataloader_drop_last": "no text is left out",
+    "train_sampling_strategy": "batches are balanced or grouped by length already",
+    "ignore_data_skip": "a resumed run would see some texts twice",
+    "auto_find_batch_size": "a batch has one size; lower per_device_train_batch_size",
+    "batch_eval_metrics": "metrics are of the whole evaluation",
+    "include_for_metrics": "metrics are of logits and labels",
+}
+"""Fields of TrainingArguments that the recipe has no use for, and why."""
