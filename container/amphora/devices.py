@@ -18,6 +18,8 @@ from amphora.errors import ConfigError
 _PROBE_SECONDS = 30.0
 _SAID_CHARACTERS = 200
 _DEV = Path("/dev")
+# Devices of NVIDIA without nvidia-smi, of AMD, and of Habana.
+_OTHERS = ("nvidiactl", "kfd", "accel")
 # Where AWS's packages put it; PATH has that only in a login shell.
 _NEURON_TOOLS = "/opt/aws/neuron/bin"
 _CORES_OF_TRAINIUM2 = 8
@@ -35,6 +37,8 @@ class Devices:
     cpus: int
     """CPUs this process may use: its affinity, and the container's quota."""
     efa: bool
+    has_other: bool = False
+    """Whether there is an accelerator that is not counted here, which a script may know."""
     interfaces: tuple[str, ...] = ()
     """The host's network interfaces."""
     reason: str
@@ -68,6 +72,7 @@ def detect(environ: Mapping[str, str], instance_type: str = "local") -> Devices:
         neuron_cores=cores,
         cpus=cpus,
         interfaces=tuple(sorted(path.name for path in Path("/sys/class/net").glob("*"))),
+        has_other=any((_DEV / name).exists() for name in _OTHERS),
         efa=any(Path("/dev/infiniband").glob("uverbs*")),
         reason=reason,
     )

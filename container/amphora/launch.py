@@ -20,7 +20,7 @@ from amphora.environment import (
 )
 from amphora.errors import ConfigError
 from amphora.logs import is_secret_name
-from amphora.source import Kind, Source
+from amphora.source import Kind, Source, evaluate_modules
 
 SECRET_PREFIX = "amphora-secret:"
 HOOK_DIR = Path(__file__).parent / "hook"
@@ -233,6 +233,10 @@ def _defaults(job: Job, devices: Devices, world: World) -> dict[str, str]:
         # torchrun's own default is 1 thread, a plain process takes every core of the machine.
         "OMP_NUM_THREADS": str(max(1, devices.cpus // world.processes)),
     }
+    if devices.kind == "cpu" and not devices.has_other:
+        # Without, accelerate and HF Trainer make a world of one of each process on a CPU, and
+        # several train a model each, in silence.
+        defaults["ACCELERATE_USE_CPU"] = "true"
     # Local mode of SDK v3 names an interface that does not exist.
     if len(job.hosts) > 1 and job.network_interface in devices.interfaces:
         defaults["GLOO_SOCKET_IFNAME"] = job.network_interface
@@ -248,6 +252,7 @@ def _hook(
 ) -> dict[str, str]:
     folders = [str(HOOK_DIR), str(source.root), environ.get("PYTHONPATH", "")]
     return {
+        "AMPHORA_EVALUATE_MODULES": str(evaluate_modules(environ) or ""),
         "PYTHONPATH": ":".join(filter(None, folders)),
         "AMPHORA_ERROR_DIR": str(error_dir),
         "AMPHORA_SCRIPT_DIR": str(source.root),

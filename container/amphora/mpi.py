@@ -18,7 +18,14 @@ PROCESSES_KEY = "sagemaker_mpi_num_of_processes_per_host"
 OPTIONS_KEY = "sagemaker_mpi_custom_mpi_options"
 SSH_PORT = 22
 # Of a rank's environment on another host: what a login there would not have.
-_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA")
+_PASSED_ON = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "OMP_NUM_THREADS",
+    "ACCELERATE_USE_CPU",
+    "FI_PROVIDER",
+    "FI_EFA_USE_DEVICE_RDMA",
+)
 
 
 def mpirun(

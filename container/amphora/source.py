@@ -98,6 +98,15 @@ def recipe_dir(environ: Mapping[str, str]) -> Path:
     return folder.absolute()
 
 
+def evaluate_modules(environ: Mapping[str, str]) -> Path | None:
+    """The folder of `evaluate` modules that the image's code brings, or None."""
+    try:
+        found = sorted(recipe_dir(environ).rglob("evaluate_modules"))
+    except CodeError:
+        return None
+    return next((folder for folder in found if folder.is_dir()), None)
+
+
 def install_steps(source: Source) -> list[tuple[str, list[str]]]:
     """The pip runs that the code asks for: what is installed, and pip's arguments."""
     steps = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,14 @@ def test_one_cpu_process_is_plain_python(tree: Tree) -> None:
     started = plan(tree.configure({"epochs": "2", "x": "true"}), devices())
     assert list(started.argv) == [sys.executable, str(SCRIPT), "--epochs", "2", "-x", "True"]
     assert not started.is_launcher and started.environ["OMP_NUM_THREADS"] == "8"
+
+
+def test_accelerate_is_told_of_cpus_unless_something_else_may_be_there(tree: Tree) -> None:
+    name, tree = "ACCELERATE_USE_CPU", tree.configure({"sagemaker_program": "script.py"})
+    assert plan(tree, devices()).environ[name] == "true"
+    assert plan(tree, devices(), **{name: "false"}).environ[name] == "false"
+    for found in (devices(gpus=1), devices(cores=2), replace(devices(), has_other=True)):
+        assert name not in plan(tree, found, AMPHORA_NEURON_STACK="xla").environ
 
 
 def test_several_accelerators_mean_torchrun(tree: Tree) -> None:

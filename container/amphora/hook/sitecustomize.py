@@ -1,20 +1,30 @@
 """Runs at the start of every Python process of the user's script (it lies first on PYTHONPATH).
 
-Three things: it records the exception that ends a process, so that the failure file can name it
-without guessing from stderr; it puts secret hyperparameters, which never stand in a command line,
-back into `sys.argv`; and it has output written line by line. Standard library only, and nothing is
-imported until it is needed, since this runs in processes that are not ours.
+It records the exception that ends a process, so that the failure file can name it without guessing
+from stderr; it puts secret hyperparameters, which never stand in a command line, back into
+`sys.argv`; it has output written line by line; and where the script imports `evaluate` or
+`accelerate`, it has `evaluate.load` find the modules that the image brings, and
+`accelerate.PartialState` take part where processes train on CPUs. Standard library only, and
+nothing is imported until it is needed, since this runs in processes that are not ours.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import io
 import os
 import sys
+import types
 from types import TracebackType
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
 _ERROR_DIR = os.environ.get("AMPHORA_ERROR_DIR", "")
+_MODULES = os.environ.get("AMPHORA_EVALUATE_MODULES", "")
 _SECRET = "amphora-secret:"
 
 
@@ -109,6 +119,68 @@ def _chain() -> None:
         spec.loader.exec_module(module_from_spec(spec))
 
 
+def _offer_modules(loading: types.ModuleType) -> None:
+    """`evaluate.load("accuracy")` takes the image's module: the hub may be out of reach."""
+    original = loading.evaluation_module_factory
+
+    def evaluation_module_factory(
+        path: str, module_type: Any = None, revision: Any = None, *args: Any, **options: Any
+    ) -> Any:
+        brought = os.path.join(_MODULES, path)
+        if (
+            path.isidentifier()
+            and module_type in (None, "metric")
+            and revision is None
+            and not os.path.isfile(os.path.join(path, f"{path}.py"))  # the script's own
+            and os.path.isfile(os.path.join(brought, f"{path}.py"))
+        ):
+            path = brought
+        return original(path, module_type, revision, *args, **options)
+
+    loading.evaluation_module_factory = evaluation_module_factory  # type: ignore[attr-defined]
+
+
+def _join_on_cpu(state: types.ModuleType) -> None:
+    """`PartialState()` heeds ACCELERATE_USE_CPU, as Accelerator() does.
+
+    Without, it makes a world of one of each process, which a later Accelerator() stays in.
+    """
+    original = state.PartialState.__init__
+
+    def __init__(self: Any, cpu: bool = False, **options: Any) -> None:
+        wanted = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
+        original(self, cpu or wanted, **options)
+
+    state.PartialState.__init__ = __init__
+
+
+class _AfterImport:
+    """Finds a module as Python would, and changes it when it has been loaded."""
+
+    def __init__(self, changes: dict[str, Callable[[types.ModuleType], None]]) -> None:
+        self._changes = changes
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """None for all modules but those that are changed, once each."""
+        change = self._changes.pop(name, None)
+        if change is None:
+            return None
+        from importlib.machinery import PathFinder
+
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: types.ModuleType) -> None:
+                load(module)
+                # A library that has changed its inside is used as it is.
+                with contextlib.suppress(AttributeError):
+                    change(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
 if _ERROR_DIR:
     _previous_hook = sys.excepthook
     sys.excepthook = _hook
@@ -116,4 +188,8 @@ if _ERROR_DIR:
     if hasattr(sys, "argv") and not _is_launcher():
         _restore_secrets()
     _write_whole_lines()
+    _changes: dict[str, Callable[[types.ModuleType], None]] = {"accelerate.state": _join_on_cpu}
+    if _MODULES:
+        _changes["evaluate.loading"] = _offer_modules
+    sys.meta_path.insert(0, _AfterImport(_changes))
 _chain()

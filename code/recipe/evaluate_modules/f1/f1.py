@@ -1,8 +1,12 @@
-"""F1, as an `evaluate` module over scikit-learn."""
+"""F1, as an `evaluate` module over scikit-learn: evaluate.load("f1") offline.
+
+Arguments, defaults and results are those of the module of that name on the Hugging Face hub.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import datasets
 import evaluate
@@ -10,20 +14,37 @@ from sklearn.metrics import f1_score
 
 
 class F1(evaluate.Metric):  # type: ignore[misc]
-    """Harmonic mean of precision and recall; classes are averaged by `average`."""
+    """Harmonic mean of precision and recall."""
 
     def _info(self) -> evaluate.MetricInfo:
-        integer = datasets.Value("int64")
+        kind: Any = datasets.Value("int32")
+        if self.config_name == "multilabel":
+            kind = datasets.Sequence(kind)
         return evaluate.MetricInfo(
             description="Harmonic mean of precision and recall.",
             citation="",
-            inputs_description="predictions and references: class ids; average: macro, weighted",
-            features=datasets.Features({"predictions": integer, "references": integer}),
+            inputs_description="predictions and references: class ids; average: binary, macro ...",
+            features=datasets.Features({"predictions": kind, "references": kind}),
         )
 
     def _compute(
-        self, predictions: Sequence[int], references: Sequence[int], average: str = "macro"
-    ) -> dict[str, float]:
-        # A class that is never predicted scores 0, without a warning for each evaluation.
-        score = f1_score(references, predictions, average=average, zero_division=0)
-        return {"f1": float(score)}
+        self,
+        predictions: Sequence[int],
+        references: Sequence[int],
+        labels: Sequence[int] | None = None,
+        pos_label: int = 1,
+        average: str | None = "binary",
+        sample_weight: Sequence[float] | None = None,
+        zero_division: str | float = "warn",
+    ) -> dict[str, Any]:
+        score = f1_score(
+            references,
+            predictions,
+            labels=labels,
+            pos_label=pos_label,
+            average=average,
+            sample_weight=sample_weight,
+            zero_division=zero_division,
+        )
+        # An array, one score for each class, where average is None.
+        return {"f1": score if average is None else float(score)}
