@@ -7,11 +7,13 @@ Modules by floor; a module imports lower floors only, and none imports the packa
   report), `losses`, `rate` (of matrix products), `interruptions` (when a training saves and
   stops), `plan` (which samples make a step), `reduction` (sums between processes), `xla`
   (torch-xla), `foreign_names` (what other trainers call hyperparameters), `value_ranges` (of
-  hyperparameters), `places` (SM_* and /opt/ml)
+  hyperparameters), `places` (SM_* and /opt/ml), `accept` (what a client takes)
 - 1 `arguments` (hyperparameters), `part` (rows of a file), `device`,
   `saving` (results, whole or not at all), `sums` (by which damage shows), `libraries` (how much
-  they say), `wire` (request and answer)
-- 2 `layout` (channels to files), `delimited`, `json_rows`, `fasttext`, `workbooks` (a file of
+  they say), `wire` (request and answer), `serialization` (predictions of any kind to bodies),
+  `huggingface_defaults`
+- 2 `pytorch_defaults`,
+  `layout` (channels to files), `delimited`, `json_rows`, `fasttext`, `workbooks` (a file of
   that kind to rows), `columns` (which are read), `causal_chat` (conversations to tokens),
   `labels`, `distribution`, `lora`, `encoder` (a saved model over batches of texts), `families`
   (models that take packed batches), `batches` (token ids to packed or padded batches),

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from types import GeneratorType
 from typing import Any
 
-JSON = "application/json"
-# What AWS's toolkits decode before they call `input_fn`, and their near relatives.
+JSON, CSV = "application/json", "text/csv"
+# What AWS's toolkits decode before they call `input_fn`: these alone.
+DECODED = (JSON, CSV)
 _TEXT_TYPES = {JSON, "application/jsonlines", "application/x-jsonlines", "application/x-ndjson"}
 
 
@@ -46,7 +47,7 @@ def is_text(content_type: str) -> bool:
 
 
 def as_text(body: bytes, content_type: str) -> str | bytes:
-    """Text of a textual type as AWS's toolkits hand it to `input_fn`; other bodies as they are.
+    """Text of a textual type; other bodies as they are.
 
     Raises Fault (400) where the bytes are not in the charset that the type names.
     """
@@ -73,7 +74,7 @@ def answer(result: Any, accept: str) -> tuple[Any, str]:
     is streamed. Raises TypeError where the body is nothing that can be sent.
     """
     body, content_type = result if isinstance(result, tuple) and len(result) == 2 else (result, "")
-    content_type = content_type or _first_type(accept)
+    content_type = content_type or _best_type(accept)
     if isinstance(body, (GeneratorType, Iterator)):
         return body, content_type
     return as_bytes(body), content_type
@@ -86,15 +87,29 @@ def as_bytes(body: Any) -> bytes:
     if isinstance(body, str):
         return body.encode()
     try:
-        return json.dumps(body, ensure_ascii=False).encode()
+        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"a {type(body).__name__} cannot be sent ({error}):"
-            " return bytes, str, or what JSON holds"
+            " return bytes, str, or what JSON holds, which NaN and infinity are not"
         ) from error
 
 
-def _first_type(accept: str) -> str:
-    """The type named first, without its weight: a concrete one, since this names the answer."""
-    first = media_type(accept.partition(",")[0])
-    return first if first and "*" not in first else JSON
+def _best_type(accept: str) -> str:
+    """The type that a client likes best, the first of several: a concrete one, since this names an
+    answer whose handler has not said what it is."""
+    ranges = [(_weight(entry), media_type(entry)) for entry in accept.split(",")]
+    weight, best = max(ranges, key=lambda entry: entry[0])
+    return best if weight > 0 and best and "*" not in best else JSON
+
+
+def _weight(entry: str) -> float:
+    """The q-value of one entry of Accept; 1 where there is none, or none that is a number."""
+    for parameter in entry.split(";")[1:]:
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 1.0
+    return 1.0

@@ -1,8 +1,123 @@
-"""What a handler is told about its request, and may say about its answer, beside the body."""
+"""What a handler is told about its request, and may say about its answer, beside the body.
+
+The names are those of AWS's model servers (Multi Model Server and TorchServe), so that a file
+written for them finds what it asks for. Where those servers hand over a batch, `idx` says which
+request of it is meant; here a context has one request, and `idx` is 0.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import Any
+
+LOG = logging.getLogger("amphora.worker")
+
+
+class Headers(dict[str, str]):
+    """Headers that are found by any spelling of their names, which are kept in lower case."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        super().__init__({name.lower(): value for name, value in headers.items()})
+
+    def __getitem__(self, name: str) -> str:
+        return super().__getitem__(name.lower())
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and super().__contains__(name.lower())
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The header's value, or `default`."""
+        return super().get(name.lower(), default)
+
+
+class RequestProcessor:
+    """One request's headers, and what its handler has said about the answer."""
+
+    def __init__(self, request_id: str, headers: Mapping[str, str]) -> None:
+        self._request_id = request_id
+        self._request_headers = Headers(headers)
+        self._response_headers: dict[str, str] = {}
+        self._status = 200
+        self._phrase = ""
+
+    def get_request_id(self) -> str:
+        """The server's name of the request."""
+        return self._request_id
+
+    def get_request_property(self, key: str) -> str | None:
+        """A header of the request; None where it has none of that name."""
+        value: str | None = self._request_headers.get(key)
+        return value
+
+    def get_request_properties(self) -> dict[str, str]:
+        """All headers of the request, names in lower case, found by any spelling."""
+        return self._request_headers
+
+    def report_status(self, code: int, reason_phrase: str | None = None) -> None:
+        """Set the answer's status. Raises ValueError where it is none that an answer may have."""
+        if not isinstance(code, int) or not 200 <= code <= 599:
+            raise ValueError(f"The status {code!r} is no number from 200 to 599.")
+        self._status, self._phrase = int(code), reason_phrase or ""
+
+    def get_response_status_code(self) -> int:
+        """The answer's status, 200 where nothing else was said."""
+        return self._status
+
+    def get_response_status_phrase(self) -> str:
+        """What was said with the status."""
+        return self._phrase
+
+    def add_response_property(self, key: str, value: str) -> None:
+        """Add a header to the answer, in the place of one of that name."""
+        for name in [name for name in self._response_headers if name.lower() == key.lower()]:
+            del self._response_headers[name]
+        self._response_headers[key] = value
+
+    def get_response_headers(self) -> dict[str, str]:
+        """The headers that were added to the answer."""
+        return self._response_headers
+
+    def get_response_header(self, key: str | None = None) -> Any:
+        """One header that was added (TorchServe), or without a name all of them (MMS)."""
+        if key is None:
+            return self._response_headers
+        return Headers(self._response_headers).get(key)
+
+
+class MetricsLog:
+    """What a handler measures: a line in the log for each, as AWS's servers write it."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+
+    def add_metric(self, name: str, value: Any, unit: str = "", *_: Any, **__: Any) -> None:
+        """A number and its unit; other arguments are those of AWS's servers, and count for none."""
+        LOG.info("metric %s: %s %s (request %s)", name, value, unit, self._request_id)
+
+    def add_counter(self, name: str, value: Any, *_: Any, **__: Any) -> None:
+        """A count."""
+        self.add_metric(name, value, "count")
+
+    def add_time(
+        self, name: str, value: Any, idx: Any = None, unit: str = "ms", *_: Any, **__: Any
+    ) -> None:
+        """A time, in `unit`."""
+        self.add_metric(name, value, unit)
+
+    def add_size(
+        self, name: str, value: Any, idx: Any = None, unit: str = "MB", *_: Any, **__: Any
+    ) -> None:
+        """A size, in `unit`."""
+        self.add_metric(name, value, unit)
+
+    def add_percent(self, name: str, value: Any, *_: Any, **__: Any) -> None:
+        """A share in percent."""
+        self.add_metric(name, value, "percent")
+
+    def add_error(self, name: str, value: Any, *_: Any, **__: Any) -> None:
+        """An error's text."""
+        self.add_metric(name, value, "error")
 
 
 class Context:
@@ -10,45 +125,104 @@ class Context:
 
     Attributes:
         request_id: The server's name of this request; it stands in the log and in error bodies.
-        headers: The request's headers that belong to SageMaker's contract, names in lower case.
+        request_ids: {0: request_id}.
+        request_processor: A list with this request's `RequestProcessor`.
         session: What this session's requests keep between them, or None outside of a session.
         path: The route that the request came by: /invocations, or that of a client's API such as
             /v1/chat/completions.
-        system_properties: model_dir, gpu_id (None on a CPU) and batch_size, as AWS's servers say.
+        system_properties: model_dir, gpu_id (None on a CPU), batch_size, server_name and
+            server_version.
+        model_name: The multi-model API's name of the model; "model" elsewhere.
+        manifest: What AWS's servers read from a model archive: the model's name and handler.
+        metrics: Takes what a handler measures.
     """
 
     def __init__(
         self,
         request_id: str,
-        headers: dict[str, str],
+        headers: Mapping[str, str],
         system_properties: dict[str, Any],
         session: dict[str, Any] | None = None,
         path: str = "/invocations",
+        *,
+        model_name: str = "model",
+        manifest: dict[str, Any] | None = None,
     ) -> None:
         self.request_id = request_id
-        self.headers = headers
+        self.request_ids = {0: request_id}
+        self.request_processor = [RequestProcessor(request_id, headers)]
         self.system_properties = system_properties
         self.session = session
         self.path = path
         self.session_closed = False
-        self.response_headers: dict[str, str] = {}
+        self.model_name = model_name
+        self.manifest = manifest if manifest is not None else {"model": {"modelName": model_name}}
+        self.metrics = MetricsLog(request_id)
+
+    @property
+    def _answered(self) -> RequestProcessor:
+        return self.request_processor[0]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The request's headers, names in lower case, found by any spelling."""
+        return self._answered.get_request_properties()
 
     @property
     def custom_attributes(self) -> str:
         """The request's X-Amzn-SageMaker-Custom-Attributes; empty where it has none."""
         return self.headers.get("x-amzn-sagemaker-custom-attributes", "")
 
-    def get_request_header(self, index: int, name: str) -> str | None:
-        """A request header; `index` is 0 here, and kept for handlers of AWS's servers."""
-        return self.headers.get(name.lower())
+    @property
+    def response_headers(self) -> dict[str, str]:
+        """The headers that were added to the answer."""
+        return self._answered.get_response_headers()
 
-    def get_all_request_header(self, index: int) -> dict[str, str]:
-        """All of `headers`; `index` as in `get_request_header`."""
-        return self.headers
+    def get_request_id(self, idx: int = 0) -> str | None:
+        """`request_id`; None for another place than 0."""
+        return self.request_ids.get(idx)
 
-    def set_response_header(self, index: int, name: str, value: str) -> None:
-        """Add a header to the answer; `index` as in `get_request_header`."""
-        self.response_headers[name] = value
+    def get_request_header(self, idx: int, key: str) -> str | None:
+        """A header of the request; None where it has none of that name."""
+        return self.request_processor[idx].get_request_property(key)
+
+    def get_all_request_header(self, idx: int) -> dict[str, str]:
+        """All of `headers`."""
+        return self.request_processor[idx].get_request_properties()
+
+    def set_response_header(self, idx: int, key: str, value: str) -> None:
+        """Add a header to the answer."""
+        self.request_processor[idx].add_response_property(key, value)
+
+    def get_response_headers(self, idx: int) -> dict[str, str]:
+        """The headers that were added to the answer."""
+        return self.request_processor[idx].get_response_headers()
+
+    def set_response_content_type(self, idx: int, value: str) -> None:
+        """Name the answer's type; it comes before what `output_fn` or Accept say."""
+        self.request_processor[idx].add_response_property("content-type", value)
+
+    def get_response_content_type(self, idx: int) -> str | None:
+        """The type that was named; None where none was."""
+        value: str | None = self.request_processor[idx].get_response_header("content-type")
+        return value
+
+    def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
+        """Set the answer's status; its body is still what the handlers return."""
+        self.request_processor[idx].report_status(code, phrase)
+
+    set_http_response_status = set_response_status  # MMS's name for it
+
+    def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
+        """Set the status of every answer, of which there is one."""
+        self.set_response_status(code, phrase)
+
+    def get_response_status(self, idx: int) -> tuple[int, str]:
+        """The answer's status and what was said with it."""
+        processor = self.request_processor[idx]
+        return processor.get_response_status_code(), processor.get_response_status_phrase()
+
+    get_http_response_status = get_response_status
 
     def close_session(self) -> None:
         """End this request's session with its answer."""

@@ -12,15 +12,20 @@ import logging
 import select
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import amphora
 from amphora import batching, codecs, frames, logs
 from amphora.codecs import Fault
 from amphora.context import Context
 from amphora.handlers import Handler, Handlers
 
 LOG = logging.getLogger("amphora.worker")
+# Headers of an answer that are the server's to say: a handler's would break the connection.
+_SERVERS_OWN = {"content-length", "content-type", "transfer-encoding", "connection"}
 # Exceptions that say so by their name alone: sagemaker_inference's, and the image's own.
 _UNSUPPORTED = {"UnsupportedFormatError", "UnsupportedContentType"}
 _WARM_UP = b'{"inputs": "A sentence to warm up with."}'
@@ -35,6 +40,7 @@ class Settings:
     device_index: int
     batch_size: int
     batch_tokens: int
+    model_name: str = "model"
 
 
 @dataclass
@@ -62,15 +68,42 @@ class Engine:
     description: dict[str, Any] = field(default_factory=dict)
     """What `describe_fn` says of the model, for the front."""
 
-    @property
+    @cached_property
     def system_properties(self) -> dict[str, Any]:
         """What `Context.system_properties` holds."""
-        on_cpu = self.settings.device_kind == "cpu"
         return {
             "model_dir": self.settings.model_dir,
-            "gpu_id": None if on_cpu else self.settings.device_index,
+            # A worker sees its own GPU only, which is then the first.
+            "gpu_id": 0 if self.settings.device_kind == "cuda" else None,
             "batch_size": self.settings.batch_size,
+            "server_name": "amphora",
+            "server_version": amphora.__version__,
+            "limit_max_image_pixels": True,
         }
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """What `Context.manifest` holds."""
+        model = {
+            "modelName": self.settings.model_name, "modelVersion": "1.0", "handler": "amphora"
+        }  # fmt: skip
+        for file in ("model.pt", "model.pth"):
+            if (Path(self.settings.model_dir) / file).is_file():
+                model["serializedFile"] = file
+        return {"runtime": "python", "model": model}
+
+    def context(
+        self,
+        request_id: str,
+        headers: dict[str, str],
+        session: dict[str, Any] | None = None,
+        path: str = "/invocations",
+    ) -> Context:
+        """What a handler is told beside the body."""
+        return Context(
+            request_id, headers, self.system_properties, session, path,
+            model_name=self.settings.model_name, manifest=self.manifest,
+        )  # fmt: skip
 
 
 def load(handlers: Handlers, settings: Settings) -> Engine:
@@ -79,15 +112,18 @@ def load(handlers: Handlers, settings: Settings) -> Engine:
     Raises whatever the handlers raise, and Fault where the first answer is an error.
     """
     engine = Engine(handlers, None, settings, {})
-    context = Context("load", {}, engine.system_properties)
+    context = engine.context("load", {})
+    if handlers.pre_model_fn is not None:
+        handlers.pre_model_fn(settings.model_dir, context=context)
     model = handlers.model_fn(settings.model_dir, context=context)
+    handlers = handlers.completed(model, settings.model_dir)
     described = handlers.describe_fn
     description = {} if described is None else described(settings.model_dir, model, context=context)
     if not isinstance(description, dict):
         raise TypeError(f"describe_fn returned {description!r}, not a dict that JSON holds")
     # What JSON does not hold is found here, with its reason, and not on the way to the front.
     json.dumps(description)
-    engine = Engine(handlers, model, settings, {}, description)
+    engine = replace(engine, handlers=handlers, model=model, description=description)
     if handlers.model_warmup_fn is not None:
         handlers.model_warmup_fn(settings.model_dir, model, context=context)
     elif handlers.image_only:
@@ -122,8 +158,9 @@ def _items(engine: Engine, header: frames.Header, body: bytes) -> Iterator[Item]
         part = body[position : position + entry["size"]]
         position += entry["size"]
         session = engine.sessions.setdefault(entry["session"], {}) if entry["session"] else None
-        path = entry.get("path", "/invocations")
-        context = Context(entry["id"], entry["headers"], engine.system_properties, session, path)
+        headers = {"content-type": entry["content_type"], "accept": entry["accept"]}
+        headers.update(entry["headers"])
+        context = engine.context(entry["id"], headers, session, entry.get("path", "/invocations"))
         yield Item(
             entry["id"], part, entry["content_type"], entry["accept"], context, entry["session"]
         )
@@ -200,8 +237,7 @@ def _predict_group(engine: Engine, items: list[Item]) -> list[Any]:
 
 
 def _predict_merged(engine: Engine, items: list[Item]) -> list[Any]:
-    handler = engine.handlers.predict_batch_fn
-    assert handler is not None
+    handler = _needed(engine.handlers.predict_batch_fn)
     inputs = [item.data for item in items]
     predictions = list(_call(handler, items[0], inputs, engine.model))
     if len(predictions) != len(items):
@@ -215,24 +251,23 @@ def _predict_merged(engine: Engine, items: list[Item]) -> list[Any]:
 
 
 def _read_input(engine: Engine, item: Item) -> Item:
-    handler = engine.handlers.input_fn
+    handler = _needed(engine.handlers.input_fn)
     body = handler.body(item.body, item.content_type)
     item.data = _call(handler, item, body, item.content_type)
     return item
 
 
 def _predict_alone(engine: Engine, item: Item) -> Any:
-    return _call(engine.handlers.predict_fn, item, item.data, engine.model)
+    return _call(_needed(engine.handlers.predict_fn), item, item.data, engine.model)
 
 
 def _body_of(engine: Engine, item: Item, prediction: Any) -> tuple[Any, str]:
-    handler = engine.handlers.output_fn
+    handler = _needed(engine.handlers.output_fn)
     return _as_answer(handler, _call(handler, item, prediction, item.accept), item)
 
 
 def _transform(engine: Engine, item: Item) -> tuple[Any, str]:
-    handler = engine.handlers.transform_fn
-    assert handler is not None
+    handler = _needed(engine.handlers.transform_fn)
     body = handler.body(item.body, item.content_type)
     result = _call(handler, item, engine.model, body, item.content_type, item.accept)
     return _as_answer(handler, result, item)
@@ -243,6 +278,12 @@ def _as_answer(handler: Handler, result: Any, item: Item) -> tuple[Any, str]:
         return codecs.answer(result, item.accept)
     except TypeError as error:
         raise _fault_of(handler, error) from error
+
+
+def _needed(handler: Handler | None) -> Handler:
+    """A function that `Handlers.completed` has seen to."""
+    assert handler is not None
+    return handler
 
 
 def _call(handler: Handler, item: Item, *args: Any) -> Any:
@@ -294,7 +335,11 @@ def _send(sock: socket.socket, engine: Engine, item: Item, answer: tuple[Any, st
 
 
 def _head(engine: Engine, item: Item, content_type: str) -> frames.Header:
-    header = {"id": item.id, "status": 200, "type": content_type, "headers": _reply_headers(item)}
+    status, _ = item.context.get_response_status(0)
+    content_type = item.context.get_response_content_type(0) or content_type
+    content_type = " ".join(content_type.split())
+    headers = _reply_headers(item)
+    header = {"id": item.id, "status": status, "type": content_type, "headers": headers}
     return {**header, "closed": _closes(engine, item)}
 
 
@@ -308,7 +353,11 @@ def _closes(engine: Engine, item: Item) -> bool:
 def _reply_headers(item: Item) -> dict[str, str]:
     """A line break in a value would begin another header, or the body: none is passed on."""
     headers = item.context.response_headers
-    return {name: " ".join(str(value).split()) for name, value in headers.items()}
+    return {
+        name: " ".join(str(value).split())
+        for name, value in headers.items()
+        if name.lower() not in _SERVERS_OWN
+    }
 
 
 def _stream(

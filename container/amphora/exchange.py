@@ -21,7 +21,6 @@ from amphora.links import Call, Reply
 from amphora.pool import Pool, too_late
 
 LOG = logging.getLogger("amphora.server")
-_CONTRACT_HEADERS = "x-amzn-"
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _MOST_ATTRIBUTES = 1024
 # Clients that ask again at once, and not after Retry-After, would be refused thousands of times a
@@ -81,7 +80,7 @@ class Exchange:
             body=body,
             content_type=headers.get("content-type", codecs.JSON),
             accept=codecs.accepted(headers.get("accept", ""), self._settings.default_accept),
-            headers={k: v for k, v in headers.items() if k.startswith(_CONTRACT_HEADERS)},
+            headers=dict(headers),
             path=connection.url.path,
             deadline=loop.time() + self._settings.timeout,
             reply=loop.create_future(),

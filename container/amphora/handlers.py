@@ -1,27 +1,32 @@
-"""The functions that answer requests: the user's, and the image's own for those that are missing.
+"""The functions that answer requests: the user's, and defaults for those that are missing.
 
-`<model>/code/inference.py` (or the file SAGEMAKER_PROGRAM names) may define `model_fn`, and either
-`input_fn, predict_fn, output_fn` or `transform_fn`. Everything is found and checked once, before
-the model is loaded; whether a function takes `context` is decided then, by its parameters.
+`<model>/code/inference.py` (or the file SAGEMAKER_PROGRAM names) may define any of `model_fn`,
+`input_fn`, `predict_fn`, `output_fn`, or `transform_fn` for the last three. Where it defines none,
+the image's own handlers (`code/inference.py`) answer. Where it defines some, those that are missing
+come from `code/defaults.py`, which behaves as the image that the file was written for: most of it
+can only be known of a loaded model, so that `Handlers.completed` adds it then.
+
+Everything of the user's is found and checked once, before the model is loaded; whether a function
+takes `context` is decided then, by its parameters.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
-import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
-from amphora import codecs
-from amphora.errors import CodeError, near
+from amphora import codecs, modules, services
+from amphora.errors import CodeError
 
-NAMES = ("model_fn", "input_fn", "predict_fn", "output_fn", "transform_fn")
+LOG = logging.getLogger("amphora.worker")
+_TRIO = frozenset({"input_fn", "predict_fn", "output_fn"})
 _SIGNATURES = {
+    "pre_model_fn": ("model_dir",),
     "model_fn": ("model_dir",),
     "model_warmup_fn": ("model_dir", "model"),
     "input_fn": ("body", "content_type"),
@@ -32,6 +37,18 @@ _SIGNATURES = {
     "predict_batch_fn": ("inputs", "model"),
     "describe_fn": ("model_dir", "model"),
 }
+# Of these a file may have one alone without touching a model or a request.
+_BESIDE = {"pre_model_fn", "tokens_fn"}
+
+
+class Defaults(Protocol):
+    """What `code/defaults.py` answers for one file."""
+
+    def model_fn(self, model_dir: str) -> Any:
+        """Load the model where the file has no model_fn."""
+
+    def complete(self, model: Any, model_dir: str) -> Mapping[str, Callable[..., Any]]:
+        """The missing functions, by their names, for the loaded model."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +58,8 @@ class Handler:
     name: str
     function: Callable[..., Any]
     takes_context: bool
-    wants_bytes: bool
-    """Whether its body parameter is annotated `bytes`: then textual bodies are not decoded."""
+    body_type: type[str] | type[bytes] | None = None
+    """What its body parameter is annotated with, if with `str` or `bytes`."""
 
     def __call__(self, *args: Any, context: Any) -> Any:
         if self.takes_context:
@@ -50,8 +67,13 @@ class Handler:
         return self.function(*args)
 
     def body(self, body: bytes, content_type: str) -> str | bytes:
-        """The body in the form that this function takes."""
-        return body if self.wants_bytes else codecs.as_text(body, content_type)
+        """The body in the form that this function takes: text for JSON and CSV, as AWS's toolkits
+        hand it over, and for every textual type where the function asks for `str`."""
+        if self.body_type is bytes:
+            return body
+        if self.body_type is str or codecs.media_type(content_type) in codecs.DECODED:
+            return codecs.as_text(body, content_type)
+        return body
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,162 +81,178 @@ class Handlers:
     """What answers a request: the trio, or `transform_fn` alone."""
 
     model_fn: Handler
-    model_warmup_fn: Handler | None
-    input_fn: Handler
-    predict_fn: Handler
-    output_fn: Handler
-    transform_fn: Handler | None
-    predict_batch_fn: Handler | None
+    pre_model_fn: Handler | None = None
+    model_warmup_fn: Handler | None = None
+    input_fn: Handler | None = None
+    predict_fn: Handler | None = None
+    output_fn: Handler | None = None
+    transform_fn: Handler | None = None
+    predict_batch_fn: Handler | None = None
     """Declares that predictions may be merged, and repeated: see `amphora.batching`."""
-    tokens_fn: Handler | None
-    describe_fn: Handler | None
+    tokens_fn: Handler | None = None
+    describe_fn: Handler | None = None
     """Says what the model is, and which routes of clients' APIs it answers: a JSON object."""
-    image_only: bool
+    image_only: bool = False
     """Whether the image's own trio answers, so that the server knows a request to warm up with."""
+    defaults: Defaults | None = None
+    """Where the missing functions come from, once the model is known."""
+
+    def completed(self, model: Any, model_dir: str) -> Handlers:
+        """These with the missing functions, for a model that is loaded."""
+        if self.defaults is None:
+            return self
+        functions = self.defaults.complete(model, model_dir)
+        added: dict[str, Any] = {
+            name: _handler("the image's defaults", name, function)
+            for name, function in functions.items()
+            if getattr(self, name) is None
+        }
+        return replace(self, defaults=None, **added)
 
 
-def resolve(code_dir: Path, program: str | None, image_code: Path) -> Handlers:
-    """Find every function. Raises CodeError where a file, an import or a signature is wrong."""
-    user = _user_module(code_dir, program)
-    own = {name for name in _SIGNATURES if user is not None and hasattr(user, name)}
-    _check_exclusive(user, own)
-    needed = (
-        {"model_fn"}
-        if "transform_fn" in own
-        else {"model_fn", "input_fn", "predict_fn", "output_fn"}
-    )
-    image = None if needed <= own else _image_module(image_code, needed - own)
+def resolve(
+    code_dir: Path, program: str | None, image_code: Path, model_dir: Path | None = None
+) -> Handlers:
+    """Find every function that can be known before the model is.
 
-    def find(name: str) -> Handler | None:
-        module = user if name in own else image
-        return _handler(module, name) if module is not None and hasattr(module, name) else None
+    Args:
+        code_dir: The user's code folder; it need not exist.
+        program: SAGEMAKER_PROGRAM; None means inference.py, if it is there.
+        image_code: The folder with the image's inference.py and defaults.py.
+        model_dir: The model's folder, which the defaults look at where the user has no code.
 
-    def find_beside(name: str, companion: str) -> Handler | None:
-        # Hooks go with the function that they help: the image's batching knows the image's data.
-        alone = "transform_fn" in own and companion == "predict_fn"
-        return find(name) if not alone and (name in own or companion not in own) else None
+    Raises:
+        CodeError: A file, an import or a signature is wrong.
+    """
+    service = services.find(code_dir, program)
+    user = None if service is not None else modules.user_module(code_dir, program)
+    own = {name for name in _SIGNATURES if getattr(user, name, None) is not None}
+    if user is not None and not own and services.serves(user):
+        service = user
+    if service is not None:
+        return _of_service(service)
+    _check_combination(user, own)
+    found: dict[str, Any] = {name: _handler(_file(user), name, getattr(user, name)) for name in own}
+    if not own - _BESIDE:
+        pre_model_fn = found.get("pre_model_fn")
+        if user is not None:
+            LOG.info("%s defines no handler: the image's own serve.", _file(user))
+        return _of_image(image_code, pre_model_fn, model_dir)
+    if "predict_batch_fn" in found and "predict_fn" not in found:
+        found["predict_fn"] = _one_by_one(found["predict_batch_fn"])
+    needed = {"model_fn"} if "transform_fn" in found else {"model_fn", *_TRIO}
+    defaults = None
+    if missing := needed - set(found):
+        defaults = _defaults(image_code, missing).for_file(frozenset(found), _file(user))
+        if "model_fn" in missing:
+            found["model_fn"] = _handler("the image's defaults", "model_fn", defaults.model_fn)
+    return Handlers(**found, defaults=defaults)
 
-    trio_is_image = not own & {"input_fn", "predict_fn", "output_fn", "transform_fn"}
-    nothing = Handler("", _never, False, False)
+
+def _file(user: ModuleType | None) -> str:
+    return str(getattr(user, "__file__", ""))
+
+
+def _of_service(module: ModuleType) -> Handlers:
+    LOG.info("%s is a handler service, which answers by itself.", _file(module))
     return Handlers(
-        model_fn=find("model_fn") or nothing,
-        model_warmup_fn=find_beside("model_warmup_fn", "model_fn"),
-        input_fn=find("input_fn") or nothing,
-        predict_fn=find("predict_fn") or nothing,
-        output_fn=find("output_fn") or nothing,
-        transform_fn=find("transform_fn") if "transform_fn" in own else None,
-        predict_batch_fn=find_beside("predict_batch_fn", "predict_fn"),
-        tokens_fn=find_beside("tokens_fn", "predict_fn"),
-        # The image knows its own model, and which APIs its own functions answer.
-        describe_fn=find("describe_fn")
-        if "describe_fn" in own or (trio_is_image and "model_fn" not in own)
-        else None,
-        image_only=trio_is_image,
+        model_fn=Handler("model_fn", services.open_service(module), takes_context=True),
+        transform_fn=Handler("transform_fn", services.call_service, True, bytes),
     )
 
 
-def _never(*args: Any) -> Any:
-    raise AssertionError("transform_fn answers alone")
+def _of_image(image_code: Path, pre_model_fn: Handler | None, model_dir: Path | None) -> Handlers:
+    """The image's own handlers; its defaults where they, and not these, can load the folder."""
+    if model_dir is not None and (image_code / "defaults.py").is_file():
+        defaults = modules.load_image(image_code, "defaults")
+        if defaults.leads(str(model_dir)):
+            return Handlers(
+                pre_model_fn=pre_model_fn,
+                model_fn=_handler("the image's defaults", "model_fn", defaults.load_torchscript),
+                defaults=defaults.for_file(frozenset(), ""),
+            )
+    path = image_code / "inference.py"
+    needed = {"model_fn", *_TRIO}
+    if not path.is_file():
+        raise _no_image(path, needed)
+    module = modules.load_image(image_code, "inference")
+    if lost := sorted(name for name in needed if not hasattr(module, name)):
+        raise CodeError(f"{path} does not define {', '.join(lost)}.", "The image is incomplete.")
+    names = [name for name in _SIGNATURES if hasattr(module, name) and name not in _BESIDE_IMAGE]
+    found: dict[str, Any] = {
+        name: _handler(str(path), name, getattr(module, name)) for name in names
+    }
+    return Handlers(**found, pre_model_fn=pre_model_fn, image_only=True)
 
 
-def _check_exclusive(user: ModuleType | None, own: set[str]) -> None:
-    others = sorted(own & {"input_fn", "predict_fn", "output_fn"})
-    if user is not None and "transform_fn" in own and others:
+_BESIDE_IMAGE = {"pre_model_fn", "transform_fn"}
+
+
+def _defaults(image_code: Path, missing: set[str]) -> Any:
+    path = image_code / "defaults.py"
+    if not path.is_file():
+        raise _no_image(path, missing)
+    return modules.load_image(image_code, "defaults")
+
+
+def _no_image(path: Path, missing: set[str]) -> CodeError:
+    return CodeError(
+        f"{', '.join(sorted(missing))} must come from the image, but {path} is not there.",
+        "Set AMPHORA_CODE_DIR to the folder that has the image's inference.py and defaults.py,"
+        " or define every function in the model's code/inference.py.",
+    )
+
+
+def _one_by_one(batch: Handler) -> Handler:
+    """`predict_fn` of a file that has only `predict_batch_fn`."""
+
+    def predict(data: Any, model: Any, context: Any) -> Any:
+        (prediction,) = batch([data], model, context=context)
+        if isinstance(prediction, Exception):
+            raise prediction
+        return prediction
+
+    return Handler("predict_batch_fn", predict, takes_context=True)
+
+
+def _check_combination(user: ModuleType | None, own: set[str]) -> None:
+    others = sorted(own & {*_TRIO, "predict_batch_fn"})
+    if "transform_fn" in own and others:
         raise CodeError(
-            f"{user.__file__} defines transform_fn and also {', '.join(others)}.",
+            f"{_file(user)} defines transform_fn and also {', '.join(others)}.",
             "transform_fn does the work of all three: keep it, or keep them.",
         )
+    if "tokens_fn" in own and "predict_batch_fn" not in own:
+        LOG.warning("%s defines tokens_fn without predict_batch_fn: it is not called.", _file(user))
+        own.discard("tokens_fn")
 
 
-def _user_module(code_dir: Path, program: str | None) -> ModuleType | None:
-    path = code_dir / (program or "inference.py")
-    if path.is_file():
-        return _load(path, path.stem, code_dir)
-    if program:
-        names = sorted(entry.name for entry in code_dir.glob("*.py")) if code_dir.is_dir() else []
-        there = f"It holds {', '.join(names)}." if names else "It holds no Python file."
-        raise CodeError(
-            f"SAGEMAKER_PROGRAM is {program!r}, but {code_dir} has no such file. {there}",
-            "Name the file that defines the handlers, as a path inside that folder."
-            + near(program, names),
-        )
-    return None
-
-
-def _image_module(image_code: Path, missing: set[str]) -> ModuleType:
-    path = image_code / "inference.py"
-    if not path.is_file():
-        raise CodeError(
-            f"{', '.join(sorted(missing))} must come from the image's handlers,"
-            f" but {path} is not there.",
-            "Set AMPHORA_CODE_DIR to the folder that has the image's inference.py,"
-            " or define every function in the model's code/inference.py.",
-        )
-    module = _load(path, "amphora_image_inference", image_code)
-    if lost := sorted(name for name in missing if not hasattr(module, name)):
-        raise CodeError(f"{path} does not define {', '.join(lost)}.", "The image is incomplete.")
-    return module
-
-
-def _load(path: Path, name: str, folder: Path) -> ModuleType:
-    """Import a file by its path, with its folder first on sys.path for its own imports."""
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise CodeError(f"{path} is not a Python file.", "Name a file that ends in .py.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise _import_error(path, error) from error
-    return module
-
-
-def _import_error(path: Path, error: Exception) -> CodeError:
-    where = _place(error, path)
-    if isinstance(error, ModuleNotFoundError):
-        return CodeError(
-            f"{path} cannot be imported: it needs the module {error.name!r}, which is not installed"
-            f" ({where}).",
-            "Add its package to the model's code/requirements.txt, or its file to code/.",
-        )
-    return CodeError(
-        f"{path} cannot be imported: {type(error).__name__}: {error} ({where}).",
-        "The fault is inside that code, not in finding it.",
-    )
-
-
-def _place(error: Exception, path: Path) -> str:
-    """Where it went wrong: the last frame in the file's folder, since below it lies a library."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}, line {error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).is_relative_to(path.parent)]
-    frame = (own or frames)[-1]
-    return f"{frame.filename}, line {frame.lineno}"
-
-
-def _handler(module: ModuleType, name: str) -> Handler:
-    function = getattr(module, name)
+def _handler(file: str, name: str, function: Any) -> Handler:
     if not callable(function):
-        raise CodeError(f"{module.__file__}: {name} is {function!r}.", "It must be a function.")
+        raise CodeError(f"{file}: {name} is {function!r}.", "It must be a function.")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise CodeError(f"{file}: {name} is written with `async def`.", "Write it with `def`.")
     expected = _SIGNATURES[name]
     parameters = list(inspect.signature(function).parameters.values())
     position = expected.index("body") if "body" in expected else None
+    annotation = (
+        parameters[position].annotation
+        if position is not None and len(parameters) > position
+        else None
+    )
+    kinds: dict[Any, type[str] | type[bytes]] = {
+        bytes: bytes, "bytes": bytes, str: str, "str": str
+    }  # fmt: skip
     return Handler(
         name=name,
         function=function,
-        takes_context=_takes_context(module, name, parameters, expected),
-        wants_bytes=position is not None
-        and len(parameters) > position
-        and parameters[position].annotation in (bytes, "bytes"),
+        takes_context=_takes_context(file, name, parameters, expected),
+        body_type=kinds.get(annotation) if isinstance(annotation, (type, str)) else None,
     )
 
 
 def _takes_context(
-    module: ModuleType, name: str, parameters: list[inspect.Parameter], expected: tuple[str, ...]
+    file: str, name: str, parameters: list[inspect.Parameter], expected: tuple[str, ...]
 ) -> bool:
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p for p in positional if p.default is p.empty]
@@ -224,7 +262,7 @@ def _takes_context(
     if extra < 0 or len(required) > len(expected) + 1:
         names = ", ".join(expected)
         raise CodeError(
-            f"{module.__file__}: {name} takes {len(positional)} arguments.",
+            f"{file}: {name} takes {len(positional)} arguments.",
             f"Write `def {name}({names})` or `def {name}({names}, context)`.",
         )
     return extra >= 1 and (

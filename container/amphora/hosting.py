@@ -22,6 +22,8 @@ MIB = 1024 * 1024
 class Hosting:
     """How one container answers: everything `amphora serve` takes from its environment."""
 
+    model_name: str = "model"
+    """The multi-model API's name of the model."""
     model_dir: Path
     """The unpacked model.tar.gz; read-only on SageMaker."""
     image_code: Path

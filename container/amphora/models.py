@@ -132,6 +132,7 @@ class Models:
         _check_memory(name, folder, self._settings)
         settings = replace(
             self._settings,
+            model_name=name,
             model_dir=folder,
             code_dir=folder / "code",
             program=self._program(folder),

@@ -100,6 +100,7 @@ class Host:
                 "device_index": self._index,
                 "batch_size": hosting.batch_size,
                 "batch_tokens": hosting.batch_tokens,
+                "model_name": hosting.model_name,
             },
         }
 

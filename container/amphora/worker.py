@@ -54,7 +54,10 @@ def _load(control: socket.socket, order: frames.Header) -> engine.Engine | None:
     gc.disable()
     try:
         resolved = handlers.resolve(
-            Path(order["code_dir"]), order["program"], Path(order["image_code"])
+            Path(order["code_dir"]),
+            order["program"],
+            Path(order["image_code"]),
+            Path(order["engine"]["model_dir"]),
         )
         loaded = engine.load(resolved, engine.Settings(**order["engine"]))
     except AmphoraError as error:
@@ -64,7 +67,7 @@ def _load(control: socket.socket, order: frames.Header) -> engine.Engine | None:
         reason = f"{type(error).__name__}: {error}"
     else:
         message = {
-            "batches": resolved.predict_batch_fn is not None,
+            "batches": loaded.handlers.predict_batch_fn is not None,
             "description": loaded.description,
             "forkable": order["share"] and _is_single_threaded(),
             "seconds": round(time.monotonic() - started, 3),

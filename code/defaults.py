@@ -1,0 +1,272 @@
+"""The handlers that a user's file leaves out, as in the image that the file was written for.
+
+Two images serve such files: Hugging Face's, where a request is a dict and the model a pipeline, and
+PyTorch's, where a request is a tensor. Which of them a file means is decided by the model, by what
+the file imports, and by the model's folder, and is printed once; AMPHORA_HANDLER_DEFAULTS
+(huggingface, pytorch) sets it. Its third value, image, is for files with `input_fn` or `output_fn`
+only: there the image's own handlers predict, with batching, and take and give plain JSON values.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recipe import huggingface_defaults, pytorch_defaults, serialization
+from recipe.huggingface_defaults import Refused
+from recipe.pytorch_defaults import load_torchscript
+
+__all__ = ["Defaults", "for_file", "leads", "load_torchscript"]
+
+VARIABLE = "AMPHORA_HANDLER_DEFAULTS"
+HUGGING_FACE, PYTORCH, IMAGE = "huggingface", "pytorch", "image"
+_HUB_LIBRARIES = {
+    "transformers", "sentence_transformers", "diffusers", "optimum", "peft", "setfit",
+    "huggingface_hub", "sagemaker_huggingface_inference_toolkit",
+}  # fmt: skip
+_PRIVATE_TO_IMAGE = {
+    "model_fn",
+    "predict_fn",
+    "predict_batch_fn",
+    "transform_fn",
+    "model_warmup_fn",
+}
+
+
+def leads(model_dir: str) -> bool:
+    """Whether a folder without handlers is one that only PyTorch's image would serve."""
+    is_saved = any(
+        (Path(model_dir) / name).is_file() for name in ("config.json", "adapter_config.json")
+    )
+    named = os.environ.get("HF_MODEL_ID")
+    return not is_saved and not named and bool(pytorch_defaults.script_files(model_dir))
+
+
+def for_file(own: frozenset[str], path: str) -> Defaults:
+    """The defaults for one file of handlers.
+
+    Args:
+        own: The functions that it defines.
+        path: Where it is; empty where there is none.
+
+    Raises:
+        ValueError: AMPHORA_HANDLER_DEFAULTS is none of its values, or `image` where a function of
+            the file would see what is private to the image's handlers.
+    """
+    setting = os.environ.get(VARIABLE, "").strip().lower()
+    if setting not in ("", HUGGING_FACE, PYTORCH, IMAGE):
+        raise ValueError(
+            f"{VARIABLE} is {setting!r}."
+            f" Give {HUGGING_FACE}, {PYTORCH} or {IMAGE}, or leave it out."
+        )
+    if setting == IMAGE and (seen := sorted(own & _PRIVATE_TO_IMAGE)):
+        raise ValueError(
+            f"{VARIABLE} is {IMAGE}, but {path} defines {', '.join(seen)}, which the image's own"
+            f" model is not made for. Give {HUGGING_FACE} or {PYTORCH}, or leave it out."
+        )
+    return Defaults(own=own, path=path, setting=setting)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defaults:
+    """What one file's missing functions are."""
+
+    own: frozenset[str]
+    path: str
+    setting: str
+
+    def model_fn(self, model_dir: str) -> Any:
+        """A pipeline, as in Hugging Face's image, or TorchScript, as in PyTorch's; the image's own
+        model for AMPHORA_HANDLER_DEFAULTS=image."""
+        if self.setting == IMAGE:
+            from recipe import tasks
+
+            return tasks.load(model_dir, os.environ)
+        if self.setting == PYTORCH or (not self.setting and leads(model_dir)):
+            return load_torchscript(model_dir)
+        return huggingface_defaults.make_pipeline(model_dir, os.environ)
+
+    def complete(self, model: Any, model_dir: str) -> Mapping[str, Callable[..., Any]]:
+        """The functions that the file leaves out, for its loaded model.
+
+        Raises:
+            ValueError: Without a function that the file lacks, the model answers nothing.
+        """
+        missing = sorted({"input_fn", "predict_fn", "output_fn"} - self.own)
+        if "transform_fn" in self.own or not missing:
+            return {}
+        if self.setting == IMAGE:
+            return _of_image(self.own)
+        family, reason = self._family(model, model_dir)
+        self._check(model)
+        print(
+            f"handlers: {', '.join(missing)} as in the {_TITLES[family]} image, since {reason}"
+            f" ({VARIABLE} sets it)",
+            flush=True,
+        )
+        task = str(getattr(model, "task", "") or os.environ.get("HF_TASK", ""))
+
+        def input_fn(body: str | bytes, content_type: str) -> Any:
+            if family == PYTORCH:
+                return pytorch_defaults.decode(body, content_type, model)
+            return huggingface_defaults.decode(body, content_type, task)
+
+        return {
+            "input_fn": input_fn,
+            "predict_fn": predict,
+            "output_fn": serialization.encode,
+        }
+
+    def _family(self, model: Any, model_dir: str) -> tuple[str, str]:
+        """Which image the file was written for, and why."""
+        if self.setting:
+            return self.setting, f"{VARIABLE} is {self.setting}"
+        parts = _parts(model)
+        name = type(model).__name__
+        if any(_libraries(part) & _HUB_LIBRARIES for part in parts):
+            return HUGGING_FACE, f"the model is a {name} of Hugging Face's libraries"
+        if any("torch" in _libraries(part) for part in parts):
+            return PYTORCH, f"the model is a {name}, a module of PyTorch"
+        imported = _imports(self.path)
+        if found := sorted(imported & _HUB_LIBRARIES):
+            return HUGGING_FACE, f"{Path(self.path).name} imports {', '.join(found)}"
+        if "torch" in imported:
+            return PYTORCH, f"{Path(self.path).name} imports torch"
+        if leads(model_dir):
+            return PYTORCH, "the model's folder holds a .pt or .pth file and no config.json"
+        return HUGGING_FACE, f"nothing of PyTorch is in {Path(self.path).name} or its model"
+
+    def _check(self, model: Any) -> None:
+        """Raises ValueError where the default predict_fn cannot call the model at all."""
+        if "predict_fn" in self.own:
+            return
+        if not callable(model) and _library_call(model) is None:
+            raise ValueError(
+                f"model_fn of {self.path} returned a {type(model).__name__}, which cannot be"
+                " called: define predict_fn(data, model), or return a pipeline or a module."
+            )
+        reads_tokens = getattr(model, "main_input_name", "") == "input_ids"
+        if "input_fn" not in self.own and reads_tokens and "transformers" in _libraries(model):
+            raise ValueError(
+                f"model_fn of {self.path} returned a {type(model).__name__}, and nothing in the"
+                " file makes tokens of a request: return transformers.pipeline(...) from model_fn,"
+                " or define input_fn or predict_fn."
+            )
+
+
+_TITLES = {HUGGING_FACE: "Hugging Face", PYTORCH: "PyTorch"}
+
+
+def predict(data: Any, model: Any) -> Any:
+    """Call the model with a request's data, as both images do.
+
+    A dict is Hugging Face's request: {"inputs": ..., "parameters": {...}}, or without "inputs" the
+    inputs themselves; a dict of tensors is what a tokenizer made. Any other value is the argument.
+
+    Raises:
+        Refused: (400) "parameters" is not an object, or a module has been given no tensor.
+    """
+    call = _library_call(model) or model
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return _call(call, data)
+    if "torch" in _libraries(model):
+        model.eval()
+    with torch.no_grad():
+        return _call(call, data)
+
+
+def _call(call: Callable[..., Any], data: Any) -> Any:
+    if not isinstance(data, Mapping):
+        if "torch" in _libraries(call) and isinstance(data, list):
+            raise Refused("The model takes a tensor: send a JSON array of numbers.")
+        return call(data)
+    data = dict(data)
+    if data and all("torch" in _libraries(value) for value in data.values()):
+        return call(**data)
+    inputs = data.pop("inputs", data)
+    parameters = data.pop("parameters", None)
+    if parameters is None:
+        return call(inputs)
+    if not isinstance(parameters, Mapping):
+        raise Refused('"parameters" must be an object, as in {"parameters": {"top_k": 2}}.')
+    return call(inputs, **parameters)
+
+
+def _library_call(model: Any) -> Callable[..., Any] | None:
+    """How sentence-transformers' models answer texts: by no call of the model itself."""
+    if "sentence_transformers" not in _libraries(model):
+        return None
+    return next(
+        (getattr(model, name) for name in ("encode", "predict") if hasattr(model, name)), None
+    )
+
+
+def _parts(model: Any) -> list[Any]:
+    """The model, or what it is made of: (model, tokenizer), {"model": ...}."""
+    if isinstance(model, Mapping):
+        return list(model.values())
+    return list(model) if isinstance(model, (list, tuple)) else [model]
+
+
+def _libraries(value: Any) -> set[str]:
+    """The top packages of a value's class and of the classes that it inherits from."""
+    return {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
+
+
+def _imports(path: str) -> set[str]:
+    """The top packages that a file imports, anywhere in it."""
+    if not path or not Path(path).is_file():
+        return set()
+    tree = ast.parse(Path(path).read_bytes())
+    return {name.partition(".")[0] for node in ast.walk(tree) for name in _names(node)}
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        yield node.module
+
+
+def _of_image(own: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
+    """The image's own handlers around a user's input_fn or output_fn, or both."""
+    from recipe import wire
+
+    def request_of(data: Any) -> wire.Request:
+        if isinstance(data, wire.Request):
+            return data
+        return wire.read_request(serialization.to_json(data), wire.JSON)
+
+    def predict_batch_fn(inputs: list[Any], model: Any) -> list[Any]:
+        requests = [request_of(data) for data in inputs]
+        for request in requests:
+            model.measure(request)  # which refuses parameters that the task does not have
+        answers = [
+            wire.with_faults(answer, request)
+            for answer, request in zip(model.predict(requests), requests, strict=True)
+        ]
+        return [_plain(answer) for answer in answers] if "output_fn" in own else answers
+
+    def predict_fn(data: Any, model: Any) -> Any:
+        return predict_batch_fn([data], model)[0]
+
+    def output_fn(prediction: Any, accept: str) -> Any:
+        return wire.write_answer(prediction, accept)
+
+    print(f"handlers: the rest is the image's own, since {VARIABLE} is {IMAGE}", flush=True)
+    return {
+        "input_fn": wire.read_request,
+        "predict_fn": predict_fn,
+        "predict_batch_fn": predict_batch_fn,
+        "output_fn": output_fn,
+    }
+
+
+def _plain(answer: Any) -> Any:
+    return answer if isinstance(answer, Iterator) else serialization.plain(answer)
