@@ -11,6 +11,7 @@ from amphora.errors import CodeError
 from amphora.handlers import resolve
 from tests.serve.conftest import ECHO, Start
 
+CODE = Path(__file__).resolve().parents[2] / "code"
 IMAGE = """
 def model_fn(model_dir): return "image model"
 def input_fn(body: bytes, content_type: str): return body.decode()
@@ -37,28 +38,53 @@ def test_without_user_code_the_image_answers(folders: tuple[Path, Path]) -> None
     found = resolve(folders[0], None, folders[1])
     assert found.image_only
     assert found.predict_batch_fn is not None
-    assert found.input_fn.wants_bytes
+    assert found.input_fn is not None
+    assert found.input_fn.body_type is bytes
 
 
-def test_missing_functions_come_from_the_image_with_their_hooks(folders: tuple[Path, Path]) -> None:
+def test_what_a_file_leaves_out_waits_for_the_model(folders: tuple[Path, Path]) -> None:
     write(folders[0], "def output_fn(prediction, accept): return prediction.upper()")
-    found = resolve(folders[0], None, folders[1])
+    found = resolve(folders[0], None, CODE)
     assert not found.image_only
-    assert found.model_fn.function.__module__ == "amphora_image_inference"
-    assert found.output_fn.function("a", "") == "A"
-    assert found.predict_batch_fn is not None
+    assert found.predict_batch_fn is None
+    assert found.input_fn is None
+    whole = found.completed(str.lower, "")
+    assert whole.input_fn is not None
+    assert whole.predict_fn is not None
+    assert whole.output_fn is found.output_fn
 
 
 def test_a_users_predict_fn_is_not_merged_by_the_images_hook(folders: tuple[Path, Path]) -> None:
     write(folders[0], "def predict_fn(data, model): return data")
-    found = resolve(folders[0], None, folders[1])
+    found = resolve(folders[0], None, CODE).completed(None, "")
     assert found.predict_batch_fn is None
     assert found.tokens_fn is None
 
 
+def test_predict_batch_fn_alone_is_predict_fn_too(folders: tuple[Path, Path]) -> None:
+    write(folders[0], "def predict_batch_fn(inputs, model): return [each * 2 for each in inputs]")
+    found = resolve(folders[0], None, CODE)
+    assert found.predict_fn is not None
+    assert found.predict_fn(3, None, context=None) == 6
+
+
+@pytest.mark.parametrize("code", ["x = 1", "def helper(): pass", "pre_model_fn = print", ""])
+def test_a_file_without_handlers_leaves_all_to_the_image(
+    folders: tuple[Path, Path], code: str
+) -> None:
+    write(folders[0], code)
+    assert resolve(folders[0], None, folders[1]).image_only
+
+
+def test_none_in_a_functions_place_is_no_function(folders: tuple[Path, Path]) -> None:
+    write(folders[0], "transform_fn = None\ndef predict_fn(data, model): return data")
+    found = resolve(folders[0], None, CODE)
+    assert found.transform_fn is None
+
+
 def test_transform_fn_needs_no_trio_and_takes_no_hooks(folders: tuple[Path, Path]) -> None:
     write(folders[0], "def transform_fn(model, body, content_type, accept): return body")
-    found = resolve(folders[0], None, folders[1])
+    found = resolve(folders[0], None, CODE)
     assert found.transform_fn is not None
     assert found.predict_batch_fn is None
 
@@ -78,7 +104,9 @@ def test_context_is_decided_by_the_parameters(
     folders: tuple[Path, Path], signature: str, takes: bool
 ) -> None:
     write(folders[0], f"def predict_fn({signature}): return 1")
-    assert resolve(folders[0], None, folders[1]).predict_fn.takes_context is takes
+    handler = resolve(folders[0], None, CODE).predict_fn
+    assert handler is not None
+    assert handler.takes_context is takes
 
 
 @pytest.mark.parametrize(
@@ -97,6 +125,7 @@ def test_context_is_decided_by_the_parameters(
         ),
         ("def predict_fn(a, b, c, d): pass", ["predict_fn takes 4 arguments"]),
         ("model_fn = 3", ["model_fn is 3", "must be a function"]),
+        ("async def predict_fn(data, model): pass", ["predict_fn is written with `async def`"]),
         ("def transform_fn(m, b, c, a): pass\ndef input_fn(b, c): pass", ["also input_fn"]),
     ],
 )
