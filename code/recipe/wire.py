@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from email.message import Message
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,9 @@ def media_type(header: str) -> str:
 
 
 def read_request(body: bytes, content_type: str) -> Request:
-    """The texts of a JSON, JSON Lines, CSV or plain text body in UTF-8, or of an NPY array.
+    """The texts of a JSON, JSON Lines, CSV or plain text body, or of an NPY array.
+
+    A text is in UTF-8, or in the charset that the content type names.
 
     Raises:
         BadRequest: the body is not of its type, or holds no texts; of several records that is each
@@ -123,13 +126,29 @@ def read_request(body: bytes, content_type: str) -> Request:
         raise UnsupportedContentType(
             f"Content-Type {content_type!r} is not supported. Send {', '.join(_READERS)}."
         )
-    request = _READERS[kind](body)
+    request = _READERS[kind](_as_utf8(body, content_type))
     if not request.texts:
         raise BadRequest(f"The request holds no text. {_EXAMPLE}")
     for number, text in enumerate(request.texts, 1):
         if not _is_encodable(text):
             raise BadRequest(f"Text {number} holds half of a surrogate pair: {text[:60]!a}.")
     return request
+
+
+def _as_utf8(body: bytes, content_type: str) -> bytes:
+    parameters = Message()
+    parameters["content-type"] = content_type
+    charset = str(parameters.get_param("charset", "") or "utf-8")
+    if media_type(content_type) == NPY or charset.lower() in ("utf-8", "utf8"):
+        return body
+    try:
+        return body.decode(charset).encode()
+    except LookupError as error:
+        raise UnsupportedContentType(
+            f"The charset of Content-Type {content_type!r} is not known. Send utf-8."
+        ) from error
+    except UnicodeError as error:
+        raise BadRequest(f"The body is no text in {charset}: {error}.") from error
 
 
 def _is_encodable(text: str) -> bool:

@@ -6,6 +6,8 @@ handler shares.
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import json
 from collections.abc import Iterator
 from types import GeneratorType
@@ -38,6 +40,27 @@ def charset(header: str) -> str:
         if name.strip().lower() == "charset":
             return value.strip().strip('"') or "utf-8"
     return "utf-8"
+
+
+# Codecs of Python that are no charset of any text, and slow on texts made up to harm.
+_NO_CHARSETS = {"idna", "punycode", "unicode_escape", "raw_unicode_escape", "undefined"}
+
+
+def check_charset(content_type: str) -> None:
+    """Raises Fault (415) where a Content-Type names a charset that no text can be read in."""
+    if "charset" not in content_type.lower():
+        return
+    name = charset(content_type)
+    known = "undefined"
+    with contextlib.suppress(LookupError, UnicodeError):
+        b"x".decode(codec := codecs.lookup(name).name, "replace")
+        known = codec
+    if known.replace("-", "_") in _NO_CHARSETS:
+        raise Fault(
+            415,
+            "unsupported_content_type",
+            f"The charset of Content-Type {content_type[:100]!r} is not known. Send utf-8.",
+        )
 
 
 def is_text(content_type: str) -> bool:

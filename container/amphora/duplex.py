@@ -62,14 +62,15 @@ class Duplex:
 
     async def _answer(self, socket: WebSocket, data: bytes | None, text: str | None) -> None:
         body = data if data is not None else (text or "").encode()
-        call = self._exchange.call(socket, uuid.uuid4().hex, body)
+        identifier = uuid.uuid4().hex
         try:
+            call = self._exchange.call(socket, identifier, body)
             if len(body) > self._settings.max_body:
                 raise Fault(413, "payload_too_large", f"{len(body)} bytes are too many.")
             self._pool.submit(call)
             await self._send(socket, call)
         except Fault as fault:
-            await socket.send_text(error_body(fault.code, str(fault), call.id).decode())
+            await socket.send_text(error_body(fault.code, str(fault), identifier).decode())
 
     async def _send(self, socket: WebSocket, call: Call) -> None:
         try:

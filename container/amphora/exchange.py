@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ExceptionHandler, Message
 
-from amphora import codecs, sessions
+from amphora import codecs, content_coding, sessions
 from amphora.codecs import Fault
 from amphora.hosting import MIB, Hosting
 from amphora.links import Call, Reply
@@ -30,8 +30,10 @@ OPENAI_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 TEI_ROUTES = ("/embed", "/rerank", "/predict", "/similarity")
 _OPENAI_ERRORS = {404: "not_found_error", 503: "overloaded_error"}
 _TEI_ERRORS = {503: "Overloaded", 504: "Overloaded"}
-# As nginx counts a client that went before it had sent its request.
+# As nginx counts a client that went before its answer.
 _CLIENT_GONE = 499
+# Compressed bodies that are decoded between two requests; larger ones would make `/ping` wait.
+_DECODED_AT_ONCE = 4096
 
 
 class Exchange:
@@ -61,7 +63,7 @@ class Exchange:
 
     async def invoke(self, request: Request, pool: Pool) -> Response:
         """Answer a request by a pool's model."""
-        body = await _body(request, self._settings.max_body)
+        body = await self.body(request)
         call = self.call(request, request_id(request), body)
         try:
             pool.submit(call)
@@ -71,8 +73,25 @@ class Exchange:
             raise
         return self._response(call, await self._wait(request, pool, call), pool)
 
+    async def body(self, request: Request) -> bytes:
+        """A request's whole body, decoded. Raises Fault: 413 past the bound, 415 where its coding
+        is not supported, 400 where it is broken; ClientDisconnect where it broke off."""
+        limit = self._settings.max_body
+        headers = request.headers
+        if "expect" in headers and int(headers.get("content-length", 0)) > limit:
+            # Nothing of the body is on its way yet, and nothing of it shall be sent.
+            raise content_coding.too_large(limit)
+        applied = content_coding.codings(headers.get("content-encoding", ""))
+        body = await _read(request, limit)
+        if not applied:
+            return body
+        if len(body) < _DECODED_AT_ONCE:
+            return content_coding.decode(body, applied, limit)
+        return await asyncio.to_thread(content_coding.decode, body, applied, limit)
+
     def call(self, connection: HTTPConnection, identifier: str, body: bytes) -> Call:
-        """A call with the headers of the connection."""
+        """A call with the headers of the connection. Raises Fault (415) for an unknown charset."""
+        codecs.check_charset(connection.headers.get("content-type", ""))
         loop = asyncio.get_running_loop()
         headers = connection.headers
         return Call(
@@ -97,6 +116,9 @@ class Exchange:
             gone.cancel()
         if not call.reply.done():
             pool.cancel(call)
+            if gone.done():
+                call.reply.cancel()
+                raise ClientDisconnect
             call.fail(too_late(self._settings.timeout))
         return call.reply.result()
 
@@ -124,6 +146,11 @@ class Exchange:
     async def _on_fault(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, Fault)
         headers = {"retry-after": "1"} if error.status == 503 else {}
+        if error.status == 413:
+            # The rest of the body may still come, or never.
+            headers["connection"] = "close"
+        if isinstance(error, content_coding.UnsupportedCoding):
+            headers["accept-encoding"] = content_coding.SUPPORTED
         if isinstance(error, sessions.SessionGone):
             headers[sessions.CLOSED_HEADER] = _printable(error.session)
         return self._error(request, error.status, error.code, str(error), headers)
@@ -136,7 +163,7 @@ class Exchange:
 
     async def _on_departure(self, request: Request, error: Exception) -> Response:
         """Nobody reads this answer, but the log of requests has its status."""
-        return self._error(request, _CLIENT_GONE, "client_gone", "The body broke off.", {})
+        return self._error(request, _CLIENT_GONE, "client_gone", "The client has gone.", {})
 
     async def _on_bug(self, request: Request, error: Exception) -> Response:
         LOG.error("Request %s failed in the server.", request_id(request), exc_info=error)
@@ -193,8 +220,8 @@ def _printable(value: str) -> str:
     return "".join(letter for letter in value if letter.isascii() and letter.isprintable())[:256]
 
 
-async def _body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises Fault (413) past the limit, without keeping what is beyond it."""
+async def _read(request: Request, limit: int) -> bytes:
+    """The body as it came. Raises Fault (413) past the limit, and keeps nothing beyond it."""
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():
@@ -207,11 +234,7 @@ async def _body(request: Request, limit: int) -> bytes:
             if size > 4 * limit + MIB:
                 break
     if size > limit:
-        raise Fault(
-            413,
-            "payload_too_large",
-            f"The body is larger than {limit} bytes; SAGEMAKER_MAX_PAYLOAD_IN_MB sets the limit.",
-        )
+        raise content_coding.too_large(limit)
     return b"".join(parts)
 
 

@@ -16,6 +16,11 @@ from amphora.errors import ConfigError
 
 T = TypeVar("T")
 MIB = 1024 * 1024
+MOST_TRANSFORM_MB = 100
+"""Payload times concurrent requests of a batch transform job, at most, by the service's rule."""
+# What the service takes where neither the job nor the container says.
+_TRANSFORM_MB = 6
+_ENDLESS_MIB = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +58,9 @@ class Hosting:
     """Seconds from a request's arrival to its answer's beginning."""
     startup_timeout: float
     max_body: int
-    """Bytes of a request's body."""
+    """Bytes of a request's body, as it comes and decoded."""
+    transform_payload: int
+    """The MiB that batch transform is told to send at most in one request."""
     session_lifetime: float
     """Seconds after which a session that nobody uses ends."""
     is_multi_model: bool
@@ -66,6 +73,9 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Hostin
     env = _Environment(environ)
     workers = _workers(env, devices)
     model_dir = base_dir / "model"
+    # A transform job says 0 for bodies of any length; here one is held in memory, whole.
+    payload_mib = env.number("SAGEMAKER_MAX_PAYLOAD_IN_MB", 25.0, float, least=0)
+    max_body = int((payload_mib or _ENDLESS_MIB) * MIB)
     return Hosting(
         model_dir=model_dir,
         image_code=image_code(environ),
@@ -84,7 +94,8 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Hostin
         queue_limit=env.number("AMPHORA_QUEUE_LIMIT", 512, int, least=1),
         timeout=_timeout(env),
         startup_timeout=env.number("SAGEMAKER_STARTUP_TIMEOUT", 480.0, float, least=1),
-        max_body=int(env.number("SAGEMAKER_MAX_PAYLOAD_IN_MB", 25.0, float, least=0) * MIB),
+        max_body=max_body,
+        transform_payload=_transform_payload(env, max_body),
         session_lifetime=env.number("AMPHORA_SESSION_SECONDS", 1200.0, float, least=0),
         is_multi_model=env.flag("SAGEMAKER_MULTI_MODEL"),
         shows_page=_shows_page(env, environ),
@@ -166,6 +177,11 @@ def _timeout(env: _Environment) -> float:
     # Seconds by its documentation; an old server read it as minutes, and an hour of waiting helps
     # nobody behind an endpoint that gives up after one minute.
     return env.number("SAGEMAKER_MODEL_SERVER_TIMEOUT", 60.0, float, least=0.001)
+
+
+def _transform_payload(env: _Environment, max_body: int) -> int:
+    most = MOST_TRANSFORM_MB if env.text("SAGEMAKER_MAX_PAYLOAD_IN_MB") else _TRANSFORM_MB
+    return min(max(1, max_body // MIB), most)
 
 
 def _code_dir(env: _Environment, model_dir: Path) -> Path:

@@ -116,7 +116,7 @@ class Models:
         return self._models[name]
 
     async def _load(self, request: Request) -> Response:
-        name, url = await _order(request)
+        name, url = _order(await self._exchange.body(request))
         # One at a time, so that two models are not both promised the same memory.
         async with self._turn:
             if name in self._models:
@@ -158,9 +158,9 @@ class Models:
         return program if program and (folder / "code" / program).is_file() else None
 
 
-async def _order(request: Request) -> tuple[str, str]:
+def _order(body: bytes) -> tuple[str, str]:
     try:
-        order = json.loads(await request.body())
+        order = json.loads(body)
         return str(order["model_name"]), str(order["url"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Fault(

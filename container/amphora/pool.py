@@ -60,6 +60,11 @@ class Pool:
         return bool(self._links)
 
     @property
+    def merges(self) -> bool:
+        """Whether the loaded handlers let requests be predicted together."""
+        return self._loaded is not None and self._loaded.batches
+
+    @property
     def living(self) -> int:
         """Workers that can take requests."""
         return len(self._links)
@@ -162,8 +167,7 @@ class Pool:
 
     def _take(self, sharers: int) -> list[Call]:
         """The next batch: a fair share of what waits, for that many idle workers."""
-        merge = self._loaded is not None and self._loaded.batches
-        most = min(self.hosting.batch_size, -(-len(self._queue) // sharers)) if merge else 1
+        most = min(self.hosting.batch_size, -(-len(self._queue) // sharers)) if self.merges else 1
         batch: list[Call] = []
         while len(batch) < most and (call := self._next(self._queue)):
             batch.append(call)

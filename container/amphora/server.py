@@ -91,11 +91,14 @@ class Front:
             routes=[*self._common_routes(), *self._model_routes()],
             exception_handlers=self.exchange.exception_handlers,
         )
+        # A redirect would name whatever host the client's Host header names.
+        app.router.redirect_slashes = False
         return telemetry.Access(app, self.metrics, telemetry.access_logger())
 
     def _common_routes(self) -> list[BaseRoute]:
         routes: list[BaseRoute] = [
             Route("/ping", self._ping, methods=["GET", "POST"]),
+            Route("/ping/", self._ping, methods=["GET", "POST"]),
             Route("/metrics", self._metrics, methods=["GET"]),
             Route("/openapi.json", self._openapi, methods=["GET"]),
             *Runtime(self.exchange, self._pool_of).routes,
@@ -111,6 +114,7 @@ class Front:
         duplex = Duplex(self.settings, self.exchange, self.pool)
         return [
             Route("/invocations", self._invocations, methods=["POST"]),
+            Route("/invocations/", self._invocations, methods=["POST"]),
             # Where clients of Hugging Face's servers post that were given the server's address.
             Route("/", self._invocations, methods=["POST"]),
             *Clients(self.settings, self.exchange, self._pool_of).routes,
@@ -151,13 +155,23 @@ class Front:
         return await self.exchange.invoke(request, self._pool_of(request))
 
     async def _execution_parameters(self, request: Request) -> Response:
-        """What batch transform asks before it begins."""
+        """What batch transform asks before it begins; a job's own settings go before these.
+
+        One record a request holds for every content type and every handler: several lines sent as
+        application/json are no JSON, and several as text/plain would be taken for one text. The
+        service refuses jobs whose payloads times requests are more than 100 MB.
+        """
+        settings = self.settings
+        merged = settings.batch_size if self.pool is not None and self.pool.merges else 1
+        useful = settings.workers * max(2, merged)
+        payload = settings.transform_payload
+        most = min(useful, settings.queue_limit, hosting.MOST_TRANSFORM_MB // payload)
         return self.exchange.reply(
             200,
             {
-                "MaxConcurrentTransforms": 2 * self.settings.workers,
-                "BatchStrategy": "MULTI_RECORD",
-                "MaxPayloadInMB": max(1, self.settings.max_body // hosting.MIB),
+                "MaxConcurrentTransforms": most,
+                "BatchStrategy": "SINGLE_RECORD",
+                "MaxPayloadInMB": payload,
             },
         )
 

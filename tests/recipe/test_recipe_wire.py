@@ -207,3 +207,24 @@ def test_a_parameter_of_another_task_is_named() -> None:
     )
     with pytest.raises(BadRequest, match=r"'temperature'.*text-classification.*takes top_k"):
         request.only({"top_k"}, "text-classification")
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "latin-1", "utf-16", "utf-16-be"])
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (wire.JSON, '{"inputs": ["Grün", "ÿ"]}'),
+        (wire.JSON_LINES, '"Grün"\n"ÿ"\n'),
+        (wire.CSV, "Grün\nÿ\n"),
+    ],
+)
+def test_the_images_handlers_read_every_charset(kind: str, body: str, charset: str) -> None:
+    request = wire.read_request(body.encode(charset), f"{kind}; charset={charset}")
+    assert list(request.texts) == ["Grün", "ÿ"]
+
+
+def test_the_images_handlers_refuse_what_is_no_charset_or_not_in_it() -> None:
+    with pytest.raises(wire.UnsupportedContentType, match="klingon"):
+        wire.read_request(b'"a"', "application/json; charset=klingon")
+    with pytest.raises(wire.BadRequest, match="utf-16"):
+        wire.read_request(b'"a"', "application/json; charset=utf-16")

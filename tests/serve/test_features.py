@@ -165,13 +165,13 @@ def test_batch_transform_is_told_its_parameters(start: Start) -> None:
     server = start(
         SAGEMAKER_BATCH="true",
         SAGEMAKER_MODEL_SERVER_WORKERS="2",
-        SAGEMAKER_MAX_PAYLOAD_IN_MB="6",
+        SAGEMAKER_MAX_PAYLOAD_IN_MB="25",
     ).ready()
     answer = server.http.get("/execution-parameters")
     assert answer.json() == {
         "MaxConcurrentTransforms": 4,
-        "BatchStrategy": "MULTI_RECORD",
-        "MaxPayloadInMB": 6,
+        "BatchStrategy": "SINGLE_RECORD",
+        "MaxPayloadInMB": 25,
     }
 
 
