@@ -47,7 +47,7 @@ class Clients:
     async def _invoke(self, request: Request) -> Response:
         """As /invocations, where the loaded model's handlers answer this route."""
         pool = self._pool_of(request)
-        path = request.url.path
+        path = request.scope["path"]
         if pool.is_ready and path not in (answered := pool.description.get("routes", [])):
             there = ", ".join(["/invocations", *answered])
             raise Fault(

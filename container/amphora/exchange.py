@@ -100,7 +100,7 @@ class Exchange:
             content_type=headers.get("content-type", codecs.JSON),
             accept=codecs.accepted(headers.get("accept", ""), self._settings.default_accept),
             headers=dict(headers),
-            path=connection.url.path,
+            path=connection.scope["path"],
             deadline=loop.time() + self._settings.timeout,
             reply=loop.create_future(),
         )
@@ -158,7 +158,7 @@ class Exchange:
     async def _on_http_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
-        message = f"{request.method} {request.url.path}: {error.detail}."
+        message = f"{request.method} {request.scope['path']}: {error.detail}."
         return self._error(request, error.status_code, code, message, dict(error.headers or {}))
 
     async def _on_departure(self, request: Request, error: Exception) -> Response:
@@ -172,7 +172,7 @@ class Exchange:
     def _error(
         self, request: Request, status: int, code: str, message: str, headers: dict[str, str]
     ) -> Response:
-        body = error_body(code, message, request_id(request), status, request.url.path)
+        body = error_body(code, message, request_id(request), status, request.scope["path"])
         headers = {**headers, "content-type": codecs.JSON, "x-request-id": request_id(request)}
         return Response(body, status, {**headers, **self._closing()})
 
