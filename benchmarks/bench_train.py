@@ -44,8 +44,13 @@ from transformers import (  # noqa: E402
     TrainingArguments,
 )
 
-from recipe import arguments, cpu, data, engine, libraries, modeling, tokens  # noqa: E402
-from recipe.batches import Samples  # noqa: E402
+from recipe import compat  # noqa: E402
+from recipe import hyperparameters as arguments  # noqa: E402
+from recipe.batching.batches import Samples  # noqa: E402
+from recipe.data import classification  # noqa: E402
+from recipe.models import cpu_kernels, loading  # noqa: E402
+from recipe.tokenization import texts  # noqa: E402
+from recipe.training import engine  # noqa: E402
 
 BATCH, PADDED = 32, 128
 MATRIX = 2048
@@ -134,18 +139,16 @@ def _made(folder: Path) -> Path:
 @functools.cache
 def _ready(model: str, source: Path) -> tuple[Any, ...]:
     """Hyperparameters, model, tokenizer and the tokenised training and evaluation data."""
-    libraries.quieten()
+    compat.quieten()
     datasets.disable_progress_bars()
     argv = ["--model_name_or_path", model, "--batch_size", str(BATCH), "--packing", "True"]
     hyperparameters = arguments.parse(argv)
     channels = {"train": source / "train.csv", "test": source / "test.csv"}
-    splits = data.load(channels, hyperparameters)
-    loaded, tokenizer = modeling.load(
-        modeling.find(model, channels), splits.labels, hyperparameters
-    )
+    splits = classification.load(channels, hyperparameters)
+    loaded, tokenizer = loading.load(loading.find(model, channels), splits.labels, hyperparameters)
     ready = {
-        "train": tokens.tokenise(splits.train, tokenizer, PADDED),
-        "evaluation": tokens.tokenise(splits.evaluation, tokenizer, PADDED),
+        "train": texts.tokenise(splits.train, tokenizer, PADDED),
+        "evaluation": texts.tokenise(splits.evaluation, tokenizer, PADDED),
     }
     return hyperparameters, loaded, tokenizer, ready
 
@@ -156,7 +159,7 @@ def _run(variant: Variant, model: str, source: Path) -> tuple[float, float, int]
     with tempfile.TemporaryDirectory() as folder:
         args = _arguments(Path(folder), variant.steps, variant.bf16)
         if variant.is_recipe:
-            cpu.keep_memory()
+            cpu_kernels.keep_memory()
             samples = {name: Samples.of(split) for name, split in ready.items()}
             trainer: Trainer = engine.build(
                 copy.deepcopy(loaded), tokenizer, args, hyperparameters, samples

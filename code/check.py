@@ -19,13 +19,14 @@ def main(argv: list[str]) -> None:
     """Print every finding; what is wrong with the job is a finding, not an exception."""
     # As in train.py.
     gc.disable()
-    from recipe import inspection, places
+    from recipe import paths
+    from recipe.training import preflight
 
     gc.freeze()
     gc.enable()
     processes, *rest = argv
-    found = places.from_environment(os.environ)
-    for finding in inspection.inspect(rest, found, int(processes)):
+    found = paths.from_environment(os.environ)
+    for finding in preflight.inspect(rest, found, int(processes)):
         print(f"amphora-check {json.dumps(dataclasses.asdict(finding))}", flush=True)
 
 

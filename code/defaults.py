@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipe import huggingface_defaults, pytorch_defaults, serialization
-from recipe.huggingface_defaults import Refused
-from recipe.pytorch_defaults import load_torchscript
+from recipe.inference import huggingface_defaults, pytorch_defaults, serialization
+from recipe.inference.huggingface_defaults import Refused
+from recipe.inference.pytorch_defaults import load_torchscript
 
 __all__ = ["Defaults", "for_file", "leads", "load_torchscript"]
 
@@ -84,9 +84,9 @@ class Defaults:
         """A pipeline, as in Hugging Face's image, or TorchScript, as in PyTorch's; the image's own
         model for AMPHORA_HANDLER_DEFAULTS=image."""
         if self.setting == IMAGE:
-            from recipe import tasks
+            from recipe.inference import registry
 
-            return tasks.load(model_dir, os.environ)
+            return registry.load(model_dir, os.environ)
         if self.setting == PYTORCH or (not self.setting and leads(model_dir)):
             return load_torchscript(model_dir)
         return huggingface_defaults.make_pipeline(model_dir, os.environ)
@@ -236,19 +236,19 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 def _of_image(own: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
     """The image's own handlers around a user's input_fn or output_fn, or both."""
-    from recipe import wire
+    from recipe.inference import payloads
 
-    def request_of(data: Any) -> wire.Request:
-        if isinstance(data, wire.Request):
+    def request_of(data: Any) -> payloads.Request:
+        if isinstance(data, payloads.Request):
             return data
-        return wire.read_request(serialization.to_json(data), wire.JSON)
+        return payloads.read_request(serialization.to_json(data), payloads.JSON)
 
     def predict_batch_fn(inputs: list[Any], model: Any) -> list[Any]:
         requests = [request_of(data) for data in inputs]
         for request in requests:
             model.measure(request)  # which refuses parameters that the task does not have
         answers = [
-            wire.with_faults(answer, request)
+            payloads.with_faults(answer, request)
             for answer, request in zip(model.predict(requests), requests, strict=True)
         ]
         return [_plain(answer) for answer in answers] if "output_fn" in own else answers
@@ -257,11 +257,11 @@ def _of_image(own: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
         return predict_batch_fn([data], model)[0]
 
     def output_fn(prediction: Any, accept: str) -> Any:
-        return wire.write_answer(prediction, accept)
+        return payloads.write_answer(prediction, accept)
 
     print(f"handlers: the rest is the image's own, since {VARIABLE} is {IMAGE}", flush=True)
     return {
-        "input_fn": wire.read_request,
+        "input_fn": payloads.read_request,
         "predict_fn": predict_fn,
         "predict_batch_fn": predict_batch_fn,
         "output_fn": output_fn,

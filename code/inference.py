@@ -17,14 +17,14 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from recipe import tasks, wire
-from recipe.tasks import Task
-from recipe.wire import Request
+from recipe.inference import payloads, registry
+from recipe.inference.payloads import Request
+from recipe.inference.registry import Task
 
 
 def model_fn(model_dir: str) -> Task:
     """The model in `model_dir`, or the one that HF_MODEL_ID names where there is none."""
-    return tasks.load(model_dir, os.environ)
+    return registry.load(model_dir, os.environ)
 
 
 def model_warmup_fn(model_dir: str, model: Task) -> None:
@@ -33,7 +33,7 @@ def model_warmup_fn(model_dir: str, model: Task) -> None:
         request = Request(texts=["A sentence to warm up with. " * length], parameters=model.warm_up)
         model.measure(request)
         for answer in model.predict([request]):
-            wire.write_answer(answer, wire.JSON)
+            payloads.write_answer(answer, payloads.JSON)
 
 
 def input_fn(body: bytes, content_type: str) -> Request:
@@ -43,7 +43,7 @@ def input_fn(body: bytes, content_type: str) -> Request:
         BadRequest: the body is wrong; the message says how, with an example of what is right.
         UnsupportedContentType: the content type is not supported.
     """
-    return wire.read_request(body, content_type)
+    return payloads.read_request(body, content_type)
 
 
 def tokens_fn(data: Request, model: Task) -> list[int]:
@@ -64,7 +64,7 @@ def predict_fn(data: Request, model: Task) -> Any:
 def predict_batch_fn(inputs: Sequence[Request], model: Task) -> list[Any]:
     """What `predict_fn` returns for each request, all of them through the model together."""
     predictions = zip(model.predict(inputs), inputs, strict=True)
-    return [wire.with_faults(prediction, request) for prediction, request in predictions]
+    return [payloads.with_faults(prediction, request) for prediction, request in predictions]
 
 
 def output_fn(
@@ -79,4 +79,4 @@ def output_fn(
         if context is not None and (places := getattr(prediction, name, ())):
             header = f"X-Amphora-{name.capitalize()}"
             context.set_response_header(0, header, ",".join(map(str, places)))
-    return wire.write_answer(prediction, accept)
+    return payloads.write_answer(prediction, accept)

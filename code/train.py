@@ -20,15 +20,16 @@ def main(argv: list[str]) -> None:
     """Train as `argv` says; an error is raised, with a message for the job's owner."""
     # Imports leave nothing to collect, and looking for it takes a quarter of their time.
     gc.disable()
-    from recipe import arguments, places, training
+    from recipe import hyperparameters, paths
+    from recipe.training import run
 
     gc.freeze()
     gc.enable()
     if "--help" in argv:
-        print(f"{__doc__}\n{arguments.describe()}")
+        print(f"{__doc__}\n{hyperparameters.describe()}")
         return
-    where = places.from_environment(os.environ)
-    training.run(arguments.parse(argv, where), where, os.environ)
+    where = paths.from_environment(os.environ)
+    run.run(hyperparameters.parse(argv, where), where, os.environ)
 
 
 if __name__ == "__main__":

@@ -93,24 +93,24 @@ def _add(trial: Trial, tar: tarfile.TarFile) -> None:
 def run(trial: Trial) -> None:
     """Thousands of archives through both unpackers, then some through real processes."""
     sys.path[:0] = [str(ROOT / "code"), str(ROOT / "container")]
-    from amphora import source
-    from amphora.errors import CodeError
-    from recipe import layout
+    from amphora.common import archives
+    from amphora.common.errors import CodeError
+    from recipe.data import channels
     from recipe.errors import ModelError
 
-    source.MAX_UNPACKED_BYTES, source.MAX_MEMBERS = LIMIT, 1000
+    archives.MAX_UNPACKED_BYTES, archives.MAX_MEMBERS = LIMIT, 1000
 
     def code(archive: Path, folder: Path) -> Path:
         try:
-            source.unpack(archive, folder, "it")
+            archives.unpack(archive, folder, "it")
         except CodeError as error:
             raise Refused(str(error)) from error
         return folder
 
     def model(archive: Path, folder: Path) -> Path:
-        layout.tempfile.tempdir = str(folder)
+        channels.tempfile.tempdir = str(folder)
         try:
-            return layout._extract(archive)
+            return channels._extract(archive)
         except ModelError as error:
             trial.check(WORDS, not list(folder.iterdir()), f"left: {list(folder.iterdir())}")
             raise Refused(str(error)) from error

@@ -33,7 +33,7 @@ PROMISES = (ERRORS, RIGHT, CONFIGS, HANGS, PROCESS)
 def run(trial: Trial) -> None:
     """In-process first, then a share as real jobs."""
     sys.path[:0] = [str(ROOT / "code"), str(ROOT / "container")]
-    import recipe.data  # noqa: F401  # its seconds are not those of a call
+    import recipe.data.classification  # noqa: F401  # its seconds are not those of a call
 
     count = 100 if trial.short else 6000
     kept: list[dict[str, bytes]] = []
@@ -84,13 +84,13 @@ def _written(trial: Trial, files: dict[str, bytes]) -> Path:
 
 
 def _channel(trial: Trial, files: dict[str, bytes], kept: list[dict[str, bytes]]) -> None:
-    from recipe import data
-    from recipe.arguments import Hyperparameters
+    from recipe.data import classification
     from recipe.errors import RecipeError
+    from recipe.hyperparameters import Hyperparameters
 
     folder = _written(trial, files)
     try:
-        data.load({"train": folder}, Hyperparameters())
+        classification.load({"train": folder}, Hyperparameters())
         trial.count("channels read")
         trial.check(ERRORS, True)
     except RecipeError as error:
@@ -102,7 +102,7 @@ def _channel(trial: Trial, files: dict[str, bytes], kept: list[dict[str, bytes]]
 
 
 def _config(trial: Trial, files: dict[str, bytes]) -> None:
-    from amphora import errors
+    from amphora.common import errors
 
     base = trial.folder / "config"
     shutil.rmtree(base, ignore_errors=True)
@@ -123,12 +123,15 @@ def _config(trial: Trial, files: dict[str, bytes]) -> None:
 
 def read_configuration(base: Path) -> None:
     """What is made of a job's input/config before anything is started."""
-    from amphora import contract, devices, environment, launch
+    from amphora.common import devices
+    from amphora.contract import job as contract
+    from amphora.contract import sm_variables
+    from amphora.training import launch
 
     job = contract.read_job({"SAGEMAKER_BASE_DIR": str(base)})
     _ = (job.rank, job.channels, job.framework_params, job.instance_groups, job.instance_type)
     host = devices.Devices(gpus=0, neuron_cores=0, cpus=2, efa=False, reason="ordeal")
-    environment.sm_variables(job, host, {})
+    sm_variables.sm_variables(job, host, {})
     launch.arguments(job)
 
 
@@ -139,7 +142,7 @@ def _said() -> str:
 
 
 def _rows(trial: Trial, rows: list[tuple[str, str]]) -> None:
-    from recipe import formats
+    from recipe.data import formats
 
     folder = trial.folder / "rows"
     folder.mkdir(exist_ok=True)

@@ -89,15 +89,15 @@ def _file(content: bytes, name: str) -> Iterator[Path]:
 
 
 def _request(content: bytes) -> None:
-    from recipe import wire
+    from recipe.inference import payloads
 
     kind = TYPES[content[0] % len(TYPES)] if content else TYPES[0]
-    with contextlib.suppress(wire.BadRequest, wire.UnsupportedContentType):
-        wire.read_request(content[1:], kind)
+    with contextlib.suppress(payloads.BadRequest, payloads.UnsupportedContentType):
+        payloads.read_request(content[1:], kind)
 
 
 def _table(content: bytes) -> None:
-    from recipe import formats
+    from recipe.data import formats
     from recipe.errors import DataError
 
     with _file(content, "train.csv") as path, contextlib.suppress(DataError):
@@ -105,7 +105,7 @@ def _table(content: bytes) -> None:
 
 
 def _configuration(content: bytes) -> None:
-    from amphora.errors import AmphoraError
+    from amphora.common.errors import AmphoraError
     from ordeal.data import read_configuration
 
     with (
@@ -116,21 +116,21 @@ def _configuration(content: bytes) -> None:
 
 
 def _checkpoint(content: bytes) -> None:
-    from recipe import checkpoints
     from recipe.errors import CheckpointError
+    from recipe.storage import checkpoints
 
     with _file(content, checkpoints.MANIFEST) as path, contextlib.suppress(CheckpointError):
         checkpoints.read(path.parent)
 
 
 def _sums(content: bytes) -> None:
-    from recipe import sums
     from recipe.errors import ModelError
+    from recipe.storage import checksums
 
     with (
-        _file(content, sums.NAME) as path,
+        _file(content, checksums.NAME) as path,
         contextlib.suppress(ModelError),
-        sums.verified(str(path.parent)),
+        checksums.verified(str(path.parent)),
     ):
         pass
 
@@ -145,8 +145,11 @@ def _main(name: str, *options: str) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["recipe", "amphora"]):
-        from amphora import contract, environment, launch  # noqa: F401
-        from recipe import checkpoints, formats, sums, wire  # noqa: F401
+        from amphora.contract import job, sm_variables  # noqa: F401
+        from amphora.training import launch  # noqa: F401
+        from recipe.data import formats  # noqa: F401
+        from recipe.inference import payloads  # noqa: F401
+        from recipe.storage import checkpoints, checksums  # noqa: F401
     atheris.Setup([sys.argv[0], *options], READERS[name])
     atheris.Fuzz()
 

@@ -111,7 +111,7 @@ class Job:
 def run(trial: Trial) -> None:
     """Jobs of 1 and of 2 processes, until there have been enough kills."""
     sys.path.insert(0, str(ROOT / "code"))
-    import recipe.training  # noqa: F401  # before the forks
+    import recipe.training.run  # noqa: F401  # before the forks
 
     model = made_elsewhere(trial.folder / "pretrained")
     data = reviews(trial.folder / "reviews.csv", 180)

@@ -8,9 +8,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from amphora import __version__, logs
-from amphora.contract import Paths
-from amphora.errors import AmphoraError
+from amphora import __version__
+from amphora.common import logs
+from amphora.common.errors import AmphoraError
+from amphora.contract.job import Paths
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,13 +57,13 @@ def _parser() -> argparse.ArgumentParser:
 def _train(arguments: argparse.Namespace) -> int:
     if arguments.check:
         return _doctor(argparse.Namespace(base_dir=None, json=False))
-    from amphora.train import train
+    from amphora.training.job_runner import train
 
     return train(os.environ, arguments.sdk_command)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from amphora.doctor import doctor
+    from amphora.training.doctor import doctor
 
     base = {"SAGEMAKER_BASE_DIR": arguments.base_dir} if arguments.base_dir else {}
     return doctor({**os.environ, **base}, arguments.json)
@@ -70,7 +71,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 def _serve(_arguments: argparse.Namespace) -> int:
     # The server's libraries are no part of a training job's start.
-    from amphora.server import serve
+    from amphora.serving.http.server import serve
 
     return serve(Paths.of(os.environ).base, os.environ)
 

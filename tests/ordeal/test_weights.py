@@ -75,7 +75,7 @@ def test_a_model_to_start_from(tmp_path: Path, poisoned: Path) -> None:
 
 def test_the_states_in_a_checkpoint(tmp_path: Path, model: Path) -> None:
     """The manifest is made to agree, as somebody who can write the checkpoint can do."""
-    from recipe import checkpoints
+    from recipe.storage import checkpoints
 
     data = reviews(tmp_path / "train.csv", 20)
     assert train(tmp_path, data, model, "--max_steps", "1").returncode == 0

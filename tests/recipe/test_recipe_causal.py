@@ -16,11 +16,16 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from recipe import arguments, causal_data, causal_tokens, evaluation, inspection, modeling
-from recipe.arguments import Hyperparameters
-from recipe.causal_batches import Documents
+from recipe import hyperparameters
+from recipe.batching.document_batches import Documents
+from recipe.data import language_modeling
 from recipe.errors import DataError, HyperparameterError, ModelError
-from recipe.places import Places
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import loading
+from recipe.paths import Places
+from recipe.tasks import evaluation
+from recipe.tokenization import documents as causal_tokens
+from recipe.training import preflight
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 CHATML = (
@@ -159,8 +164,8 @@ def test_nothing_to_learn_is_an_error(tokenizer: PreTrainedTokenizerBase) -> Non
         tokenise(tokenizer, messages=[json.dumps(TALK)])
 
 
-def load(folder: Path, **options: Any) -> causal_data.Texts:
-    return causal_data.load({"train": folder}, Hyperparameters(task="causal-lm", **options))
+def load(folder: Path, **options: Any) -> language_modeling.Texts:
+    return language_modeling.load({"train": folder}, Hyperparameters(task="causal-lm", **options))
 
 
 CONVERSATION = {"messages": TALK}
@@ -252,7 +257,7 @@ def test_what_cannot_be_read_is_named(
 )
 def test_what_does_not_go_together_is_refused(argv: list[str], words: list[str]) -> None:
     with pytest.raises(HyperparameterError) as caught:
-        arguments.parse(argv)
+        hyperparameters.parse(argv)
     for word in words:
         assert word in str(caught.value)
 
@@ -260,13 +265,13 @@ def test_what_does_not_go_together_is_refused(argv: list[str], words: list[str])
 def test_what_is_no_decoder_is_refused(tmp_path: Path, tiny_model: Path) -> None:
     asked = Hyperparameters(task="causal-lm")
     with pytest.raises(ModelError, match="of type bert, an encoder"):
-        modeling.load_causal(modeling.find(str(tiny_model), {}), asked)
+        loading.load_causal(loading.find(str(tiny_model), {}), asked)
     folder = causal_kit.make_model("llama", tmp_path / "small")
     more = causal_kit.make_tokenizer()
     more.add_tokens(["one more"])
     more.save_pretrained(folder)
     with pytest.raises(ModelError, match=r"has 260 tokens, and the model 259"):
-        modeling.load_causal(modeling.find(str(folder), {}), asked)
+        loading.load_causal(loading.find(str(folder), {}), asked)
 
 
 def test_perplexity_is_of_all_tokens_alike() -> None:
@@ -317,12 +322,12 @@ def test_a_run_whose_model_is_served_at_once(
         tensorboard=tmp_path,
     )
     asked = ["--task", "causal-lm", "--max_length", "8", "--batch_size", "16", "--epochs", "1"]
-    found = {each.what: each for each in inspection.inspect(asked, places, 1)}
+    found = {each.what: each for each in preflight.inspect(asked, places, 1)}
     assert "240" in found["lengths"].detail
     assert "100.0% of the texts are longer than 8 tokens" in found["truncation"].detail
     assert found["steps"].detail.startswith("15 an epoch")
     found = {
-        each.what: each for each in inspection.inspect([*asked, "--long_texts", "split"], places, 1)
+        each.what: each for each in preflight.inspect([*asked, "--long_texts", "split"], places, 1)
     }
     assert int(found["steps"].detail.split()[0]) > 30
 
@@ -330,7 +335,9 @@ def test_a_run_whose_model_is_served_at_once(
 def test_a_model_that_cannot_be_packed_is_padded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from recipe import batches, engine, objective
+    from recipe.batching import batches
+    from recipe.tasks import objective
+    from recipe.training import engine
 
     config = transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4)
     torch.manual_seed(0)

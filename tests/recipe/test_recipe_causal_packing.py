@@ -12,8 +12,12 @@ import transformers
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, PreTrainedModel, TrainingArguments
 
-from recipe import batches, causal_model, engine, objective, plan
-from recipe.causal_batches import Documents, PackedDocuments, PaddedDocuments
+from recipe.batching import batches
+from recipe.batching import packing as plan
+from recipe.batching.document_batches import Documents, PackedDocuments, PaddedDocuments
+from recipe.models import packed_decoders
+from recipe.tasks import objective
+from recipe.training import engine
 
 PAD, SIZE = 1, 6
 SMALL = {
@@ -113,10 +117,12 @@ def test_losses_and_gradients_are_those_of_documents_alone(
     expected = torch.stack([alone(model, documents, row) for row in rows])
     count = documents.weight(rows)
     wanted = gradients(model, expected[:, 0].sum() / count)
-    causal_model.take_documents(model)
+    packed_decoders.take_documents(model)
     layout = lay(documents, rows)
     # In several parts, too, whose logits are not kept.
-    monkeypatch.setattr(causal_model, "_MOST_LOGITS", 50 * 16 if attention == "sdpa" else 1 << 26)
+    monkeypatch.setattr(
+        packed_decoders, "_MOST_LOGITS", 50 * 16 if attention == "sdpa" else 1 << 26
+    )
     batch = layout.tensors(documents, rows)
     answers = model(**batch).logits
     assert answers.shape == (SIZE, 2)
@@ -133,7 +139,7 @@ def test_losses_and_gradients_are_those_of_documents_alone(
 
 
 def test_every_decoder_is_held_to_that() -> None:
-    assert {kind.split(",")[0] for kind in KINDS} == set(causal_model.DECODERS)
+    assert {kind.split(",")[0] for kind in KINDS} == set(packed_decoders.DECODERS)
 
 
 def trained(

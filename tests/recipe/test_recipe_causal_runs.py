@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from test_recipe_resume import CODE, STEPS, Job
 
-from recipe.interruptions import EXIT_CODE
+from recipe.training.interruptions import EXIT_CODE
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 TASK = ("--task", "causal-lm", "--bf16", "False", "--max_length", "64")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from recipe import cpu
+from recipe.models import cpu_kernels
 
 CODE = Path(__file__).resolve().parents[2] / "code"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -20,7 +20,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_noise_drops_its_share_and_keeps_the_mean(dtype: torch.dtype, p: float) -> None:
     torch.manual_seed(0)
-    found = cpu.noise(torch.empty(500, 401, dtype=dtype), p)
+    found = cpu_kernels.noise(torch.empty(500, 401, dtype=dtype), p)
     assert (found.shape, found.dtype) == ((500, 401), dtype)
     count = found.numel()
     spread = 4 * (p * (1 - p) / count) ** 0.5
@@ -32,7 +32,7 @@ def test_noise_drops_its_share_and_keeps_the_mean(dtype: torch.dtype, p: float) 
 
 def test_noise_of_neighbours_is_independent() -> None:
     torch.manual_seed(0)
-    dropped = (cpu.noise(torch.empty(400_000), 0.5) == 0).double() - 0.5
+    dropped = (cpu_kernels.noise(torch.empty(400_000), 0.5) == 0).double() - 0.5
     for distance in (1, 2, 3, 4, 8):
         covariance = (dropped[:-distance] * dropped[distance:]).mean().item()
         assert abs(covariance) < 4 * 0.25 / len(dropped) ** 0.5
@@ -41,23 +41,23 @@ def test_noise_of_neighbours_is_independent() -> None:
 def test_noise_is_drawn_from_the_generator_that_checkpoints_hold() -> None:
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    first = cpu.noise(torch.empty(1000), 0.3)
-    assert not torch.equal(cpu.noise(torch.empty(1000), 0.3), first)
+    first = cpu_kernels.noise(torch.empty(1000), 0.3)
+    assert not torch.equal(cpu_kernels.noise(torch.empty(1000), 0.3), first)
     torch.set_rng_state(state)
-    assert torch.equal(cpu.noise(torch.empty(1000), 0.3), first)
+    assert torch.equal(cpu_kernels.noise(torch.empty(1000), 0.3), first)
 
 
 def test_all_is_dropped_at_1_and_nothing_in_evaluation() -> None:
-    layer, values = cpu.Dropout(1.0), torch.ones(3, 5)
+    layer, values = cpu_kernels.Dropout(1.0), torch.ones(3, 5)
     assert not layer(values).any()
     assert torch.equal(layer.eval()(values), values)
-    assert torch.equal(cpu.Dropout(0.0)(values), values)
+    assert torch.equal(cpu_kernels.Dropout(0.0)(values), values)
 
 
 def test_dropouts_gradient_is_its_noise() -> None:
     torch.manual_seed(0)
     values = torch.ones(64, 33, requires_grad=True)
-    dropped = cpu.Dropout(0.4)(values)
+    dropped = cpu_kernels.Dropout(0.4)(values)
     dropped.sum().backward()
     assert values.grad is not None
     assert torch.equal(values.grad, dropped.detach())
@@ -70,7 +70,7 @@ def test_attention_is_pytorchs(dtype: torch.dtype) -> None:
     segments = torch.arange(17).div(5, rounding_mode="floor").expand(2, 17)
     own = segments[:, None, :, None] == segments[:, None, None, :]
     added = torch.zeros(own.shape).masked_fill(~own, torch.finfo().min)
-    found, weights = cpu.attend(nn.Module(), query, key, value, added)
+    found, weights = cpu_kernels.attend(nn.Module(), query, key, value, added)
     wanted = nn.functional.scaled_dot_product_attention(query, key, value, own)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     assert weights is None
@@ -80,13 +80,13 @@ def test_attention_is_pytorchs(dtype: torch.dtype) -> None:
 def test_a_query_that_sees_nothing_is_no_nan() -> None:
     query = torch.randn(1, 1, 3, 8, dtype=torch.bfloat16)
     hidden = torch.full((1, 1, 3, 3), torch.finfo(torch.float32).min)
-    assert cpu.attend(nn.Module(), query, query, query, hidden)[0].isfinite().all()
+    assert cpu_kernels.attend(nn.Module(), query, query, query, hidden)[0].isfinite().all()
 
 
 def test_every_dropout_is_replaced_wherever_it_lies() -> None:
     model = nn.ModuleDict({"a": nn.Sequential(nn.Dropout(0.3)), "b": nn.Dropout(0.2)})
-    cpu.lighten(model, attention=False)
-    found = [layer.p for layer in model.modules() if isinstance(layer, cpu.Dropout)]
+    cpu_kernels.lighten(model, attention=False)
+    found = [layer.p for layer in model.modules() if isinstance(layer, cpu_kernels.Dropout)]
     assert sorted(found) == [0.2, 0.3]
     assert not any(type(layer) is nn.Dropout for layer in model.modules())
 

@@ -13,18 +13,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recipe import data, labels, layout, places
-from recipe.arguments import Hyperparameters
-from recipe.data import Splits
+from recipe import paths
+from recipe.data import channels as layout
+from recipe.data import classification, labels
+from recipe.data.classification import Splits
+from recipe.data.formats import read
 from recipe.errors import DataError, HyperparameterError
-from recipe.formats import read
+from recipe.hyperparameters import Hyperparameters
 
 ROWS = [("good, very good", "pos"), ("bad; very bad", "neg"), ('a "fine" film', "pos")] * 10
 Rows = Sequence[tuple[str, Any]]
 
 
 def load(channels: dict[str, Path], **hyperparameters: Any) -> Splits:
-    return data.load(channels, Hyperparameters(**hyperparameters))
+    return classification.load(channels, Hyperparameters(**hyperparameters))
 
 
 def texts_and_names(splits: Splits, which: str = "train") -> list[tuple[str, str]]:
@@ -313,15 +315,15 @@ def test_what_is_no_data_is_left_alone(tmp_path: Path) -> None:
 
 def test_the_hold_out_is_stratified_and_seeded() -> None:
     classes = [0] * 80 + [1] * 15 + [2] * 4 + [3]
-    kept, out = data.hold_out(classes, 0.1, seed=5)
+    kept, out = classification.hold_out(classes, 0.1, seed=5)
     assert sorted(kept + out) == list(range(100))
     assert Counter(classes[row] for row in out) == {0: 8, 1: 2}
-    assert data.hold_out(classes, 0.1, seed=5) == (kept, out)
-    assert data.hold_out(classes, 0.1, seed=6) != (kept, out)
+    assert classification.hold_out(classes, 0.1, seed=5) == (kept, out)
+    assert classification.hold_out(classes, 0.1, seed=6) != (kept, out)
 
 
 def test_a_small_hold_out_has_a_row_and_leaves_every_class() -> None:
-    kept, out = data.hold_out([0, 0, 1], 0.1, seed=0)
+    kept, out = classification.hold_out([0, 0, 1], 0.1, seed=0)
     assert len(out) == 1
     assert {[0, 0, 1][row] for row in kept} == {0, 1}
 
@@ -452,7 +454,7 @@ def test_a_channel_offered_under_two_spellings_is_one() -> None:
         "SM_CHANNEL_MY-DATA": "/data/my-data",
         "SM_CHANNEL_MY_DATA": "/data/my-data",
     }
-    assert dict(places.from_environment(environ).channels) == {"my-data": Path("/data/my-data")}
+    assert dict(paths.from_environment(environ).channels) == {"my-data": Path("/data/my-data")}
 
 
 def write_labels(path: Path, values: Sequence[Any]) -> dict[str, Path]:

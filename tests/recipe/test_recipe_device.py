@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from recipe import device, progress
 from recipe.errors import DistributedError
+from recipe.runtime import device
+from recipe.training import progress
 
 
 def test_precision_comes_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

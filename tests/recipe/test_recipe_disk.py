@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from recipe import checkpoints, saving
 from recipe.errors import CheckpointError, OutputError
+from recipe.storage import atomic, checkpoints
 
 Mount = Callable[..., Path]
 Reviews = Callable[[int], list[tuple[str, str]]]
@@ -82,7 +82,7 @@ def test_a_full_disk_leaves_no_half_of_a_result(tmpfs: Mount) -> None:
     (folder / "config.json").write_text("of before")
     with (
         pytest.raises(OutputError, match=r"The model .*/model: .* 0\.3 MB; 0\.5 MB .* Free"),
-        saving.results("The model", folder, 300_000, "Free space there.") as aside,
+        atomic.results("The model", folder, 300_000, "Free space there.") as aside,
     ):
         (aside / "config.json").write_text("new")
         save_file({"a": kilobytes(600)}, aside / "model.safetensors")
@@ -93,7 +93,7 @@ def test_a_full_disk_leaves_no_half_of_a_result(tmpfs: Mount) -> None:
 def test_a_read_only_folder_is_named_before_anything_is_written(tmpfs: Mount) -> None:
     folder = tmpfs("output", 100, "ro")
     with pytest.raises(OutputError, match=r"The output, .*/output/data, .*Read-only file system"):
-        saving.check_writable("The output", folder / "data", "Mount it.")
+        atomic.check_writable("The output", folder / "data", "Mount it.")
     with pytest.raises(CheckpointError, match=r"Read-only file system.*output_dir.*save_strategy"):
         checkpoints.check_writable(folder)
 

@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
-from recipe import distribution
-from recipe.arguments import Hyperparameters, parse
-from recipe.device import Device
 from recipe.errors import HyperparameterError
+from recipe.hyperparameters import Hyperparameters, parse
+from recipe.runtime import distribution
+from recipe.runtime.device import Device
 
 Reviews = Callable[[int], list[tuple[str, str]]]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from recipe.encoding import beginning, encode
+from recipe.tokenization.encoding import beginning, encode
 
 WORDS = ["the", "film", "truly", "great", "awful", "unbelievable", "number", "ü", "東京", "b", "-"]
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from recipe import modeling, tokens
-from recipe.arguments import Hyperparameters
-from recipe.encoding import encode
+from recipe.data.labels import Labels
 from recipe.errors import DataError, HyperparameterError, ModelError
-from recipe.labels import Labels
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import loading
+from recipe.tokenization import texts as tokens
+from recipe.tokenization.encoding import encode
 
 LABELS = Labels(("neg", "pos"))
 
@@ -22,23 +23,23 @@ LABELS = Labels(("neg", "pos"))
 @pytest.mark.parametrize("asked", [None, "model", "{path}"])
 def test_a_local_model_is_found(tiny_model: Path, asked: str | None) -> None:
     asked = asked and asked.format(path=tiny_model)
-    source = modeling.find(asked, {"model": tiny_model})
+    source = loading.find(asked, {"model": tiny_model})
     assert (source.name, source.is_local) == (str(tiny_model), True)
 
 
 def test_a_name_on_the_hub_is_left_to_it() -> None:
-    assert modeling.find("distilbert/distilbert-base-uncased", {}).is_local is False
+    assert loading.find("distilbert/distilbert-base-uncased", {}).is_local is False
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(HyperparameterError, match="model_name_or_path is not given"):
-        modeling.find(None, {"train": tmp_path})
+        loading.find(None, {"train": tmp_path})
     with pytest.raises(ModelError, match=r"'/no/such/folder'.*no such folder"):
-        modeling.find("/no/such/folder", {})
+        loading.find("/no/such/folder", {})
     with pytest.raises(ModelError, match=r"without config\.json"):
-        modeling.find(str(tmp_path), {})
+        loading.find(str(tmp_path), {})
     with pytest.raises(ModelError, match=r"Channel train .*holds no model"):
-        modeling.find("train", {"train": tmp_path})
+        loading.find("train", {"train": tmp_path})
 
 
 def test_a_damaged_model_is_named(tmp_path: Path, tiny_model: Path) -> None:
@@ -46,9 +47,9 @@ def test_a_damaged_model_is_named(tmp_path: Path, tiny_model: Path) -> None:
         (tmp_path / entry.name).write_bytes(entry.read_bytes())
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    source = modeling.find(str(tmp_path), {})
+    source = loading.find(str(tmp_path), {})
     with pytest.raises(ModelError, match=r"cannot be loaded.*model\.safetensors"):
-        modeling.load(source, LABELS, Hyperparameters())
+        loading.load(source, LABELS, Hyperparameters())
 
 
 def test_a_model_is_loaded_in_float32_with_a_head_for_the_labels(
@@ -56,22 +57,22 @@ def test_a_model_is_loaded_in_float32_with_a_head_for_the_labels(
 ) -> None:
     AutoModel.from_pretrained(tiny_model).to(torch.bfloat16).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path)
-    model, _ = modeling.load(modeling.find(str(tmp_path), {}), LABELS, Hyperparameters())
+    model, _ = loading.load(loading.find(str(tmp_path), {}), LABELS, Hyperparameters())
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     assert model.config.id2label == {0: "neg", 1: "pos"}
     three = Labels(("a", "b", "c"))
     model.save_pretrained(tmp_path)
-    model, _ = modeling.load(modeling.find(str(tmp_path), {}), three, Hyperparameters())
+    model, _ = loading.load(loading.find(str(tmp_path), {}), three, Hyperparameters())
     assert model.config.id2label == {0: "a", 1: "b", 2: "c"}
     assert model.classifier.out_features == 3
 
 
 def test_the_longest_input_is_the_models(tiny_model: Path) -> None:
-    model, tokenizer = modeling.load(modeling.find(str(tiny_model), {}), LABELS, Hyperparameters())
-    assert modeling.longest_input(model, tokenizer, None) == 64
-    assert modeling.longest_input(model, tokenizer, 16) == 16
+    model, tokenizer = loading.load(loading.find(str(tiny_model), {}), LABELS, Hyperparameters())
+    assert loading.longest_input(model, tokenizer, None) == 64
+    assert loading.longest_input(model, tokenizer, 16) == 16
     with pytest.raises(HyperparameterError, match=r"max_length has value 65.*takes 64"):
-        modeling.longest_input(model, tokenizer, 65)
+        loading.longest_input(model, tokenizer, 65)
 
 
 def test_texts_are_cut_and_keep_their_special_tokens(tiny_model: Path) -> None:
@@ -133,5 +134,5 @@ def test_an_archive_made_up_to_harm_is_refused(
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.tar.gz").write_bytes(member.tobuf() + bytes(1024))
     with pytest.raises(ModelError, match="cannot be unpacked"):
-        modeling.find("model", {"model": tmp_path / "model"})
+        loading.find("model", {"model": tmp_path / "model"})
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

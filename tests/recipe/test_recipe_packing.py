@@ -13,9 +13,13 @@ import torch
 import transformers
 from transformers import PreTrainedModel, TrainingArguments
 
-from recipe import batches, cpu, engine, families, losses, plan, value_ranges
-from recipe.batches import Packed, Padded, Samples, World
+from recipe import value_ranges
+from recipe.batching import batches
+from recipe.batching import packing as plan
+from recipe.batching.batches import Packed, Padded, Samples, World
 from recipe.errors import HyperparameterError
+from recipe.models import cpu_kernels, losses, packed_encoders
+from recipe.training import engine
 
 PAD, SIZE = 1, 6
 SMALL = {
@@ -82,10 +86,12 @@ def gradients(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Ten
     return {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager", cpu.ATTENTION])
+@pytest.mark.parametrize("attention", ["sdpa", "eager", cpu_kernels.ATTENTION])
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_logits_and_gradients_are_those_of_samples_alone(kind: str, attention: str) -> None:
-    model = make(kind, attn_implementation="sdpa" if attention == cpu.ATTENTION else attention)
+    model = make(
+        kind, attn_implementation="sdpa" if attention == cpu_kernels.ATTENTION else attention
+    )
     samples = samples_of([30, 5, 17, 2, 41])
     rows = np.arange(5)
     labels = torch.from_numpy(samples.labels)
@@ -95,12 +101,12 @@ def test_packed_logits_and_gradients_are_those_of_samples_alone(kind: str, atten
     ]
     expected = torch.cat(alone)
     wanted = gradients(model, losses.of_samples(expected, labels).mean())
-    family = families.family_of(model.config)
+    family = packed_encoders.family_of(model.config)
     assert family is not None
-    families.take_packed(model)
-    if attention == cpu.ATTENTION:
-        cpu.lighten(model, attention=True)
-        assert model.config._attn_implementation == cpu.ATTENTION
+    packed_encoders.take_packed(model)
+    if attention == cpu_kernels.ATTENTION:
+        cpu_kernels.lighten(model, attention=True)
+        assert model.config._attn_implementation == cpu_kernels.ATTENTION
     shape = plan.shape([samples.lengths.tolist()])
     assert shape.rows > 1
     layout = Packed(shape, SIZE, PAD, family.first_position(model.config))
@@ -114,7 +120,7 @@ def test_packed_logits_and_gradients_are_those_of_samples_alone(kind: str, atten
 
 
 def test_every_family_is_held_to_that() -> None:
-    assert {kind.split(",")[0] for kind in KINDS} == set(families.FAMILIES)
+    assert {kind.split(",")[0] for kind in KINDS} == set(packed_encoders.FAMILIES)
 
 
 @pytest.mark.parametrize("size", [16, 32, 64])
@@ -186,7 +192,7 @@ def train(
     )
     lengths = [run.samples.lengths[rows].tolist() for rows in run.rows(2, True)]
     if packing:
-        families.take_packed(model)
+        packed_encoders.take_packed(model)
         layout: Any = Packed(plan.shape(lengths), run.size, PAD, 0)
     else:
         layout = _PaddedAlike(plan.buckets(lengths), run.size, PAD)

@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from recipe import reduction
+from recipe.runtime import ddp_hook
 
 ROWS, WIDTH = 20_000, 64
 
@@ -44,7 +44,7 @@ def gradients(rank: int, tied: bool, by_rows: bool, accumulate: int) -> tuple[An
         return summed(values, **options)
 
     if by_rows:
-        reduction.sum_touched_rows(model)
+        ddp_hook.sum_touched_rows(model)
     dist.all_reduce = counted
     try:
         for number in range(accumulate):
@@ -92,8 +92,8 @@ def test_a_sum_that_fails_ends_the_step(
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         model = DistributedDataParallel(Model(tied))
-        reduction.sum_touched_rows(model)
-        monkeypatch.setattr(reduction, "_sum", fails)
+        ddp_hook.sum_touched_rows(model)
+        monkeypatch.setattr(ddp_hook, "_sum", fails)
         with pytest.raises(RuntimeError, match="a peer is gone"):
             model(torch.arange(100)).square().mean().backward()
     finally:

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from recipe import card, rate, report
-from recipe.arguments import Hyperparameters
-from recipe.card import Facts
-from recipe.labels import NUMBER, SEVERAL, Labels
-from recipe.stopwatch import Stopwatch
+from recipe.data.labels import NUMBER, SEVERAL, Labels
+from recipe.hyperparameters import Hyperparameters
+from recipe.reports import model_card, report
+from recipe.reports.model_card import Facts
+from recipe.runtime import matmul_rate
+from recipe.runtime.timer import Stopwatch
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 PROBE = "<script>document.title='run by a text'</script>"
@@ -41,7 +42,7 @@ def material(
     facts = Facts(
         base_model="some/model",
         hyperparameters=Hyperparameters(hf_token="hf_planted"),
-        about=card.of_labels((predictions or SINGLE_LABEL).labels),
+        about=model_card.of_labels((predictions or SINGLE_LABEL).labels),
         found=["train data: 4 rows"],
         device="device: cpu",
         metrics={"eval_accuracy": 0.25, "test_accuracy": 0.5, "train_samples_per_second": 8.0},
@@ -96,11 +97,11 @@ def test_its_figures_are_right(tmp_path: Path) -> None:
 
 def test_a_device_s_matrix_rate_is_measured_in_little_time() -> None:
     began = time.monotonic()
-    rated = rate.of_matrix_products(torch.device("cpu"), seconds=0.1)
+    rated = matmul_rate.of_matrix_products(torch.device("cpu"), seconds=0.1)
     assert rated is not None
     assert rated > 1e8
     assert time.monotonic() - began < 20, "not even an emulated product takes so long"
-    assert rate.of_matrix_products(torch.device("meta")) is None
+    assert matmul_rate.of_matrix_products(torch.device("meta")) is None
 
 
 def test_the_worst_mistake_comes_first_and_is_shown_as_text(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from recipe import checkpoints
 from recipe.errors import CheckpointError
-from recipe.interruptions import EXIT_CODE
+from recipe.storage import checkpoints
+from recipe.training.interruptions import EXIT_CODE
 
 CODE = Path(checkpoints.__file__).resolve().parents[1]
 Reviews = Callable[[int], list[tuple[str, str]]]

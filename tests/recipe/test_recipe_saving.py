@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.saving import whole_folder
+from recipe.storage.atomic import whole_folder
 
 
 def test_entries_arrive_replace_their_like_and_leave_others(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from test_recipe_packing import PAD, make, samples_of, tweet_lengths
 from transformers import TrainingArguments
 
-from recipe import batches, families, losses, plan
-from recipe.batches import Packed
-from recipe.engine import Engine
+from recipe.batching import batches, packing
+from recipe.batching.batches import Packed
+from recipe.models import losses, packed_encoders
+from recipe.training.engine import Engine
 
 
 def engine(folder: Path, class_weights: list[float] | None = None, **changes: Any) -> Engine:
@@ -23,10 +24,10 @@ def engine(folder: Path, class_weights: list[float] | None = None, **changes: An
     torch.manual_seed(0)
     run = batches.Training(samples=samples_of(tweet_lengths(16)), size=8, seed=3)
     layout = Packed(
-        plan.shape([run.samples.lengths[rows].tolist() for rows in run.rows(4, True)]), 8, PAD, 0
+        packing.shape([run.samples.lengths[rows].tolist() for rows in run.rows(4, True)]), 8, PAD, 0
     )
     model = make("bert")
-    families.take_packed(model)
+    packed_encoders.take_packed(model)
     values: dict[str, Any] = {
         "output_dir": str(folder),
         "per_device_train_batch_size": 8,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from recipe import tracking
 from recipe.errors import HyperparameterError
+from recipe.training import tracking
 
 Reviews = Callable[[int], list[tuple[str, str]]]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

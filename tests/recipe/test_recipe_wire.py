@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from recipe import wire
-from recipe.wire import BadRequest, UnsupportedContentType
+from recipe.inference import payloads
+from recipe.inference.payloads import BadRequest, UnsupportedContentType
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from recipe.wire import BadRequest, UnsupportedContentType
 def test_a_request_is_read(
     content_type: str, body: str, texts: list[str], top_k: int | None
 ) -> None:
-    request = wire.read_request(body.encode(), content_type)
+    request = payloads.read_request(body.encode(), content_type)
     assert (list(request.texts), request.parameters.get("top_k")) == (texts, top_k)
 
 
@@ -67,7 +67,7 @@ def test_a_bad_request_is_told_what_is_right(
     content_type: str, body: bytes, words: list[str]
 ) -> None:
     with pytest.raises(BadRequest) as caught:
-        wire.read_request(body, content_type)
+        payloads.read_request(body, content_type)
     for word in words:
         assert word in str(caught.value)
 
@@ -85,7 +85,7 @@ def test_a_bad_request_is_told_what_is_right(
 def test_a_bad_record_is_its_own_fault(
     content_type: str, body: bytes, texts: list[str], faults: dict[int, str]
 ) -> None:
-    request = wire.read_request(body, content_type)
+    request = payloads.read_request(body, content_type)
     assert list(request.texts) == texts
     assert set(request.faults) == set(faults)
     for place, word in faults.items():
@@ -93,28 +93,28 @@ def test_a_bad_record_is_its_own_fault(
 
 
 def test_an_error_stands_in_its_records_place_in_every_format() -> None:
-    request = wire.Request(texts=["a", "b"], faults={0: "bad, first", 2: "worse"})
+    request = payloads.Request(texts=["a", "b"], faults={0: "bad, first", 2: "worse"})
     error = {"error": {"code": "bad_request", "message": "bad, first"}}
-    woven = wire.with_faults(wire.Answers([[0.5, 1.0], [2.0, 3.0]], truncated=[1]), request)
+    woven = payloads.with_faults(payloads.Answers([[0.5, 1.0], [2.0, 3.0]], truncated=[1]), request)
     assert woven == [
         error, [0.5, 1.0], {"error": {"code": "bad_request", "message": "worse"}}, [2.0, 3.0],
     ]  # fmt: skip
     assert (woven.truncated, woven.failed) == ([3], [0, 2])
-    lines, _ = wire.write_answer(woven, "application/jsonlines")
+    lines, _ = payloads.write_answer(woven, "application/jsonlines")
     assert json.loads(lines.splitlines()[0]) == error
-    rows = wire.write_answer(woven, "text/csv")[0]
+    rows = payloads.write_answer(woven, "text/csv")[0]
     assert rows == b'error,"bad, first"\n0.5,1.0\nerror,worse\n2.0,3.0\n'
-    array = np.load(io.BytesIO(wire.write_answer(woven, "application/x-npy")[0]))
+    array = np.load(io.BytesIO(payloads.write_answer(woven, "application/x-npy")[0]))
     assert np.isnan(array).all(axis=1).tolist() == [True, False, True, False]
 
 
 @pytest.mark.parametrize("content_type", ["image/png", ""])
 def test_an_unknown_content_type_is_named(content_type: str) -> None:
     with pytest.raises(UnsupportedContentType, match="application/json"):
-        wire.read_request(b"a", content_type)
+        payloads.read_request(b"a", content_type)
 
 
-ANSWER: list[wire.Label | list[wire.Label]] = [
+ANSWER: list[payloads.Label | list[payloads.Label]] = [
     {"label": "é,1", "score": 0.75},
     [{"label": "a", "score": 0.5}, {"label": "b", "score": 0.25}],
 ]
@@ -122,25 +122,25 @@ ANSWER: list[wire.Label | list[wire.Label]] = [
 
 @pytest.mark.parametrize("accept", ["application/json", "*/*", "", "image/png, */*;q=0.1"])
 def test_an_answer_is_json_unless_another_type_is_asked_for(accept: str) -> None:
-    body, kind = wire.write_answer(ANSWER, accept)
+    body, kind = payloads.write_answer(ANSWER, accept)
     assert (json.loads(body), kind) == (ANSWER, "application/json")
 
 
 def test_an_answer_in_lines_and_in_csv() -> None:
-    lines, kind = wire.write_answer(ANSWER, "image/png, application/jsonlines")
+    lines, kind = payloads.write_answer(ANSWER, "image/png, application/jsonlines")
     assert [json.loads(line) for line in lines.splitlines()] == ANSWER
     assert kind == "application/jsonlines"
-    body, _ = wire.write_answer(ANSWER, "text/csv")
+    body, _ = payloads.write_answer(ANSWER, "text/csv")
     assert body.decode() == '"é,1",0.75\na,0.5,b,0.25\n'
 
 
 def test_vectors_are_numbers_in_csv_and_npy() -> None:
     vectors = [[0.5, 1.0], [2.0, -3.0]]
-    assert wire.write_answer(vectors, "text/csv")[0] == b"0.5,1.0\n2.0,-3.0\n"
-    array = np.load(io.BytesIO(wire.write_answer(vectors, "application/x-npy")[0]))
+    assert payloads.write_answer(vectors, "text/csv")[0] == b"0.5,1.0\n2.0,-3.0\n"
+    array = np.load(io.BytesIO(payloads.write_answer(vectors, "application/x-npy")[0]))
     assert (array.dtype, array.tolist()) == (np.float32, vectors)
     with pytest.raises(UnsupportedContentType, match="vectors"):
-        wire.write_answer(ANSWER, "application/x-npy")
+        payloads.write_answer(ANSWER, "application/x-npy")
 
 
 @pytest.mark.parametrize(
@@ -153,12 +153,12 @@ def test_vectors_are_numbers_in_csv_and_npy() -> None:
     ],
 )  # fmt: skip
 def test_pieces_are_written_one_by_one(accept: str, expected: list[bytes]) -> None:
-    assert list(wire.write_answer(iter(["a", "b"]), accept)[0]) == expected
+    assert list(payloads.write_answer(iter(["a", "b"]), accept)[0]) == expected
 
 
 def test_an_unknown_accept_is_named() -> None:
     with pytest.raises(UnsupportedContentType, match="'image/png'"):
-        wire.write_answer(ANSWER, "image/png")
+        payloads.write_answer(ANSWER, "image/png")
 
 
 def npy(array: object) -> bytes:
@@ -168,13 +168,13 @@ def npy(array: object) -> bytes:
 
 
 def test_texts_come_as_an_npy_array_but_nothing_is_unpickled() -> None:
-    assert wire.read_request(npy(["a", "é"]), "application/x-npy").texts == ["a", "é"]
+    assert payloads.read_request(npy(["a", "é"]), "application/x-npy").texts == ["a", "é"]
     with pytest.raises(BadRequest, match="float64, not texts"):
-        wire.read_request(npy([1.0]), "application/x-npy")
+        payloads.read_request(npy([1.0]), "application/x-npy")
     with pytest.raises(BadRequest, match="allow_pickle=False"):
-        wire.read_request(npy(np.array([{"a": 1}], dtype=object)), "application/x-npy")
+        payloads.read_request(npy(np.array([{"a": 1}], dtype=object)), "application/x-npy")
     with pytest.raises(BadRequest):
-        wire.read_request(b"no array", "application/x-npy")
+        payloads.read_request(b"no array", "application/x-npy")
 
 
 def crafted(shape: str, kind: str) -> bytes:
@@ -198,11 +198,11 @@ def crafted(shape: str, kind: str) -> bytes:
 )
 def test_a_body_made_up_to_harm_is_refused_at_once(body: bytes, kind: str) -> None:
     with pytest.raises(BadRequest):
-        wire.read_request(body, kind)
+        payloads.read_request(body, kind)
 
 
 def test_a_parameter_of_another_task_is_named() -> None:
-    request = wire.read_request(
+    request = payloads.read_request(
         b'{"inputs": "a", "parameters": {"temperature": 0.5}}', "application/json"
     )
     with pytest.raises(BadRequest, match=r"'temperature'.*text-classification.*takes top_k"):
@@ -213,18 +213,18 @@ def test_a_parameter_of_another_task_is_named() -> None:
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
-        (wire.JSON, '{"inputs": ["Grün", "ÿ"]}'),
-        (wire.JSON_LINES, '"Grün"\n"ÿ"\n'),
-        (wire.CSV, "Grün\nÿ\n"),
+        (payloads.JSON, '{"inputs": ["Grün", "ÿ"]}'),
+        (payloads.JSON_LINES, '"Grün"\n"ÿ"\n'),
+        (payloads.CSV, "Grün\nÿ\n"),
     ],
 )
 def test_the_images_handlers_read_every_charset(kind: str, body: str, charset: str) -> None:
-    request = wire.read_request(body.encode(charset), f"{kind}; charset={charset}")
+    request = payloads.read_request(body.encode(charset), f"{kind}; charset={charset}")
     assert list(request.texts) == ["Grün", "ÿ"]
 
 
 def test_the_images_handlers_refuse_what_is_no_charset_or_not_in_it() -> None:
-    with pytest.raises(wire.UnsupportedContentType, match="klingon"):
-        wire.read_request(b'"a"', "application/json; charset=klingon")
-    with pytest.raises(wire.BadRequest, match="utf-16"):
-        wire.read_request(b'"a"', "application/json; charset=utf-16")
+    with pytest.raises(payloads.UnsupportedContentType, match="klingon"):
+        payloads.read_request(b'"a"', "application/json; charset=klingon")
+    with pytest.raises(payloads.BadRequest, match="utf-16"):
+        payloads.read_request(b'"a"', "application/json; charset=utf-16")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amphora.batching import Patience, Size, plan
+from amphora.serving.protocol.batching import Patience, Size, plan
 from tests.serve.conftest import Running, Start
 
 MERGING = """

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amphora import content_coding
-from amphora.codecs import Fault
+from amphora.serving.http import content_coding
+from amphora.serving.protocol.media_types import Fault
 from tests.serve.conftest import ECHO, Running, Start
 
 LIMIT = 200_000

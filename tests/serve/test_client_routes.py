@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from amphora import engine, handlers
+from amphora.serving.worker import handlers, runner
 from tests.serve.conftest import ECHO, Start, write_code
 
 CODE = Path(__file__).resolve().parents[2] / "code"
@@ -70,8 +70,8 @@ def test_a_description_that_json_does_not_hold_is_refused_at_start(
 ) -> None:
     code = ECHO + f"\n    def describe_fn(model_dir, model):\n        return {value}\n"
     write_code(tmp_path, code, "inference.py", None)
-    settings = engine.Settings(
+    settings = runner.Settings(
         model_dir=str(tmp_path), device_kind="cpu", device_index=0, batch_size=1, batch_tokens=1
     )
     with pytest.raises(TypeError, match=r"describe_fn|JSON serializable"):
-        engine.load(handlers.resolve(tmp_path / "model" / "code", None, CODE), settings)
+        runner.load(handlers.resolve(tmp_path / "model" / "code", None, CODE), settings)

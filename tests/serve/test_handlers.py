@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from amphora.errors import CodeError
-from amphora.handlers import resolve
+from amphora.common.errors import CodeError
+from amphora.serving.worker.handlers import resolve
 from tests.serve.conftest import ECHO, Start
 
 CODE = Path(__file__).resolve().parents[2] / "code"

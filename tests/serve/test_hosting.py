@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from amphora import hosting, nursery
-from amphora.devices import Devices
-from amphora.errors import ConfigError
+from amphora.common.devices import Devices
+from amphora.common.errors import ConfigError
+from amphora.serving import settings
+from amphora.serving.pool import spawner
 
 
-def read(devices: dict[str, int] | None = None, **environ: str) -> hosting.Hosting:
+def read(devices: dict[str, int] | None = None, **environ: str) -> settings.Hosting:
     counts: dict[str, Any] = {"gpus": 0, "neuron_cores": 0, "cpus": 8, **(devices or {})}
-    return hosting.read(Path("/ml"), environ, Devices(efa=False, reason="test", **counts))
+    return settings.read(Path("/ml"), environ, Devices(efa=False, reason="test", **counts))
 
 
 def test_defaults_are_the_contracts() -> None:
@@ -101,7 +102,7 @@ def test_the_page_is_for_laptops(environ: dict[str, str], shown: bool) -> None:
 
 def environment(devices: dict[str, int], index: int, **environ: str) -> dict[str, str]:
     share = not devices
-    return nursery.worker_environment(read(devices, **environ), environ, index, share)
+    return spawner.worker_environment(read(devices, **environ), environ, index, share)
 
 
 def test_each_worker_sees_its_own_device() -> None:

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amphora import engine, frames, handlers
+from amphora.serving.protocol import framing
+from amphora.serving.worker import handlers, runner
 from tests.serve.conftest import WORDS, Running
 
 CODE = Path(__file__).resolve().parents[2] / "code"
@@ -32,7 +33,7 @@ Work = Callable[..., "Worker"]
 class Answer:
     """A worker's answer to one request."""
 
-    def __init__(self, header: frames.Header, body: bytes) -> None:
+    def __init__(self, header: framing.Header, body: bytes) -> None:
         self.status: int = header["status"]
         self.content_type: str = header.get("type", "")
         self.message: str = header.get("error", {}).get("message", "")
@@ -46,18 +47,18 @@ class Worker:
     """A worker's engine in a thread of this process, asked by frames as the front asks it."""
 
     def __init__(self, model_dir: Path) -> None:
-        settings = engine.Settings(
+        settings = runner.Settings(
             model_dir=str(model_dir), device_kind="cpu", device_index=0, batch_size=32,
             batch_tokens=16384,
         )  # fmt: skip
-        loaded = engine.load(handlers.resolve(model_dir / "code", None, CODE), settings)
+        loaded = runner.load(handlers.resolve(model_dir / "code", None, CODE), settings)
         self._ours, theirs = socket.socketpair()
         self._thread = threading.Thread(target=self._serve, args=(theirs, loaded))
         self._thread.start()
 
-    def _serve(self, sock: socket.socket, loaded: engine.Engine) -> None:
+    def _serve(self, sock: socket.socket, loaded: runner.Engine) -> None:
         with contextlib.suppress(EOFError), sock:
-            engine.serve(sock, loaded)
+            runner.serve(sock, loaded)
 
     def invoke(
         self,
@@ -68,9 +69,9 @@ class Worker:
         body = value if isinstance(value, bytes) else json.dumps(value).encode()
         item = {"id": "x", "size": len(body), "content_type": content_type, "accept": accept}
         item |= {"headers": {}, "session": ""}
-        self._ours.sendall(frames.pack({"op": "batch", "items": [item]}, body))
+        self._ours.sendall(framing.pack({"op": "batch", "items": [item]}, body))
         answer = None
-        while (received := frames.receive(self._ours))[0].get("op") != "idle":
+        while (received := framing.receive(self._ours))[0].get("op") != "idle":
             if "status" in received[0]:
                 answer = Answer(*received)
         assert answer is not None

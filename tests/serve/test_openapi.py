@@ -9,9 +9,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from amphora import hosting, openapi
-from amphora.devices import Devices
-from amphora.server import Front
+from amphora.common.devices import Devices
+from amphora.serving import settings as hosting
+from amphora.serving.http import openapi
+from amphora.serving.http.server import Front
 
 
 @pytest.mark.parametrize("multi_model", ["false", "true"])

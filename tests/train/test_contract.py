@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from amphora.contract import decode, read_job
-from amphora.errors import ConfigError
+from amphora.common.errors import ConfigError
+from amphora.contract.job import decode, read_job
 
 from .conftest import Tree
 

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from amphora import devices
-from amphora.contract import read_job
-from amphora.environment import DIFFERENCES, sm_variables, to_arguments, too_long
+from amphora.common import devices
+from amphora.contract.job import read_job
+from amphora.contract.sm_variables import DIFFERENCES, sm_variables, to_arguments, too_long
 
 from .conftest import Tree, clean_environ
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from amphora import launch
-from amphora.contract import read_job
-from amphora.devices import Devices
-from amphora.errors import ConfigError
-from amphora.source import Kind, Source
+from amphora.common.devices import Devices
+from amphora.common.errors import ConfigError
+from amphora.contract.job import read_job
+from amphora.training import launch
+from amphora.training.entry_point import Kind, Source
 
 from .conftest import Tree
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from amphora import logs
+from amphora.common import logs
 
 
 @pytest.fixture(autouse=True)

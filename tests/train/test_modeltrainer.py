@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from amphora.contract import Paths, decode, read_job
-from amphora.devices import Devices
-from amphora.errors import ConfigError
-from amphora.launch import Launch
-from amphora.modeltrainer import (
+from amphora.common.devices import Devices
+from amphora.common.errors import ConfigError
+from amphora.contract.job import Paths, decode, read_job
+from amphora.training.launch import Launch
+from amphora.training.sdk_v3 import (
     DIFFERENCES,
     arguments_of,
     forget_generic_failure,

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from amphora import devices
-from amphora.contract import read_job
-from amphora.environment import sm_variables
-from amphora.errors import ConfigError
+from amphora.common import devices
+from amphora.common.errors import ConfigError
+from amphora.contract.job import read_job
+from amphora.contract.sm_variables import sm_variables
 
 from .conftest import Tree
 

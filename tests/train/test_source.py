@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from amphora import source
-from amphora.errors import CodeError
+from amphora.common import archives
+from amphora.common.errors import CodeError
 
 from .conftest import Tree
 
@@ -113,7 +113,7 @@ def test_a_link_that_hides_where_another_leads(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     with pytest.raises(CodeError, match="written through a link"):
-        source.unpack(packed, folder, "s.tar.gz")
+        archives.unpack(packed, folder, "s.tar.gz")
     assert not (tmp_path / "evil").exists()
 
 
@@ -128,7 +128,7 @@ def test_links_that_lead_out_together(tmp_path: Path, last: object) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     with pytest.raises(CodeError, match="a link"):
-        source.unpack(packed, folder, "s.tar.gz")
+        archives.unpack(packed, folder, "s.tar.gz")
     assert not (tmp_path / "evil").exists()
 
 
@@ -141,7 +141,7 @@ def test_a_link_to_nothing_before_a_size_that_lies(tmp_path: Path) -> None:
     (tmp_path / "s.tar").write_bytes(b"".join(members) + bytes(1024))
     (tmp_path / "in").mkdir()
     with pytest.raises(CodeError, match="not before it"):
-        source.unpack(tmp_path / "s.tar", tmp_path / "in", "s.tar")
+        archives.unpack(tmp_path / "s.tar", tmp_path / "in", "s.tar")
 
 
 def test_links_inside_are_kept(tmp_path: Path) -> None:
@@ -151,26 +151,26 @@ def test_links_inside_are_kept(tmp_path: Path) -> None:
     )  # fmt: skip
     folder = tmp_path / "in"
     folder.mkdir()
-    source.unpack(packed, folder, "s.tar.gz")
+    archives.unpack(packed, folder, "s.tar.gz")
     assert (folder / "a" / "c.py").read_text() == (folder / "d.py").read_text() == "x = 1"
 
 
 def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = archive(tmp_path / "s.tar.gz", ("zeros", "0" * 3_000_000))
-    monkeypatch.setattr(source, "MAX_UNPACKED_BYTES", 1024**2)
+    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 1024**2)
     folder = tmp_path / "in"
     folder.mkdir()
     with pytest.raises(CodeError, match="more than 1 MiB"):
-        source.unpack(packed, folder, "s.tar.gz")
+        archives.unpack(packed, folder, "s.tar.gz")
 
 
 def test_too_many_members_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = archive(tmp_path / "s.tar.gz", *((f"f{n}", "") for n in range(6)))
-    monkeypatch.setattr(source, "MAX_MEMBERS", 5)
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 5)
     folder = tmp_path / "in"
     folder.mkdir()
     with pytest.raises(CodeError, match="more than 5 members"):
-        source.unpack(packed, folder, "s.tar.gz")
+        archives.unpack(packed, folder, "s.tar.gz")
 
 
 def test_an_archive_cut_short_leaves_no_code(tree: Tree, tmp_path: Path) -> None:

@@ -54,11 +54,14 @@ class Job:
 
     def run(self) -> int:
         """Train; the number of graphs that were compiled for it."""
-        from recipe import arguments, places, training, xla
+        from recipe import hyperparameters as arguments
+        from recipe import paths
+        from recipe.runtime import xla
+        from recipe.training import run
 
         before, _ = xla.compiled()
-        where = places.from_environment({**os.environ, **self.environ})
-        training.run(arguments.parse(self.argv), where, {**os.environ, **self.environ})
+        where = paths.from_environment({**os.environ, **self.environ})
+        run.run(arguments.parse(self.argv), where, {**os.environ, **self.environ})
         return xla.compiled()[0] - before
 
     @property

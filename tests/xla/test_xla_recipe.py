@@ -61,8 +61,8 @@ def test_a_stopped_training_goes_on_to_the_same_weights(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from recipe import progress
-    from recipe.interruptions import EXIT_CODE
+    from recipe.training import progress
+    from recipe.training.interruptions import EXIT_CODE
 
     def job(name: str) -> Job:
         return Job(tmp_path / name, tiny_model, data, epochs=3)
@@ -81,7 +81,7 @@ def test_a_stopped_training_goes_on_to_the_same_weights(
                 os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("recipe.training.MetricLines", StopsAtEight)
+    monkeypatch.setattr("recipe.training.run.MetricLines", StopsAtEight)
     try:
         with pytest.raises(SystemExit) as left:
             stopped.run()

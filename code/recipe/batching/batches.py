@@ -1,0 +1,297 @@
+"""Token ids to batches. The one place that knows how samples share a tensor.
+
+A batch is what the model takes, and beside it (see `engine`) `labels` [samples]; `rows` [samples],
+each sample's position in its data set, -1 in a place that holds none; and `total`, the weight of
+the samples of the whole optimizer step, over all processes and accumulated batches.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import datasets
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset
+
+from recipe.batching import packing
+from recipe.batching.packing import Rows, Shape
+from recipe.data.column_names import LABEL, TOKEN_IDS
+
+Batch = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A data set in memory: the token ids of all samples one after the other, and their labels."""
+
+    token_ids: Rows
+    starts: Rows
+    """Where each sample starts in `token_ids`, and at last where the data ends."""
+    labels: Any
+    """An array [samples] or [samples, labels]."""
+
+    @classmethod
+    def of(cls, split: datasets.Dataset) -> Samples:
+        """The samples of a data set with the columns `input_ids` and `label`."""
+        ids = [np.asarray(row, dtype=np.int32) for row in split.with_format("numpy")[TOKEN_IDS]]
+        labels = np.asarray(split[LABEL][:])
+        if labels.dtype.kind == "f":
+            labels = labels.astype(np.float32)
+        return cls(np.concatenate(ids), np.cumsum([0, *map(len, ids)]), labels)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @functools.cached_property
+    def lengths(self) -> Rows:
+        """Tokens of each sample."""
+        return np.diff(self.starts)
+
+    def weight(self, rows: Rows) -> int:
+        """What the samples at `rows` weigh in a mean of losses: one each."""
+        return len(rows)
+
+    def fingerprint(self) -> str:
+        """What tells this data apart from other data."""
+        digest = hashlib.sha256()
+        for array in (self.token_ids, self.starts, self.labels):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()[:16]
+
+    def tokens(self, row: int) -> Rows:
+        """The token ids of one sample."""
+        ids: Rows = self.token_ids[self.starts[row] : self.starts[row + 1]]
+        return ids
+
+
+class Layout(Protocol):
+    """How the samples of a batch are laid into tensors."""
+
+    balanced: ClassVar[bool]
+    """Whether batches need like sums of tokens, rather than samples of like length."""
+
+    def tensors(self, samples: Samples, rows: Rows) -> Batch:
+        """What the model takes, for the samples at `rows`, at most `size` of them."""
+
+    def describe(self) -> str:
+        """The shapes, for the log."""
+
+    def places(self, samples: Samples, rows: Rows) -> int:
+        """Tokens computed for the samples at `rows`, padding included."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Samples end to end in blocks of one shape (`recipe.models.packed_encoders`)."""
+
+    shape: Shape
+    size: int
+    pad_id: int
+    first_position: int
+    balanced: ClassVar[bool] = True
+
+    def tensors(self, samples: Samples, rows: Rows) -> Batch:
+        """input_ids, position_ids and segments [rows, length], first [size]."""
+        lengths = samples.lengths[rows].tolist()
+        blocks = self.shape.place(lengths)
+        assert blocks is not None  # the shape was made for all batches
+        ids = np.full((self.shape.rows, self.shape.length), self.pad_id)
+        positions = np.full_like(ids, self.first_position)
+        segments = np.zeros_like(ids)
+        first = np.zeros(self.size, dtype=np.int64)
+        for block, members in enumerate(blocks):
+            start = 0
+            for number, member in enumerate(members, 1):
+                end = start + lengths[member]
+                ids[block, start:end] = samples.tokens(rows[member])
+                positions[block, start:end] += np.arange(lengths[member])
+                segments[block, start:end] = number
+                first[member] = block * self.shape.length + start
+                start = end
+        arrays = {"input_ids": ids, "position_ids": positions, "segments": segments, "first": first}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def describe(self) -> str:
+        """The block shape."""
+        return f"packed into {self.shape.rows} blocks of {self.shape.length} tokens"
+
+    def places(self, samples: Samples, rows: Rows) -> int:
+        """The tokens of all blocks."""
+        return self.shape.tokens
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A sample in each row, padded to one of a few lengths."""
+
+    lengths: tuple[int, ...]
+    size: int
+    pad_id: int
+    balanced: ClassVar[bool] = False
+
+    def tensors(self, samples: Samples, rows: Rows) -> Batch:
+        """input_ids and attention_mask [size, one of the lengths]."""
+        length = self._length(samples, rows)
+        ids = np.full((self.size, length), self.pad_id)
+        mask = np.zeros_like(ids)
+        # A row without a sample attends to one token: attention to none has no value.
+        mask[:, 0] = 1
+        for at, row in enumerate(rows):
+            tokens = samples.tokens(row)
+            ids[at, : len(tokens)] = tokens
+            mask[at, : len(tokens)] = 1
+        return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+
+    def _length(self, samples: Samples, rows: Rows) -> int:
+        longest = int(samples.lengths[rows].max(initial=1))
+        return next(length for length in self.lengths if length >= longest)
+
+    def describe(self) -> str:
+        """The lengths."""
+        return f"padded to {' or '.join(map(str, self.lengths))} tokens"
+
+    def places(self, samples: Samples, rows: Rows) -> int:
+        """The tokens of all rows."""
+        return self.size * self._length(samples, rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The processes that share each optimizer step."""
+
+    processes: int = 1
+    rank: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Batches of a training: a pure function of (data, seed, epoch, world)."""
+
+    samples: Samples
+    size: int
+    """Samples in a batch of one process."""
+    accumulation: int = 1
+    seed: int = 0
+    world: World = World()
+
+    def epoch(self, epoch: int, balanced: bool) -> list[list[tuple[Rows, int]]]:
+        """For each batch of this epoch, for each process: its rows, and the weight of the step."""
+        parts = self.world.processes * self.accumulation
+        lengths = self.samples.lengths
+        made = []
+        for step in packing.steps(lengths, self.size * parts, self.seed, epoch, balanced):
+            shared = packing.split(step, lengths, parts, self.size, balanced)
+            for start in range(0, parts, self.world.processes):
+                of_processes = shared[start : start + self.world.processes]
+                made.append([(rows, self.samples.weight(step)) for rows in of_processes])
+        return made
+
+    def rows(self, epochs: int, balanced: bool) -> list[Rows]:
+        """The rows of every batch of all processes in all epochs."""
+        return [
+            rows
+            for epoch in range(epochs)
+            for batch in self.epoch(epoch, balanced)
+            for rows, _ in batch
+        ]
+
+
+class _Drawn(Dataset[Batch]):
+    """The batches of one process, by (epoch, number)."""
+
+    def __init__(self, training: Training, layout: Layout) -> None:
+        self._training, self._layout = training, layout
+        self._epoch = functools.lru_cache(maxsize=1)(training.epoch)
+
+    def __len__(self) -> int:
+        return len(self._training.samples)
+
+    def __getitem__(self, at: tuple[int, int]) -> Batch:
+        epoch, number = at
+        batch = self._epoch(epoch, self._layout.balanced)[number]
+        rows, total = batch[self._training.world.rank]
+        return _finish(self._training.samples, self._layout, rows, self._training.size, total)
+
+
+class _Numbers(BatchSampler):
+    """(epoch, number) of each batch of an epoch."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._epoch = count, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the Trainer at the start of each epoch."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return iter([[(self._epoch, number)] for number in range(self._count)])
+
+
+class _Loader(DataLoader[Batch]):
+    """Hands the Trainer's word of a new epoch on."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the Trainer at the start of each epoch."""
+        assert isinstance(self.batch_sampler, _Numbers)
+        self.batch_sampler.set_epoch(epoch)
+
+
+def training_loader(
+    training: Training, layout: Layout, pin_memory: bool, workers: int = 0
+) -> DataLoader[Batch]:
+    """The batches of this process for one epoch after the other.
+
+    Nothing is drawn from the global random state, so that it depends on the model alone.
+    """
+    at_once = training.size * training.world.processes * training.accumulation
+    steps = -(-len(training.samples) // at_once)
+    return _Loader(
+        _Drawn(training, layout),
+        batch_sampler=_Numbers(steps * training.accumulation),
+        collate_fn=_only,
+        generator=torch.Generator(),
+        pin_memory=pin_memory,
+        num_workers=workers,
+    )
+
+
+def _only(batches: Sequence[Batch]) -> Batch:
+    (batch,) = batches
+    return batch
+
+
+def evaluation_batches(
+    samples: Samples, layout: Layout, size: int, world: World
+) -> Iterator[Batch]:
+    """This process's share of the batches of an evaluation; each process gets as many.
+
+    The batches are the same for any number of processes: it only decides who computes which.
+    """
+    batches = packing.in_order(samples.lengths, size, layout.balanced)
+    none = np.empty(0, dtype=np.int64)
+    batches += [none] * (-len(batches) % world.processes)
+    for rows in batches[world.rank :: world.processes]:
+        yield _finish(samples, layout, rows, size, samples.weight(np.arange(len(samples))))
+
+
+def _finish(samples: Samples, layout: Layout, rows: Rows, size: int, total: int) -> Batch:
+    labels = np.zeros((size, *samples.labels.shape[1:]), dtype=samples.labels.dtype)
+    labels[: len(rows)] = samples.labels[rows]
+    placed = np.full(size, -1)
+    placed[: len(rows)] = rows
+    return {
+        **layout.tensors(samples, rows),
+        "labels": torch.from_numpy(labels),
+        "rows": torch.from_numpy(placed),
+        # A number would become a constant of the computation, and another one another graph; on
+        # torch-xla a tensor without dimensions too, if it is 1.
+        "total": torch.tensor([float(total)]),
+    }

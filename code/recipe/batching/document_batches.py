@@ -1,0 +1,100 @@
+"""Documents to batches for learning the next token; which tokens are learned is said for each.
+
+A batch is laid out as that of any samples (`batches`), and beside it has, of one size for all
+batches: `places`, where in the flattened blocks a token stands whose successor is learned;
+`targets`, that successor (`NOT_LEARNED` where a place is unused); `owners`, the number of its
+document in the batch. So a model's head runs on these places only. `answers` [documents, 2] is
+where their sums go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import datasets
+import numpy as np
+import torch
+
+from recipe.batching.batches import Batch, Packed, Padded, Samples
+from recipe.batching.packing import Rows
+from recipe.data.column_names import LEARNED, TOKEN_IDS
+
+NOT_LEARNED = -100
+
+
+@dataclass(frozen=True)
+class Documents(Samples):
+    """Samples that are documents. The label of each is how many of its tokens are learned."""
+
+    learned: Rows
+    """Whether each of `token_ids` is learned; the first one of a document never is."""
+
+    @classmethod
+    def of(cls, split: datasets.Dataset) -> Documents:
+        """The documents of a data set with the columns `input_ids` and `learned`."""
+        columns = split.with_format("numpy")
+        ids = [np.asarray(row, dtype=np.int32) for row in columns[TOKEN_IDS]]
+        learned = np.concatenate([np.asarray(row, dtype=bool) for row in columns[LEARNED]])
+        starts = np.cumsum([0, *map(len, ids)])
+        learned[starts[:-1]] = False
+        counts = np.add.reduceat(learned, starts[:-1], dtype=np.int64)
+        return cls(np.concatenate(ids), starts, counts, learned)
+
+    def weight(self, rows: Rows) -> int:
+        """Learned tokens of the documents at `rows`: the loss is the mean over these."""
+        return int(self.labels[rows].sum())
+
+    def fingerprint(self) -> str:
+        """What tells this data apart from other data."""
+        learned = hashlib.sha256(np.ascontiguousarray(self.learned).data).hexdigest()[:16]
+        return f"{super().fingerprint()}-{learned}"
+
+    def successors(self, row: int) -> tuple[Rows, Rows]:
+        """Offsets in a document whose successor is learned, and these successors."""
+        start, end = self.starts[row], self.starts[row + 1]
+        at = np.flatnonzero(self.learned[start:end])
+        return at - 1, self.token_ids[start + at]
+
+
+@dataclass(frozen=True)
+class PackedDocuments(Packed):
+    """Documents end to end in blocks of one shape."""
+
+    learned: int
+    """Most learned tokens in a batch."""
+
+    def tensors(self, samples: Samples, rows: Rows) -> Batch:
+        """What Packed gives but `first`, and what is learned."""
+        batch = super().tensors(samples, rows)
+        return batch | _successors(samples, rows, batch.pop("first").numpy(), self.learned)
+
+
+@dataclass(frozen=True)
+class PaddedDocuments(Padded):
+    """A document in each row, padded to one of a few lengths."""
+
+    learned: int
+    """Most learned tokens in a batch."""
+
+    def tensors(self, samples: Samples, rows: Rows) -> Batch:
+        """What Padded gives, and what is learned."""
+        batch = super().tensors(samples, rows)
+        first = np.arange(self.size) * batch["input_ids"].shape[1]
+        return batch | _successors(samples, rows, first, self.learned)
+
+
+def _successors(samples: Samples, rows: Rows, first: Rows, learned: int) -> Batch:
+    assert isinstance(samples, Documents)
+    places, owners = np.zeros((2, learned), dtype=np.int64)
+    targets = np.full_like(places, NOT_LEARNED)
+    start = 0
+    for number, row in enumerate(rows):
+        offsets, successors = samples.successors(row)
+        end = start + len(offsets)
+        places[start:end], targets[start:end] = first[number] + offsets, successors
+        owners[start:end] = number
+        start = end
+    answers = np.zeros((len(first), 2), dtype=np.float32)
+    arrays = {"places": places, "targets": targets, "owners": owners, "answers": answers}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -1,0 +1,264 @@
+"""From a job's channels to labelled splits: texts and class ids, and what was found on the way.
+
+No tokenising here (`tokens`) and no batching (`batches`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.data import channels as layout
+from recipe.data import columns, formats, labels
+from recipe.data.column_names import LABEL, TEXT, TOKEN_IDS
+from recipe.data.columns import Columns
+from recipe.data.labels import Labels, Shape
+from recipe.data.part import Part
+from recipe.errors import DataError
+from recipe.hyperparameters import Hyperparameters
+
+HELD_OUT = 0.1
+_KINDS = {
+    labels.SINGLE: pa.int64(),
+    labels.SEVERAL: pa.list_(pa.float32()),
+    labels.NUMBER: pa.float32(),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splits:
+    """Data sets with the columns `text` (or `input_ids`, where it came tokenised) and `label`.
+
+    A label is a class id, a float, or a float (0 or 1) for each class, as `labels.problem` says.
+    """
+
+    train: datasets.Dataset
+    evaluation: datasets.Dataset
+    test: datasets.Dataset | None
+    """Present where there is validation data beside it; else it is `evaluation`."""
+    labels: Labels
+    found: list[str]
+    """What was detected, one line each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """One part and the columns chosen in it."""
+
+    part: Part
+    columns: Columns
+
+
+def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Splits:
+    """Read, label and split the data of a job's channels.
+
+    Raises:
+        DataError: names the channel, file, line or column that cannot be used, and the remedy.
+    """
+    places = layout.find(channels)
+    notes = list(places.notes)
+    read = _read_splits(places.files, hyperparameters, notes)
+    shape = labels.shape_of(
+        [(each.part, each.columns.label) for each in read["train"]],
+        hyperparameters.label_separator,
+        hyperparameters.problem_type,
+    )
+    known = _classes(read["train"], shape)
+    built = {split: _build(split, each, shape, known) for split, each in read.items()}
+    found = [_describe(split, each) for split, each in read.items()]
+    strata = (lambda split: split[LABEL][:]) if known.problem == labels.SINGLE else None
+    train, evaluation, test, rule = assign(built, strata, hyperparameters.seed)
+    return Splits(
+        train=train,
+        evaluation=evaluation,
+        test=test,
+        labels=known,
+        found=[*notes, *found, rule, _describe_labels(known, train)],
+    )
+
+
+def _read_splits(
+    files: Mapping[str, list[Path]], hyperparameters: Hyperparameters, notes: list[str]
+) -> dict[str, list[_Read]]:
+    read: dict[str, list[_Read]] = {}
+    like = None
+    for split, part in read_parts(files, notes, formats.read):
+        chosen = _choose(part, hyperparameters, like)
+        like = like or chosen
+        if split != "train" and labels.is_unlabelled(part, chosen.label):
+            notes.append(f"{part.path} has no labels and is not used.")
+            continue
+        read.setdefault(split, []).append(_Read(part=part, columns=chosen))
+    return read
+
+
+def read_parts(
+    files: Mapping[str, list[Path]], notes: list[str], read: Callable[[Path], Part]
+) -> Iterator[tuple[str, Part]]:
+    """Each file that has rows, with its split; those of the training data first.
+
+    Args:
+        notes: What is left out is added to it.
+
+    Raises:
+        DataError: a file cannot be read, or the training data has no rows.
+    """
+    found = False
+    for split in sorted(files, key=list(layout.SPLITS).index):
+        for part in map(read, files[split]):
+            if part.table.num_rows == 0:
+                notes.append(f"{part.path} has no rows and is not used.")
+                continue
+            found = True
+            yield split, part
+        if not found:
+            listed = ", ".join(map(str, files["train"]))
+            raise DataError(f"The training data has no rows: {listed}.", "Give rows to train on.")
+
+
+def _choose(part: Part, hyperparameters: Hyperparameters, like: Columns | None) -> Columns:
+    return columns.choose(part, hyperparameters.text_column, hyperparameters.label_column, like)
+
+
+def _classes(train: Sequence[_Read], shape: Shape) -> Labels:
+    spelled = [label for each in train for label in shape.spell(each.part, each.columns.label)]
+    return labels.classes(train[0].part, train[0].columns.label, spelled, shape.problem)
+
+
+def _build(split: str, parts: Sequence[_Read], shape: Shape, known: Labels) -> datasets.Dataset:
+    tables = [
+        pa.table({**_inputs(each), LABEL: _encoded(split, each, shape, known)}) for each in parts
+    ]
+    if len({tuple(table.column_names) for table in tables}) > 1:
+        raise DataError(
+            f"Some files of the {split} data hold texts and others {TOKEN_IDS}: "
+            f"{', '.join(str(each.part.path) for each in parts)}.",
+            "Give one kind.",
+        )
+    return datasets.Dataset(pa.concat_tables(tables))
+
+
+def _inputs(read: _Read) -> dict[str, pa.Array]:
+    values = read.part.table[read.columns.text].to_pylist()
+    if read.columns.text == TOKEN_IDS:
+        return {TOKEN_IDS: token_ids(read.part)}
+    texts = ["" if value is None else str(value) for value in values]
+    return {TEXT: pa.array(texts, pa.large_string())}
+
+
+def token_ids(part: Part) -> pa.Array:
+    """The column `input_ids` without what its `attention_mask` says is padding."""
+    values = part.table[TOKEN_IDS].to_pylist()
+    if "attention_mask" in part.table.column_names:
+        masks = part.table["attention_mask"].to_pylist()
+        values = [
+            [token for token, real in zip(ids, mask, strict=True) if real]
+            for ids, mask in zip(values, masks, strict=True)
+        ]
+    return pa.array(values, pa.large_list(pa.int64()))
+
+
+def _encoded(split: str, read: _Read, shape: Shape, known: Labels) -> pa.Array:
+    spelled = shape.spell(read.part, read.columns.label)
+    strange = next((row for row, label in enumerate(spelled) if known.unknown(label)), None)
+    if strange is not None:
+        raise DataError(
+            f"{read.part.where(strange)} has the label {known.unknown(spelled[strange])!r}, which "
+            f"is in the {split} data but not in the training data ({_some(known.names)}).",
+            "Give training rows of that label, or remove it.",
+        )
+    return pa.array([known.encode(label) for label in spelled], _KINDS[known.problem])
+
+
+def assign(
+    built: Mapping[str, datasets.Dataset],
+    strata: Callable[[datasets.Dataset], Any] | None,
+    seed: int,
+) -> tuple[datasets.Dataset, datasets.Dataset, datasets.Dataset | None, str]:
+    """Training, evaluation and (beside validation data) test data, and in a line how they came.
+
+    Args:
+        strata: The class ids of a data set, of whose rows the same share is held out of each.
+    """
+    train, validation, test = (built.get(split) for split in ("train", "validation", "test"))
+    assert train is not None  # `read_parts` has seen to it
+    if validation is not None:
+        also = ", test data after training" if test is not None else ""
+        return train, validation, test, f"evaluation: on the validation data{also}"
+    if test is not None:
+        return train, test, None, "evaluation: on the test data"
+    given = strata(train) if strata else [0] * len(train)
+    kept, held_out = hold_out(given, HELD_OUT, seed)
+    how = "stratified, " if strata else ""
+    rule = f"evaluation: {len(held_out)} training rows held out, {how}seed {seed}"
+    return train.select(kept), train.select(held_out), None, rule
+
+
+def hold_out(class_ids: Sequence[int], share: float, seed: int) -> tuple[list[int], list[int]]:
+    """Positions to keep and to hold out, `share` of each class, the same for the same seed.
+
+    A class keeps at least one row. The shares are rounded so that their sum is the share of all
+    rows, and at least one row is held out.
+
+    Raises:
+        DataError: no class has two rows.
+    """
+    positions = defaultdict(list)
+    for position, class_id in enumerate(class_ids):
+        positions[class_id].append(position)
+    wanted = max(1, round(len(class_ids) * share))
+    counts = {key: int(len(rows) * share) for key, rows in positions.items()}
+    by_remainder = sorted(counts, key=lambda key: (len(positions[key]) * share) % 1, reverse=True)
+    for key in [key for key in by_remainder if len(positions[key]) > counts[key] + 1]:
+        if sum(counts.values()) < wanted:
+            counts[key] += 1
+    if not any(counts.values()):
+        raise DataError(
+            f"There are {len(class_ids)} training rows, too few to hold any out.",
+            "Give more rows, or evaluation data in a channel called test.",
+        )
+    shuffle = random.Random(seed).sample
+    held_out = sorted(row for key in sorted(counts) for row in shuffle(positions[key], counts[key]))
+    out = set(held_out)
+    return [row for row in range(len(class_ids)) if row not in out], held_out
+
+
+def _describe(split: str, parts: Sequence[_Read]) -> str:
+    rows = sum(each.part.table.num_rows for each in parts)
+    kinds = ", ".join(sorted({each.part.format for each in parts}))
+    chosen = sorted({(each.columns.text, each.columns.label) for each in parts})
+    pairs = "; ".join(f"text column {text!r}, label column {label!r}" for text, label in chosen)
+    where = str(parts[0].part.path) if len(parts) == 1 else f"{len(parts)} files"
+    return f"{split} data: {rows} rows from {where}, {kinds}; {pairs}"
+
+
+def _describe_labels(known: Labels, train: datasets.Dataset) -> str:
+    given = train[LABEL][:]
+    if known.problem == labels.NUMBER:
+        mean = sum(given) / len(given)
+        return f"label: a number from {min(given):g} to {max(given):g}, {mean:.3g} on average"
+    counts = rows_of_classes(known, given)
+    sizes = _some([f"{name} ({count} rows)" for name, count in counts.items()])
+    how = ", of which a row has any number" if known.problem == labels.SEVERAL else ""
+    return f"labels: {len(known.names)}{how}: {sizes}"
+
+
+def rows_of_classes(known: Labels, given: Sequence[Any]) -> dict[str, int]:
+    """How many of the encoded labels `given` have each class."""
+    if known.problem == labels.SINGLE:
+        counts = Counter(given)
+        return {name: counts[number] for number, name in known.by_id.items()}
+    columns = zip(*given, strict=True)
+    return {name: int(sum(has)) for name, has in zip(known.names, columns, strict=True)}
+
+
+def _some(names: Sequence[str], most: int = 20) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

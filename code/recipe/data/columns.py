@@ -1,0 +1,169 @@
+"""Which columns are read, and which is predicted: by the user's word, by name, or by content."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from recipe.data.column_names import (
+    COMPLETION,
+    COMPLETION_NAMES,
+    LABEL_NAMES,
+    MESSAGES,
+    MESSAGES_NAMES,
+    PROMPT,
+    PROMPT_NAMES,
+    TEXT,
+    TEXT_NAMES,
+    TOKEN_IDS,
+    plain,
+)
+from recipe.data.part import Part, is_number
+from recipe.errors import DataError, near
+
+_SAMPLE_ROWS = 1_000
+_MOST_CLASSES = 50
+_DOCUMENTS: Sequence[Mapping[str, Sequence[str]]] = (
+    {MESSAGES: MESSAGES_NAMES},
+    {PROMPT: PROMPT_NAMES, COMPLETION: COMPLETION_NAMES},
+    {TEXT: TEXT_NAMES},
+    {TOKEN_IDS: (TOKEN_IDS,)},
+)
+"""What a document may be made of, and what those columns are called; the first found is taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """The names of the column to read and of the column to predict."""
+
+    text: str
+    label: str
+
+
+def choose(part: Part, text: str | None, label: str | None, like: Columns | None = None) -> Columns:
+    """The text and label columns of `part`.
+
+    Args:
+        text: The hyperparameter text_column, if given.
+        label: The hyperparameter label_column, if given.
+        like: The columns of the training data, which other data most likely shares.
+
+    Raises:
+        DataError: a given column is not there, or none (or several) can be the one.
+    """
+    names = part.table.column_names
+    text_like, label_like = (like.text, like.label) if like else ("", "")
+    chosen_label = _given(part, "label_column", label) or _by_name(names, label_like, LABEL_NAMES)
+    chosen_text = _given(part, "text_column", text) or _by_name(names, text_like, TEXT_NAMES)
+    if chosen_text is None and TOKEN_IDS in names:
+        chosen_text = TOKEN_IDS
+    chosen_text = chosen_text or _longest(part, but=chosen_label)
+    return Columns(text=chosen_text, label=chosen_label or _fewest(part, but=chosen_text))
+
+
+def of_documents(
+    part: Part, asked: Mapping[str, str | None], like: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The columns that the documents of `part` are made of: `messages`, `prompt` and `completion`,
+    `text`, or `input_ids`, each with the name that it has in the file.
+
+    Args:
+        asked: The hyperparameters text_column, prompt_column, completion_column and
+            messages_column, by what they name.
+        like: The columns of the training data, whose kind other data must be of.
+
+    Raises:
+        DataError: a given column is not there, or none can be the one.
+    """
+    names = part.table.column_names
+    for kind in _DOCUMENTS:
+        if any(asked.values()) and not any(asked.get(name) for name in kind):
+            continue
+        if like is not None and set(like) != set(kind):
+            continue
+        found = {
+            name: _given(part, f"{name}_column", asked.get(name))
+            or _by_name(names, (like or {}).get(name, ""), known)
+            for name, known in kind.items()
+        }
+        if chosen := {name: column for name, column in found.items() if column is not None}:
+            missing = next((name for name in kind if name not in chosen), None)
+            if missing is None:
+                return chosen
+            if like is not None or any(asked.values()):
+                raise _not_found(part, missing, f"{missing}_column")
+    if like is None or TEXT in like:
+        return {TEXT: _longest(part, but=None)}
+    raise _not_found(part, next(iter(like)), f"{next(iter(like))}_column")
+
+
+def _given(part: Part, key: str, name: str | None) -> str | None:
+    if name is None or name in part.table.column_names:
+        return name
+    raise DataError(
+        f"{key} has value {name!r}, but {part.path} has the columns {_listed(part)}.",
+        near(name, part.table.column_names) or f"Name one of them in {key}.",
+    )
+
+
+def _by_name(names: list[str], preferred: str, known: Sequence[str]) -> str | None:
+    if preferred in names:
+        return preferred
+    by_lower = {plain(name): name for name in reversed(names)}
+    return next((by_lower[name] for name in known if name in by_lower), None)
+
+
+def _longest(part: Part, but: str | None) -> str:
+    """The string column with the longest values that are no numbers: most likely the text."""
+    sample = part.table.slice(0, _SAMPLE_ROWS)
+    lengths = {
+        name: pc.mean(pc.utf8_length(sample[name])).as_py() or 0.0
+        for name in sample.column_names
+        if name != but and _is_string(sample[name].type) and not _is_numeric(sample[name])
+    }
+    if not lengths:
+        raise _not_found(part, "text", "text_column")
+    longest: str = max(lengths, key=lambda name: lengths[name])
+    return longest
+
+
+def _fewest(part: Part, but: str) -> str:
+    """The only other column whose values repeat as those of classes do."""
+    sample = part.table.slice(0, _SAMPLE_ROWS)
+    classes: list[str] = [
+        name
+        for name in sample.column_names
+        if name != but and _looks_like_classes(sample[name], sample.num_rows)
+    ]
+    if len(classes) != 1:
+        raise _not_found(part, "label", "label_column")
+    return classes[0]
+
+
+def _looks_like_classes(column: pa.ChunkedArray, rows: int) -> bool:
+    if not (_is_string(column.type) or pa.types.is_integer(column.type)):
+        return bool(pa.types.is_boolean(column.type))
+    return 1 < len(column.unique()) <= min(_MOST_CLASSES, max(2, rows // 2))
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_numeric(column: pa.ChunkedArray) -> bool:
+    return all(is_number(value) for value in column.to_pylist() if value)
+
+
+def _not_found(part: Part, what: str, key: str) -> DataError:
+    return DataError(
+        f"The {what} column of {part.path} is not known by its name: its columns are "
+        f"{_listed(part)}.",
+        f"Name it in the hyperparameter {key}.",
+    )
+
+
+def _listed(part: Part) -> str:
+    return ", ".join(part.table.column_names)

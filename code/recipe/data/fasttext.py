@@ -1,0 +1,53 @@
+"""Lines of `__label__x text`, as fastText and BlazingText read them, to an Arrow table."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.data.column_names import LABEL, TEXT
+from recipe.data.part import Part, open_text
+from recipe.errors import DataError
+
+MARK = "__label__"
+
+
+def is_fasttext(path: Path, encoding: str) -> bool:
+    """Whether the first lines that are not empty start with a mark."""
+    with open_text(path, encoding) as stream:
+        lines = [line for line in itertools.islice(stream, 20) if line.strip()]
+    return bool(lines) and all(line.lstrip().startswith(MARK) for line in lines)
+
+
+def read_fasttext(path: Path, encoding: str) -> Part:
+    """The texts and labels of all lines; labels are lists where a line has several.
+
+    Raises:
+        DataError: a line has no label, or no text.
+    """
+    texts, labels, numbers = [], [], []
+    with open_text(path, encoding) as stream:
+        for number, line in enumerate(stream, 1):
+            if not line.strip():
+                continue
+            # A comma may stand between the labels and the text, or between labels.
+            rest, marked = line.strip(), []
+            while rest.startswith(MARK):
+                mark, _, rest = rest.replace("\t", " ").partition(" ")
+                marked.append(mark.rstrip(",").removeprefix(MARK))
+                rest = rest.lstrip(", ")
+            if not rest or not all(marked) or not marked:
+                raise DataError(
+                    f"{path} line {number} is no `{MARK}x text`, as its first lines are: "
+                    f"{line.strip()[:60]!r}.",
+                    "Correct the line, or remove it.",
+                )
+            texts.append(rest)
+            labels.append(marked)
+            numbers.append(number)
+    single = all(len(marked) == 1 for marked in labels)
+    values = [marked[0] for marked in labels] if single else labels
+    table = pa.table({TEXT: pa.array(texts, pa.large_string()), LABEL: pa.array(values)})
+    return Part(path=path, format=f"{MARK} lines", table=table, lines=numbers)

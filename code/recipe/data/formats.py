@@ -1,0 +1,351 @@
+"""One data file to one Arrow table, its format found by looking at its bytes.
+
+FORMATS has a row for each format: how it is told, and what reads it. Texts about formats are made
+of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gzip
+import itertools
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from recipe.data.column_names import TEXT
+from recipe.data.delimited import read_delimited
+from recipe.data.fasttext import MARK, is_fasttext, read_fasttext
+from recipe.data.json_rows import read_json, read_json_objects
+from recipe.data.part import TAG, Part, encoding_of, open_text, token_data, undecodable_line
+from recipe.data.workbooks import is_workbook, read_workbook
+from recipe.errors import DataError
+
+_DELIMITED_SUFFIXES = (".csv", ".tsv", ".tab")
+_TOKEN_SUFFIXES = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".bioes")
+_SAMPLE_LINES = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """A row of the table of formats."""
+
+    name: str
+    """As people call it."""
+    suffixes: str
+    """What its files usually end with; they need not."""
+    what: str
+    """What is read, for docs/DATA.md."""
+    is_one: Callable[[Path], bool]
+    """Whether a file (or folder) is of this format; the first row that says so is taken."""
+    read: Callable[[Path], Part]
+
+
+def read(path: Path, lone_column: bool = False) -> Part:
+    """The rows of a file, or of a folder written by `Dataset.save_to_disk`.
+
+    Structs become columns of dotted names, categories and bytes of UTF-8 become strings.
+
+    Args:
+        lone_column: Whether delimited text may have one column only.
+
+    Raises:
+        DataError: the format is not known, or a row cannot be read (with its line).
+    """
+    if lone_column and path.is_file() and _is_delimited(path):
+        return _read_text(path, functools.partial(read_delimited, lone_column=True))
+    found = next(each for each in FORMATS if each.is_one(path))
+    return _flat(found.read(path))
+
+
+def known_formats() -> str:
+    """The names of the formats, for messages."""
+    return ", ".join(each.name for each in FORMATS)
+
+
+def read_texts(path: Path, sample_by: str) -> Part:
+    """The texts of a plain text file as rows of the column `text`.
+
+    Args:
+        sample_by: `line` (empty ones left out), `paragraph` (between empty lines) or `document`
+            (all of it).
+
+    Raises:
+        DataError: it cannot be read (with its line).
+    """
+    return _read_text(path, functools.partial(_read_plain, sample_by=sample_by))
+
+
+def _read_plain(path: Path, encoding: str, sample_by: str) -> Part:
+    with open_text(path, encoding) as stream:
+        lines = list(enumerate(stream.read().replace("\r\n", "\n").split("\n"), 1))
+    groups = [lines] if sample_by == "document" else [[line] for line in lines]
+    if sample_by == "paragraph":
+        by_kind = itertools.groupby(lines, key=lambda line: bool(line[1].strip()))
+        groups = [list(group) for _, group in by_kind]
+    texts = ["\n".join(text for _, text in group) for group in groups]
+    kept = [number for number, text in enumerate(texts) if text.strip()]
+    column = pa.array([texts[number].strip("\n") for number in kept], pa.large_string())
+    return Part(
+        path=path,
+        format=f"txt (a text is a {sample_by})",
+        table=pa.table({TEXT: column}),
+        lines=[groups[number][0][0] for number in kept],
+    )
+
+
+def _read_arrow_folder(path: Path) -> Part:
+    try:
+        dataset = datasets.load_from_disk(str(path))
+        table = dataset.with_format("arrow")[:]
+    except Exception as error:  # Of a damaged file, datasets and pyarrow raise all kinds.
+        raise DataError(f"Data set {path} cannot be read: {error}.", _REWRITE) from error
+    return Part(
+        path=path, format="save_to_disk", table=table, class_names=_classes(dataset.features)
+    )
+
+
+_REWRITE = "Write it again, or check that the upload is complete."
+
+
+def _read_binary(path: Path, name: str, reader: Callable[[Path], pa.Table]) -> Part:
+    try:
+        table = reader(path)
+        table.validate(full=True)
+        features = datasets.Features.from_arrow_schema(table.schema)
+    except Exception as error:  # Of a damaged file, datasets and pyarrow raise all kinds.
+        raise DataError(f"{path} is no readable {name} file: {error}.", _REWRITE) from error
+    return Part(path=path, format=name, table=table, class_names=_classes(features))
+
+
+def _read_parquet(path: Path) -> pa.Table:
+    return pq.ParquetFile(path).read()
+
+
+def _read_arrow(path: Path) -> pa.Table:
+    with pa.memory_map(str(path)) as source:
+        try:
+            return pa.ipc.open_stream(source).read_all()
+        except pa.ArrowInvalid:
+            return pa.ipc.open_file(source).read_all()
+
+
+def _classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
+    # Flattened, a feature within a struct has the dotted name of its column.
+    flat = datasets.Features(features).flatten()
+    single = {name: getattr(feature, "feature", feature) for name, feature in flat.items()}
+    return {
+        name: list(feature.names)
+        for name, feature in single.items()
+        if isinstance(feature, datasets.ClassLabel)
+    }
+
+
+def _read_text(path: Path, read_decoded: Callable[[Path, str], Part]) -> Part:
+    try:
+        return _read_encoded(path, read_decoded)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is no readable gzip file: {error}.", _REWRITE) from error
+
+
+def _read_encoded(path: Path, read_decoded: Callable[[Path, str], Part]) -> Part:
+    encoding = encoding_of(path)
+    try:
+        return read_decoded(path, encoding)
+    except UnicodeDecodeError as error:
+        line = undecodable_line(path, encoding)
+        raise DataError(
+            f"{path} line {line} is not {encoding.removesuffix('-sig')}: {error.reason}.",
+            "Convert the file, for example by iconv -f WINDOWS-1252 -t UTF-8.",
+        ) from error
+
+
+def _starts_with(*marks: bytes) -> Callable[[Path], bool]:
+    def starts(path: Path) -> bool:
+        if not path.is_file():
+            return False
+        with path.open("rb") as stream:
+            return stream.read(8).startswith(marks)
+
+    return starts
+
+
+def _first_character(path: Path) -> str:
+    try:
+        with open_text(path, encoding_of(path)) as stream:
+            return stream.read(4096).lstrip()[:1]
+    except (UnicodeDecodeError, EOFError, OSError, zlib.error):
+        return ""
+
+
+def _is_json(path: Path, character: str) -> bool:
+    suffixes = {suffix.lower() for suffix in path.suffixes}
+    return not suffixes & set(_DELIMITED_SUFFIXES) and _first_character(path) == character
+
+
+def _is_marked(path: Path) -> bool:
+    try:
+        return is_fasttext(path, encoding_of(path))
+    except (UnicodeDecodeError, EOFError, OSError, zlib.error):
+        return False
+
+
+def _is_delimited(path: Path) -> bool:
+    """Whether none of the formats before it in the table is the file's."""
+    return next(each for each in FORMATS if each.is_one(path)).name == "CSV"
+
+
+def _refuse_archive(path: Path) -> Part:
+    raise DataError(f"{path} is an archive or compressed.", "Unpack it, or compress it by gzip.")
+
+
+def _refuse_old_workbook(path: Path) -> Part:
+    raise DataError(
+        f"{path} is a workbook of Excel before 2007 (.xls).", "Save it as .xlsx or as CSV."
+    )
+
+
+def _is_token_data(path: Path) -> bool:
+    """CoNLL and the like: a word and its tags on each line, sentences between empty lines."""
+    if path.suffix.lower() in _TOKEN_SUFFIXES:
+        return True
+    try:
+        with open_text(path, encoding_of(path)) as stream:
+            lines = [line.strip() for line in itertools.islice(stream, _SAMPLE_LINES)]
+    except (UnicodeDecodeError, EOFError, OSError, zlib.error):
+        return False
+    cells = [re.split(r"[\t ]+", line) for line in lines if line]
+    if len(cells) < 2 or {len(row) for row in cells} & {1} or len(set(map(len, cells))) > 2:
+        return False
+    tags = [row[-1] for row in cells]
+    return all(TAG.fullmatch(tag) for tag in tags) and set(tags) > {"O"}
+
+
+def _refuse_token_data(path: Path) -> Part:
+    raise token_data(str(path), "it has a word and its tags on each line")
+
+
+def _is_archive(path: Path) -> bool:
+    is_tar = re.search(r"\.(tar|tgz)(\.|$)", path.name.lower()) is not None
+    packed = is_tar or _starts_with(*_SMALL_PACKED)(path)
+    return path.is_file() and (packed or zipfile.is_zipfile(path))
+
+
+_SMALL_PACKED = (b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf", b"Rar!")
+_OLD_WORKBOOK = b"\xd0\xcf\x11\xe0"
+
+FORMATS: Sequence[Format] = (
+    Format(
+        name="save_to_disk",
+        suffixes="a folder",
+        what="`Dataset.save_to_disk`, `DatasetDict.save_to_disk`",
+        is_one=Path.is_dir,
+        read=_read_arrow_folder,
+    ),
+    Format(
+        name="Parquet",
+        suffixes=".parquet",
+        what="with the class names of the `datasets` library",
+        is_one=_starts_with(b"PAR1"),
+        read=functools.partial(_read_binary, name="parquet", reader=_read_parquet),
+    ),
+    Format(
+        name="Arrow",
+        suffixes=".arrow, .feather",
+        what="files and streams, with the class names of the `datasets` library",
+        is_one=_starts_with(b"ARROW1", b"\xff\xff\xff\xff"),
+        read=functools.partial(_read_binary, name="arrow", reader=_read_arrow),
+    ),
+    Format(
+        name="Excel",
+        suffixes=".xlsx",
+        what="all visible sheets of the same columns; sheets named train, test ... are splits",
+        is_one=is_workbook,
+        read=read_workbook,
+    ),
+    Format(
+        name="old Excel",
+        suffixes=".xls",
+        what="refused: save as .xlsx",
+        is_one=_starts_with(_OLD_WORKBOOK),
+        read=_refuse_old_workbook,
+    ),
+    Format(
+        name="archives",
+        suffixes=".zip, .tar, .bz2, .xz, .zst, .7z, .rar",
+        what="refused: unpack them, or compress by gzip",
+        is_one=_is_archive,
+        read=_refuse_archive,
+    ),
+    Format(
+        name="JSON",
+        suffixes=".json",
+        what='`[row, ...]`, `{"data": [row, ...]}`, `{"train": [row, ...], "test": [...]}`, '
+        '`{"text": [...], "label": [...]}`, and what pandas writes',
+        is_one=lambda path: _is_json(path, "["),
+        read=lambda path: _read_text(path, read_json),
+    ),
+    Format(
+        name="JSON Lines",
+        suffixes=".jsonl, .ndjson, .json, .manifest",
+        what="an object on each line; Ground Truth's output.manifest by its class names",
+        is_one=lambda path: _is_json(path, "{"),
+        read=lambda path: _read_text(path, read_json_objects),
+    ),
+    Format(
+        name=f"{MARK} lines",
+        suffixes=".txt, .train",
+        what=f"`{MARK}x text`, of fastText and BlazingText; several marks are several labels",
+        is_one=_is_marked,
+        read=lambda path: _read_text(path, read_fasttext),
+    ),
+    Format(
+        name="CoNLL",
+        suffixes=", ".join(_TOKEN_SUFFIXES),
+        what="refused: token classification is not trained yet",
+        is_one=_is_token_data,
+        read=_refuse_token_data,
+    ),
+    Format(
+        name="CSV",
+        suffixes=".csv, .tsv, .txt, none",
+        what="comma, semicolon, tab or bar; with a header or without; quoted or not; UTF-8 or "
+        "UTF-16; each text format may be packed by gzip",
+        is_one=lambda path: True,
+        read=lambda path: _read_text(path, functools.partial(read_delimited, lone_column=False)),
+    ),
+)
+
+
+def _flat(part: Part) -> Part:
+    """Without structs, categories and bytes that are text."""
+    table = part.table
+    while any(pa.types.is_struct(kind) for kind in table.schema.types):
+        flat = table.flatten()
+        # A column that is there already keeps its name.
+        kept = [
+            at for at, name in enumerate(flat.column_names) if name not in flat.column_names[:at]
+        ]
+        table = flat.select(kept)
+    for at, field in enumerate(table.schema):
+        column = table.column(at)
+        if pa.types.is_dictionary(field.type):
+            column = pc.cast(column, field.type.value_type)
+        if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+            try:
+                column = pc.cast(column, pa.large_string())
+            except pa.ArrowInvalid:
+                continue
+        if column is not table.column(at):
+            table = table.set_column(at, field.name, column)
+    return part if table is part.table else dataclasses.replace(part, table=table)

@@ -1,0 +1,252 @@
+"""What is predicted: one class, several, or a number; one spelling of the classes, their order."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.data.part import Part, is_number
+from recipe.errors import DataError
+from recipe.hyperparameters import PROBLEMS
+
+_WHOLE_FLOAT = re.compile(r"([-+]?\d+)\.0+")
+_WHOLE = re.compile(r"[-+]?\d+")
+_FRACTION = re.compile(r"[-+]?\d*\.\d+")
+_PLAUSIBLE_CLASSES = 50
+
+SINGLE, SEVERAL, NUMBER = PROBLEMS
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Names of the classes; a class's id is its position. For a number, the name of its column."""
+
+    names: tuple[str, ...]
+    problem: str = SINGLE
+
+    def encode(self, label: Any) -> int | float | list[float]:
+        """A class's id, a 0 or 1 for each class, or the number: what `Shape.spell` gave."""
+        if self.problem == SINGLE:
+            return self.ids[label]
+        return label if self.problem == NUMBER else [float(name in label) for name in self.names]
+
+    def unknown(self, label: Any) -> str | None:
+        """A class in what `Shape.spell` gave that is none of these."""
+        if self.problem == NUMBER:
+            return None
+        given = [label] if self.problem == SINGLE else label
+        return next((name for name in given if name not in self.names), None)
+
+    def show(self, encoded: Any) -> str:
+        """What `encode` gave, for people."""
+        if self.problem == SINGLE:
+            return self.by_id[encoded]
+        if self.problem == NUMBER:
+            return f"{encoded:g}"
+        pairs = zip(self.names, encoded, strict=True)
+        return ", ".join(name for name, has in pairs if has) or "(none)"
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """Name to id, as a model's label2id."""
+        return {name: number for number, name in enumerate(self.names)}
+
+    @property
+    def by_id(self) -> dict[int, str]:
+        """Id to name, as a model's id2label."""
+        return dict(enumerate(self.names))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """How the label column is written."""
+
+    problem: str = SINGLE
+    separator: str | None = None
+    """Between the classes of a row, where they stand in one string."""
+    indicators: bool = False
+    """Whether a row's list holds a 0 or 1 for each class, rather than its classes."""
+
+    def spell(self, part: Part, column: str) -> list[Any]:
+        """Each row's label: the name of its class, a tuple of names, or a float.
+
+        Raises:
+            DataError: a row has no label, or one that cannot be read; with file and line.
+        """
+        if self.problem == SINGLE:
+            return _one_each(part, column)
+        values = part.table[column].to_pylist()
+        if self.problem == NUMBER:
+            return [_number(part, row, value, column) for row, value in enumerate(values)]
+        return [self._several(part, row, value, column) for row, value in enumerate(values)]
+
+    def _several(self, part: Part, row: int, value: Any, column: str) -> tuple[str, ...]:
+        if isinstance(value, str) and self.separator:
+            value = [each for each in value.split(self.separator) if each.strip()]
+        elif not isinstance(value, list):
+            value = [] if value in (None, "") else [value]
+        if self.indicators:
+            value = [number for number, has in enumerate(value) if has]
+        names = [_spell(each, part.class_names.get(column)) for each in value]
+        if not all(names):
+            raise _no_class(part, row, value, column)
+        return tuple(name or "" for name in names)
+
+
+def shape_of(
+    columns: Sequence[tuple[Part, str]], separator: str | None = None, problem: str | None = None
+) -> Shape:
+    """How the labels in (file, column) of the training data are written.
+
+    Lists, and strings where a separator is given, are several classes a row; numbers of which one
+    is no whole number are numbers; all else is one class a row.
+
+    Args:
+        separator: The hyperparameter label_separator.
+        problem: The hyperparameter problem_type, which decides instead.
+    """
+    nested = [part.table[name] for part, name in columns if _is_list(part.table[name].type)]
+    if problem in (None, SEVERAL) and (nested or separator or problem):
+        rows = [row for column in nested for row in column.to_pylist() if row is not None]
+        return Shape(problem=SEVERAL, separator=separator, indicators=_are_indicators(rows))
+    if problem is None and all(_are_numbers(part, name) for part, name in columns):
+        return Shape(problem=NUMBER)
+    return Shape(problem=problem or SINGLE)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return any(
+        test(kind)
+        for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    )
+
+
+def _are_indicators(rows: list[list[Any]]) -> bool:
+    """[0, 1, 1] and the like: all of one length, which as lists of classes would make no sense."""
+    width = len(rows[0]) if rows else 0
+    return width > 1 and all(len(row) == width and set(row) <= {0, 1} for row in rows)
+
+
+def _are_numbers(part: Part, column: str) -> bool:
+    """Whether all are numbers, of which some have a fraction."""
+    if column in part.class_names or pa.types.is_nested(part.table[column].type):
+        return False
+    values = part.table[column].unique().to_pylist()
+    if not all(isinstance(value, (int, float, str, type(None))) for value in values):
+        return False
+    texts = [str(value).strip() for value in values if value is not None]
+    fractions = [text for text in texts if _is_fraction(text)]
+    return bool(fractions) and all(is_number(text) for text in texts)
+
+
+def _is_fraction(text: str) -> bool:
+    return is_number(text) and math.isfinite(float(text)) and not float(text).is_integer()
+
+
+def _number(part: Part, row: int, value: Any, column: str) -> float:
+    if value is None or not is_number(str(value)) or not math.isfinite(float(value)):
+        raise DataError(
+            f"{part.where(row)} has {value!r} in column {column!r}, where other rows have numbers.",
+            "Correct the row or remove it.",
+        )
+    return float(value)
+
+
+def _one_each(part: Part, column: str) -> list[str]:
+    """The name of each row's class: `1` for 1, 1.0 and "1.0", a ClassLabel's own name.
+
+    Raises:
+        DataError: a row has no label, or one that is no class; with file and line.
+    """
+    values = part.table[column].to_pylist()
+    names = part.class_names.get(column)
+    spelled = [_spell(value, names) for value in values]
+    missing = [row for row, name in enumerate(spelled) if name == ""]
+    if missing:
+        raise DataError(
+            f"{part.where(missing[0])} has no label in column {column!r}"
+            + (f", nor have {len(missing) - 1} other rows." if len(missing) > 1 else "."),
+            "Label the rows or remove them.",
+        )
+    odd = next((row for row, name in enumerate(spelled) if name is None), None)
+    if odd is not None:
+        raise _no_class(part, odd, values[odd], column)
+    return [name or "" for name in spelled]
+
+
+def _no_class(part: Part, row: int, value: Any, column: str) -> DataError:
+    return DataError(
+        f"{part.where(row)} has {value!r} in column {column!r}, which is no class: a class is an "
+        "integer or a string.",
+        "Name the column of the classes in the hyperparameter label_column.",
+    )
+
+
+def is_unlabelled(part: Part, column: str) -> bool:
+    """Whether every row has -1 or nothing: how public test splits hide their answers."""
+    values = part.table[column]
+    return not pa.types.is_nested(values.type) and set(values.unique().to_pylist()) <= {-1, None}
+
+
+def _spell(value: Any, names: list[str] | None) -> str | None:
+    """'' for no label, None for one that is no class."""
+    if value is None or (names is not None and value == -1):
+        return ""
+    if names is not None:
+        return names[value] if 0 <= value < len(names) else None
+    if not isinstance(value, (str, int, float)):
+        return None
+    text = str(value).strip()
+    if _FRACTION.fullmatch(text) and not _WHOLE_FLOAT.fullmatch(text):
+        return None
+    if text == "nan":
+        return ""
+    return _WHOLE_FLOAT.sub(r"\1", text) if _WHOLE_FLOAT.fullmatch(text) else text
+
+
+def classes(part: Part, column: str, spelled: Sequence[Any], problem: str = SINGLE) -> Labels:
+    """The classes of the training data, ClassLabels in their order, numbers by size, else sorted.
+
+    Args:
+        spelled: What `Shape.spell` gave for all training rows.
+
+    Raises:
+        DataError: there is one class only, or nearly as many as rows; or no number differs.
+    """
+    if problem == NUMBER:
+        if len(set(spelled)) < 2:
+            raise DataError(f"Column {column!r} of {part.path} has the same number in every row.")
+        return Labels((column,), problem)
+    counts = Counter(spelled if problem == SINGLE else itertools.chain(*spelled))
+    if len(counts) < 2:
+        raise DataError(
+            f"Column {column!r} of {part.path} has one class only: {next(iter(counts), '')!r}.",
+            "Training needs rows of at least two classes.",
+        )
+    if len(counts) > max(_PLAUSIBLE_CLASSES, len(spelled) // 2):
+        raise DataError(
+            f"Column {column!r} of {part.path} has {len(counts)} different values in "
+            f"{len(spelled)} rows: these are no classes.",
+            "Name the column of the classes in the hyperparameter label_column.",
+        )
+    declared = part.class_names.get(column)
+    if declared and set(counts) <= set(declared):
+        return Labels(tuple(declared), problem)
+    numeric = all(_WHOLE.fullmatch(name) for name in counts)
+    return Labels(tuple(sorted(counts, key=int) if numeric else sorted(counts)), problem)
+
+
+def balanced_weights(class_ids: Iterable[int], count: int) -> list[float]:
+    """A weight for each of `count` classes that makes all of them weigh the same in the data.
+
+    rows / (classes * rows of the class), as scikit-learn's `class_weight="balanced"`.
+    """
+    rows = Counter(class_ids)
+    return [rows.total() / (len(rows) * rows[each]) if rows[each] else 0.0 for each in range(count)]

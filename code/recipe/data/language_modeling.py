@@ -1,0 +1,138 @@
+"""From a job's channels to documents to learn: texts, prompts with completions, conversations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.data import channels as layout
+from recipe.data import classification, columns, formats
+from recipe.data.column_names import COMPLETION, MESSAGES, PROMPT, TEXT, TOKEN_IDS
+from recipe.data.part import Part
+from recipe.errors import DataError
+from recipe.hyperparameters import Hyperparameters
+
+_PLAIN = (".txt", ".text")
+_EXAMPLE = '[{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Data sets with the columns `text`; or `prompt` and `completion`; or `messages`, each
+    conversation as JSON; or `input_ids`. All have the same."""
+
+    train: datasets.Dataset
+    evaluation: datasets.Dataset
+    test: datasets.Dataset | None
+    """Present where there is validation data beside it; else it is `evaluation`."""
+    found: list[str]
+    """What was detected, one line each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    part: Part
+    columns: Mapping[str, str]
+    """What a document is made of, and the name of its column."""
+
+
+def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Texts:
+    """Read and split the documents of a job's channels.
+
+    Raises:
+        DataError: names the channel, file, line or column that cannot be used, and the remedy.
+    """
+    places = layout.find(channels)
+    notes = list(places.notes)
+    asked = {
+        name: getattr(hyperparameters, f"{name}_column")
+        for name in (TEXT, PROMPT, COMPLETION, MESSAGES)
+    }
+    read: dict[str, list[_Read]] = {}
+    like = None
+
+    def read_file(path: Path) -> Part:
+        if _is_plain(path):
+            return formats.read_texts(path, hyperparameters.sample_by)
+        return formats.read(path, lone_column=True)
+
+    for split, part in classification.read_parts(places.files, notes, read_file):
+        chosen = columns.of_documents(part, asked, like)
+        like = like or chosen
+        read.setdefault(split, []).append(_Read(part=part, columns=chosen))
+    built = {
+        split: datasets.Dataset(pa.concat_tables(map(_documents, files)))
+        for split, files in read.items()
+    }
+    found = [_describe(split, files) for split, files in read.items()]
+    train, evaluation, test, rule = classification.assign(built, None, hyperparameters.seed)
+    return Texts(train=train, evaluation=evaluation, test=test, found=[*notes, *found, rule])
+
+
+def _is_plain(path: Path) -> bool:
+    return path.is_file() and path.name.lower().removesuffix(".gz").endswith(_PLAIN)
+
+
+def _documents(read: _Read) -> pa.Table:
+    if TOKEN_IDS in read.columns:
+        return pa.table({TOKEN_IDS: classification.token_ids(read.part)})
+    spell = _conversation if MESSAGES in read.columns else _text
+    made = {
+        name: pa.array(
+            [
+                spell(read.part, row, value, column)
+                for row, value in enumerate(read.part.table[column].to_pylist())
+            ],
+            pa.large_string(),
+        )
+        for name, column in read.columns.items()
+    }
+    return pa.table(made)
+
+
+def _text(part: Part, row: int, value: Any, column: str) -> str:
+    if isinstance(value, (list, dict)):
+        raise DataError(
+            f"{part.where(row)} has no text in column {column!r}, but "
+            f"{json.dumps(value, default=str)[:60]}.",
+            f"Give texts, or conversations in a column called {MESSAGES}: {_EXAMPLE}.",
+        )
+    return "" if value is None else str(value)
+
+
+def _conversation(part: Part, row: int, value: Any, column: str) -> str:
+    """A conversation as JSON, without the keys that a message does not use."""
+    try:
+        given = json.loads(value) if isinstance(value, str) else value
+        turns = [{k: each for k, each in turn.items() if each is not None} for turn in given]
+        right = turns and all(_is_message(turn) for turn in turns)
+    except (ValueError, TypeError, AttributeError):
+        right = False
+    if not right:
+        raise DataError(
+            f"{part.where(row)} has no conversation in column {column!r}, but "
+            f"{json.dumps(value, default=str)[:80]}.",
+            f"Write it as {_EXAMPLE}.",
+        )
+    return json.dumps(turns)
+
+
+def _is_message(turn: Mapping[str, Any]) -> bool:
+    return isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)
+
+
+def _describe(split: str, files: list[_Read]) -> str:
+    rows = sum(each.part.table.num_rows for each in files)
+    kinds = ", ".join(sorted({each.part.format for each in files}))
+    where = str(files[0].part.path) if len(files) == 1 else f"{len(files)} files"
+    pairs = [f"{name} column {column!r}" for name, column in files[0].columns.items()]
+    taken = {column for each in files for column in each.columns.values()} | {"attention_mask"}
+    others = sorted({name for each in files for name in each.part.table.column_names} - taken)
+    unread = f"; not read: {', '.join(others)}" if others else ""
+    return f"{split} data: {rows} rows from {where}, {kinds}; {', '.join(pairs)}{unread}"

@@ -1,0 +1,433 @@
+"""Hyperparameters: from a script's argv to one frozen value, every name and value checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from transformers import HfArgumentParser, TrainingArguments
+
+from recipe import foreign_names, value_ranges
+from recipe.errors import HyperparameterError, near
+from recipe.paths import Places
+
+
+def _documented(default: Any, text: str, *aliases: str) -> Any:
+    metadata = {"help": text, "aliases": [f"--{alias}" for alias in aliases]}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hyperparameters:
+    """What the recipe itself decides on. `passed` goes to transformers.TrainingArguments."""
+
+    task: str = _documented(
+        "text-classification",
+        "text-classification (classes, sets of them, or numbers), or causal-lm: to go on with "
+        "texts, prompts or conversations.",
+    )
+    model_name_or_path: str | None = _documented(
+        None,
+        "Model to start from: a folder, the name of a channel that holds it, or a name on the "
+        "Hugging Face hub. Default: the channel called model or pretrained.",
+        "model_id",
+        "model_name",
+    )
+    trust_remote_code: bool = _documented(False, "Run code that comes with the model.")
+    hf_token: str | None = field(
+        default=None,
+        repr=False,
+        metadata={
+            "help": "Access token of the Hugging Face hub, for a model that needs one.",
+            "aliases": ["--huggingface_token"],
+        },
+    )
+    text_column: str | None = _documented(None, "Column to read. Default: found by its name.")
+    label_column: str | None = _documented(None, "Column to predict. Default: found by its name.")
+    problem_type: str | None = _documented(
+        None,
+        "single_label_classification, multi_label_classification or regression. Default: lists "
+        "are several labels, fractions are numbers, all else is one label.",
+    )
+    label_separator: str | None = _documented(
+        None, "What stands between the labels of a text, where one cell holds several."
+    )
+    num_labels: int | None = _documented(
+        None, "How many labels the data must have. Default: as many as are found."
+    )
+    class_weight: str | None = _documented(
+        None, "balanced: rare labels weigh as much in the loss as frequent ones."
+    )
+    prompt_column: str | None = _documented(
+        None, "task=causal-lm: column of prompts, which are read, not learned. Found by its name."
+    )
+    completion_column: str | None = _documented(
+        None, "task=causal-lm: column of what follows a prompt, and is learned. Found by its name."
+    )
+    messages_column: str | None = _documented(
+        None,
+        "task=causal-lm: column of conversations, lists of {role, content}, of which the "
+        "assistant's turns are learned. Found by its name.",
+    )
+    sample_by: str = _documented(
+        "line", "task=causal-lm: what is a text in a .txt file: line, paragraph or document."
+    )
+    long_texts: str | None = _documented(
+        None,
+        "task=causal-lm: what becomes of texts of more than max_length tokens: split or truncate. "
+        "Default: texts are split, completions and conversations truncated.",
+    )
+    num_train_epochs: float = _documented(3.0, "Passes over the training data.", "epochs")
+    max_train_steps: int | None = _documented(
+        None, "Stop after this many optimizer steps, whatever the epochs.", "max_steps"
+    )
+    per_device_train_batch_size: int = _documented(
+        32, "Texts in a training step, for each process.", "train_batch_size", "batch_size"
+    )
+    per_device_eval_batch_size: int = _documented(
+        64, "Texts in an evaluation step, for each process.", "eval_batch_size"
+    )
+    learning_rate: float = _documented(5e-5, "Peak learning rate of AdamW.", "lr")
+    warmup_steps: float = _documented(
+        0.1, "Steps of linear warm-up; below 1, their share of all steps.", "warmup_ratio"
+    )
+    weight_decay: float = _documented(0.0, "Weight decay of AdamW.")
+    max_length: int | None = _documented(
+        None,
+        "Longest text in tokens; what exceeds it is cut. Default: what the model takes, at most "
+        "512 (task=causal-lm: 1024, and long_texts).",
+        "max_seq_length",
+    )
+    seed: int = _documented(42, "Seed of the head's weights, the order of texts and the hold-out.")
+    bf16: bool | None = _documented(
+        None, "Compute in bfloat16. Default: where the device is faster with it."
+    )
+    lora_r: int | None = _documented(
+        None, "Rank of LoRA adapters. Given, they are trained instead of all weights."
+    )
+    lora_alpha: int | None = _documented(None, "Scale of LoRA. Default: twice lora_r.")
+    lora_dropout: float = _documented(0.0, "Dropout on the input of LoRA's adapters.")
+    lora_target_modules: str = _documented(
+        "all-linear", "Names of the layers to adapt, separated by commas."
+    )
+    lora_save: str = _documented(
+        "merged", "What is saved of a LoRA training: a merged model, or the adapter alone."
+    )
+    compile: bool = _documented(False, "Compile the model with torch.compile.")
+    mp_parameters: str | None = _documented(
+        None,
+        "SageMaker model parallelism: given, and with several processes, the model is sharded "
+        "(FSDP2).",
+    )
+    packing: bool | None = _documented(
+        None,
+        "Lay several texts into one row instead of padding each. Default: where the model can.",
+    )
+    output_dir: str | None = _documented(
+        None, "Folder of checkpoints. Default: /opt/ml/checkpoints."
+    )
+    save_total_limit: int | None = _documented(2, "Checkpoints to keep.")
+    save_minutes: float | None = _documented(
+        15.0, "Save a checkpoint when the last one is so many minutes old, too."
+    )
+    early_stopping_patience: int | None = _documented(
+        None,
+        "Stop after so many evaluations without a better one, and keep the best model. What is "
+        "better, metric_for_best_model says (default: the loss).",
+    )
+    early_stopping_threshold: float = _documented(
+        0.0, "How much better an evaluation must be to count for early stopping."
+    )
+    price_per_hour: float | None = _documented(
+        None, "Price of a host, to estimate the cost of the run in its report."
+    )
+    passed: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """What was given and changes nothing, one line each."""
+
+    def __post_init__(self) -> None:
+        """Raises HyperparameterError, which names all values that cannot be."""
+        problems = [*self._out_of_range(), *self._of_other_tasks()]
+        if problems:
+            raise all_at_once(problems)
+
+    def _out_of_range(self) -> Iterator[str]:
+        for name, (holds, wanted) in value_ranges.RANGES.items():
+            value = getattr(self, name, self.passed.get(name))
+            if value is None or isinstance(value, str):
+                continue
+            if not math.isfinite(value) or not holds(value):
+                yield f"Hyperparameter {name} has value {value!r}. Give {wanted}."
+        for name, known in _CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                listed = " or ".join(known)
+                yield f"Hyperparameter {name} has value {value!r}. Give {listed}."
+        for name, why in value_ranges.REFUSED.items():
+            value = self.passed.get(name)
+            if value not in (None, *_trainers_default(name)):
+                yield (
+                    f"Hyperparameter {name} has value {value!r}, which this recipe does not take: "
+                    f"{why}. Leave it out."
+                )
+
+    def _of_other_tasks(self) -> Iterator[str]:
+        """What is given that the task would pass over."""
+        values = {**self.passed, **{name: getattr(self, name) for name in _OF_TASKS}}
+        for name, task in {**_OF_TASKS, "label_smoothing_factor": CLASSIFICATION}.items():
+            if task != self.task and values.get(name) not in (None, 0.0, _DEFAULTS.get(name)):
+                yield (
+                    f"Hyperparameter {name} has value {values[name]!r}, but belongs to "
+                    f"task={task}, and the task is {self.task}. Leave it out, or give task={task}."
+                )
+        if self.task != CAUSAL_LM:
+            return
+        kinds = {"text_column": "text", "prompt_column": "prompt", "completion_column": "prompt"}
+        kinds["messages_column"] = "messages"
+        given = [name for name in kinds if getattr(self, name) is not None]
+        if len({kinds[name] for name in given}) > 1:
+            listed = ", ".join(f"{name}={getattr(self, name)}" for name in given)
+            yield (
+                f"These hyperparameters name columns of several kinds of data: {listed}. "
+                "Name texts, or prompts and completions, or messages."
+            )
+
+
+def all_at_once(problems: Sequence[str]) -> HyperparameterError:
+    """One error that names every problem."""
+    if len(problems) == 1:
+        return HyperparameterError(problems[0])
+    listed = "\n".join(f"- {problem}" for problem in problems)
+    return HyperparameterError(f"{len(problems)} hyperparameters cannot be used:\n{listed}")
+
+
+CLASSIFICATION, CAUSAL_LM = "text-classification", "causal-lm"
+"""What `task` may be."""
+PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
+"""What `problem_type` may be, as a model's configuration has it."""
+SPLIT, TRUNCATE = "split", "truncate"
+"""What `long_texts` may be."""
+_CHOICES: Mapping[str, Sequence[str]] = {
+    "task": (CLASSIFICATION, CAUSAL_LM),
+    "problem_type": PROBLEMS,
+    "class_weight": ("balanced",),
+    "lora_save": ("merged", "adapter"),
+    "sample_by": ("line", "paragraph", "document"),
+    "long_texts": (SPLIT, TRUNCATE),
+}
+_OF_TASKS = {
+    **dict.fromkeys(("label_column", "problem_type", "label_separator", "class_weight",
+                     "num_labels"), CLASSIFICATION),
+    **dict.fromkeys(("prompt_column", "completion_column", "messages_column", "sample_by",
+                     "long_texts"), CAUSAL_LM),
+}  # fmt: skip
+_DEFAULTS = {"sample_by": "line"}
+_SECRET_WORDS = ("token", "secret", "password", "key")
+_TRUE = ("true", "1", "yes")
+_KEY = re.compile(r"--?[A-Za-z]")
+
+
+def parse(argv: Sequence[str], places: Places | None = None) -> Hyperparameters:
+    """Hyperparameters from `--key value` arguments.
+
+    A key may be written with `-` or `_`, by any of its aliases, or as other trainers call it
+    (`foreign_names`). A flag without a value is True; an empty value, `None` or `null` leaves the
+    default. Fields of transformers.TrainingArguments that are not the recipe's own are converted
+    to their type and kept in `passed`.
+
+    Args:
+        places: Where the job's data lies and its results go: a name that says the same is no error.
+
+    Raises:
+        HyperparameterError: names every key that is unknown or given with two values, and every
+            value that cannot be.
+    """
+    values: dict[str, Any] = {}
+    written_as: dict[str, str] = {}
+    notes: list[str] = []
+    problems: list[str] = []
+    for written, text in _pairs(argv):
+        try:
+            name, value = _understood(written, text, notes, places)
+            converted = _convert(name, value) if name else None
+        except HyperparameterError as error:
+            problems.append(str(error))
+            continue
+        if converted is None:
+            continue
+        if name in values and values[name] != converted:
+            problems.append(
+                f"Hyperparameter {name} has two values, {_shown(name, values[name])} (as "
+                f"{written_as[name]}) and {_shown(name, converted)} (as {written}). Give one."
+            )
+        values.setdefault(name, converted)
+        written_as.setdefault(name, written)
+    own = {name: value for name, value in values.items() if name in _own_fields()}
+    passed = {name: value for name, value in values.items() if name not in own}
+    try:
+        parsed = Hyperparameters(**own, passed=passed, notes=tuple(notes))
+    except HyperparameterError as error:
+        _, *several = str(error).split("\n- ")
+        problems += several or [str(error)]
+    if problems:
+        raise all_at_once(problems)
+    return parsed
+
+
+def _understood(
+    written: str, value: str, notes: list[str], places: Places | None
+) -> tuple[str, str]:
+    """The name and the value as they are called here; no name where it changes nothing.
+
+    Args:
+        notes: What is said of such a name is added to it.
+
+    Raises:
+        HyperparameterError: it is not known, or asks for what is not done here.
+    """
+    if not _KEY.match(written):
+        raise HyperparameterError(
+            f"Argument {written!r} belongs to no hyperparameter.", "Write --key value."
+        )
+    written = written.lstrip("-")
+    name = written.replace("-", "_")
+    name = _aliases().get(name, name)
+    if name in _own_fields():
+        return name, value
+    what = f"Hyperparameter {written} (value {_shown(name, value)})"
+    if name in foreign_names.REWRITTEN and value.lower() not in foreign_names.UNSET:
+        rewrite, remedy = foreign_names.REWRITTEN[name]
+        rewritten = rewrite(value)
+        if rewritten is None:
+            raise HyperparameterError(f"{what} cannot be used.", remedy)
+        return rewritten
+    if name in foreign_names.KNOWN:
+        note, remedy = foreign_names.said_of(
+            name,
+            value,
+            places.channels if places else {},
+            {} if places is None else _outputs(places),
+        )
+        if remedy:
+            raise HyperparameterError(f"{what} is not one of this recipe's.", remedy)
+        notes.append(note)
+        return "", ""
+    if name not in _training_fields():
+        known = {*_own_fields(), *_aliases(), *_training_fields(), *foreign_names.ADVICE}
+        raise HyperparameterError(
+            f"{what} is not known.",
+            near(name, known) or "python code/train.py --help lists the names.",
+        )
+    return name, value
+
+
+def _outputs(places: Places) -> dict[str, Path]:
+    return {"SM_MODEL_DIR": places.model_dir, "SM_OUTPUT_DATA_DIR": places.output_data_dir}
+
+
+def describe() -> str:
+    """The recipe's own hyperparameters with their aliases and documentation, as text."""
+    fields = dataclasses.fields(Hyperparameters)
+    return "\n".join(_describe(item) for item in fields if item.metadata)
+
+
+def _describe(item: dataclasses.Field[Any]) -> str:
+    names = ", ".join([f"--{item.name}", *item.metadata["aliases"]])
+    return f"{names}  (default {item.default})\n    {item.metadata['help']}"
+
+
+def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    position = 0
+    while position < len(argv):
+        key = argv[position]
+        position += 1
+        if not _KEY.match(key):
+            yield key, ""
+            continue
+        if "=" in key:
+            key, _, value = key.partition("=")
+        elif position < len(argv) and not argv[position].startswith("--"):
+            value, position = argv[position], position + 1
+        else:
+            value = "True"
+        yield key, value
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of a hyperparameter of this name must not be shown."""
+    return any(word in name.lower().split("_") for word in _SECRET_WORDS)
+
+
+def _shown(name: str, value: object) -> str:
+    return "(a secret)" if is_secret(name) else repr(value)
+
+
+@functools.cache
+def _own_fields() -> frozenset[str]:
+    return frozenset(item.name for item in dataclasses.fields(Hyperparameters) if item.metadata)
+
+
+@functools.cache
+def _training_fields() -> frozenset[str]:
+    return frozenset(item.name for item in dataclasses.fields(TrainingArguments) if item.init)
+
+
+@functools.cache
+def _aliases() -> dict[str, str]:
+    own = {
+        alias.lstrip("-"): item.name
+        for item in dataclasses.fields(Hyperparameters)
+        for alias in item.metadata.get("aliases", ())
+    }
+    return {**foreign_names.RENAMED, **own}
+
+
+def _trainers_default(name: str) -> tuple[Any, ...]:
+    """The default of a field of TrainingArguments, where this transformers has the field."""
+    fields = [item for item in dataclasses.fields(TrainingArguments) if item.name == name]
+    return tuple(
+        item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+        for item in fields
+    )
+
+
+class _Parser(HfArgumentParser):
+    """Converts a string to a field's type; says what is wrong by an exception, not by exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OwnValues(Hyperparameters):
+    """Hyperparameters without `passed` and `notes`, which no string converts to."""
+
+    passed: Mapping[str, Any] = field(default_factory=dict, init=False)
+    notes: tuple[str, ...] = field(default=(), init=False, compare=False)
+
+
+@functools.cache
+def _parser(kind: Any) -> _Parser:
+    return _Parser(kind)
+
+
+def _convert(name: str, value: str) -> Any:
+    """The value as its field has it, or None for no value."""
+    if value.lower() in foreign_names.UNSET:
+        return None
+    if name == "fsdp" and value.lower() in (*_TRUE, "y", "t"):
+        return True  # as text it is taken for a list of options
+    kind = _OwnValues if name in _own_fields() else TrainingArguments
+    try:
+        return getattr(_parser(kind).parse_args([f"--{name}={value}"]), name)
+    except ValueError as error:
+        reason = str(error).partition(": ")[2] or str(error)
+        raise HyperparameterError(
+            f"Hyperparameter {name} has value {_shown(name, value)}: {reason}."
+        ) from error

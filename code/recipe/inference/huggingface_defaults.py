@@ -1,0 +1,179 @@
+"""What Hugging Face's image does where a file defines no function of a kind.
+
+`model_fn` makes a pipeline for the task of the model's head, or of HF_TASK; `input_fn` reads JSON
+as it is, CSV and pictures as a dict with "inputs", NPY as an array.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+_NESTED = {"zero-shot-classification", "table-question-answering"}
+_CSV_NAMES = ("question", "context", "inputs")
+
+
+class Unsupported(TypeError):
+    """A Content-Type that the defaults do not read."""
+
+    status_code = 415
+
+
+class Refused(ValueError):
+    """A request that the defaults cannot answer; the message says what they can."""
+
+    status_code = 400
+
+
+def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
+    """A request's data, as Hugging Face's image hands it to `predict_fn`.
+
+    Args:
+        body: Text for JSON and CSV, bytes for other types.
+        content_type: The request's.
+        task: The pipeline's task, where it is known: two take no CSV.
+
+    Returns:
+        JSON as it is; {"inputs": [...]} of CSV with a header; an array of NPY, which is read
+        without pickle; {"inputs": image} of a picture; {"inputs": bytes} of a sound.
+
+    Raises:
+        Refused: (400) The body is not of its type.
+        Unsupported: (415) The type is another one.
+    """
+    kind = media_type(content_type)
+    if kind == "application/json":
+        return read_json(body)
+    if kind == "text/csv":
+        if task in _NESTED:
+            raise Refused(f"{task} takes no CSV, since its requests are nested: send JSON.")
+        return _read_csv(text_of(body))
+    if kind == "application/x-npy":
+        return read_npy(bytes_of(body))
+    if kind.startswith("image/"):
+        return {"inputs": _read_image(bytes_of(body))}
+    if kind.startswith("audio/"):
+        return {"inputs": bytes_of(body)}
+    raise Unsupported(
+        f"Content-Type {content_type!r} is not supported without an input_fn of your own."
+        " Send application/json, text/csv, application/x-npy, image/* or audio/*."
+    )
+
+
+def media_type(header: str) -> str:
+    """`text/csv` of `Text/CSV; charset=utf-8`."""
+    return header.partition(";")[0].strip().lower()
+
+
+def text_of(body: str | bytes) -> str:
+    """A body as text without a byte order mark. Raises Refused where it is not UTF-8."""
+    try:
+        text = body if isinstance(body, str) else body.decode()
+    except UnicodeDecodeError as error:
+        raise Refused(f"The body is not UTF-8: {error.reason} at byte {error.start}.") from error
+    return text.removeprefix("\ufeff")
+
+
+def bytes_of(body: str | bytes) -> bytes:
+    """A body as bytes."""
+    return body.encode() if isinstance(body, str) else body
+
+
+def read_json(body: str | bytes) -> Any:
+    """Any JSON value. Raises Refused."""
+    try:
+        return json.loads(text_of(body))
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"The body is no valid JSON: {error}.") from error
+
+
+def read_npy(body: bytes) -> np.ndarray[Any, Any]:
+    """An array. Raises Refused; objects, which would run code, are refused too."""
+    try:
+        array = np.load(io.BytesIO(body), allow_pickle=False)
+    except Exception as error:
+        # A header made up to harm raises MemoryError, TokenError, BadZipFile, and what not.
+        raise Refused(f"The body is no NPY array that may be read: {error}") from error
+    if not isinstance(array, np.ndarray):
+        raise Refused("The body is an NPZ archive, not an NPY array.")
+    return array
+
+
+def _read_csv(text: str) -> dict[str, Any]:
+    """Rows as dicts, or the texts alone where a column is named inputs."""
+    header = next(iter(text.splitlines()), "")
+    if not any(name in header.lower() for name in _CSV_NAMES):
+        raise Refused(
+            "The CSV's first line must name its columns: inputs, or question and context."
+        )
+    try:
+        rows = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+    except csv.Error as error:
+        raise Refused(f"The body is no valid CSV: {error}.") from error
+    if not rows:
+        raise Refused("The CSV has no row below its header.")
+    for number, row in enumerate(rows, 2):
+        # DictReader puts what is too much under None, and None where something is missing.
+        if None in row or None in row.values():
+            raise Refused(f"Line {number} of the CSV has another number of fields than its header.")
+    if "inputs" in rows[0]:
+        return {"inputs": [row["inputs"] for row in rows]}
+    return {"inputs": rows}
+
+
+def _read_image(body: bytes) -> Any:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(io.BytesIO(body)).convert("RGB")
+    except (UnidentifiedImageError, OSError, ValueError) as error:
+        raise Refused(f"The body is no picture that can be read: {error}.") from error
+
+
+def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
+    """transformers' pipeline for the model in `model_dir`, or of HF_MODEL_ID, on this device.
+
+    It computes in float32, as in Hugging Face's image, unless AMPHORA_DTYPE names another
+    precision: users' code calls `.numpy()`, which knows no bfloat16.
+
+    Raises:
+        ModelError: There is no model, its files are damaged, or lack weights.
+        ValueError: transformers has no pipeline for the task.
+    """
+    import transformers
+    from transformers.pipelines import PIPELINE_REGISTRY
+
+    from recipe.compat import quieten
+    from recipe.inference import loaded_model, registry
+    from recipe.storage import checksums
+
+    quieten()
+    origin = loaded_model.Origin.find(model_dir, environ)
+    task = environ.get("HF_TASK") or registry.task_of(origin)
+    try:
+        task, targets, _ = PIPELINE_REGISTRY.check_task(task)
+    except KeyError as error:
+        raise ValueError(
+            f"transformers {transformers.__version__} has no pipeline for the task {task!r}."
+            " Define model_fn in inference.py, or set HF_TASK."
+        ) from error
+    precise = {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
+    make: Any = transformers.pipeline
+    with checksums.verified(origin.place):
+        if targets["type"] == "text":
+            loaded = loaded_model.load(origin, targets["pt"][0], precise)
+            return make(
+                task, model=loaded.model, tokenizer=loaded.tokenizer, device=loaded.model.device
+            )
+        return make(task, model=origin.place, device=_device(environ), **origin.options)
+
+
+def _device(environ: Mapping[str, str]) -> str:
+    from recipe.runtime import device
+
+    return device.choose(environ, bf16=None, use_cpu=False, fp16=False).kind

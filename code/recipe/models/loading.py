@@ -1,0 +1,238 @@
+"""Which model to start from, and loading it with a head for the labels."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from recipe.compat import in_precision
+from recipe.console import say
+from recipe.data.channels import MODEL_CHANNELS, model_folder
+from recipe.data.labels import Labels
+from recipe.errors import UNLOADABLE, HyperparameterError, ModelError, near, why_unloadable
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import lora
+from recipe.storage import checksums
+
+_LONGEST = 512
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a model comes from."""
+
+    name: str
+    """A folder, or a name on the hub."""
+    is_local: bool
+
+
+def find(asked: str | None, channels: Mapping[str, Path]) -> Source:
+    """Where the model named by model_name_or_path lies.
+
+    Raises:
+        HyperparameterError: it is not given, and no channel holds a model.
+        ModelError: it is a path or a channel without a model.
+    """
+    if asked is None:
+        folder = model_folder(channels)
+        if folder is None:
+            raise HyperparameterError(
+                "Hyperparameter model_name_or_path is not given, and no channel called "
+                f"{' or '.join(MODEL_CHANNELS[:2])} holds a model.",
+                "Give a folder, a channel's name, or a name on the Hugging Face hub.",
+            )
+        return Source(name=str(folder), is_local=True)
+    if asked in channels:
+        return _of_channel(asked, channels)
+    path = Path(asked).expanduser()
+    if path.is_dir():
+        return _of_folder(path)
+    if not _HUB_NAME.fullmatch(asked):
+        raise ModelError(
+            f"model_name_or_path has value {asked!r}: there is no such folder.",
+            near(asked, channels) or "Give a folder, a channel's name, or a name on the hub.",
+        )
+    return Source(name=asked, is_local=False)
+
+
+def _of_channel(name: str, channels: Mapping[str, Path]) -> Source:
+    folder = model_folder(channels, name)
+    if folder is None:
+        raise ModelError(
+            f"Channel {name} ({channels[name]}) holds no model: there is no config.json in it.",
+            "Put the model's files, or model.tar.gz, there.",
+        )
+    return Source(name=str(folder), is_local=True)
+
+
+def _of_folder(path: Path) -> Source:
+    if not (path / "config.json").is_file():
+        raise ModelError(
+            f"model_name_or_path has value {str(path)!r}, a folder without config.json.",
+            "Give the folder that holds config.json, the weights and the tokenizer.",
+        )
+    return Source(name=str(path), is_local=True)
+
+
+def load(
+    source: Source, labels: Labels, hyperparameters: Hyperparameters
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model in float32 with a head for `labels`, and its tokenizer.
+
+    A head for another number of labels is replaced by a new one. Weights are read from
+    safetensors, else from a PyTorch file by torch.load(weights_only=True).
+
+    Raises:
+        ModelError: it cannot be reached or loaded.
+    """
+    model, tokenizer, report = _read(
+        AutoModelForSequenceClassification,
+        source,
+        hyperparameters,
+        num_labels=len(labels.names),
+        id2label=labels.by_id,
+        label2id=labels.ids,
+        problem_type=labels.problem,
+        ignore_mismatched_sizes=True,
+    )
+    new = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
+    say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
+    return lora.wrap(model, hyperparameters, new, "SEQ_CLS"), tokenizer
+
+
+def load_causal(
+    source: Source, hyperparameters: Hyperparameters
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The causal language model in float32, and its tokenizer.
+
+    Raises:
+        ModelError: it cannot be reached or loaded, is no such model, or knows fewer tokens than
+            its tokenizer.
+    """
+    model, tokenizer, report = _read(AutoModelForCausalLM, source, hyperparameters)
+    config: Any = model.config
+    reads_ahead = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if reads_ahead and not getattr(config, "is_decoder", False):
+        raise ModelError(
+            f"The model {source.name} is of type {config.model_type}, an encoder, whose tokens "
+            "see those that follow them: it cannot learn to go on with a text.",
+            "Give a decoder, such as a Llama, Qwen or GPT-2.",
+        )
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(
+            f"The model {source.name} lacks {len(missing)} weights of a causal language model: "
+            f"{', '.join(missing[:4])}.",
+            "Give a model that was saved with its language modelling head.",
+        )
+    embeddings: Any = model.get_input_embeddings()
+    if len(tokenizer) > embeddings.num_embeddings:
+        raise ModelError(
+            f"The tokenizer of {source.name} has {len(tokenizer)} tokens, and the model "
+            f"{embeddings.num_embeddings}.",
+            "Resize the model's embeddings, or give its own tokenizer.",
+        )
+    return lora.wrap(model, hyperparameters, (), "CAUSAL_LM"), tokenizer
+
+
+def _read(
+    architecture: Any, source: Source, hyperparameters: Hyperparameters, **more: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
+    """A model in float32, its tokenizer, and what was found of its weights."""
+    trusted = {"trust_remote_code": hyperparameters.trust_remote_code}
+    if hyperparameters.hf_token:
+        # transformers passes a token argument on to some of its requests only.
+        os.environ["HF_TOKEN"] = hyperparameters.hf_token
+    options = {**in_precision(torch.float32), "output_loading_info": True, **more, **trusted}
+    with checksums.verified(source.name):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source.name, **trusted)
+            model, report = architecture.from_pretrained(source.name, **options)
+        except Exception as error:
+            if not isinstance(error, UNLOADABLE) and _broken_connection(error) is None:
+                raise
+            raise _load_error(source, error) from error
+    _see_to_padding(source, model, tokenizer)
+    return model, tokenizer, report
+
+
+def _see_to_padding(
+    source: Source, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Decoders come without a padding token, by which their head finds the last real one."""
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise ModelError(
+                f"The tokenizer of {source.name} has neither a padding nor an end token.",
+                "Set pad_token in its tokenizer_config.json.",
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+        say(f"padding token: {tokenizer.eos_token}, the end token, as the tokenizer has none")
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.pad_token_id
+
+
+def _broken_connection(error: BaseException | None) -> BaseException | None:
+    """What the hub's HTTP client said, which transformers raises as an OSError of its own."""
+    # By name: which client that is (httpx, httpx2) changes from release to release.
+    while error and "TransportError" not in {each.__name__ for each in type(error).__mro__}:
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _load_error(source: Source, error: Exception) -> ModelError:
+    reason = why_unloadable(error)
+    if source.is_local:
+        return ModelError(
+            f"The model in {source.name} cannot be loaded: {reason}",
+            "The folder needs config.json, model.safetensors and the tokenizer's files.",
+        )
+    broken = _broken_connection(error)
+    advice = "Check the name" if broken is None else "Start the job again"
+    return ModelError(
+        f"The model {source.name!r} cannot be loaded from the Hugging Face hub: {broken or reason}",
+        f"{advice}. A job without network takes its model from a channel: put the model's "
+        "files in S3, give that prefix as the channel called model, and leave "
+        "model_name_or_path out.",
+    )
+
+
+def longest_input(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    asked: int | None,
+    usual: int = _LONGEST,
+) -> int:
+    """Tokens at which texts are cut: `asked`, else what the model takes, at most `usual`.
+
+    Raises:
+        HyperparameterError: the model takes fewer tokens than asked for.
+    """
+    limit = min(tokenizer.model_max_length, _positions(model))
+    if asked is not None and asked > limit:
+        raise HyperparameterError(
+            f"Hyperparameter max_length has value {asked}, but the model takes {limit} tokens.",
+            f"Give {limit} or less.",
+        )
+    return asked or min(limit, usual)
+
+
+def _positions(model: PreTrainedModel) -> int:
+    positions: int = getattr(model.config, "max_position_embeddings", None) or _LONGEST
+    # RoBERTa's kind counts positions from the padding token's id + 1.
+    taken = model.config.pad_token_id + 1 if "roberta" in model.config.model_type else 0
+    return positions - taken

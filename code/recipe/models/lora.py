@@ -1,0 +1,90 @@
+"""Low-rank adapters by peft: around a model before training, and out of it after."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from recipe.console import say
+from recipe.hyperparameters import Hyperparameters
+
+ALL_LINEAR = "all-linear"
+
+
+def wrap(
+    model: PreTrainedModel, hyperparameters: Hyperparameters, new: Iterable[str], task: str
+) -> Any:
+    """`model` with adapters around its linear layers, all else but the head frozen.
+
+    Args:
+        new: Names of weights that were drawn at random: they are trained in full.
+        task: As peft calls it: SEQ_CLS or CAUSAL_LM.
+
+    Returns:
+        A peft.PeftModel; `model` itself where the hyperparameter lora_r is not given.
+    """
+    if hyperparameters.lora_r is None:
+        return model
+    import peft  # takes a second, and older images are without it
+
+    targets = hyperparameters.lora_target_modules
+    named = [each.strip() for each in targets.split(",")]
+    config = peft.LoraConfig(
+        task_type=task,
+        r=hyperparameters.lora_r,
+        lora_alpha=hyperparameters.lora_alpha or 2 * hyperparameters.lora_r,
+        lora_dropout=hyperparameters.lora_dropout,
+        target_modules=ALL_LINEAR if targets == ALL_LINEAR else named,
+        modules_to_save=_in_full(model, new) if task == "SEQ_CLS" else None,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
+        wrapped = peft.get_peft_model(model, config)
+    trained, whole = wrapped.get_nb_trainable_parameters()
+    say(f"LoRA: rank {config.r}, {trained:,} of {whole:,} parameters are trained")
+    return wrapped
+
+
+def _in_full(model: PreTrainedModel, new: Iterable[str]) -> list[str]:
+    """Modules that are trained as they are: the head, and what has random weights."""
+    head = [
+        name
+        for name, module in model.named_children()
+        if name != model.base_model_prefix and any(True for _ in module.parameters())
+    ]
+    return sorted({*head, *(name.rpartition(".")[0] for name in new)})
+
+
+def _fill(model: Any, weights: Mapping[str, Any]) -> None:
+    """Put whole weights in the place of shards, past FSDP, which would shard them again."""
+    for name, weight in weights.items():
+        path, _, last = name.rpartition(".")
+        module = model.get_submodule(path)
+        if last in module._parameters:
+            module._parameters[last] = torch.nn.Parameter(weight, requires_grad=False)
+    model.tie_weights()
+
+
+def save(
+    model: Any,
+    weights: Mapping[str, Any] | None,
+    folder: Path,
+    hyperparameters: Hyperparameters,
+) -> None:
+    """Write a trained model to `folder`: a LoRA model merged, or as its adapter where asked for.
+
+    Args:
+        weights: Those of a model that is sharded, gathered; None where `model` has them itself.
+    """
+    if weights is not None:
+        _fill(model, weights)
+    if hyperparameters.lora_r is not None and hyperparameters.lora_save == "merged":
+        model = model.merge_and_unload()
+    model.save_pretrained(folder)
+    if hyperparameters.lora_r is not None and hyperparameters.lora_save == "adapter":
+        model.get_base_model().config.save_pretrained(folder)

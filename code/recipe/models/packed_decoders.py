@@ -1,0 +1,130 @@
+"""Causal language models that take several documents in one block of tokens.
+
+A packed batch has `input_ids`, `position_ids` and `segments` as in `families`; tokens attend to
+earlier ones of their own segment, by a 4-D mask: by position ids alone, GPT-2 sees other documents
+with some attention kernels. `places`, `targets` and `owners` are those of `causal_batches`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers import PretrainedConfig
+from transformers.modeling_outputs import CausalLMOutput
+
+from recipe.batching.document_batches import NOT_LEARNED
+
+DECODERS = (
+    "gemma",
+    "gpt2",
+    "gpt_neox",
+    "llama",
+    "mistral",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "starcoder2",
+)
+"""Each `model_type` that is packed; held to unpacked logits, loss and gradients by a test."""
+_MOST_LOGITS = 1 << 26  # at once, in float32: 256 MB
+
+
+def can_be_packed(config: PretrainedConfig) -> bool:
+    """Whether a model with this configuration takes packed documents."""
+    return config.model_type in DECODERS and config._attn_implementation in ("sdpa", "eager")
+
+
+def take_documents(model: Any) -> None:
+    """Let `model` take batches of documents beside what it always took.
+
+    Its answer to them has, in the place of logits, [documents, 2] in float32: the sum of the
+    losses of a document's learned tokens, and how many of these the model would have said.
+    """
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    usual = inner.forward
+    # With the signature of before, by which generate() checks its arguments.
+    inner.forward = functools.update_wrapper(functools.partial(_forward, inner, usual), usual)
+
+
+def _forward(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
+    places = inputs.pop("places", None)
+    if places is None:
+        return usual(*args, **inputs)
+    targets, owners, answers = (inputs.pop(name) for name in ("targets", "owners", "answers"))
+    if model.config.model_type in DECODERS:
+        states, head = _states(model, inputs), model.get_output_embeddings()
+    else:
+        inner = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        states, head = usual(**inner, use_cache=False).logits, _as_it_is
+    tokens = _of_tokens(states.flatten(0, 1)[places], head, targets)
+    return CausalLMOutput(logits=answers.index_add(0, owners, tokens))
+
+
+def _as_it_is(logits: Tensor) -> Tensor:
+    return logits
+
+
+def _states(model: Any, inputs: Mapping[str, Any]) -> Tensor:
+    """[rows, length, hidden]"""
+    beside: dict[str, Any] = {"attention_mask": inputs.get("attention_mask")}
+    if (segments := inputs.get("segments")) is not None:
+        masks = _masks(model.config, segments)
+        beside = {"attention_mask": masks, "position_ids": inputs["position_ids"]}
+    output = model.base_model(input_ids=inputs["input_ids"], use_cache=False, **beside)
+    states: Tensor = output.last_hidden_state
+    return states
+
+
+def _masks(config: Any, segments: Tensor) -> Any:
+    """What may attend to what, [rows, 1, length, length]; by kind of layer where there are two."""
+    at = torch.arange(segments.shape[1], device=segments.device)
+    before = at[:, None] - at[None, :]
+    own = (segments[:, None, :, None] == segments[:, None, None, :]) & (before >= 0)
+    kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    if window is None or (kinds is not None and "sliding_attention" not in kinds):
+        return _as_taken(own, config)
+    near = _as_taken(own & (before < window), config)
+    if kinds is None:
+        return near
+    return {"full_attention": _as_taken(own, config), "sliding_attention": near}
+
+
+def _as_taken(mask: Tensor, config: Any) -> Tensor:
+    """Scaled dot product attention takes booleans, eager attention adds its mask."""
+    if config._attn_implementation == "sdpa":
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo().min)
+
+
+def _of_tokens(states: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
+    """[places, 2]: each token's loss, and whether it would have been said; 0 for an unused place.
+
+    In parts where all logits would take much memory; a part's are computed again for its gradient.
+    """
+    parts = -(-len(targets) * _vocabulary(head, states) // _MOST_LOGITS)
+    if parts == 1:
+        return _of_some(states, head, targets)
+    found = [
+        checkpoint(_of_some, each, head, wanted, use_reentrant=False)
+        for each, wanted in zip(states.chunk(parts), targets.chunk(parts), strict=True)
+    ]
+    return torch.cat(found)
+
+
+def _vocabulary(head: Any, states: Tensor) -> int:
+    return int(head.weight.shape[0] if hasattr(head, "weight") else states.shape[-1])
+
+
+def _of_some(states: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
+    logits = head(states).float()
+    losses = functional.cross_entropy(logits, targets, reduction="none", ignore_index=NOT_LEARNED)
+    said = logits.detach().argmax(dim=-1) == targets
+    return torch.stack([losses, said.float()], dim=-1)

@@ -1,0 +1,123 @@
+"""The model card: what a model was made of, how, and how good it turned out to be."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import datasets
+import torch
+import transformers
+
+from recipe.data.labels import NUMBER, SEVERAL, SINGLE, Labels
+from recipe.hyperparameters import Hyperparameters, is_secret
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a model is for."""
+
+    title: str
+    pipeline: str
+    """The hub's name of its task."""
+    purpose: str
+    """What it was fine-tuned to do: goes on after "to"."""
+    metrics: str
+    """How the metrics are to be read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the card tells of a training run."""
+
+    base_model: str
+    hyperparameters: Hyperparameters
+    about: About
+    found: Sequence[str]
+    """What the recipe detected in the data, one line each."""
+    device: str
+    metrics: Mapping[str, float]
+
+
+def versions() -> dict[str, str]:
+    """Versions of what trained the model."""
+    return {
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "datasets": datasets.__version__,
+    }
+
+
+def write(facts: Facts) -> str:
+    """The card as Markdown with the hub's YAML front matter."""
+    metrics = {key: f"{value:.6g}" for key, value in facts.metrics.items()}
+    return "\n\n".join(
+        [
+            f"---\nlibrary_name: transformers\npipeline_tag: {facts.about.pipeline}\n---",
+            f"# {facts.about.title}",
+            f"Fine-tuned from `{facts.base_model}` to {facts.about.purpose}.",
+            "## Data",
+            "\n".join(f"- {line}" for line in facts.found),
+            "## Metrics",
+            facts.about.metrics,
+            _table("metric", "value", metrics),
+            "## Hyperparameters",
+            _table("hyperparameter", "value", shown(facts.hyperparameters)),
+            "## Versions and device",
+            _table("software", "version", versions()),
+            facts.device,
+            "",
+        ]
+    )
+
+
+_MEANS = {
+    SINGLE: "Precision and recall are means over the labels.",
+    SEVERAL: "A label counts as given from a probability of 0.5; accuracy is of the whole set.",
+    NUMBER: "The loss is the mean squared error.",
+}
+
+
+def of_labels(labels: Labels) -> About:
+    """What a classifier of these labels is for."""
+    return About(
+        title="Text classifier",
+        pipeline="text-classification",
+        purpose=_purpose(labels),
+        metrics=_MEANS[labels.problem],
+    )
+
+
+def _purpose(labels: Labels) -> str:
+    names = ", ".join(f"`{name}`" for name in labels.names)
+    if labels.problem == NUMBER:
+        return f"predict a number, {names}"
+    if labels.problem == SEVERAL:
+        return f"tell which of {len(labels.names)} labels a text has: {names}"
+    return f"tell {len(labels.names)} labels apart: {names}"
+
+
+def shown(hyperparameters: Hyperparameters) -> dict[str, str]:
+    """Hyperparameters that have a value, as text; secrets such as hub_token left out."""
+    values = dataclasses.asdict(hyperparameters)
+    passed = values.pop("passed")
+    del values["notes"]
+    return {
+        key: value if isinstance(value, str) else json.dumps(value, default=str)
+        for key, value in {**values, **passed}.items()
+        if value is not None and not is_secret(key)
+    }
+
+
+def _table(left: str, right: str, rows: Mapping[str, Any]) -> str:
+    lines = [f"| {left} | {right} |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {key} | {_cell(value)} |" for key, value in rows.items())])
+
+
+def _cell(value: Any) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,192 @@
+"""What SageMaker's requests for sharding, compilation and smddp become in this recipe."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate import PartialState  # type: ignore[import-untyped]
+from accelerate.utils import (  # type: ignore[import-untyped]
+    DistributedType,
+    FullyShardedDataParallelPlugin,
+)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from transformers import PreTrainedModel, Trainer
+
+from recipe.errors import HyperparameterError
+from recipe.hyperparameters import Hyperparameters
+from recipe.runtime.device import Device
+
+_SMDDP = "sagemaker_distributed_dataparallel_enabled"
+_COMPILER = "sagemaker_training_compiler_enabled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distribution:
+    """How the processes of a job share the work, beyond plain DDP."""
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Values for transformers.TrainingArguments."""
+    said: tuple[str, ...] = ()
+    """One line for each request: what became of it."""
+
+
+def choose(
+    hyperparameters: Hyperparameters, chosen: Device, environ: Mapping[str, str]
+) -> Distribution:
+    """What the hyperparameters and SM_FRAMEWORK_PARAMS ask for.
+
+    Raises:
+        HyperparameterError: mp_parameters is neither `key=value,...` nor a JSON object.
+    """
+    framework = json.loads(environ.get("SM_FRAMEWORK_PARAMS") or "{}")
+    parts = (
+        _sharding(hyperparameters.mp_parameters, chosen),
+        _compilation(hyperparameters, _is_true(framework.get(_COMPILER)), chosen, environ),
+        _backend(_is_true(framework.get(_SMDDP)), chosen),
+    )
+    return Distribution(
+        arguments={key: value for part in parts for key, value in part.arguments.items()},
+        said=tuple(line for part in parts for line in part.said),
+    )
+
+
+def _is_true(value: object) -> bool:
+    return str(value).lower() in ("true", "1")
+
+
+def _sharding(asked: str | None, chosen: Device) -> Distribution:
+    names = _parameter_names(asked)
+    if not names:
+        return Distribution()
+    listed = ", ".join(names)
+    if chosen.processes == 1:
+        return Distribution(said=(f"mp_parameters ({listed}) has no effect with one process",))
+    if chosen.kind == "xla":
+        return Distribution(
+            said=(f"mp_parameters ({listed}) has no effect on torch-xla: no weights are sharded",)
+        )
+    said = (
+        f"mp_parameters ({listed}): weights, gradients and optimizer are sharded over "
+        f"{chosen.processes} processes (FSDP2); the parameters themselves are not used"
+    )
+    return Distribution(arguments={"fsdp": True, "fsdp_config": {"version": 2}}, said=(said,))
+
+
+def _parameter_names(asked: str | None) -> list[str]:
+    """Names in mp_parameters, written as SageMaker writes it in argv or as a JSON object."""
+    text = (asked or "").strip()
+    if not text.startswith("{"):
+        names = re.findall(r"(\w+)=", text)
+        if text and not names:
+            raise _unreadable(text)
+        return names
+    try:
+        return list(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise _unreadable(text) from error
+
+
+def _unreadable(text: str) -> HyperparameterError:
+    return HyperparameterError(
+        f"Hyperparameter mp_parameters has value {text!r}.",
+        "Give a=1,b=2 or a JSON object.",
+    )
+
+
+def _compilation(
+    hyperparameters: Hyperparameters,
+    by_training_compiler: bool,
+    chosen: Device,
+    environ: Mapping[str, str],
+) -> Distribution:
+    if not hyperparameters.compile and not by_training_compiler:
+        return Distribution()
+    if chosen.kind == "xla":
+        return Distribution(said=("torch.compile is off: torch-xla compiles without it",))
+    why = "SageMaker Training Compiler was" if by_training_compiler else "compile was"
+    backend = hyperparameters.passed.get("torch_compile_backend") or "inductor"
+    if chosen.kind == "cpu" and backend == "inductor" and not hyperparameters.compile:
+        # Measured: a step takes 1.4 times as long (docs/LAB.md).
+        said = f"torch.compile is off, though {why} asked for: it does not pay on a CPU"
+        return Distribution(said=(f"{said}; compile=True turns it on",))
+    cxx = environ.get("CXX") or "g++"
+    if chosen.kind == "cpu" and backend == "inductor" and shutil.which(cxx) is None:
+        said = f"torch.compile is off, though {why} asked for: on a CPU it needs {cxx}, not here"
+        return Distribution(said=(said,))
+    said = f"torch.compile is on: {why} asked for; batch size and learning rate stay as given"
+    return Distribution(arguments={"torch_compile": True}, said=(said,))
+
+
+def _backend(smddp: bool, chosen: Device) -> Distribution:
+    if not smddp or chosen.processes == 1:
+        return Distribution()
+    if chosen.kind == "cuda" and _has_smddp():
+        said = "smdistributed dataparallel: torch DDP with the smddp backend"
+        return Distribution(arguments={"ddp_backend": "smddp"}, said=(said,))
+    backend = "nccl" if chosen.kind == "cuda" else "gloo" if chosen.kind == "cpu" else "its own"
+    said = f"smdistributed dataparallel: torch DDP with the {backend} backend, smddp is not here"
+    return Distribution(said=(said,))
+
+
+def _has_smddp() -> bool:
+    if importlib.util.find_spec("smdistributed") is None:
+        return False
+    return importlib.util.find_spec("smdistributed.dataparallel") is not None
+
+
+def shard(trainer: Trainer) -> None:
+    """Make a Trainer whose arguments ask for FSDP2 do it, for every kind of model and on a CPU.
+
+    accelerate 1.15 drops the plugin on a CPU without a word, and would train by DDP; and it shards
+    the token embedding twice where a model names a block around it as indivisible (BERT).
+    """
+    if not trainer.args.fsdp:
+        return
+    state = trainer.accelerator.state
+    if state.distributed_type == DistributedType.MULTI_CPU:
+        state.fsdp_plugin = FullyShardedDataParallelPlugin(**trainer.args.fsdp_plugin_args)
+        if trainer.accelerator.mixed_precision != "no":
+            state.fsdp_plugin.set_mixed_precision(trainer.accelerator.mixed_precision)
+        state.distributed_type = DistributedType.FSDP
+        # Every AcceleratorState that is made later copies this into the one that all share.
+        PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+        trainer.is_fsdp_enabled = True
+        trainer.accelerator.get_state_dict = _gather
+    plugin = state.fsdp_plugin
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    plugin.transformer_cls_names_to_wrap = plugin.transformer_cls_names_to_wrap or _blocks(model)
+
+
+def _gather(model: PreTrainedModel, unwrap: bool = True) -> dict[str, torch.Tensor]:
+    """The whole weights on every process.
+
+    On a CPU, accelerate's own answer holds results of collectives that have no storage to save.
+    """
+    options = StateDictOptions(full_state_dict=True)
+    gathered: dict[str, Any] = get_model_state_dict(model, options=options)
+    return {name: weight.clone() for name, weight in gathered.items()}
+
+
+def _blocks(model: PreTrainedModel) -> list[str]:
+    """Names of the classes to shard one by one: the indivisible ones beside the embedding."""
+    embedding = model.get_input_embeddings()
+    around = {type(each).__name__ for each in model.modules() if embedding in each.modules()}
+    return sorted(set(model._no_split_modules or ()) - around)
+
+
+def whole_weights(trainer: Trainer) -> dict[str, Any] | None:
+    """The gathered weights of a sharded model, on rank 0; None where the model is whole.
+
+    Every process must call it.
+    """
+    if not trainer.is_fsdp_enabled:
+        return None
+    weights: dict[str, Any] = trainer.accelerator.get_state_dict(trainer.model)
+    return weights

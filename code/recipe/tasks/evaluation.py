@@ -1,0 +1,113 @@
+"""Scores of predictions; those of classes by `evaluate` modules beside this file, offline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import evaluate
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import pearsonr, spearmanr  # type: ignore[import-untyped]
+from sklearn.metrics import f1_score
+from transformers import EvalPrediction
+
+from recipe.metrics import SCORES
+
+_LARGEST_EXPONENT = 709
+MODULES = Path(__file__).resolve().parents[1] / "evaluate_modules"
+Integers = npt.NDArray[Any]
+Floats = npt.NDArray[Any]
+
+
+def scorer() -> Callable[[Integers, Integers], dict[str, float]]:
+    """A function of (predicted, true) class ids to the scores in `metrics.SCORES`."""
+    modules = {
+        name: evaluate.load(str(MODULES / name), keep_in_memory=True)
+        for name in ("accuracy", "precision", "recall", "f1")
+    }
+
+    def score(predicted: Integers, true: Integers) -> dict[str, float]:
+        values = {}
+        for name in SCORES:
+            module, _, average = name.partition("_")
+            options: dict[str, Any] = {}
+            if module != "accuracy":
+                # A class that is never predicted scores 0, without a warning for each evaluation.
+                options = {"average": average or "macro", "zero_division": 0}
+            given = {"predictions": predicted, "references": true}
+            values[name] = float(modules[module].compute(**given, **options)[module])
+        return values
+
+    return score
+
+
+class Scores:
+    """What the Trainer calls with the outputs and labels of a whole evaluation.
+
+    Logits [N, classes] go with class ids [N] or, where a text has several labels, with floats 0 or
+    1 [N, classes]; outputs [N, 1] with numbers [N].
+    """
+
+    def __init__(self) -> None:
+        self._score = scorer()
+        self.last: tuple[Floats, Floats] | None = None
+        """Outputs and labels of the last evaluation."""
+
+    def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
+        """The scores of one evaluation."""
+        outputs = prediction.predictions
+        # Some models answer with their hidden states beside the logits.
+        outputs = outputs[0] if isinstance(outputs, tuple) else outputs
+        true = np.asarray(prediction.label_ids)
+        self.last = outputs, true
+        if np.issubdtype(true.dtype, np.integer):
+            return self._score(outputs.argmax(axis=-1), true)
+        return score_numbers(outputs[:, 0], true) if true.ndim == 1 else score_sets(outputs, true)
+
+
+def compute_metrics() -> Scores:
+    """What the Trainer takes as its compute_metrics."""
+    return Scores()
+
+
+def score_tokens(prediction: EvalPrediction) -> dict[str, float]:
+    """Perplexity, and the share of learned tokens that the model would have said.
+
+    Takes for each document the sum of its tokens' losses and how many the model would have said
+    [N, 2], and how many are learned [N].
+    """
+    sums = np.asarray(prediction.predictions).sum(axis=0, dtype=np.float64)
+    loss, said = sums / np.asarray(prediction.label_ids).sum()
+    # What is no finite number is left out of the metrics: a perplexity may be too large for one.
+    perplexity = math.exp(loss) if loss < _LARGEST_EXPONENT else math.inf
+    return {"perplexity": perplexity, "token_accuracy": float(said)}
+
+
+def score_sets(logits: Floats, true: Floats) -> dict[str, float]:
+    """Scores of predicted sets of labels, those of probability 0.5 and more.
+
+    Args:
+        logits: [N, classes].
+        true: [N, classes], 0 or 1.
+    """
+    predicted, wanted = logits >= 0, true > 0.5
+    return {
+        "accuracy": float((predicted == wanted).all(axis=1).mean()),
+        "f1_micro": float(f1_score(wanted, predicted, average="micro", zero_division=0)),
+        "f1_macro": float(f1_score(wanted, predicted, average="macro", zero_division=0)),
+    }
+
+
+def score_numbers(predicted: Floats, true: Floats) -> dict[str, float]:
+    """Mean squared error and both correlations of predicted numbers [N].
+
+    Correlations are left out where either side is constant.
+    """
+    scores = {"mse": float(np.square(predicted - true).mean())}
+    if len(true) > 1 and np.ptp(predicted) > 0 and np.ptp(true) > 0:
+        scores["pearson"] = float(pearsonr(predicted, true).statistic)
+        scores["spearman"] = float(spearmanr(predicted, true).statistic)
+    return scores

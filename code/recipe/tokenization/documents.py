@@ -1,0 +1,174 @@
+"""Documents to learn to token ids, in pieces that fit, and which of their tokens are learned."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import datasets
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from recipe.batching.document_batches import Documents
+from recipe.console import say
+from recipe.data.column_names import COMPLETION, LEARNED, MESSAGES, PROMPT, TEXT, TOKEN_IDS
+from recipe.errors import DataError
+from recipe.hyperparameters import SPLIT
+from recipe.tokenization import chat
+from recipe.tokenization import texts as tokens
+
+_ROW, _GUESSED = "row", "guessed"
+Batch = Mapping[str, Sequence[Any]]
+Marked = tuple[list[int], list[bool], bool]
+"""Token ids of a document, whether each is learned, and whether that is a guess."""
+
+
+def tokenise(
+    name: str,
+    split: datasets.Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    long_texts: str | None,
+) -> Documents:
+    """The documents of a split of `causal_data.Texts`, cached; a line says what became of them.
+
+    Each ends with the end token. A text longer than `max_length` is truncated, or split into
+    pieces, each of which starts with the last token of the one before, so that every token but
+    the first is learned once.
+
+    Args:
+        name: Of the split, for messages.
+        long_texts: The hyperparameter.
+
+    Raises:
+        DataError: nothing is left to learn, or a conversation is none for the chat template.
+    """
+    is_split = splits(split, long_texts)
+    if MESSAGES in split.column_names:
+        chat.see_to_template(tokenizer)
+    if TOKEN_IDS in split.column_names:
+        tokens.check_ids(split[TOKEN_IDS][:], tokenizer)
+    made = tokens.cached(
+        split,
+        tokens.key(
+            split, tokenizer, max_length, "causal", str(is_split), str(tokenizer.chat_template)
+        ),
+        functools.partial(_rows, tokenizer, max_length, is_split),
+        with_indices=True,
+        remove_columns=split.column_names,
+    )
+    if len(made) == 0:
+        raise DataError(
+            f"The {name} data has {len(split)} documents, and no token of them is to be learned.",
+            "Give texts of two tokens or more, completions, or assistant's turns; raise "
+            "max_length where prompts fill it.",
+        )
+    documents = Documents.of(made)
+    _describe(name, split, made, documents)
+    return documents
+
+
+def splits(split: datasets.Dataset, long_texts: str | None) -> bool:
+    """Whether long documents are split, not truncated: texts are, where long_texts says nothing."""
+    are_texts = bool({TEXT, TOKEN_IDS} & set(split.column_names))
+    return long_texts == SPLIT or (long_texts is None and are_texts)
+
+
+def lengths(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens of each document, uncut."""
+    if MESSAGES in split.column_names:
+        chat.see_to_template(tokenizer)
+    documents = _encoded(tokenizer, split[:], range(len(split)))
+    return [len(ids) for ids, _, _ in documents]
+
+
+def _rows(
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    is_split: bool,
+    batch: Batch,
+    rows: Sequence[int],
+) -> dict[str, list[Any]]:
+    """The pieces of some documents in which something is learned."""
+    found: list[tuple[Any, ...]] = []
+    for row, (ids, learned, guessed) in zip(rows, _encoded(tokenizer, batch, rows), strict=True):
+        for piece in pieces(len(ids), max_length, is_split):
+            if any(learned[piece][1:]):
+                found.append((ids[piece], learned[piece], row, guessed))
+    columns = zip(*found, strict=True) if found else ([], [], [], [])
+    return dict(zip((TOKEN_IDS, LEARNED, _ROW, _GUESSED), map(list, columns), strict=True))
+
+
+def pieces(length: int, longest: int, is_split: bool) -> Iterator[slice]:
+    """Where the pieces of a document of `length` tokens are in it."""
+    if not is_split:
+        yield slice(longest)
+        return
+    for start in range(0, max(1, length - 1), longest - 1):
+        yield slice(start, start + longest)
+
+
+def _encoded(
+    tokenizer: PreTrainedTokenizerBase, batch: Batch, rows: Sequence[int]
+) -> Iterator[Marked]:
+    if TOKEN_IDS in batch:
+        for ids in batch[TOKEN_IDS]:
+            yield ids, [True] * len(ids), False
+    elif TEXT in batch:
+        for ids in _ids(tokenizer, batch[TEXT]):
+            ended = _ended(ids, tokenizer)
+            yield ended, [True] * len(ended), False
+    elif PROMPT in batch:
+        completions = _ids(tokenizer, batch[COMPLETION], add_special_tokens=False)
+        for prompt, completion in zip(_ids(tokenizer, batch[PROMPT]), completions, strict=True):
+            if len(prompt) > 1 and prompt[-1] == tokenizer.eos_token_id:
+                prompt.pop()  # nothing follows an end
+            ended = _ended(completion, tokenizer)
+            yield prompt + ended, [False] * len(prompt) + [True] * len(ended), False
+    else:
+        for row, messages in zip(rows, batch[MESSAGES], strict=True):
+            yield _conversation(tokenizer, row, messages)
+
+
+def _ids(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], **options: bool
+) -> list[list[int]]:
+    encoded = tokenizer(list(texts), return_attention_mask=False, verbose=False, **options)
+    ids: list[list[int]] = encoded["input_ids"]
+    return ids
+
+
+def _ended(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    end = tokenizer.eos_token_id
+    return ids if end is None or ids[-1:] == [end] else [*ids, end]
+
+
+def _conversation(tokenizer: PreTrainedTokenizerBase, row: int, messages: str) -> Marked:
+    try:
+        made = chat.encode(tokenizer, json.loads(messages))
+    except TemplateError as error:
+        raise DataError(
+            f"The tokenizer's chat template refuses the conversation of row {row} (from 0): "
+            f"{error}",
+            "Correct the row or remove it.",
+        ) from error
+    return made.ids, made.learned, made.is_guessed
+
+
+def _describe(
+    name: str, split: datasets.Dataset, made: datasets.Dataset, documents: Documents
+) -> None:
+    rows = set(made[_ROW][:])
+    learned, total = int(documents.labels.sum()), len(documents.token_ids)
+    line = f"{name}: {len(rows)} documents in {len(documents)} pieces, {total} tokens, {learned}"
+    line += " of them learned"
+    if left_out := len(split) - len(rows):
+        line += f"; {left_out} documents are left out, as nothing in them is to be learned"
+    say(line)
+    if guessed := sum(made[_GUESSED][:]):
+        say(
+            f"{name}: the chat template does not tell the assistant's turns apart in {guessed} "
+            "pieces: all their tokens are learned"
+        )

@@ -1,0 +1,107 @@
+"""Data sets of texts to data sets of token ids."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+from transformers import PreTrainedTokenizerBase
+
+from recipe.data.column_names import TEXT, TOKEN_IDS
+from recipe.errors import DataError
+from recipe.tokenization.encoding import encode
+
+_WORTH_PROCESSES = 10_000
+
+
+def tokenise(
+    split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> datasets.Dataset:
+    """A data set of `input_ids` (not padded) and `label` from one of `text` and `label`.
+
+    Kept in the cache of data sets (HF_DATASETS_CACHE), so that of several processes on a host the
+    first one tokenises and the others read; so does a job that is started again. A tokenizer in
+    Rust uses every core by itself, one in Python gets a process for each. Data that came tokenised
+    is only cut.
+
+    Raises:
+        DataError: data that came tokenised was made for another tokenizer.
+    """
+    if TEXT not in split.column_names:
+        return _cut(split, tokenizer, max_length)
+    in_python = not tokenizer.is_fast and len(split) > _WORTH_PROCESSES
+    return cached(
+        split,
+        key(split, tokenizer, max_length),
+        lambda batch: {TOKEN_IDS: encode(tokenizer, batch[TEXT], max_length)},
+        num_proc=len(os.sched_getaffinity(0)) if in_python else None,
+        remove_columns=[TEXT],
+    )
+
+
+def cached(
+    split: datasets.Dataset, key: str, make: Callable[..., Mapping[str, Any]], **options: Any
+) -> datasets.Dataset:
+    """What `make` makes of the batches of `split`, read from the cache where it is there.
+
+    Args:
+        key: What the result is kept by.
+        options: Further arguments of Dataset.map.
+    """
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "tokens"
+    folder.mkdir(parents=True, exist_ok=True)
+    return split.map(
+        make,
+        batched=True,
+        new_fingerprint=key,
+        cache_file_name=str(folder / f"{key}.arrow"),
+        load_from_cache_file=True,
+        **options,
+    )
+
+
+def key(
+    split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *how: str
+) -> str:
+    """The same for the same texts, labels, tokenizer, length and ways only."""
+    digest = hashlib.sha256(f"{datasets.__version__} {max_length} {tokenizer} {how}".encode())
+    parts = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}
+    # How it was called last, not what it is.
+    parts |= {"truncation": None, "padding": None, "all": tokenizer.get_vocab()}
+    digest.update(json.dumps(parts, sort_keys=True).encode())
+    for column in split.column_names:
+        digest.update(json.dumps([column, split[column][:]]).encode())
+    return digest.hexdigest()[:32]
+
+
+def _cut(
+    split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> datasets.Dataset:
+    rows = split[TOKEN_IDS][:]
+    check_ids(rows, tokenizer)
+    # The last token is the closing special token, which the model was trained to see.
+    cut = [row if len(row) <= max_length else [*row[: max_length - 1], row[-1]] for row in rows]
+    return split.remove_columns(TOKEN_IDS).add_column(TOKEN_IDS, cut)
+
+
+def check_ids(rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> None:
+    """See that data that came tokenised can be `tokenizer`'s.
+
+    Raises:
+        DataError: a row has no tokens, or one that the tokenizer has not.
+    """
+    empty = next((number for number, row in enumerate(rows) if not len(row)), None)
+    if empty is not None:
+        raise DataError(f"Row {empty} of the data that came tokenised has no tokens.", "Remove it.")
+    largest = max(max(row) for row in rows)
+    if largest >= len(tokenizer):
+        raise DataError(
+            f"The data came tokenised and has the token id {largest}, but the model's tokenizer "
+            f"has {len(tokenizer)} tokens.",
+            "Tokenise it with the model's own tokenizer, or give the texts.",
+        )

@@ -1,0 +1,422 @@
+"""The Trainer, with our batches: packed, balanced over processes, evaluated exactly.
+
+What is HF Trainer's stays its own (schedules, mixed precision, DDP, FSDP, callbacks, logging).
+Ours are the data loaders, the loss (a mean over all samples of an optimizer step, on whichever
+process they are) and the evaluation loop (every sample once).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import (
+    EvalPrediction,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainingArguments,
+)
+from transformers.trainer_utils import EvalLoopOutput
+
+from recipe.batching import batches
+from recipe.batching import packing as plan
+from recipe.batching.batches import Batch, Layout, Samples, World
+from recipe.console import say
+from recipe.data.labels import balanced_weights
+from recipe.errors import DistributedError, DivergedError, HyperparameterError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import cpu_kernels
+from recipe.runtime import ddp_hook
+from recipe.runtime.device import everyones
+from recipe.tasks.objective import CLASSES, Objective
+from recipe.training import graph_extraction as trial
+from recipe.training.resuming import Resumable, fingerprint
+from recipe.value_ranges import REFUSED
+
+_WATCHED = 16
+
+
+def check(args: TrainingArguments) -> None:
+    """See that nothing is asked for that would be passed over.
+
+    Raises:
+        HyperparameterError: something is.
+    """
+    for field in dataclasses.fields(TrainingArguments):
+        value = getattr(args, field.name, None)
+        usual = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            usual = field.default_factory()
+        if field.name in REFUSED and value != usual:
+            raise HyperparameterError(
+                f"Hyperparameter {field.name} has value {value!r}, which this recipe does not "
+                f"take: {REFUSED[field.name]}.",
+                "Leave it out.",
+            )
+    if args.n_gpu > 1:
+        raise DistributedError(
+            f"One process sees {args.n_gpu} GPUs.",
+            "Start the script through torchrun with a process for each, or show it one by "
+            "CUDA_VISIBLE_DEVICES.",
+        )
+
+
+def layouts(
+    model: PreTrainedModel,
+    pad_id: int,
+    packing: bool | None,
+    training: batches.Training,
+    epochs: int,
+    evaluations: Mapping[str, Samples],
+    evaluation_size: int,
+    objective: Objective = CLASSES,
+) -> tuple[Layout, Layout]:
+    """How training and evaluation lay out their samples, each in one way for the whole run.
+
+    Args:
+        packing: The hyperparameter; None packs where the model can be packed.
+
+    Raises:
+        HyperparameterError: packing was asked for, but the model cannot be packed.
+    """
+    can_pack = objective.packs(model)
+    if packing and not can_pack:
+        raise HyperparameterError(
+            f"Hyperparameter packing has value True, but a model of type "
+            f"{model.config.model_type} cannot be packed.",
+            f"Leave it out. What can be packed: {', '.join(objective.packable)}.",
+        )
+    packs = can_pack and packing is not False
+    drawn = [(training.samples, rows) for rows in training.rows(epochs, packs)]
+    evaluated = [
+        (samples, rows)
+        for samples in evaluations.values()
+        for rows in plan.in_order(samples.lengths, evaluation_size, packs)
+    ]
+    made = [
+        objective.layout(model, packs, size, pad_id, given)
+        for size, given in ((training.size, drawn), (evaluation_size, evaluated))
+    ]
+    objective.prepare(model, packs)
+    _describe(model, packing, training, made[0], made[1])
+    return made[0], made[1]
+
+
+def _describe(
+    model: PreTrainedModel,
+    packing: bool | None,
+    training: batches.Training,
+    layout: Layout,
+    evaluation: Layout,
+) -> None:
+    drawn = [rows for rows in training.rows(1, layout.balanced) if len(rows)]
+    places = sum(layout.places(training.samples, rows) for rows in drawn)
+    real = int(training.samples.lengths.sum()) / places
+    why = f" ({model.config.model_type} cannot be packed)" if packing is None else ""
+    say(
+        f"batches: {training.size} texts {layout.describe()}{'' if layout.balanced else why}, "
+        f"{real:.1%} of them real; evaluation {evaluation.describe()}"
+    )
+
+
+def build(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    args: TrainingArguments,
+    hyperparameters: Hyperparameters,
+    ready: Mapping[str, Samples],
+    objective: Objective = CLASSES,
+) -> Engine:
+    """The engine for samples: `train`, `evaluation`, maybe others.
+
+    Raises:
+        HyperparameterError: packing was asked for, but the model cannot be packed; or something
+            that the engine does not do.
+        DistributedError: one process would have to use several GPUs.
+    """
+    check(args)
+    samples = dict(ready)
+    training = batches.Training(
+        samples=samples.pop("train"),
+        size=args.per_device_train_batch_size,
+        accumulation=args.gradient_accumulation_steps,
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        world=World(processes=args.world_size, rank=args.process_index),
+    )
+    pad_id: Any = tokenizer.pad_token_id
+    train_layout, eval_layout = layouts(
+        model,
+        pad_id,
+        hyperparameters.packing,
+        training,
+        _epochs(args, training),
+        samples,
+        args.eval_batch_size,
+        objective,
+    )
+    if args.device.type == "cpu" and not args.torch_compile:
+        cpu_kernels.lighten(model, attention=train_layout.balanced and objective is CLASSES)
+    return Engine(
+        model=model,
+        args=args,
+        training=training,
+        train_layout=train_layout,
+        eval_layout=eval_layout,
+        objective=objective,
+        class_weights=_class_weights(hyperparameters, training.samples, model),
+        save_minutes=hyperparameters.save_minutes,
+        eval_dataset=samples["evaluation"],
+        processing_class=tokenizer,
+        compute_metrics=objective.metrics(),
+    )
+
+
+def _class_weights(
+    hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
+) -> list[float] | None:
+    if hyperparameters.class_weight is None or samples.labels.dtype.kind != "i":
+        return None
+    count: Any = model.config.num_labels
+    return balanced_weights(samples.labels.tolist(), count)
+
+
+def _epochs(args: TrainingArguments, training: batches.Training) -> int:
+    """Epochs that are begun."""
+    if args.max_steps <= 0:
+        return math.ceil(args.num_train_epochs)
+    at_once = training.size * training.accumulation * training.world.processes
+    return math.ceil(args.max_steps / math.ceil(len(training.samples) / at_once))
+
+
+class Engine(Resumable):
+    """HF Trainer on `Samples`: `train_dataset` and `eval_dataset` are those.
+
+    Args:
+        training: What is trained on.
+        train_layout: How its batches are laid out.
+        eval_layout: How those of an evaluation are laid out.
+        objective: What their losses are.
+        class_weights: What the loss of a sample of each class is multiplied by in training.
+    """
+
+    # compute_loss divides by the samples of the whole step.
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self,
+        *,
+        args: TrainingArguments,
+        training: batches.Training,
+        train_layout: Layout,
+        eval_layout: Layout,
+        objective: Objective = CLASSES,
+        class_weights: Sequence[float] | None = None,
+        **others: Any,
+    ) -> None:
+        super().__init__(args=args, train_dataset=training.samples, **others)
+        self.job = _job(args, training, train_layout, self.model)
+        # Else the Trainer would count labels on every step, over all processes, for the model.
+        self.model_accepts_loss_kwargs = False
+        self._training, self._train_layout = training, train_layout
+        self._eval_layout, self._objective = eval_layout, objective
+        self._class_weights = class_weights and torch.tensor(class_weights, device=args.device)
+        self._watched: list[tuple[int, Tensor, Tensor]] = []
+        self._arranged: Any = None
+        model: Any = self.model
+        # Two for each product and sum, in the forward pass once and in the backward pass twice.
+        self.flops_per_token = 6 * model.num_parameters(exclude_embeddings=True)
+
+    def get_train_dataloader(self) -> DataLoader[Batch]:
+        """This process's batches."""
+        return batches.training_loader(
+            self._training,
+            self._train_layout,
+            pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
+            workers=self.args.dataloader_num_workers,
+        )
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """What `evaluation_loop` takes: the samples themselves."""
+        return self.eval_dataset if eval_dataset is None else eval_dataset
+
+    def training_lengths(self) -> Any:
+        """Tokens of each training sample."""
+        return self._training.samples.lengths
+
+    def tokens_computed(self) -> int:
+        """In the first epoch, by all processes, padding included."""
+        drawn = self._training.rows(1, self._train_layout.balanced)
+        places = self._train_layout.places
+        return sum(places(self._training.samples, rows) for rows in drawn if len(rows))
+
+    def floating_point_ops(self, inputs: Batch) -> int:
+        """Of a forward and a backward pass; the Trainer would count the parameters each time."""
+        return int(self.flops_per_token * inputs["input_ids"].numel())
+
+    def _wrap_model(self, *arguments: Any, **options: Any) -> Any:
+        """The model as DDP is to take it, without a second copy of its gradients."""
+        model = super()._wrap_model(*arguments, **options)
+        if self.accelerator.ddp_handler is not None:
+            self.accelerator.ddp_handler.gradient_as_bucket_view = True
+        return model
+
+    def training_step(self, model: Any, *arguments: Any, **options: Any) -> Tensor:
+        """A forward and a backward pass, as the Trainer makes them; sums are arranged before."""
+        if self.args.device.type == "cpu" and model is not self._arranged:
+            ddp_hook.sum_touched_rows(model)
+            self._arranged = model
+        return super().training_step(model, *arguments, **options)
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: Batch,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """This batch's part of the mean over the step: over its samples, each with its weight.
+
+        DDP takes the mean of the processes' gradients, and the Trainer that of their losses for
+        its log: hence the factor. A process with fewer samples weighs less.
+        """
+        outputs, each, real = self._losses(model, inputs)
+        self._watch(each, inputs["rows"])
+        if self._class_weights is not None:
+            each = each * self._class_weights[inputs["labels"]]
+        loss = (each * real).sum() * (self._training.world.processes / inputs["total"][0])
+        if not hasattr(Trainer, "loss_is_scaled_for_ga"):  # transformers 4: it always divides
+            loss = loss * self.current_gradient_accumulation_steps
+        return (loss, outputs) if return_outputs else loss
+
+    def _watch(self, each: Tensor, rows: Tensor) -> None:
+        """Note a batch's losses; look at them at once, or on an accelerator not on each step."""
+        # Before this step's own, which a lazy device has not computed yet.
+        if len(self._watched) >= _WATCHED:
+            self._see_to_numbers()
+        self._watched.append((self.state.global_step + 1, each.detach().sum(), rows))
+        if each.device.type == "cpu":
+            self._see_to_numbers()
+
+    def _see_to_numbers(self) -> None:
+        """Stop where a loss is no number.
+
+        Raises:
+            DivergedError: names the step and the rows of its batch.
+        """
+        watched = [] if trial.is_on(os.environ) else self._watched
+        for step, total, rows in watched:
+            if not math.isfinite(total.item()):
+                raise _diverged(step, rows, self.args.output_dir)
+        self._watched.clear()
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self._see_to_numbers()
+        super()._save_checkpoint(model, trial)
+
+    def _losses(self, model: Any, inputs: Batch) -> tuple[Any, Tensor, Tensor]:
+        """The model's outputs; and for each place its loss, and whether it holds a sample."""
+        beside = ("labels", "rows", "total")
+        outputs = model(**{name: value for name, value in inputs.items() if name not in beside})
+        smoothing = self.args.label_smoothing_factor if model.training else 0.0
+        each = self._objective.losses(outputs.logits, inputs["labels"], smoothing)
+        return outputs, each, inputs["rows"] >= 0
+
+    @torch.no_grad()
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Logits, labels and metrics of all samples, each once and in the order of the data."""
+        samples: Samples = dataloader
+        model = self._ready_to_evaluate()
+        size, world = self.args.eval_batch_size, self._training.world
+        found = []
+        for batch in batches.evaluation_batches(samples, self._eval_layout, size, world):
+            inputs = self._prepare_inputs(batch)
+            with self.compute_loss_context_manager():
+                outputs, each, _ = self._losses(model, inputs)
+            found.append((batch["rows"], outputs.logits.float(), each))
+            self.control = self.callback_handler.on_prediction_step(
+                self.args, self.state, self.control
+            )
+        logits, each = _gathered(found, len(samples))
+        weight = samples.weight(np.arange(len(samples)))
+        scores = {"loss": float(each.sum(dtype=np.float64) / weight)}
+        if self.compute_metrics is not None:
+            scores |= self.compute_metrics(
+                EvalPrediction(predictions=logits, label_ids=samples.labels)
+            )
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
+        return EvalLoopOutput(
+            predictions=logits, label_ids=samples.labels, metrics=metrics, num_samples=len(samples)
+        )
+
+    def _ready_to_evaluate(self) -> Any:
+        """The model in evaluation mode, on its device; prepared here where it was never trained.
+
+        As it is trained where it is compiled: computed one by one, each operation would be a
+        program of its own to TorchNeuron.
+        """
+        prepared: Any = self.model_wrapped
+        if not self.accelerator._models:
+            prepared = self.accelerator.prepare_model(self.model, evaluation_mode=True)
+        model: Any = self.model
+        model.eval()
+        return prepared if self.args.torch_compile else model
+
+
+def _job(
+    args: TrainingArguments, training: batches.Training, layout: Layout, model: Any
+) -> dict[str, Any]:
+    """What decides on the weights that training ends with."""
+    same = ("learning_rate", "warmup_steps", "weight_decay", "num_train_epochs", "max_steps")
+    also = ("max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "seed")
+    return {
+        "processes": training.world.processes,
+        "batch size of a process": training.size,
+        "gradient_accumulation_steps": training.accumulation,
+        "data": training.samples.fingerprint(),
+        "model": fingerprint(model),
+        "batches": layout.describe(),
+        "optim": str(args.optim),
+        "lr_scheduler_type": str(args.lr_scheduler_type),
+        **{name: getattr(args, name) for name in (*same, *also)},
+    }
+
+
+def _diverged(step: int, rows: Tensor, folder: str | None) -> DivergedError:
+    real = [row for row in rows.tolist() if row >= 0]
+    return DivergedError(
+        f"The loss of step {step} is no number. Its batch has the rows "
+        f"{', '.join(map(str, real))} of the training data, counted from 0.",
+        f"Lower learning_rate, or look at these rows. The checkpoints in {folder} are from before.",
+    )
+
+
+def _gathered(found: list[tuple[Tensor, Tensor, Tensor]], count: int) -> tuple[Any, Any]:
+    """Logits [samples, ...] and losses [samples] of all processes, in the order of the data.
+
+    Args:
+        found: Rows, logits and losses of each batch, on the device: brought over at the end.
+    """
+    # On the device, each number of batches would be a shape of its own.
+    parts = [torch.cat([each.cpu() for each in part]) for part in zip(*found, strict=True)]
+    logits = np.empty((count, *parts[1].shape[1:]), dtype=np.float32)
+    losses_ = np.empty(count, dtype=np.float32)
+    for rows, its_logits, its_losses in everyones(parts):
+        real = (rows >= 0).numpy()
+        at = rows.numpy()[real]
+        logits[at], losses_[at] = its_logits.numpy()[real], its_losses.numpy()[real]
+    return logits, losses_

@@ -1,0 +1,184 @@
+"""What can be said of a job before it trains: data, model, lengths, steps, memory."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from recipe import hyperparameters as arguments
+from recipe.compat import quieten
+from recipe.data import classification
+from recipe.data.classification import Splits
+from recipe.data.column_names import LABEL, TEXT
+from recipe.data.labels import NUMBER
+from recipe.errors import RecipeError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import loading
+from recipe.paths import Places
+from recipe.tasks.registry import GOALS, Classification, Goal
+
+OK, WARNING, ERROR = "ok", "warning", "error"
+_SAMPLE_ROWS = 2000
+_SHOWN_ROWS = 3
+_SHOWN_CHARS = 70
+_RAREST_SHARE = 0.01
+_TRUNCATED_SHARE = 0.05
+# fp32 weights; and where they are trained, gradients and AdamW's two moments.
+_BYTES_PER_PARAMETER = 4
+_BYTES_PER_TRAINED_PARAMETER = 12
+# What a transformer layer keeps of a token for the backward pass, in units of its hidden size at
+# two bytes a number: inputs, queries, keys, values, context, output, both halves of the MLP.
+_KEPT_PER_TOKEN = 34
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that was looked at."""
+
+    level: str
+    what: str
+    detail: str
+
+
+def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Finding]:
+    """Findings about the job that `argv` and `places` describe; the first error is the last one."""
+    quieten()
+    what = "hyperparameters"
+    try:
+        hyperparameters = arguments.parse(argv, places)
+        yield Finding(level=OK, what=what, detail="every name and value is known")
+        for line in hyperparameters.notes:
+            yield Finding(level=OK, what=what, detail=line)
+        what = "data"
+        goal = GOALS[hyperparameters.task](places.channels, hyperparameters)
+        for line in goal.found:
+            yield Finding(level=OK, what=what, detail=line)
+        if isinstance(goal, Classification):
+            yield from _labelled(goal.splits)
+        what = "model"
+        source = loading.find(hyperparameters.model_name_or_path, places.channels)
+        where = "from a folder" if source.is_local else "needs the network: the Hugging Face hub"
+        model, tokenizer = goal.load(source)
+        size = model.num_parameters()
+        detail = f"{source.name} can be loaded ({where}), {size / 1e6:.1f} M parameters"
+        yield Finding(level=OK, what=what, detail=detail)
+        what = "lengths"
+        longest = goal.longest(model, tokenizer)
+        lengths = _lengths(goal, tokenizer, hyperparameters.seed)
+        yield from _length_findings(lengths, longest, hyperparameters)
+    except RecipeError as error:
+        yield Finding(level=ERROR, what=what, detail=str(error))
+        return
+    pieces = sum(goal.pieces(length, longest) for length in lengths) / len(lengths)
+    yield _steps(round(len(goal.train) * pieces), hyperparameters, processes)
+    yield _memory(model, lengths, longest, hyperparameters, processes)
+
+
+def _labelled(splits: Splits) -> Iterator[Finding]:
+    show = splits.labels.show
+    if TEXT in splits.train.column_names:
+        for row in splits.train.select(range(min(_SHOWN_ROWS, len(splits.train)))):
+            text = row[TEXT] if len(row[TEXT]) <= _SHOWN_CHARS else f"{row[TEXT][:_SHOWN_CHARS]}..."
+            yield Finding(level=OK, what="row", detail=f"{show(row[LABEL])}: {text!r}")
+    if splits.labels.problem == NUMBER:
+        return
+    rows = classification.rows_of_classes(splits.labels, splits.train[LABEL][:])
+    shares = {name: count / len(splits.train) for name, count in rows.items()}
+    rarest = min(shares, key=lambda name: shares[name])
+    detail = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+    level = WARNING if shares[rarest] < _RAREST_SHARE else OK
+    yield Finding(level=level, what="balance", detail=detail)
+
+
+def _lengths(goal: Goal, tokenizer: PreTrainedTokenizerBase, seed: int) -> list[int]:
+    """Tokens of each of a sample of the training texts, uncut, sorted."""
+    rows = len(goal.train)
+    chosen = random.Random(seed).sample(range(rows), min(_SAMPLE_ROWS, rows))
+    return sorted(goal.lengths(tokenizer, sorted(chosen)))
+
+
+def _length_findings(
+    lengths: list[int], longest: int, hyperparameters: Hyperparameters
+) -> Iterator[Finding]:
+    at = {
+        share: lengths[min(len(lengths) - 1, int(share * len(lengths)))]
+        for share in (0.5, 0.9, 0.99)
+    }
+    detail = f"half {at[0.5]}, 90 % {at[0.9]}, 99 % {at[0.99]}, longest {lengths[-1]} tokens"
+    yield Finding(level=OK, what="lengths", detail=f"{detail} (of {len(lengths)} texts)")
+    cut = sum(length > longest for length in lengths) / len(lengths)
+    yield Finding(
+        level=WARNING if cut > _TRUNCATED_SHARE else OK,
+        what="truncation",
+        detail=f"{cut:.1%} of the texts are longer than {longest} tokens"
+        + (" (raise max_length)" if cut > _TRUNCATED_SHARE else ""),
+    )
+    kept = [min(length, longest) for length in lengths]
+    size = hyperparameters.per_device_train_batch_size
+    to_longest = 1 - sum(kept) / (len(kept) * longest)
+    to_batch = _padding(kept, size, hyperparameters.seed)
+    detail = (
+        f"{to_longest:.0%} if every text were padded to {longest} tokens, {to_batch:.0%} in batches"
+    )
+    detail += f" of {size} padded to their longest"
+    yield Finding(level=OK, what="padding", detail=detail)
+
+
+def _padding(lengths: list[int], size: int, seed: int) -> float:
+    """The share of padding in random batches, each padded to its longest text."""
+    shuffled = random.Random(seed).sample(lengths, len(lengths))
+    batches = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
+    return 1 - sum(lengths) / sum(len(batch) * max(batch) for batch in batches)
+
+
+def _steps(rows: int, hyperparameters: Hyperparameters, processes: int) -> Finding:
+    accumulation = int(hyperparameters.passed.get("gradient_accumulation_steps", 1))
+    at_once = hyperparameters.per_device_train_batch_size * processes * accumulation
+    per_epoch = math.ceil(rows / at_once)
+    total = hyperparameters.max_train_steps
+    if total in (None, -1):
+        total = math.ceil(per_epoch * hyperparameters.num_train_epochs)
+    detail = f"{per_epoch} an epoch, {total} in all ({at_once} texts a step, {processes} processes)"
+    return Finding(level=OK, what="steps", detail=detail)
+
+
+def _memory(
+    model: PreTrainedModel,
+    lengths: list[int],
+    longest: int,
+    hyperparameters: Hyperparameters,
+    processes: int,
+) -> Finding:
+    """An estimate of the training's peak, beside what the device has."""
+    config = model.config
+    layers, hidden = config.num_hidden_layers, config.hidden_size
+    heads = getattr(config, "num_attention_heads", 1)
+    tokens = min(lengths[-1], longest)
+    batch = hyperparameters.per_device_train_batch_size
+    per_token = layers * (_KEPT_PER_TOKEN * hidden + 5 * heads * tokens)
+    needed = model.num_parameters() * _BYTES_PER_PARAMETER + batch * tokens * per_token
+    needed += model.num_parameters(only_trainable=True) * _BYTES_PER_TRAINED_PARAMETER
+    there, name = _device_memory(processes)
+    detail = (
+        f"about {needed / 1e9:.1f} GB for each process (an estimate, for a batch of the longest"
+        f" texts); {name} has {there / 1e9:.1f} GB"
+    )
+    if needed <= there:
+        return Finding(level=OK, what="memory", detail=detail)
+    remedy = "; lower the batch size or max_length"
+    return Finding(level=WARNING, what="memory", detail=detail + remedy)
+
+
+def _device_memory(processes: int) -> tuple[int, str]:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(0).total_memory, "the GPU"
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024 // processes, "this host, shared by its processes,"
+    return 0, "an unknown device"

@@ -1,0 +1,330 @@
+"""One training run: data and model in, a servable model and its metrics out."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import datasets
+import torch
+import transformers
+from transformers import (
+    EarlyStoppingCallback,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+
+from recipe.batching.batches import Samples
+from recipe.compat import quieten
+from recipe.console import has_terminal, is_first_process, say
+from recipe.errors import HyperparameterError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import cpu_kernels, loading, lora
+from recipe.paths import Places
+from recipe.reports import model_card, report
+from recipe.runtime import device, distribution, xla
+from recipe.runtime.device import Device
+from recipe.runtime.distribution import Distribution
+from recipe.runtime.timer import Stopwatch
+from recipe.storage import atomic, checksums
+from recipe.tasks.objective import Objective
+from recipe.tasks.registry import GOALS, Goal
+from recipe.training import engine, graph_extraction, tracking
+from recipe.training.engine import Engine
+from recipe.training.progress import Bar, MetricLines, ProgressLines
+
+_REMEDY = (
+    "Free space there, or give the job a larger volume, and start it again: where checkpoints are "
+    "saved, it goes on from its last one, and only writes its results where that was its end."
+)
+
+
+def run(
+    hyperparameters: Hyperparameters, places: Places, environ: Mapping[str, str]
+) -> dict[str, float]:
+    """Train on a job's channels; write the model, its card and metrics.json.
+
+    A trial run (`recipe.training.graph_extraction`) writes nothing.
+
+    Returns:
+        The metrics, as in metrics.json.
+
+    Raises:
+        RecipeError: something the user can mend; the model folder is left as it was.
+    """
+    watch = Stopwatch()
+    is_trial = graph_extraction.is_on(environ)
+    if is_trial:
+        hyperparameters = graph_extraction.without_saving(hyperparameters)
+    for line in hyperparameters.notes:
+        say(line)
+    _check_places(places)
+    chosen, arguments = _set_up(hyperparameters, places, environ)
+    made = _make(hyperparameters, places, arguments, watch)
+    if is_trial:
+        made.trainer.add_callback(graph_extraction.FewSteps())
+    with tracking.run(cast("list[str]", arguments.report_to), hyperparameters):
+        metrics = _train(made.trainer, made.samples.get("test"))
+    watch.lap("training")
+    weights = distribution.whole_weights(made.trainer)
+    if is_trial:
+        say("a trial run for its graphs: nothing is written")
+    elif is_first_process():
+        facts = model_card.Facts(
+            base_model=made.base_model,
+            hyperparameters=hyperparameters,
+            about=made.goal.about(),
+            found=made.goal.found,
+            device=chosen.describe(),
+            metrics=metrics,
+        )
+        _write(made.trainer, weights, made.tokenizer, places, facts)
+        watch.lap("saving")
+        hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
+        show = functools.partial(made.goal.shown, made.trainer, made.samples)
+        folder = places.output_data_dir
+        report.of_run(made.trainer, facts, show, made.max_length, watch.seconds, hosts, folder)
+    if chosen.kind == "xla":
+        say("torch-xla compiled {} graphs in {:.0f} s".format(*xla.compiled()))
+    device.leave_world()
+    return metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """All that a training needs."""
+
+    goal: Goal
+    base_model: str
+    tokenizer: PreTrainedTokenizerBase
+    max_length: int
+    samples: Mapping[str, Samples]
+    trainer: Engine
+
+
+def _make(
+    hyperparameters: Hyperparameters, places: Places, arguments: TrainingArguments, watch: Stopwatch
+) -> _Made:
+    goal = GOALS[hyperparameters.task](places.channels, hyperparameters)
+    for line in goal.found:
+        say(line)
+    watch.lap("data")
+    source = loading.find(hyperparameters.model_name_or_path, places.channels)
+    with arguments.main_process_first(desc="model"):
+        model, tokenizer = goal.load(source)
+    max_length = goal.longest(model, tokenizer)
+    say(f"model: {source.name}, {_size(model)} parameters, texts cut at {max_length} tokens")
+    watch.lap("model")
+    with arguments.main_process_first(desc="tokens"):
+        samples = goal.samples(tokenizer, max_length)
+    watch.lap("tokens")
+    return _Made(
+        goal=goal,
+        base_model=source.name,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        samples=samples,
+        trainer=_trainer(model, tokenizer, arguments, hyperparameters, samples, goal.objective),
+    )
+
+
+def _check_places(places: Places) -> None:
+    """See at the start that what is made at the end can be written."""
+    remedy = "Mount it so that it can be, or name another folder in the variable {}."
+    if is_first_process():
+        for what, folder, variable in (
+            ("The model's folder", places.model_dir, "SM_MODEL_DIR"),
+            ("The output's folder", places.output_data_dir, "SM_OUTPUT_DATA_DIR"),
+        ):
+            atomic.check_writable(what, folder, remedy.format(variable))
+
+
+def _set_up(
+    hyperparameters: Hyperparameters, places: Places, environ: Mapping[str, str]
+) -> tuple[Device, TrainingArguments]:
+    chosen = _set_up_device(hyperparameters, environ)
+    tracking.set_places(places)
+    shared = distribution.choose(hyperparameters, chosen, environ)
+    arguments = training_arguments(hyperparameters, places, chosen, shared)
+    if not graph_extraction.is_on(environ):
+        device.check_world(arguments.device, chosen.processes)
+    for line in (chosen.describe(), *shared.said):
+        say(line)
+    return chosen, arguments
+
+
+def _set_up_device(hyperparameters: Hyperparameters, environ: Mapping[str, str]) -> Device:
+    if not has_terminal() or not is_first_process():
+        datasets.disable_progress_bars()
+    quieten()
+    passed = hyperparameters.passed
+    chosen = device.choose(
+        environ,
+        hyperparameters.bf16,
+        use_cpu=passed.get("use_cpu", False),
+        fp16=passed.get("fp16", False),
+    )
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
+    if chosen.kind == "cpu":
+        cpu_kernels.keep_memory()
+    set_seed(hyperparameters.seed)  # before the model, whose head is drawn at random
+    if chosen.kind == "xla":
+        xla.join(environ)
+    return chosen
+
+
+def training_arguments(
+    hyperparameters: Hyperparameters, places: Places, chosen: Device, shared: Distribution
+) -> TrainingArguments:
+    """The Trainer's arguments: the recipe's choices, then what the user passed beyond them.
+
+    Raises:
+        HyperparameterError: the Trainer refuses a value or a combination of values.
+    """
+    on_cpu = chosen.kind == "cpu"
+    # The Trainer makes the folder even where it saves nothing.
+    unused = tempfile.gettempdir() if hyperparameters.passed.get("save_strategy") == "no" else None
+    has_fused = chosen.kind in ("cpu", "cuda")
+    values: dict[str, Any] = {
+        "output_dir": hyperparameters.output_dir or unused or str(places.checkpoints),
+        "num_train_epochs": hyperparameters.num_train_epochs,
+        "max_steps": hyperparameters.max_train_steps or -1,
+        "per_device_train_batch_size": hyperparameters.per_device_train_batch_size,
+        "per_device_eval_batch_size": hyperparameters.per_device_eval_batch_size,
+        "learning_rate": hyperparameters.learning_rate,
+        **_warmup(hyperparameters.warmup_steps),
+        "weight_decay": hyperparameters.weight_decay,
+        "seed": hyperparameters.seed,
+        "save_total_limit": hyperparameters.save_total_limit,
+        "bf16": chosen.bf16,
+        "use_cpu": on_cpu,
+        # Without both, processes on a CPU train apart from each other without saying so.
+        "ddp_backend": "gloo" if on_cpu and chosen.processes > 1 else None,
+        "optim": "adamw_torch_fused" if has_fused else "adamw_torch",
+        "dataloader_pin_memory": not on_cpu,
+        # Every parameter takes part in every step, so there is none to look for.
+        "ddp_find_unused_parameters": False,
+        # It would wait for the device on each step, to replace what is no number.
+        "logging_nan_inf_filter": False,
+        "eval_strategy": "epoch",
+        "save_strategy": "steps" if "save_steps" in hyperparameters.passed else "epoch",
+        # What early stopping has counted.
+        "restore_callback_states_from_checkpoint": True,
+        "logging_steps": 0.05,
+        "load_best_model_at_end": hyperparameters.early_stopping_patience is not None,
+        "greater_is_better": _is_greater_better(hyperparameters.passed),
+        "disable_tqdm": not has_terminal(),
+        **shared.arguments,
+        **hyperparameters.passed,
+        "report_to": tracking.names(hyperparameters.passed.get("report_to")),
+    }
+    try:
+        return TrainingArguments(**values)
+    except ValueError as error:
+        raise HyperparameterError(f"The hyperparameters do not fit together: {error}") from error
+
+
+def _is_greater_better(passed: Mapping[str, Any]) -> bool | None:
+    """Of metric_for_best_model; None leaves it to the Trainer, which knows losses only."""
+    metric = str(passed.get("metric_for_best_model"))
+    return False if metric.endswith(("perplexity", "mse")) else None
+
+
+def _warmup(steps: float) -> dict[str, Any]:
+    """Transformers 4 takes a share of all steps by another name."""
+    if steps >= 1 or steps == 0:
+        return {"warmup_steps": int(steps)}
+    is_older = transformers.__version__.startswith("4.")
+    return {"warmup_ratio" if is_older else "warmup_steps": steps}
+
+
+def _size(model: PreTrainedModel) -> str:
+    return f"{sum(weight.numel() for weight in model.parameters()) / 1e6:.1f} M"
+
+
+def _trainer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: TrainingArguments,
+    hyperparameters: Hyperparameters,
+    ready: Mapping[str, Samples],
+    objective: Objective,
+) -> Engine:
+    trainer = engine.build(model, tokenizer, arguments, hyperparameters, ready, objective)
+    distribution.shard(trainer)
+    if hyperparameters.early_stopping_patience is not None:
+        patience, threshold = (
+            hyperparameters.early_stopping_patience,
+            hyperparameters.early_stopping_threshold,
+        )
+        trainer.add_callback(EarlyStoppingCallback(patience, threshold))
+    trainer.add_callback(MetricLines())
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(ProgressLines() if arguments.disable_tqdm else Bar())
+    return trainer
+
+
+def _train(trainer: Engine, test: Samples | None) -> dict[str, float]:
+    """Train and evaluate; every process takes part, and gets the same metrics."""
+    metrics = {**trainer.run(), **(_last_evaluation(trainer) or trainer.evaluate())}
+    if test is not None:
+        metrics |= trainer.evaluate(test, metric_key_prefix="test")
+    metrics.pop("total_flos", None)
+    return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
+
+
+def _last_evaluation(trainer: Trainer) -> dict[str, float] | None:
+    """The evaluation of the final weights, if the last epoch ended with one."""
+    if trainer.args.load_best_model_at_end:
+        return None
+    at_end = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    if not at_end or at_end[-1]["step"] != trainer.state.global_step:
+        return None
+    return {key: value for key, value in at_end[-1].items() if key.startswith("eval_")}
+
+
+def _write(
+    trainer: Trainer,
+    weights: dict[str, Any] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    places: Places,
+    facts: model_card.Facts,
+) -> None:
+    model: Any = trainer.model
+    needed = sum(weight.nbytes for weight in model.parameters())
+    with atomic.results("The model", places.model_dir, needed, _REMEDY) as folder:
+        _write_model(trainer, weights, tokenizer, facts.hyperparameters, folder)
+        (folder / "README.md").write_text(model_card.write(facts), encoding="utf-8")
+    metrics = json.dumps(dict(facts.metrics), indent=2) + "\n"
+    output = places.output_data_dir
+    with atomic.results("metrics.json", output, len(metrics), _REMEDY) as folder:
+        (folder / "metrics.json").write_text(metrics)
+    say(f"model written to {places.model_dir}, metrics to {output}/metrics.json")
+
+
+def _write_model(
+    trainer: Trainer,
+    weights: dict[str, Any] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    hyperparameters: Hyperparameters,
+    folder: Path,
+) -> None:
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if xla.in_use():
+        model = xla.on_host(model)
+    lora.save(model, weights, folder, hyperparameters)
+    tokenizer.save_pretrained(folder)
+    checksums.write(folder)

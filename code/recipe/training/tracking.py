@@ -1,0 +1,78 @@
+"""Where a run's metrics go beside its log: TensorBoard, MLflow, or what else the Trainer knows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from transformers.integrations import integration_utils
+
+from recipe.console import is_first_process, say
+from recipe.errors import HyperparameterError
+from recipe.hyperparameters import Hyperparameters
+from recipe.paths import Places
+from recipe.reports.model_card import shown
+
+MLFLOW = "mlflow"
+
+
+def names(asked: str | None) -> list[str]:
+    """The names in the hyperparameter report_to: one, several between commas, or a JSON list.
+
+    Raises:
+        HyperparameterError: the Trainer knows no such integration.
+    """
+    found = [name for name in re.findall(r"[\w-]+", asked or "none") if name != "none"]
+    try:
+        known: Any = integration_utils.get_reporting_integration_callbacks
+        known([name for name in found if name != "all"])
+    except ValueError as error:
+        raise HyperparameterError(
+            f"Hyperparameter report_to has value {asked!r}: {error}"
+        ) from error
+    return found
+
+
+def set_places(places: Places) -> None:
+    """Where TensorBoard and MLflow write where nothing else is set; what is set stays."""
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(places.tensorboard))
+    os.environ.setdefault("MLFLOW_TRACKING_URI", _in(places))
+    # MLflow 3 wants to be asked for a folder, its only store that needs no other package.
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
+def _in(places: Places) -> str:
+    return (places.output_data_dir / MLFLOW).absolute().as_uri()
+
+
+@contextlib.contextmanager
+def run(asked: Sequence[str], hyperparameters: Hyperparameters) -> Iterator[None]:
+    """An MLflow run, if asked for, from before training to after the last evaluation.
+
+    The Trainer's own would end with training, and another begin with each evaluation after it.
+    It has the hyperparameters without secrets, and ends as FINISHED, FAILED, or KILLED by a stop.
+    """
+    if MLFLOW not in asked or not is_first_process():
+        yield
+        return
+    import mlflow  # takes seconds
+
+    mlflow.start_run()
+    mlflow.log_params({f"recipe.{name}": value for name, value in shown(hyperparameters).items()})
+    status = "FAILED"
+    try:
+        yield
+        status = "FINISHED"
+    except SystemExit:
+        status = "KILLED"
+        raise
+    finally:
+        try:
+            mlflow.flush_async_logging()
+            mlflow.end_run(status)
+        except Exception as error:  # the model is trained, whatever becomes of the server
+            say(f"warning: MLflow's run has no end: {error}")

@@ -1,0 +1,150 @@
+"""Code archives: fetched from S3, and unpacked where nothing can leave its folder."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from amphora.common.errors import CodeError
+
+MAX_UNPACKED_BYTES = 2 * 1024**3
+MAX_MEMBERS = 100_000
+# What reading a tar file raises that is cut short, or made up.
+_BROKEN = (
+    tarfile.TarError, EOFError, OSError, zlib.error, ValueError, OverflowError, KeyError,
+    RuntimeError,
+)  # fmt: skip
+
+
+class _Bounded(io.RawIOBase):
+    """A stream that is refused beyond a number of bytes: a bomb does not say its size."""
+
+    def __init__(self, inner: io.BufferedIOBase, limit: int) -> None:
+        self._inner, self._left = inner, limit
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._inner.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
+        self._left -= len(data)
+        if self._left < 0:
+            raise _too_large()
+        return data
+
+
+def _too_large() -> CodeError:
+    return CodeError(f"it unpacks to more than {MAX_UNPACKED_BYTES // 1024**2} MiB")
+
+
+def unpack(archive: Path, folder: Path, place: str) -> None:
+    """Unpack a tar file (gzip or plain) into `folder`, which is empty.
+
+    Raises:
+        CodeError: It is no tar file, or a member would be written elsewhere, is neither a file nor
+            a folder, or there is too much of it. What was unpacked until then stays in `folder`.
+    """
+    try:
+        with archive.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            inner: io.BufferedIOBase = gzip.GzipFile(fileobj=raw) if packed else raw
+            stream = _Bounded(inner, MAX_UNPACKED_BYTES)
+            with tarfile.open(fileobj=stream, mode="r|") as tar:
+                _extract(tar, folder)
+    except CodeError as error:
+        raise CodeError(
+            f"The code archive {place} is refused: {error}.",
+            "Pack it afresh from the folder itself: tar czf sourcedir.tar.gz -C folder .",
+        ) from None
+    except _BROKEN as error:
+        raise CodeError(
+            f"The code archive {place} cannot be unpacked: {error or type(error).__name__}.",
+            "It must be a .tar.gz file; upload it again if the upload was cut short.",
+        ) from error
+
+
+def _extract(tar: tarfile.TarFile, folder: Path) -> None:
+    # The checks are ours, since Python 3.10 images may lack the library's.
+    tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
+    size = 0
+    for count, member in enumerate(tar):
+        if count >= MAX_MEMBERS:
+            raise CodeError(f"it has more than {MAX_MEMBERS} members")
+        # A sparse file's stream is shorter than the file.
+        size += member.size
+        if size > MAX_UNPACKED_BYTES:
+            raise _too_large()
+        _check_member(member, folder)
+        member.mode = (member.mode | 0o600) & 0o755
+        member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        tar.extract(member, folder, set_attrs=member.isreg())
+    _check_links(folder)
+
+
+def _check_member(member: tarfile.TarInfo, folder: Path) -> None:
+    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        raise CodeError(f"{member.name!r} is a device or a FIFO")
+    if leaves(Path(member.name)):
+        raise CodeError(f"{member.name!r} lies outside the archive")
+    if _is_link(folder, member.name):
+        raise CodeError(f"{member.name!r} would be written through a link")
+    if member.issym() and leaves(Path(member.name).parent / member.linkname):
+        raise CodeError(f"{member.name!r} is a link to {member.linkname!r}, outside the archive")
+    if member.islnk() and (leaves(Path(member.linkname)) or _is_link(folder, member.linkname)):
+        raise CodeError(f"{member.name!r} is a link to {member.linkname!r}, outside the archive")
+    # tarfile would read on to look for it, past sizes that nobody has checked: for years.
+    if member.islnk() and not (folder / member.linkname).is_file():
+        raise CodeError(f"{member.name!r} is a link to {member.linkname!r}, which is not before it")
+
+
+def _is_link(folder: Path, name: str) -> bool:
+    """Whether a name passes through a link, at its end too: then it says nothing of the place."""
+    return any((folder / part).is_symlink() for part in (Path(name), *Path(name).parents))
+
+
+def _check_links(folder: Path) -> None:
+    """Links can lead out together where none does so alone: `a` to `.`, `b` to `a/../secret`."""
+    root = folder.resolve()
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(root):
+            raise CodeError(f"{str(path.relative_to(folder))!r} is a link that leaves the archive")
+
+
+def leaves(path: Path) -> bool:
+    """Whether a relative path leads out of the folder it starts in, at any step."""
+    if path.is_absolute():
+        return True
+    depth = 0
+    for part in path.parts:
+        depth += -1 if part == ".." else 1
+        if depth < 0:
+            return True
+    return False
+
+
+def download(url: str, target: Path, environ: Mapping[str, str]) -> None:
+    """Fetch an object of S3 into a file. Raises CodeError where it cannot be read."""
+    # boto3 is a quarter of a second to import: only jobs with code on S3 pay for it.
+    import boto3
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    parts = urlsplit(url)
+    client = boto3.client(
+        "s3",
+        region_name=environ.get("AWS_REGION") or environ.get("SAGEMAKER_REGION") or None,
+        endpoint_url=environ.get("S3_ENDPOINT_URL") or None,
+    )
+    try:
+        client.download_file(parts.netloc, parts.path.lstrip("/"), str(target))
+    except (BotoCoreError, ClientError) as error:
+        raise CodeError(
+            f"The code {url} cannot be downloaded: {error}.",
+            "Check that the object exists and that the job's role and network may read it.",
+        ) from error

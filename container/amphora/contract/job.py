@@ -1,0 +1,383 @@
+"""The training contract: the tree under /opt/ml, read once into a frozen `Job`.
+
+Source: "How Amazon SageMaker AI provides training information" of the developer guide, and
+sagemaker-training 5.1.4, whose names and encodings the SDKs and users' scripts rely on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amphora.common.errors import ConfigError
+
+DEFAULT_BASE_DIR = "/opt/ml"
+PREFIX = "sagemaker_"
+# Without the prefix, but the platform's all the same: no script asked for it.
+_TUNING_METRIC = "_tuning_objective_metric"
+_OWN_KEYS = frozenset({_TUNING_METRIC, "default_user_module_name"})
+# Those of the platform's keys that stand for themselves; the rest is `framework_params`.
+CORE_KEYS = frozenset(
+    {
+        "sagemaker_program",
+        "sagemaker_submit_directory",
+        "sagemaker_enable_cloudwatch_metrics",
+        "sagemaker_region",
+        "sagemaker_container_log_level",
+        "sagemaker_job_name",
+        "sagemaker_s3_output",
+    }
+    | _OWN_KEYS
+)
+CONFIG_CHANNEL = "config"
+_CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
+_CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_HOMOGENEOUS = "homogeneousCluster"
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The tree of one job. SAGEMAKER_BASE_DIR moves all of it."""
+
+    base: Path
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Paths:
+        return cls(Path(environ.get("SAGEMAKER_BASE_DIR") or DEFAULT_BASE_DIR).absolute())
+
+    @property
+    def input(self) -> Path:
+        return self.base / "input"
+
+    @property
+    def config(self) -> Path:
+        return self.input / "config"
+
+    @property
+    def data(self) -> Path:
+        return self.input / "data"
+
+    @property
+    def model(self) -> Path:
+        return self.base / "model"
+
+    @property
+    def code(self) -> Path:
+        return self.base / "code"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.base / "checkpoints"
+
+    @property
+    def output(self) -> Path:
+        return self.base / "output"
+
+    @property
+    def output_data(self) -> Path:
+        return self.output / "data"
+
+    @property
+    def output_intermediate(self) -> Path:
+        return self.output / "intermediate"
+
+    @property
+    def failure(self) -> Path:
+        """Its first 1,024 characters become the job's FailureReason."""
+        return self.output / "failure"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One training job as its containers see it, its values decoded where they were JSON."""
+
+    paths: Paths
+    hyperparameters: Mapping[str, Any]
+    """The user's own, without the platform's keys."""
+    arguments: Mapping[str, Any]
+    """The same, for argv: a number that came as text keeps its spelling ('1.10')."""
+    sagemaker: Mapping[str, Any]
+    """The platform's hyperparameters: sagemaker_program and the like."""
+    input_data_config: Mapping[str, Any]
+    resource_config: Mapping[str, Any]
+    hosts: tuple[str, ...]
+    """Sorted: the order is the rank."""
+    current_host: str
+    entry_point: str | None
+    """The user's script, or None: the image's recipe runs."""
+    submit_directory: str
+    """Where the user's code comes from: s3://, a tarball or a folder."""
+    log_level: int = 20
+    notes: tuple[str, ...] = ()
+    """What was assumed, for the log."""
+
+    @property
+    def rank(self) -> int:
+        return self.hosts.index(self.current_host)
+
+    @property
+    def channels(self) -> dict[str, Path]:
+        return {name: self.paths.data / name for name in sorted(self.input_data_config)}
+
+    @property
+    def framework_params(self) -> dict[str, Any]:
+        return {key: value for key, value in self.sagemaker.items() if key not in CORE_KEYS}
+
+    @property
+    def instance_type(self) -> str:
+        return str(self.resource_config.get("current_instance_type", "local"))
+
+    @property
+    def instance_group(self) -> str:
+        return str(self.resource_config.get("current_group_name", _HOMOGENEOUS))
+
+    @property
+    def instance_groups(self) -> dict[str, dict[str, Any]]:
+        """By name; the hosts sorted, since SageMaker has been seen to list them in any order."""
+        groups = self.resource_config.get("instance_groups") or []
+        return {
+            group["instance_group_name"]: {**group, "hosts": sorted(group["hosts"])}
+            for group in groups
+        }
+
+    @property
+    def network_interface(self) -> str:
+        return str(self.resource_config.get("network_interface_name", "eth0"))
+
+    def wants(self, key: str) -> bool:
+        """Whether a `sagemaker_..._enabled` switch is on, in any spelling of true."""
+        return str(self.sagemaker.get(key, "")).lower() in ("true", "1")
+
+
+def read_job(environ: Mapping[str, str]) -> Job:
+    """Read the configuration of the job under SAGEMAKER_BASE_DIR.
+
+    Raises:
+        ConfigError: A file is missing, is not JSON, or holds what the contract does not allow.
+    """
+    paths = Paths.of(environ)
+    if not paths.config.is_dir():
+        raise ConfigError(
+            f"There is no configuration folder {paths.config}.",
+            "Run the image as a SageMaker training job, or mount a folder with input/config/"
+            "hyperparameters.json at /opt/ml (SAGEMAKER_BASE_DIR names another place).",
+        )
+    notes: list[str] = []
+    raw = _read_object(paths.config / "hyperparameters.json", notes, dict)
+    input_data_config = _read_object(
+        paths.config / "inputdataconfig.json", notes, lambda: _channels_found(paths.data)
+    )
+    resources = _read_object(
+        paths.config / "resourceconfig.json",
+        notes,
+        lambda: {"current_host": "algo-1", "hosts": ["algo-1"]},
+    )
+    raw = {**_config_channel(raw, input_data_config, paths, notes), **raw}
+    decoded = {key: decode(value) for key, value in raw.items()}
+    platform = {key: value for key, value in decoded.items() if _is_platform(key)}
+    own = {key: value for key, value in decoded.items() if not _is_platform(key)}
+    for key, value in decoded.items():
+        _check_representable("hyperparameter", key, value)
+    program = environ.get("SAGEMAKER_PROGRAM") or platform.get("sagemaker_program")
+    submit = platform.get("sagemaker_submit_directory") or environ.get("SAGEMAKER_SUBMIT_DIRECTORY")
+    _check_channels(input_data_config, paths)
+    hosts = _hosts(resources, paths.config / "resourceconfig.json")
+    return Job(
+        paths=paths,
+        hyperparameters=own,
+        arguments={key: _spelled(raw[key], value) for key, value in own.items()},
+        sagemaker=platform,
+        input_data_config=input_data_config,
+        resource_config=resources,
+        hosts=hosts,
+        current_host=resources["current_host"],
+        entry_point=str(program) if program else None,
+        submit_directory=str(submit or paths.code),
+        log_level=_log_level(platform, environ),
+        notes=tuple(notes),
+    )
+
+
+def decode(value: Any) -> Any:
+    """A hyperparameter's value: decoded where it is JSON text, itself where it is not.
+
+    SageMaker hands every value over as a string. SDK v2's estimators JSON-encode each one, v3 sends
+    strings as they are: both are understood.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _spelled(raw: Any, value: Any) -> Any:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return raw.strip() if is_number and isinstance(raw, str) else value
+
+
+def _is_platform(key: str) -> bool:
+    return key.startswith(PREFIX) or key in _OWN_KEYS
+
+
+def _read_object(path: Path, notes: list[str], default: Any) -> dict[str, Any]:
+    """The JSON object in `path`. A file that is not there is the default, and is noted."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        value: dict[str, Any] = default()
+        notes.append(f"{path} is not there; taking {json.dumps(value)}")
+        return value
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.", "It must be UTF-8 JSON.") from error
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} is not valid JSON: {error}.", "Write one JSON object."
+        ) from error
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"{path} holds a JSON {type(value).__name__}, not an object.",
+            'Write {"name": "value", ...}.',
+        )
+    return value
+
+
+def _config_channel(
+    raw: Mapping[str, Any], channels: Mapping[str, Any], paths: Paths, notes: list[str]
+) -> dict[str, Any]:
+    """Hyperparameters from a file in the channel `config`; those of the job itself win over it.
+
+    A script's own configuration files are not taken for one: with an entry point the file must be
+    called hyperparameters.json or .yaml.
+    """
+    folder = paths.data / CONFIG_CHANNEL
+    if CONFIG_CHANNEL not in channels or not folder.is_dir():
+        return {}
+    files = [file for file in sorted(folder.iterdir()) if file.suffix in _CONFIG_SUFFIXES]
+    named = [file for file in files if file.stem == "hyperparameters"]
+    chosen = named or ([] if "sagemaker_program" in raw else files)
+    if len(chosen) > 1:
+        raise ConfigError(
+            f"The channel {CONFIG_CHANNEL!r} holds several files of hyperparameters:"
+            f" {', '.join(file.name for file in chosen)}.",
+            "Leave one.",
+        )
+    if not chosen:
+        return {}
+    values = _read_values(chosen[0])
+    notes.append(f"hyperparameters from {chosen[0]}: {', '.join(sorted(values)) or 'none'}")
+    return values
+
+
+def _read_values(path: Path) -> dict[str, Any]:
+    if path.suffix == ".json":
+        return _read_object(path, [], dict)
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.", "It must be UTF-8 YAML.") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no `name: value` lines.", "Write learning_rate: 5e-5.")
+    return {str(name): value for name, value in values.items()}
+
+
+def _channels_found(data: Path) -> dict[str, Any]:
+    return {
+        entry.name: {"TrainingInputMode": "File"}
+        for entry in sorted(data.iterdir() if data.is_dir() else [])
+        if entry.is_dir() and not entry.name.startswith(".")
+    }
+
+
+def _check_channels(config: Mapping[str, Any], paths: Paths) -> None:
+    for name, settings in config.items():
+        if not _CHANNEL_NAME.fullmatch(name) or name in (".", ".."):
+            raise ConfigError(
+                f"inputdataconfig.json names a channel {name!r}.",
+                "A channel's name has 1 to 64 of the characters A-Z a-z 0-9 . _ -",
+            )
+        mode = settings.get("TrainingInputMode") if isinstance(settings, dict) else None
+        # In Pipe mode there is no folder but one FIFO for each epoch: <channel>_0, <channel>_1 ...
+        if mode != "Pipe" and not (paths.data / name).exists():
+            present = ", ".join(_channels_found(paths.data)) or "none"
+            raise ConfigError(
+                f"inputdataconfig.json names the channel {name!r}, but {paths.data / name} does not"
+                f" exist (there: {present}).",
+                "Mount the channel's data there, or take the channel out of inputdataconfig.json.",
+            )
+
+
+def _hosts(resources: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    hosts, current = resources.get("hosts"), resources.get("current_host")
+    if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) for host in hosts):
+        raise ConfigError(f"{path}: 'hosts' is {hosts!r}.", 'Give a list of names: ["algo-1"].')
+    if current not in hosts:
+        raise ConfigError(
+            f"{path}: 'current_host' is {current!r}, which is not among 'hosts' {hosts}.",
+            "Name one of them.",
+        )
+    for group in resources.get("instance_groups") or []:
+        if (
+            not isinstance(group, dict)
+            or not isinstance(group.get("instance_group_name"), str)
+            or not isinstance(group.get("hosts"), list)
+        ):
+            raise ConfigError(
+                f"{path}: 'instance_groups' holds {group!r}.",
+                "Each group is an object with instance_group_name, instance_type and hosts.",
+            )
+    return tuple(sorted(set(hosts)))
+
+
+def _log_level(platform: Mapping[str, Any], environ: Mapping[str, str]) -> int:
+    key = "sagemaker_container_log_level"
+    level = platform.get(key, environ.get(key.upper(), 20))
+    try:
+        return int(level)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{key} is {level!r}.",
+            "Give a number of Python's logging levels: 10, 20, 30, 40 or 50.",
+        ) from None
+
+
+def _check_representable(what: str, key: str, value: Any) -> None:
+    """Raise where a value cannot stand in argv or the environment (NUL, half a character)."""
+    for text in (key, *_texts(value)):
+        if "\0" in text or not _encodable(text):
+            raise ConfigError(
+                f"The {what} {key!r} holds a NUL or half of a surrogate pair.",
+                "Neither can be passed to a program: take it out, or write it as an escape.",
+            )
+    if "=" in key or not key:
+        raise ConfigError(f"The {what} {key!r} has no usable name.", "Take the '=' out of it.")
+
+
+def _texts(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,214 @@
+"""The environment and arguments a training script is started with: SM_*, and argv.
+
+Written here rather than taken from sagemaker-training, since importing its `environment` creates
+folders, needs boto3 and a compiled extension, and overwrites variables; a test holds this module
+equal to it on generated configurations, but for `DIFFERENCES`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from amphora.common.devices import Devices
+from amphora.contract.job import Job
+
+DIFFERENCES: Mapping[str, str] = {
+    "SM_HP_*": "a number that came as text keeps its spelling: '1.10' is not 1.1 to a version",
+    "SM_USER_ARGS": "as SM_HP_*",
+    "SM_MODULE_DIR": "SAGEMAKER_SUBMIT_DIRECTORY is honoured; the toolkit reads and then drops it",
+    "SM_LOG_LEVEL": "SAGEMAKER_CONTAINER_LOG_LEVEL is honoured, likewise",
+    "SM_HOSTS": "sorted, so that a host's place is its rank wherever it is read",
+    "SM_CURRENT_INSTANCE_GROUP_HOSTS": "sorted; the toolkit keeps whatever order it was given",
+    "SM_INSTANCE_GROUPS_DICT": "the hosts of each group sorted, likewise",
+    "SM_MODULE_NAME": "empty without an entry point; the toolkit writes 'None'",
+    "SM_TRAINING_ENV": "carries each of the above; is_modelparallel_enabled is a boolean, read from"
+    " the hyperparameter rather than from a variable that is not set yet",
+    "SAGEMAKER_REGION": "without boto3: the hyperparameter, AWS_REGION or AWS_DEFAULT_REGION",
+}
+"""Where this module departs from sagemaker-training 5.1.4, and why."""
+
+DISTRIBUTION_KEYS = (
+    "sagemaker_torch_distributed_enabled",
+    "sagemaker_distributed_dataparallel_enabled",
+    "sagemaker_pytorch_ddp_enabled",
+    "sagemaker_mpi_enabled",
+    "sagemaker_parameter_server_enabled",
+    "sagemaker_pytorch_xla_multi_worker_enabled",
+    "sagemaker_multi_worker_mirrored_strategy_enabled",
+)
+MASTER_PORT = 7777
+# Linux's MAX_ARG_STRLEN: one variable or argument, with its closing NUL, is at most 128 KiB.
+_LONGEST_STRING = 128 * 1024 - 1
+
+
+def sm_variables(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict[str, str]:
+    """The SM_* variables of `job`, and the few unprefixed ones that toolkits set beside them."""
+    settings = _settings(job, devices, environ)
+    values = dict(settings)
+    values |= {f"channel_{name}": str(path) for name, path in job.channels.items()}
+    values |= {f"hp_{plain(name)}": value for name, value in job.arguments.items()}
+    values |= {f"hp_{name}": value for name, value in job.arguments.items()}
+    values["training_env"] = _training_env(job, settings, environ)
+    values |= _v3_settings(job)
+    values |= {f"channel_{plain(name)}": str(path) for name, path in job.channels.items()}
+    variables = {f"SM_{name.upper()}": to_text(value) for name, value in values.items()}
+    return variables | _unprefixed(job, environ)
+
+
+def too_long(variables: Mapping[str, str]) -> list[str]:
+    """The names that Linux would refuse to pass on, making the start fail with E2BIG."""
+    return sorted(
+        name
+        for name, value in variables.items()
+        if len(os.fsencode(name)) + 1 + len(os.fsencode(value)) > _LONGEST_STRING
+    )
+
+
+def _settings(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict[str, Any]:
+    paths, groups = job.paths, job.instance_groups
+    current_group = groups.get(job.instance_group, {})
+    settings: dict[str, Any] = {
+        "hosts": list(job.hosts),
+        "network_interface_name": job.network_interface,
+        "hps": job.hyperparameters,
+        "user_entry_point": job.entry_point,
+        "framework_params": job.framework_params,
+        "resource_config": job.resource_config,
+        "input_data_config": job.input_data_config,
+        "output_data_dir": str(paths.output_data),
+        "channels": sorted(job.channels),
+        "current_host": job.current_host,
+        "current_instance_type": job.instance_type,
+        "current_instance_group": job.instance_group,
+        "current_instance_group_hosts": current_group.get("hosts", []),
+        "instance_groups": list(groups),
+        "instance_groups_dict": groups,
+        "distribution_instance_groups": distribution_groups(job),
+        "is_hetero": len(groups) > 1,
+        "module_name": (job.entry_point or "").removesuffix(".py"),
+        "log_level": job.log_level,
+        "framework_module": environ.get("SAGEMAKER_TRAINING_MODULE"),
+        "input_dir": str(paths.input),
+        "input_config_dir": str(paths.config),
+        "output_dir": str(paths.output),
+        "num_cpus": os.cpu_count(),
+        "num_gpus": devices.gpus,
+        "num_neurons": devices.neuron_cores,
+        "model_dir": str(paths.model),
+        "module_dir": job.submit_directory,
+        "user_args": to_arguments(job.arguments),
+        "output_intermediate_dir": str(paths.output_intermediate),
+    }
+    topology = job.resource_config.get("topology")
+    return settings | ({"topology": topology} if topology else {})
+
+
+def _training_env(
+    job: Job, settings: Mapping[str, Any], environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """SM_TRAINING_ENV: everything once more, in one JSON object, under the toolkit's names."""
+    elsewhere = {"hps", "framework_params", "channels", "user_args"}
+    hosts = distribution_hosts(job)
+    return {
+        **{name: value for name, value in settings.items() if name not in elsewhere},
+        "hyperparameters": job.hyperparameters,
+        "additional_framework_parameters": job.framework_params,
+        "channel_input_dirs": {name: str(path) for name, path in job.channels.items()},
+        "distribution_hosts": hosts,
+        "is_master": job.current_host == master_host(job),
+        "is_modelparallel_enabled": job.hyperparameters.get("mp_parameters", {}) != {},
+        "is_smddprun_installed": shutil.which("smddprun") is not None,
+        "is_smddpmprun_installed": shutil.which("smddpmprun") is not None,
+        "job_name": environ.get("TRAINING_JOB_NAME"),
+        "master_hostname": master_host(job),
+        "topology": job.resource_config.get("topology", []),
+    }
+
+
+def _v3_settings(job: Job) -> dict[str, Any]:
+    """What SDK v3's driver adds, so that a script finds the same names however it was started."""
+    return {
+        "input_data_dir": str(job.paths.data),
+        "output_failure": str(job.paths.failure),
+        "host_count": len(job.hosts),
+        "current_host_rank": job.rank,
+        "master_addr": master_host(job),
+        "master_port": MASTER_PORT,
+        "source_dir": job.submit_directory if job.entry_point else None,
+        "entry_script": job.entry_point,
+    }
+
+
+def _unprefixed(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
+    region = job.sagemaker.get("sagemaker_region") or environ.get(
+        "AWS_REGION", environ.get("AWS_DEFAULT_REGION", "")
+    )
+    return {
+        "CURRENT_HOST": job.current_host,
+        "SAGEMAKER_REGION": to_text(region),
+        "SAGEMAKER_JOB_NAME": to_text(job.sagemaker.get("sagemaker_job_name")),
+        "MASTER_ADDR": master_host(job) if len(job.hosts) > 1 else "127.0.0.1",
+        "MASTER_PORT": str(MASTER_PORT),
+    }
+
+
+def plain(name: str) -> str:
+    """A name that a shell can export too: SM_CHANNEL_MY_DATA beside SM_CHANNEL_MY-DATA."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", name)
+
+
+def master_host(job: Job) -> str:
+    """The first host of the distribution, or of the job."""
+    return (distribution_hosts(job) or list(job.hosts))[0]
+
+
+def distribution_groups(job: Job) -> list[str]:
+    """The instance groups that a distribution runs on."""
+    chosen = job.sagemaker.get("sagemaker_distribution_instance_groups")
+    if chosen is not None:
+        return list(chosen)
+    return [job.instance_group] if any(job.wants(key) for key in DISTRIBUTION_KEYS) else []
+
+
+def distribution_hosts(job: Job) -> list[str]:
+    """The hosts of those groups, sorted; every host where the configuration names no groups."""
+    if not job.instance_groups:
+        return list(job.hosts)
+    chosen = distribution_groups(job)
+    return sorted(
+        host
+        for name, group in job.instance_groups.items()
+        if name in chosen
+        for host in group["hosts"]
+    )
+
+
+def to_text(value: Any) -> str:
+    """A value of an SM_* variable: strings as they are, None empty, the rest compact JSON."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def to_argument(value: Any) -> str:
+    """A hyperparameter's value in argv, as sagemaker-training writes it."""
+    if value is None:
+        return ""
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={item}" for key, item in sorted(value.items()))
+    return str(value)
+
+
+def to_arguments(arguments: Mapping[str, Any]) -> list[str]:
+    """`--key value` for each hyperparameter, sorted by key; one-letter keys as `-k value`."""
+    argv: list[str] = []
+    for key in sorted(arguments):
+        argv += [f"--{key}" if len(key) > 1 else f"-{key}", to_argument(arguments[key])]
+    return argv

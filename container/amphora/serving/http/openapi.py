@@ -1,0 +1,148 @@
+"""`GET /openapi.json`: the server's routes for programs, as OpenAPI 3.1.
+
+What is inside a request's body belongs to the handlers, so that bodies are described by their media
+types only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amphora import __version__
+from amphora.serving.http.invocations import OPENAI_ROUTES, TEI_ROUTES
+from amphora.serving.settings import MIB, Hosting
+
+_JSON, _EVENTS = "application/json", "application/vnd.amazon.eventstream"
+_MEANINGS = {
+    200: "The answer.",
+    400: "The request cannot be understood.",
+    404: "There is no such model.",
+    406: "No type in Accept can be written.",
+    409: "The model is already loaded.",
+    413: "The body is too large.",
+    415: "The body's type is not supported.",
+    424: "The model answered with an error (ModelError of SageMaker's runtime API).",
+    500: "The model or its code failed.",
+    503: "Not ready, or too many requests wait; see Retry-After.",
+    504: "The time for an answer has passed.",
+    507: "The model does not fit into memory.",
+}
+_INVOKED = (200, 400, 404, 406, 413, 415, 500, 503, 504)
+_TEXT = {"type": "string"}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+_SCHEMAS = {
+    "Error": _object(error=_object(code=_TEXT, message=_TEXT, request_id=_TEXT)),
+    "ModelError": _object(
+        Message=_TEXT, OriginalStatusCode={"type": "integer"}, OriginalMessage=_TEXT
+    ),
+}
+
+
+def describe(settings: Hosting) -> dict[str, Any]:
+    """The document for a server with these settings."""
+    paths = _many() if settings.is_multi_model else _one(settings)
+    if settings.shows_page:
+        page = _operation("A page to try the model.", (200,), answers="text/html")
+        paths["/"] = {**paths.get("/", {}), "get": page}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "amphora serve", "version": __version__},
+        "paths": {**_common(), **paths},
+        "components": {"schemas": _SCHEMAS},
+    }
+
+
+def _common() -> dict[str, Any]:
+    alive = _operation("Whether a model is ready to answer.", (200, 503), answers=None)
+    runtime = (200, 424)
+    paths = {
+        "/ping": {"get": alive, "post": alive},
+        "/metrics": {"get": _operation("Prometheus metrics.", (200,), answers="text/plain")},
+        "/openapi.json": {"get": _operation("This document.", (200,))},
+        "/endpoints/{name}/invocations": {
+            "post": _operation("What boto3's invoke_endpoint calls.", runtime, body=True)
+        },
+        "/endpoints/{name}/invocations-response-stream": {
+            "post": _operation(
+                "The same, in AWS's event framing.", runtime, body=True, answers=_EVENTS
+            )
+        },
+    }
+    return {path: _with_parameters(path, item) for path, item in paths.items()}
+
+
+def _one(settings: Hosting) -> dict[str, Any]:
+    most = f"An invocation, of at most {settings.max_body / MIB:g} MiB."
+    invoked = _operation(most, _INVOKED, body=True, answers="*/*")
+    listed = _operation("The model, as OpenAI's API lists models.", (200, 503))
+    named = _operation("The model, by its name.", (200, 404, 503))
+    paths = {
+        "/invocations": {"post": invoked},
+        "/": {"post": invoked},
+        **{
+            path: {"post": _operation(f"OpenAI's API: {path}.", _INVOKED, body=True, answers="*/*")}
+            for path in OPENAI_ROUTES
+        },
+        **{
+            path: {"post": _operation(f"TEI's API: {path}.", _INVOKED, body=True)}
+            for path in TEI_ROUTES
+        },
+        "/v1/models": {"get": listed},
+        "/v1/models/{name}": {"get": named},
+        "/info": {"get": _operation("What is served, and how it is asked.", (200, 503))},
+        "/execution-parameters": {"get": _operation("What batch transform asks.", (200,))},
+    }
+    return {path: _with_parameters(path, item) for path, item in paths.items()}
+
+
+def _many() -> dict[str, Any]:
+    order = _operation("Load a model: model_name, url.", (200, 400, 404, 409, 413, 500, 507))
+    order["requestBody"] = {"required": True, "content": {_JSON: {"schema": {"type": "object"}}}}
+    listed = _operation("The loaded models, in pages.", (200, 400))
+    listed["parameters"] = [
+        {"name": name, "in": "query", "schema": {"type": "integer", "minimum": 0}}
+        for name in ("limit", "next_page_token")
+    ]
+    paths = {
+        "/models": {"get": listed, "post": order},
+        "/models/{name}": {
+            "get": _operation("A loaded model.", (200, 404)),
+            "delete": _operation("Unload a model.", (200, 404)),
+        },
+        "/models/{name}/invoke": {
+            "post": _operation("An invocation.", _INVOKED, body=True, answers="*/*")
+        },
+    }
+    return {path: _with_parameters(path, item) for path, item in paths.items()}
+
+
+def _operation(
+    summary: str, statuses: tuple[int, ...], *, body: bool = False, answers: str | None = _JSON
+) -> dict[str, Any]:
+    responses: dict[str, Any] = {}
+    for status in statuses:
+        response: dict[str, Any] = {"description": _MEANINGS[status]}
+        responses[str(status)] = response
+        if answers is not None:
+            response["content"] = {answers: {}} if status == 200 else _error(status)
+    operation: dict[str, Any] = {"summary": summary, "responses": responses}
+    if body:
+        operation["requestBody"] = {"required": True, "content": {_JSON: {}, "*/*": {}}}
+    return operation
+
+
+def _error(status: int) -> dict[str, Any]:
+    name = "ModelError" if status == 424 else "Error"
+    return {_JSON: {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+
+
+def _with_parameters(path: str, item: dict[str, Any]) -> dict[str, Any]:
+    if "{name}" not in path:
+        return item
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {"parameters": [name], **item}

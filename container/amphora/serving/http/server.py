@@ -1,0 +1,257 @@
+"""`amphora serve`: the HTTP front, one process that never imports a user's code.
+
+It owns the port, the queue and the answers; the model lives in workers (`amphora.serving.pool`), so
+that nothing that happens to a model takes `/ping` with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp
+
+from amphora.common import devices
+from amphora.common.errors import ConfigError
+from amphora.serving import metrics
+from amphora.serving import settings as hosting
+from amphora.serving.http import openapi
+from amphora.serving.http.clients import Clients
+from amphora.serving.http.invocations import Exchange
+from amphora.serving.http.multi_model import Models
+from amphora.serving.http.runtime_api import Runtime
+from amphora.serving.http.websocket import Duplex, Upgrades
+from amphora.serving.pool.pool import Pool
+
+LOG = logging.getLogger("amphora.server")
+# SageMaker kills 30 s after SIGTERM.
+_DRAIN_SECONDS = 24
+# What is on its way is still accepted; once the port is closed, as long again for requests that
+# are on their way in connections.
+_LINGER_SECONDS = 0.3
+_KEEP_ALIVE_SECONDS = 75
+_BACKLOG = 2048
+
+
+def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
+    """Serve the model under `base_dir` until SIGTERM; 0 when every request was answered.
+
+    Raises AmphoraError where the configuration is wrong or the model cannot be loaded.
+    """
+    found = devices.detect(environ)
+    settings = hosting.read(base_dir, environ, found)
+    LOG.info(
+        "Serving on port %d, on %s (%s), with %d workers of %d threads.",
+        settings.port, found.kind, found.reason, settings.workers, settings.threads,
+    )  # fmt: skip
+    with _listen(settings.port) as sock:
+        return asyncio.run(_run(settings, environ, sock))
+
+
+def _listen(port: int) -> socket.socket:
+    # The protocol is named because asyncio turns Nagle's delay off only where it is.
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(("0.0.0.0", port))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"Port {port} cannot be used: {error.strerror}.",
+            "Stop what uses it, or name another one in SAGEMAKER_BIND_TO_PORT.",
+        ) from error
+    return sock
+
+
+class Front:
+    """The application: the routes of one model, or of the multi-model API."""
+
+    def __init__(self, settings: hosting.Hosting, environ: Mapping[str, str]) -> None:
+        self.settings = settings
+        self.exchange = Exchange(settings)
+        self.metrics = metrics.Metrics()
+        self.models: Models | None = None
+        self.pool: Pool | None = None
+        if settings.is_multi_model:
+            self.models = Models(settings, environ, self.metrics, self.exchange)
+        else:
+            self.pool = Pool(settings, environ, self.metrics)
+
+    def application(self) -> ASGIApp:
+        """The ASGI application."""
+        app = Starlette(
+            routes=[*self._common_routes(), *self._model_routes()],
+            exception_handlers=self.exchange.exception_handlers,
+        )
+        # A redirect would name whatever host the client's Host header names.
+        app.router.redirect_slashes = False
+        return metrics.Access(app, self.metrics, metrics.access_logger())
+
+    def _common_routes(self) -> list[BaseRoute]:
+        routes: list[BaseRoute] = [
+            Route("/ping", self._ping, methods=["GET", "POST"]),
+            Route("/ping/", self._ping, methods=["GET", "POST"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
+            Route("/openapi.json", self._openapi, methods=["GET"]),
+            *Runtime(self.exchange, self._pool_of).routes,
+        ]
+        if self.settings.shows_page:
+            routes.append(Route("/", self._page, methods=["GET"]))
+        return routes
+
+    def _model_routes(self) -> list[BaseRoute]:
+        if self.models is not None:
+            return list(self.models.routes)
+        assert self.pool is not None
+        duplex = Duplex(self.settings, self.exchange, self.pool)
+        return [
+            Route("/invocations", self._invocations, methods=["POST"]),
+            Route("/invocations/", self._invocations, methods=["POST"]),
+            # Where clients of Hugging Face's servers post that were given the server's address.
+            Route("/", self._invocations, methods=["POST"]),
+            *Clients(self.settings, self.exchange, self._pool_of).routes,
+            Route("/execution-parameters", self._execution_parameters, methods=["GET"]),
+            WebSocketRoute("/invocations-bidirectional-stream", duplex.__call__),
+        ]
+
+    @property
+    def pools(self) -> list[Pool]:
+        """Every pool that runs."""
+        return self.models.pools if self.models is not None else [self.pool] if self.pool else []
+
+    async def close(self) -> None:
+        """End all workers."""
+        await asyncio.gather(*(pool.close() for pool in self.pools))
+
+    async def _ping(self, request: Request) -> Response:
+        return self.exchange.reply(200 if self.pool is None or self.pool.is_ready else 503)
+
+    async def _metrics(self, request: Request) -> Response:
+        self.metrics.waiting.set(sum(pool.waiting for pool in self.pools))
+        self.metrics.workers.set(sum(pool.living for pool in self.pools))
+        return Response(self.metrics.text(), headers={"content-type": metrics.CONTENT_TYPE})
+
+    async def _openapi(self, request: Request) -> Response:
+        return self.exchange.reply(200, openapi.describe(self.settings))
+
+    async def _page(self, request: Request) -> Response:
+        return FileResponse(Path(__file__).with_name("page.html"))
+
+    def _pool_of(self, request: Request) -> Pool:
+        if self.models is not None:
+            return self.models.pool(request.headers.get("x-amzn-sagemaker-target-model", ""))
+        assert self.pool is not None
+        return self.pool
+
+    async def _invocations(self, request: Request) -> Response:
+        return await self.exchange.invoke(request, self._pool_of(request))
+
+    async def _execution_parameters(self, request: Request) -> Response:
+        """What batch transform asks before it begins; a job's own settings go before these.
+
+        One record a request holds for every content type and every handler: several lines sent as
+        application/json are no JSON, and several as text/plain would be taken for one text. The
+        service refuses jobs whose payloads times requests are more than 100 MB.
+        """
+        settings = self.settings
+        merged = settings.batch_size if self.pool is not None and self.pool.merges else 1
+        useful = settings.workers * max(2, merged)
+        payload = settings.transform_payload
+        most = min(useful, settings.queue_limit, hosting.MOST_TRANSFORM_MB // payload)
+        return self.exchange.reply(
+            200,
+            {
+                "MaxConcurrentTransforms": most,
+                "BatchStrategy": "SINGLE_RECORD",
+                "MaxPayloadInMB": payload,
+            },
+        )
+
+
+class _Server(uvicorn.Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port, and not the connections that came last: they are accepted to the last
+        one, and their requests are given the time to arrive.
+        """
+        waiting = [connection for sock in sockets or [] for connection in _backlog(sock)]
+        for server in self.servers:
+            server.close()
+        loop = asyncio.get_running_loop()
+        for connection in waiting:
+            await loop.connect_accepted_socket(self._protocol, connection)
+        await asyncio.sleep(_LINGER_SECONDS)
+        await super().shutdown(sockets)
+
+    def _protocol(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing: `_run` handles signals, and ends with exit code 0 rather than by the signal."""
+        yield
+
+
+def _backlog(sock: socket.socket) -> Iterator[socket.socket]:
+    """The connections that wait to be accepted."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            yield sock.accept()[0]
+
+
+def _server(front: Front) -> _Server:
+    config = uvicorn.Config(
+        front.application(),
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_DRAIN_SECONDS,
+        backlog=_BACKLOG,
+        ws=Upgrades,
+        ws_max_size=front.settings.max_body,
+    )
+    return _Server(config)
+
+
+async def _run(settings: hosting.Hosting, environ: Mapping[str, str], sock: socket.socket) -> int:
+    front = Front(settings, environ)
+    server = _server(front)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    stopping = asyncio.create_task(stop.wait())
+    ends: list[asyncio.Future[Any]] = [serving, stopping]
+    if front.pool is not None:
+        front.pool.start()
+        ends.append(front.pool.failed)
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if stop.is_set():
+        LOG.info("Stopping: what has arrived is answered first.")
+        front.exchange.draining = True
+        await asyncio.sleep(_LINGER_SECONDS)
+    server.should_exit = True
+    await serving
+    stopping.cancel()
+    await front.close()
+    if front.pool is not None and front.pool.failed.done():
+        raise front.pool.failed.result()
+    LOG.info("All requests are answered; good bye.")
+    return 0

@@ -1,0 +1,95 @@
+"""`/invocations-bidirectional-stream`: a WebSocket whose every message is an invocation.
+
+The answer comes back as one message, or as one for each chunk where the handler streams; an error
+comes back as the JSON of every error, and the connection stays open. Sessions, content type and
+accept are those of the handshake's headers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from amphora.serving.http.invocations import Exchange, chunks, error_body
+from amphora.serving.pool.connections import Call
+from amphora.serving.pool.pool import Pool, too_late
+from amphora.serving.protocol import media_types
+from amphora.serving.protocol.media_types import Fault
+from amphora.serving.settings import Hosting
+
+
+class Upgrades(WebSocketsSansIOProtocol):
+    """Answers requests that ask for an upgrade and are no handshake: uvicorn's own leaves those
+    with a body, or another method than GET, without an answer for as long as the client waits.
+    """
+
+    def data_received(self, data: bytes) -> None:
+        """Take the head of a request, which uvicorn hands over whole; then frames."""
+        super().data_received(data)
+        if not self.handshake_initiated and not self.transport.is_closing():
+            message = "A WebSocket begins with a GET request without a body."
+            body = error_body("bad_request", message, uuid.uuid4().hex)
+            self.transport.write(
+                b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n"
+                b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+            )
+            self.transport.close()
+
+
+class Duplex:
+    """The WebSocket route of one model."""
+
+    def __init__(self, settings: Hosting, exchange: Exchange, pool: Pool) -> None:
+        self._settings = settings
+        self._exchange = exchange
+        self._pool = pool
+
+    async def __call__(self, socket: WebSocket) -> None:
+        """Answer messages, in their order, until the client goes or the server stops."""
+        await socket.accept()
+        try:
+            while not self._exchange.draining:
+                message = await socket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                await self._answer(socket, message.get("bytes"), message.get("text"))
+            await socket.close(1012, "The server is stopping.")
+        except (WebSocketDisconnect, RuntimeError):
+            return
+
+    async def _answer(self, socket: WebSocket, data: bytes | None, text: str | None) -> None:
+        body = data if data is not None else (text or "").encode()
+        identifier = uuid.uuid4().hex
+        try:
+            call = self._exchange.call(socket, identifier, body)
+            if len(body) > self._settings.max_body:
+                raise Fault(413, "payload_too_large", f"{len(body)} bytes are too many.")
+            self._pool.submit(call)
+            await self._send(socket, call)
+        except Fault as fault:
+            await socket.send_text(error_body(fault.code, str(fault), identifier).decode())
+
+    async def _send(self, socket: WebSocket, call: Call) -> None:
+        try:
+            reply = await asyncio.wait_for(call.reply, self._settings.timeout)
+        except asyncio.TimeoutError:
+            self._pool.cancel(call)
+            raise too_late(self._settings.timeout) from None
+        except asyncio.CancelledError:
+            self._pool.cancel(call)
+            raise
+        if reply.chunks is None:
+            await _send(socket, reply.body, reply.content_type)
+            return
+        async for chunk in chunks(call, reply, self._pool):
+            await _send(socket, chunk, reply.content_type)
+
+
+async def _send(socket: WebSocket, body: bytes, content_type: str) -> None:
+    if media_types.is_text(content_type):
+        await socket.send_text(body.decode(media_types.charset(content_type)))
+    else:
+        await socket.send_bytes(body)

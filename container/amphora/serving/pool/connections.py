@@ -1,0 +1,141 @@
+"""What the front knows of one request on its way, and of one living worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from amphora.serving.pool.sessions import Session
+from amphora.serving.protocol import framing
+from amphora.serving.protocol.media_types import Fault
+
+# Chunks of a stream that are kept for a client that reads slower than its worker writes.
+_CHUNKS_AHEAD = 64
+
+
+@dataclass(kw_only=True)
+class Reply:
+    """A worker's answer. With `chunks`, `body` is empty and the answer is a stream."""
+
+    status: int
+    content_type: str
+    headers: dict[str, str]
+    body: bytes
+    closes_session: bool = False
+    chunks: asyncio.Queue[bytes | Exception | None] | None = None
+
+    @classmethod
+    def of(cls, header: framing.Header, body: bytes) -> Reply:
+        """From a worker's frame."""
+        return cls(
+            status=header["status"],
+            content_type=header["type"],
+            headers=header["headers"],
+            body=body,
+            closes_session=header.get("closed", False),
+            chunks=asyncio.Queue(_CHUNKS_AHEAD) if header.get("more") else None,
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class Call:
+    """One request on its way through the queue and a worker."""
+
+    id: str
+    body: bytes
+    content_type: str
+    accept: str
+    headers: dict[str, str]
+    deadline: float
+    """On the event loop's clock."""
+    path: str = "/invocations"
+    """The route that it came by: handlers that know several APIs tell them apart by it."""
+    reply: asyncio.Future[Reply]
+    session: Session | None = None
+    arrived: float = field(default_factory=time.monotonic)
+    retried: bool = False
+
+    def fail(self, fault: Fault) -> None:
+        """Answer with an error, unless it is answered already; a begun stream breaks off."""
+        if not self.reply.done():
+            self.reply.set_exception(fault)
+        elif not self.reply.cancelled() and self.reply.exception() is None:
+            chunks = self.reply.result().chunks
+            if chunks is not None:
+                if chunks.full():
+                    chunks.get_nowait()
+                chunks.put_nowait(fault)
+
+    @property
+    def entry(self) -> framing.Header:
+        """What a worker is told of it."""
+        return {
+            "id": self.id,
+            "size": len(self.body),
+            "content_type": self.content_type,
+            "accept": self.accept,
+            "headers": self.headers,
+            "path": self.path,
+            "session": self.session.id if self.session else "",
+        }
+
+
+class Link:
+    """One living worker, as the front sees it."""
+
+    def __init__(
+        self, index: int, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.index = index
+        self.pid = pid
+        self.reader = reader
+        self.calls: dict[str, Call] = {}
+        self.bound: deque[Call] = deque()
+        """Requests of sessions that live in this worker."""
+        self.idle = True
+        self.born = time.monotonic()
+        self.sent_at = 0.0
+        self.sent_size = 0
+        self.begun = False
+        """Whether the worker has taken up its batch; before that, nothing was done for it."""
+        self._writer = writer
+        self._watchdog: asyncio.TimerHandle | None = None
+
+    def send(self, batch: list[Call]) -> None:
+        """Give it a batch."""
+        self.idle, self.begun = False, False
+        self.sent_at, self.sent_size = time.monotonic(), len(batch)
+        self.calls = {call.id: call for call in batch}
+        header = {"op": "batch", "items": [call.entry for call in batch]}
+        self._writer.write(framing.pack(header, b"".join(call.body for call in batch)))
+
+    def tell(self, header: framing.Header) -> None:
+        """Send a notice: a cancellation, or a session to forget."""
+        self._writer.write(framing.pack(header))
+
+    def watch(self, seconds: float, hangs: Callable[[Link], None]) -> None:
+        """Call `hangs` where nothing is heard for so long; anew after each sign of life."""
+        self.unwatch()
+        self._watchdog = asyncio.get_running_loop().call_later(seconds, hangs, self)
+
+    def unwatch(self) -> None:
+        """Stop watching: it rests, or waits for a slow client."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+
+    def kill(self) -> None:
+        """End the worker at once; its socket's end tells the rest."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Forget the connection."""
+        self.unwatch()
+        self._writer.close()

@@ -1,0 +1,97 @@
+"""Stateful sessions: who keeps which one, and until when.
+
+A request with the header `X-Amzn-SageMaker-Session-Id: NEW_SESSION` opens one; its state is
+`context.session`, a dict in the memory of one worker, and every later request of the session goes
+to that worker. A session ends by `context.close_session()`, by time, or with its worker.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+
+from amphora.serving.protocol.media_types import Fault
+
+HEADER = "x-amzn-sagemaker-session-id"
+NEW_HEADER = "x-amzn-sagemaker-new-session-id"
+CLOSED_HEADER = "x-amzn-sagemaker-closed-session-id"
+_NEW = "NEW_SESSION"
+
+
+class SessionGone(Fault):
+    """The session is unknown, or has ended."""
+
+    def __init__(self, session: str) -> None:
+        super().__init__(
+            400,
+            "session_closed",
+            f"There is no session {session[:80]!r}, or it has ended."
+            f" Open one with the header X-Amzn-SageMaker-Session-Id: {_NEW}.",
+        )
+        self.session = session
+
+
+@dataclass
+class Session:
+    """An open session."""
+
+    id: str
+    worker: int
+    """The process id of the worker that keeps its state."""
+    expires: float
+    """Seconds since the epoch."""
+    is_new: bool = True
+
+    @property
+    def announcement(self) -> str:
+        """The value of X-Amzn-SageMaker-New-Session-Id."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.expires))
+        return f"{self.id}; Expires={moment}"
+
+
+class Sessions:
+    """The open sessions of one model."""
+
+    def __init__(self, lifetime: float) -> None:
+        self._lifetime = lifetime
+        self._open: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def find(self, header: str, workers: list[int]) -> Session | None:
+        """The session that a request's header names; a new one with the worker that has fewest.
+
+        Raises SessionGone where the header names none that is open.
+        """
+        if not header:
+            return None
+        if header == _NEW:
+            return self._begin(workers)
+        session = self._open.get(header)
+        if session is None or session.expires <= time.time() or session.worker not in workers:
+            self._open.pop(header, None)
+            raise SessionGone(header)
+        session.is_new = False
+        session.expires = time.time() + self._lifetime
+        return session
+
+    def _begin(self, workers: list[int]) -> Session:
+        held = [session.worker for session in self._open.values()]
+        worker = min(workers, key=held.count)
+        session = Session(uuid.uuid4().hex, worker, time.time() + self._lifetime)
+        self._open[session.id] = session
+        return session
+
+    def end(self, session_id: str) -> None:
+        """Forget a session that its handler has closed."""
+        self._open.pop(session_id, None)
+
+    def expired(self) -> list[Session]:
+        """Take out the sessions whose time is over, so that their workers may forget them."""
+        now = time.time()
+        over = [session for session in self._open.values() if session.expires <= now]
+        for session in over:
+            del self._open[session.id]
+        return over

@@ -1,0 +1,232 @@
+"""Where model workers come from: a process that loads the model, and is forked where that is safe.
+
+On a CPU one process loads the model and each worker is its fork: they share the model's pages, and
+a replacement starts in milliseconds. On accelerators, or where the loaded code runs threads, every
+worker is a process that loads by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from amphora.common.errors import AmphoraError, CodeError
+from amphora.serving.pool.user_code import Provision
+from amphora.serving.protocol import framing
+from amphora.serving.settings import Hosting
+
+LOG = logging.getLogger("amphora.pool")
+_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "neuron": "NEURON_RT_VISIBLE_CORES"}
+
+
+class ModelError(AmphoraError):
+    """The model cannot be loaded, or its workers cannot live."""
+
+
+class KilledForMemory(ModelError):
+    """The kernel killed the process that loaded the model: it was too large."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a process said when it had loaded the model."""
+
+    batches: bool
+    description: dict[str, Any]
+    """What the handlers' `describe_fn` says of the model; empty where there is none."""
+    forkable: bool
+    seconds: float
+
+
+class Host:
+    """One started process and its control socket. All methods block."""
+
+    def __init__(
+        self, hosting: Hosting, environ: Mapping[str, str], index: int, share: bool
+    ) -> None:
+        self._hosting = hosting
+        self._share = share
+        self._index = index
+        self.control, child = socket.socketpair()
+        with child:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "amphora.serving.worker.main", str(child.fileno())],
+                env=worker_environment(hosting, environ, index, share),
+                pass_fds=[child.fileno()],
+            )
+
+    def load(self) -> Loaded:
+        """Raises ModelError with the reason; taking longer than the start-up time-out is one."""
+        self.control.settimeout(self._hosting.startup_timeout)
+        try:
+            self.control.sendall(framing.pack(self._order()))
+            header, _ = framing.receive(self.control)
+        except TimeoutError:
+            self.end()
+            raise ModelError(
+                f"The model was not loaded within {self._hosting.startup_timeout:g} s.",
+                "Make SAGEMAKER_STARTUP_TIMEOUT larger, or the model smaller.",
+            ) from None
+        except (EOFError, OSError) as error:
+            raise _death(self.process.wait()) from error
+        self.control.settimeout(None)
+        if "failed" in header:
+            self.end()
+            raise ModelError(
+                f"The model in {self._hosting.model_dir} cannot be served: {header['failed']}"
+            )
+        return Loaded(**header)
+
+    def _order(self) -> framing.Header:
+        hosting = self._hosting
+        return {
+            "op": "load",
+            "log_level": logging.getLogger("amphora").getEffectiveLevel(),
+            "share": self._share,
+            "code_dir": str(hosting.code_dir),
+            "image_code": str(hosting.image_code),
+            "program": hosting.program,
+            "engine": {
+                "model_dir": str(hosting.model_dir),
+                "device_kind": hosting.device_kind,
+                "device_index": self._index,
+                "batch_size": hosting.batch_size,
+                "batch_tokens": hosting.batch_tokens,
+                "model_name": hosting.model_name,
+            },
+        }
+
+    def fork(self) -> tuple[socket.socket, int]:
+        """A worker's socket and process id. Raises EOFError or OSError where this one is dead."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.control.sendall(framing.pack({"op": "fork", "threads": self._hosting.threads}))
+            socket.send_fds(self.control, [b"F"], [theirs.fileno()])
+            header, _ = framing.receive(self.control)
+        return ours, header["pid"]
+
+    def serve(self) -> tuple[socket.socket, int]:
+        """Turn the process itself into the worker."""
+        self.control.sendall(framing.pack({"op": "serve", "threads": self._hosting.threads}))
+        return self.control, self.process.pid
+
+    def end(self) -> None:
+        """Kill the process and forget it."""
+        self.process.kill()
+        self.process.wait()
+        self.control.close()
+
+
+class Nursery:
+    """Makes workers, the first time and again."""
+
+    def __init__(self, hosting: Hosting, environ: Mapping[str, str]) -> None:
+        self._hosting = hosting
+        self._environ = environ
+        self._share = hosting.device_kind == "cpu" and sys.platform == "linux"
+        self._parent: Host | None = None
+        self._hosts: dict[int, Host] = {}
+        self._loaded: Loaded | None = None
+        self._turn = asyncio.Lock()
+        self._provision = Provision(hosting, environ)
+
+    async def prepare(self) -> None:
+        """Make the user's code ready, once, before the first worker. Raises ModelError."""
+        try:
+            code_dir = await asyncio.to_thread(self._provision.code_dir)
+        except CodeError as error:
+            raise ModelError(str(error)) from error
+        self._hosting = replace(self._hosting, code_dir=code_dir)
+
+    async def worker(self, index: int) -> tuple[socket.socket, int, Loaded]:
+        """A worker that has loaded the model. Raises ModelError, EOFError or OSError."""
+        if self._share:
+            async with self._turn:
+                if self._share:
+                    return await self._shared_worker(index)
+        host = await self._start(index)
+        loaded = await asyncio.to_thread(host.load)
+        return *host.serve(), loaded
+
+    async def _shared_worker(self, index: int) -> tuple[socket.socket, int, Loaded]:
+        if self._parent is None:
+            host = await self._start(index)
+            self._loaded = await asyncio.to_thread(host.load)
+            if not self._loaded.forkable:
+                LOG.info("The loaded code runs threads: each worker loads the model itself.")
+                self._share = False
+                return *host.serve(), self._loaded
+            self._parent = host
+        assert self._loaded is not None
+        try:
+            return *await asyncio.to_thread(self._parent.fork), self._loaded
+        except (EOFError, OSError):
+            LOG.error("The process that holds the loaded model is gone; it is loaded again.")
+            self._parent.end()
+            self._parent = None
+            raise
+
+    async def _start(self, index: int) -> Host:
+        if (old := self._hosts.pop(index, None)) is not None:
+            await asyncio.to_thread(old.end)
+        host = await asyncio.to_thread(Host, self._hosting, self._environ, index, self._share)
+        self._hosts[index] = host
+        return host
+
+    def close(self) -> None:
+        """End every process that was started here; forks end with their sockets."""
+        self._provision.cancel()
+        for host in self._hosts.values():
+            with contextlib.suppress(ProcessLookupError):
+                host.process.kill()
+        for host in self._hosts.values():
+            host.process.wait()
+
+
+def worker_environment(
+    hosting: Hosting, environ: Mapping[str, str], index: int, share: bool
+) -> dict[str, str]:
+    """What a worker's process is started with: its device, its threads, its caches' bounds.
+
+    Args:
+        hosting: The host's settings.
+        environ: The container's environment.
+        index: Which worker it is.
+        share: Whether the process is to be forked.
+    """
+    child = dict(environ)
+    child["PYTHONUNBUFFERED"] = "1"
+    # Before a fork there must be no pool of threads; the forks set their own count.
+    child["OMP_NUM_THREADS"] = "1" if share else str(hosting.threads)
+    child.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if hosting.device_kind == "cpu":
+        # oneDNN keeps compiled kernels for every shape it has seen, and texts come in all shapes: a
+        # worker grew by 276 MB; so by 7, for as much CPU (docs/LAB.md).
+        child.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
+        child.setdefault("LRU_CACHE_CAPACITY", "1")
+    visible = _VISIBLE.get(hosting.device_kind)
+    if visible is not None:
+        count = max(1, hosting.accelerators)
+        listed = (
+            environ[visible].split(",") if environ.get(visible) else list(map(str, range(count)))
+        )
+        child[visible] = listed[index % len(listed)]
+    return child
+
+
+def _death(code: int) -> ModelError:
+    if code == -signal.SIGKILL:
+        return KilledForMemory(
+            "The process that loads the model was killed (SIGKILL).",
+            "Most likely the model needs more memory than there is.",
+        )
+    manner = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return ModelError(f"The process that loads the model died ({manner}).")

@@ -1,0 +1,77 @@
+"""The model's code, made ready before it is loaded: fetched from S3, its requirements installed."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from amphora.common import archives
+from amphora.common.errors import CodeError
+from amphora.serving.settings import Hosting
+
+LOG = logging.getLogger("amphora.pool")
+_TAIL_LINES = 3
+
+
+class Provision:
+    """One model's code. The methods block; `cancel` ends a pip that runs."""
+
+    def __init__(self, hosting: Hosting, environ: Mapping[str, str]) -> None:
+        self._hosting = hosting
+        self._environ = environ
+        self._pip: subprocess.Popen[str] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def code_dir(self) -> Path:
+        """The folder of the user's code, ready to import. Raises CodeError where it cannot be."""
+        code = self._fetched(self._hosting.submitted) or self._hosting.code_dir
+        if (code / "requirements.txt").is_file():
+            self._install(code)
+        return code
+
+    def _fetched(self, place: str) -> Path | None:
+        """The code that SAGEMAKER_SUBMIT_DIRECTORY names, where it is an archive."""
+        if not place:
+            return None
+        self._folder = tempfile.TemporaryDirectory(prefix="amphora-code-")
+        archive = Path(place.removeprefix("file://"))
+        if place.startswith("s3://"):
+            archive = Path(self._folder.name) / "sourcedir.tar.gz"
+            archives.download(place, archive, self._environ)
+        folder = Path(self._folder.name) / "code"
+        folder.mkdir()
+        archives.unpack(archive, folder, place)
+        return folder
+
+    def _install(self, code: Path) -> None:
+        LOG.info("Installing %s.", code / "requirements.txt")
+        command = [sys.executable, "-m", "pip", "install", "--no-input", "-r", "requirements.txt"]
+        self._pip = subprocess.Popen(
+            command,
+            cwd=code,
+            env=dict(self._environ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        said, _ = self._pip.communicate()
+        if self._pip.returncode == 0:
+            return
+        lines = [line.strip() for line in said.splitlines() if "ERROR" in line]
+        raise CodeError(
+            f"{code / 'requirements.txt'} cannot be installed (pip's exit code"
+            f" {self._pip.returncode}): {' '.join(lines[-_TAIL_LINES:])}",
+            "Check the names and versions. Without a way to a package index, bring the wheels in"
+            " code/ (--find-links in requirements.txt), or install them in the image.",
+        )
+
+    def cancel(self) -> None:
+        """End what runs, and remove what was fetched."""
+        if self._pip is not None and self._pip.poll() is None:
+            self._pip.kill()
+        if self._folder is not None:
+            self._folder.cleanup()

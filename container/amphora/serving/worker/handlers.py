@@ -1,0 +1,271 @@
+"""The functions that answer requests: the user's, and defaults for those that are missing.
+
+`<model>/code/inference.py` (or the file SAGEMAKER_PROGRAM names) may define any of `model_fn`,
+`input_fn`, `predict_fn`, `output_fn`, or `transform_fn` for the last three. Where it defines none,
+the image's own handlers (`code/inference.py`) answer. Where it defines some, those that are missing
+come from `code/defaults.py`, which behaves as the image that the file was written for: most of it
+can only be known of a loaded model, so that `Handlers.completed` adds it then.
+
+Everything of the user's is found and checked once, before the model is loaded; whether a function
+takes `context` is decided then, by its parameters.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from amphora.common.errors import CodeError
+from amphora.serving.protocol import media_types
+from amphora.serving.worker import modules, services
+
+LOG = logging.getLogger("amphora.worker")
+_TRIO = frozenset({"input_fn", "predict_fn", "output_fn"})
+_SIGNATURES = {
+    "pre_model_fn": ("model_dir",),
+    "model_fn": ("model_dir",),
+    "model_warmup_fn": ("model_dir", "model"),
+    "input_fn": ("body", "content_type"),
+    "predict_fn": ("data", "model"),
+    "output_fn": ("prediction", "accept"),
+    "transform_fn": ("model", "body", "content_type", "accept"),
+    "tokens_fn": ("data", "model"),
+    "predict_batch_fn": ("inputs", "model"),
+    "describe_fn": ("model_dir", "model"),
+}
+# Of these a file may have one alone without touching a model or a request.
+_BESIDE = {"pre_model_fn", "tokens_fn"}
+
+
+class Defaults(Protocol):
+    """What `code/defaults.py` answers for one file."""
+
+    def model_fn(self, model_dir: str) -> Any:
+        """Load the model where the file has no model_fn."""
+
+    def complete(self, model: Any, model_dir: str) -> Mapping[str, Callable[..., Any]]:
+        """The missing functions, by their names, for the loaded model."""
+
+
+@dataclass(frozen=True)
+class Handler:
+    """One function of a handlers' file, called with or without `context` as it was written."""
+
+    name: str
+    function: Callable[..., Any]
+    takes_context: bool
+    body_type: type[str] | type[bytes] | None = None
+    """What its body parameter is annotated with, if with `str` or `bytes`."""
+
+    def __call__(self, *args: Any, context: Any) -> Any:
+        if self.takes_context:
+            return self.function(*args, context)
+        return self.function(*args)
+
+    def body(self, body: bytes, content_type: str) -> str | bytes:
+        """The body in the form that this function takes: text for JSON and CSV, as AWS's toolkits
+        hand it over, and for every textual type where the function asks for `str`."""
+        if self.body_type is bytes:
+            return body
+        if self.body_type is str or media_types.media_type(content_type) in media_types.DECODED:
+            return media_types.as_text(body, content_type)
+        return body
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handlers:
+    """What answers a request: the trio, or `transform_fn` alone."""
+
+    model_fn: Handler
+    pre_model_fn: Handler | None = None
+    model_warmup_fn: Handler | None = None
+    input_fn: Handler | None = None
+    predict_fn: Handler | None = None
+    output_fn: Handler | None = None
+    transform_fn: Handler | None = None
+    predict_batch_fn: Handler | None = None
+    """Declares that predictions may be merged, and repeated: see `protocol.batching`."""
+    tokens_fn: Handler | None = None
+    describe_fn: Handler | None = None
+    """Says what the model is, and which routes of clients' APIs it answers: a JSON object."""
+    image_only: bool = False
+    """Whether the image's own trio answers, so that the server knows a request to warm up with."""
+    defaults: Defaults | None = None
+    """Where the missing functions come from, once the model is known."""
+
+    def completed(self, model: Any, model_dir: str) -> Handlers:
+        """These with the missing functions, for a model that is loaded."""
+        if self.defaults is None:
+            return self
+        functions = self.defaults.complete(model, model_dir)
+        added: dict[str, Any] = {
+            name: _handler("the image's defaults", name, function)
+            for name, function in functions.items()
+            if getattr(self, name) is None
+        }
+        return replace(self, defaults=None, **added)
+
+
+def resolve(
+    code_dir: Path, program: str | None, image_code: Path, model_dir: Path | None = None
+) -> Handlers:
+    """Find every function that can be known before the model is.
+
+    Args:
+        code_dir: The user's code folder; it need not exist.
+        program: SAGEMAKER_PROGRAM; None means inference.py, if it is there.
+        image_code: The folder with the image's inference.py and defaults.py.
+        model_dir: The model's folder, which the defaults look at where the user has no code.
+
+    Raises:
+        CodeError: A file, an import or a signature is wrong.
+    """
+    service = services.find(code_dir, program)
+    user = None if service is not None else modules.user_module(code_dir, program)
+    own = {name for name in _SIGNATURES if getattr(user, name, None) is not None}
+    if user is not None and not own and services.serves(user):
+        service = user
+    if service is not None:
+        return _of_service(service)
+    _check_combination(user, own)
+    found: dict[str, Any] = {name: _handler(_file(user), name, getattr(user, name)) for name in own}
+    if not own - _BESIDE:
+        pre_model_fn = found.get("pre_model_fn")
+        if user is not None:
+            LOG.info("%s defines no handler: the image's own serve.", _file(user))
+        return _of_image(image_code, pre_model_fn, model_dir)
+    if "predict_batch_fn" in found and "predict_fn" not in found:
+        found["predict_fn"] = _one_by_one(found["predict_batch_fn"])
+    needed = {"model_fn"} if "transform_fn" in found else {"model_fn", *_TRIO}
+    defaults = None
+    if missing := needed - set(found):
+        defaults = _defaults(image_code, missing).for_file(frozenset(found), _file(user))
+        if "model_fn" in missing:
+            found["model_fn"] = _handler("the image's defaults", "model_fn", defaults.model_fn)
+    return Handlers(**found, defaults=defaults)
+
+
+def _file(user: ModuleType | None) -> str:
+    return str(getattr(user, "__file__", ""))
+
+
+def _of_service(module: ModuleType) -> Handlers:
+    LOG.info("%s is a handler service, which answers by itself.", _file(module))
+    return Handlers(
+        model_fn=Handler("model_fn", services.open_service(module), takes_context=True),
+        transform_fn=Handler("transform_fn", services.call_service, True, bytes),
+    )
+
+
+def _of_image(image_code: Path, pre_model_fn: Handler | None, model_dir: Path | None) -> Handlers:
+    """The image's own handlers; its defaults where they, and not these, can load the folder."""
+    if model_dir is not None and (image_code / "defaults.py").is_file():
+        defaults = modules.load_image(image_code, "defaults")
+        if defaults.leads(str(model_dir)):
+            return Handlers(
+                pre_model_fn=pre_model_fn,
+                model_fn=_handler("the image's defaults", "model_fn", defaults.load_torchscript),
+                defaults=defaults.for_file(frozenset(), ""),
+            )
+    path = image_code / "inference.py"
+    needed = {"model_fn", *_TRIO}
+    if not path.is_file():
+        raise _no_image(path, needed)
+    module = modules.load_image(image_code, "inference")
+    if lost := sorted(name for name in needed if not hasattr(module, name)):
+        raise CodeError(f"{path} does not define {', '.join(lost)}.", "The image is incomplete.")
+    names = [name for name in _SIGNATURES if hasattr(module, name) and name not in _BESIDE_IMAGE]
+    found: dict[str, Any] = {
+        name: _handler(str(path), name, getattr(module, name)) for name in names
+    }
+    return Handlers(**found, pre_model_fn=pre_model_fn, image_only=True)
+
+
+_BESIDE_IMAGE = {"pre_model_fn", "transform_fn"}
+
+
+def _defaults(image_code: Path, missing: set[str]) -> Any:
+    path = image_code / "defaults.py"
+    if not path.is_file():
+        raise _no_image(path, missing)
+    return modules.load_image(image_code, "defaults")
+
+
+def _no_image(path: Path, missing: set[str]) -> CodeError:
+    return CodeError(
+        f"{', '.join(sorted(missing))} must come from the image, but {path} is not there.",
+        "Set AMPHORA_CODE_DIR to the folder that has the image's inference.py and defaults.py,"
+        " or define every function in the model's code/inference.py.",
+    )
+
+
+def _one_by_one(batch: Handler) -> Handler:
+    """`predict_fn` of a file that has only `predict_batch_fn`."""
+
+    def predict(data: Any, model: Any, context: Any) -> Any:
+        (prediction,) = batch([data], model, context=context)
+        if isinstance(prediction, Exception):
+            raise prediction
+        return prediction
+
+    return Handler("predict_batch_fn", predict, takes_context=True)
+
+
+def _check_combination(user: ModuleType | None, own: set[str]) -> None:
+    others = sorted(own & {*_TRIO, "predict_batch_fn"})
+    if "transform_fn" in own and others:
+        raise CodeError(
+            f"{_file(user)} defines transform_fn and also {', '.join(others)}.",
+            "transform_fn does the work of all three: keep it, or keep them.",
+        )
+    if "tokens_fn" in own and "predict_batch_fn" not in own:
+        LOG.warning("%s defines tokens_fn without predict_batch_fn: it is not called.", _file(user))
+        own.discard("tokens_fn")
+
+
+def _handler(file: str, name: str, function: Any) -> Handler:
+    if not callable(function):
+        raise CodeError(f"{file}: {name} is {function!r}.", "It must be a function.")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise CodeError(f"{file}: {name} is written with `async def`.", "Write it with `def`.")
+    expected = _SIGNATURES[name]
+    parameters = list(inspect.signature(function).parameters.values())
+    position = expected.index("body") if "body" in expected else None
+    annotation = (
+        parameters[position].annotation
+        if position is not None and len(parameters) > position
+        else None
+    )
+    kinds: dict[Any, type[str] | type[bytes]] = {
+        bytes: bytes, "bytes": bytes, str: str, "str": str
+    }  # fmt: skip
+    return Handler(
+        name=name,
+        function=function,
+        takes_context=_takes_context(file, name, parameters, expected),
+        body_type=kinds.get(annotation) if isinstance(annotation, (type, str)) else None,
+    )
+
+
+def _takes_context(
+    file: str, name: str, parameters: list[inspect.Parameter], expected: tuple[str, ...]
+) -> bool:
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return len(required) > len(expected)
+    extra = len(positional) - len(expected)
+    if extra < 0 or len(required) > len(expected) + 1:
+        names = ", ".join(expected)
+        raise CodeError(
+            f"{file}: {name} takes {len(positional)} arguments.",
+            f"Write `def {name}({names})` or `def {name}({names}, context)`.",
+        )
+    return extra >= 1 and (
+        len(required) == len(expected) + 1 or positional[len(expected)].name == "context"
+    )

@@ -1,0 +1,157 @@
+"""A model worker: a process of its own that loads the model and answers what the front sends it.
+
+Started as `python -m amphora.serving.worker.main FD`. After `load` it may be asked to `fork`: each
+child then serves on a socket of its own, and shares the loaded model's pages with its parent. If a
+fork is not safe (an accelerator, or threads that already run), the process serves by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, cast
+
+from amphora.common import logs
+from amphora.common.errors import AmphoraError
+from amphora.serving.protocol import framing
+from amphora.serving.worker import handlers, runner
+
+LOG = logging.getLogger("amphora.worker")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve the socket whose descriptor is the only argument, until the front closes it."""
+    control = socket.socket(fileno=int((argv or sys.argv[1:])[0]))
+    _leave_signals_to_the_front()
+    with contextlib.suppress(EOFError):
+        order, _ = framing.receive(control)
+        logs.configure(order["log_level"])
+        logs.remember(logs.secret_values(os.environ))
+        logs.mask_printing()
+        loaded = _load(control, order)
+        if loaded is not None:
+            _obey(control, loaded)
+    return 0
+
+
+def _leave_signals_to_the_front() -> None:
+    """A signal to the whole process group must not end a worker before its requests."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # A function rather than SIG_IGN, which programs that the user's code starts would inherit.
+        signal.signal(number, lambda *_: None)
+
+
+def _load(control: socket.socket, order: framing.Header) -> runner.Engine | None:
+    """Resolve the handlers, load the model and answer once; tell the front how it went."""
+    started = time.monotonic()
+    # Imports leave nothing to collect, and looking for it takes a quarter of their time.
+    gc.disable()
+    try:
+        resolved = handlers.resolve(
+            Path(order["code_dir"]),
+            order["program"],
+            Path(order["image_code"]),
+            Path(order["engine"]["model_dir"]),
+        )
+        loaded = runner.load(resolved, runner.Settings(**order["engine"]))
+    except AmphoraError as error:
+        reason = str(error)
+    except Exception as error:
+        LOG.exception("The model could not be loaded.")
+        reason = f"{type(error).__name__}: {error}"
+    else:
+        message = {
+            "batches": loaded.handlers.predict_batch_fn is not None,
+            "description": loaded.description,
+            "forkable": order["share"] and _is_single_threaded(),
+            "seconds": round(time.monotonic() - started, 3),
+        }
+        gc.enable()
+        framing.send(control, message)
+        return loaded
+    framing.send(control, {"failed": logs.mask(reason)})
+    return None
+
+
+def _is_single_threaded() -> bool:
+    """Whether a fork loses nothing: other threads, and locks they hold, do not survive one."""
+    _end_progress_monitor()
+    tasks = Path("/proc/self/task")
+    return tasks.is_dir() and len(list(tasks.iterdir())) == 1
+
+
+def _end_progress_monitor() -> None:
+    """tqdm starts a thread with its first bar, to redraw bars that stand still: none is left."""
+    for thread in threading.enumerate():
+        if type(thread).__name__ == "TMonitor":
+            cast(Any, thread).exit()
+
+
+def _obey(control: socket.socket, loaded: runner.Engine) -> None:
+    """Fork as often as asked, or serve on the control socket itself."""
+    while True:
+        order, _ = framing.receive(control)
+        if order["op"] == "serve":
+            _use_threads(order["threads"])
+            runner.serve(control, loaded)
+            return
+        _, (descriptor, *_rest), _, _ = socket.recv_fds(control, 1, 1)
+        _fork(control, descriptor, order["threads"], loaded)
+
+
+def _fork(control: socket.socket, descriptor: int, threads: int, loaded: runner.Engine) -> None:
+    signal.signal(signal.SIGCHLD, _reap)
+    # What exists now is never collected: the collector's marks would copy the shared pages.
+    gc.collect()
+    gc.freeze()
+    pid = os.fork()
+    if pid:
+        os.close(descriptor)
+        framing.send(control, {"pid": pid})
+        return
+    status = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        control.close()
+        _use_threads(threads)
+        runner.serve(socket.socket(fileno=descriptor), loaded)
+        status = 0
+    except (EOFError, SystemExit):
+        status = 0
+    except Exception:
+        LOG.exception("A model worker failed.")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _use_threads(threads: int) -> None:
+    """Loading used one thread, so that no thread pool existed to be lost in a fork."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+
+
+def _reap(*_: object) -> None:
+    """Collect ended children, and say how each one that did not end by itself died."""
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = ended
+            code = os.waitstatus_to_exitcode(status)
+            if code < 0:
+                LOG.error("Model worker %d was killed by %s.", pid, signal.Signals(-code).name)
+            elif code > 0:
+                LOG.error("Model worker %d ended with exit code %d.", pid, code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""Imports files by their paths: the user's handlers, and the image's own beside them.
+
+The user's folder stands first on sys.path, the image's last, so that a user's `check`, `train` or
+`utils` is what the user's code imports. Only the image's packages may be asked for by one name from
+both sides: where a user has a package of that name, the image's files are imported with their own
+packages under another one.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import logging
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from amphora.common.errors import CodeError, near
+
+LOG = logging.getLogger("amphora.worker")
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_PRIVATE = "_amphora_image_"
+
+
+def program_path(code_dir: Path, program: str) -> Path | None:
+    """The file below `code_dir` that SAGEMAKER_PROGRAM names: with or without .py, or dotted."""
+    places = [program, f"{program}.py"]
+    if _DOTTED.fullmatch(program):
+        dotted = program.replace(".", "/")
+        places += [f"{dotted}.py", f"{dotted}/__init__.py"]
+    return next((code_dir / place for place in places if (code_dir / place).is_file()), None)
+
+
+def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
+    """The module of the user's handlers; None where there is none.
+
+    A program that is not there is refused where the folder has other Python files, since its name
+    is then most likely misspelt. A folder without any has nothing that could be meant: the
+    variable was left from a training.
+
+    Raises:
+        CodeError: The program is not there, or cannot be imported.
+    """
+    path = program_path(code_dir, program or "inference")
+    if path is not None:
+        if program and "." in program and path.suffix == ".py" and not program.endswith(".py"):
+            return _import_by_name(program, path, code_dir)
+        return load(path, path.parent.name if path.name == "__init__.py" else path.stem, code_dir)
+    if not program:
+        return None
+    names = sorted(entry.name for entry in code_dir.glob("*.py")) if code_dir.is_dir() else []
+    if not program.endswith(".py") and _DOTTED.fullmatch(program) and _is_installed(program):
+        return _import_by_name(program, code_dir, code_dir)
+    if not names:
+        LOG.warning(
+            "SAGEMAKER_PROGRAM is %r, but %s holds no Python file: the image's own handlers serve.",
+            program, code_dir,
+        )  # fmt: skip
+        return None
+    raise CodeError(
+        f"SAGEMAKER_PROGRAM is {program!r}, but {code_dir} has no such file."
+        f" It holds {', '.join(names)}.",
+        "Name the file that defines the handlers, as a path inside that folder."
+        + near(program, names),
+    )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _import_by_name(name: str, path: Path, code_dir: Path) -> ModuleType:
+    """A module of a package, whose relative imports then work."""
+    _put_first(code_dir)
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise _import_error(path, error) from error
+
+
+def load(path: Path, name: str, folder: Path) -> ModuleType:
+    """Import a user's file under `name`, with `folder` first on sys.path for its own imports.
+
+    Raises:
+        CodeError: It cannot be imported; the message has the place.
+    """
+    _put_first(folder)
+    return _execute(path, name, importlib.util.spec_from_file_location(name, path))
+
+
+def _put_first(folder: Path) -> None:
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder))
+
+
+def load_image(image_code: Path, name: str) -> ModuleType:
+    """Import a file of the image's code folder, never seen by a user's imports.
+
+    Args:
+        image_code: The folder, which is put last on sys.path.
+        name: The file's name without .py.
+
+    Raises:
+        CodeError: It cannot be imported.
+    """
+    if str(image_code) not in sys.path:
+        sys.path.append(str(image_code))
+    path = image_code / f"{name}.py"
+    packages = sorted(each.parent.name for each in image_code.glob("*/__init__.py"))
+    shadowed = [package for package in packages if _is_elsewhere(package, image_code)]
+    if not shadowed:
+        spec = importlib.util.spec_from_file_location(f"amphora_image_{name}", path)
+        return _execute(path, f"amphora_image_{name}", spec)
+    LOG.info("The user's %s is not the image's: each has its own.", ", ".join(shadowed))
+    finder = _PrivateFinder(image_code, shadowed)
+    sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _PrivateFinder)]
+    sys.meta_path.append(finder)
+    return _execute(path, f"amphora_image_{name}", finder.spec(f"amphora_image_{name}", path))
+
+
+def _is_elsewhere(package: str, image_code: Path) -> bool:
+    """Whether `import package` would take another one than the image's."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # a module that says nothing of where it comes from
+        return True
+    places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or [])]
+    return not any(Path(place).is_relative_to(image_code) for place in places if place)
+
+
+class _PrivateFinder(importlib.abc.MetaPathFinder):
+    """Finds the image's packages under their private names."""
+
+    def __init__(self, image_code: Path, packages: Sequence[str]) -> None:
+        self._image_code = image_code
+        self._packages = packages
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """For Python's import system."""
+        if not fullname.startswith(_PRIVATE):
+            return None
+        place = self._image_code.joinpath(*fullname.removeprefix(_PRIVATE).split("."))
+        if (place / "__init__.py").is_file():
+            return self.spec(fullname, place / "__init__.py", [str(place)])
+        file = place.with_name(f"{place.name}.py")
+        return self.spec(fullname, file) if file.is_file() else None
+
+    def spec(
+        self, name: str, path: Path, folders: list[str] | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """How a file is imported whose own imports are renamed."""
+        loader = _RenamingLoader(name, str(path), self._packages)
+        return importlib.util.spec_from_file_location(
+            name, path, loader=loader, submodule_search_locations=folders
+        )
+
+
+class _RenamingLoader(importlib.machinery.SourceFileLoader):
+    """Compiles a file whose imports of some packages take the private ones."""
+
+    def __init__(self, name: str, path: str, packages: Sequence[str]) -> None:
+        super().__init__(name, path)
+        self._packages = packages
+
+    def get_code(self, fullname: str) -> CodeType:
+        """From the source, since the compiled file beside it has the other names."""
+        path = self.get_filename(fullname)
+        tree = ast.parse(self.get_data(path), path)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                node.module = self._renamed(node.module)
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    new = self._renamed(alias.name)
+                    if new != alias.name and alias.asname is None and "." in alias.name:
+                        raise CodeError(f"{path}: write `from ... import` for {alias.name}.")
+                    alias.asname = alias.asname or (alias.name if new != alias.name else None)
+                    alias.name = new
+        return compile(tree, path, "exec", dont_inherit=True)
+
+    def _renamed(self, name: str) -> str:
+        return _PRIVATE + name if name.partition(".")[0] in self._packages else name
+
+
+def _execute(path: Path, name: str, spec: importlib.machinery.ModuleSpec | None) -> ModuleType:
+    if spec is None or spec.loader is None:
+        raise CodeError(f"{path} is not a Python file.", "Name a file that ends in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _import_error(path, error) from error
+    return module
+
+
+def _import_error(path: Path, error: Exception) -> CodeError:
+    where = _place(error, path)
+    if isinstance(error, ModuleNotFoundError):
+        return CodeError(
+            f"{path} cannot be imported: it needs the module {error.name!r}, which is not installed"
+            f" ({where}).",
+            "Add its package to the model's code/requirements.txt, or its file to code/.",
+        )
+    return CodeError(
+        f"{path} cannot be imported: {type(error).__name__}: {error} ({where}).",
+        "The fault is inside that code, not in finding it.",
+    )
+
+
+def _place(error: Exception, path: Path) -> str:
+    """Where it went wrong: the last frame in the file's folder, since below it lies a library."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(path.parent)]
+    frame = (own or frames)[-1]
+    return f"{frame.filename}, line {frame.lineno}"

@@ -1,0 +1,106 @@
+"""A `handler_service.py` as AWS's model servers take it: `handle(data, context)`, or a class.
+
+Such a file drives the whole request by itself, often with `sagemaker_inference`'s
+`DefaultHandlerService` and `Transformer`, which look for the user's functions on their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from amphora.common.errors import CodeError
+from amphora.serving.protocol.media_types import Fault
+from amphora.serving.worker import modules
+from amphora.serving.worker.context import Context
+
+LOG = logging.getLogger("amphora.worker")
+NAME = "handler_service"
+Entry = Callable[[Any, Context], Any]
+
+
+def find(code_dir: Path, program: str | None) -> ModuleType | None:
+    """The module of `handler_service.py`, where the code folder has one that serves.
+
+    Raises:
+        CodeError: It cannot be imported, or has neither `handle` nor a class of a service.
+    """
+    path = code_dir / f"{NAME}.py"
+    if not path.is_file():
+        return None
+    module = modules.load(path, NAME, code_dir)
+    if serves(module):
+        return module
+    if program is not None and modules.program_path(code_dir, program) == path:
+        raise CodeError(
+            f"{path} has neither a function handle(data, context) nor a class with the methods"
+            " initialize(context) and handle(data, context).",
+            "Write one of them, or define model_fn, input_fn, predict_fn and output_fn"
+            " in inference.py.",
+        )
+    return None
+
+
+def serves(module: ModuleType) -> bool:
+    """Whether a module is a handler service."""
+    return callable(getattr(module, "handle", None)) or bool(_classes(module))
+
+
+def _classes(module: ModuleType) -> list[type[Any]]:
+    return [
+        each
+        for each in vars(module).values()
+        if inspect.isclass(each)
+        and each.__module__ == module.__name__
+        and callable(getattr(each, "handle", None))
+        and callable(getattr(each, "initialize", None))
+    ]
+
+
+def open_service(module: ModuleType) -> Callable[[str, Context], Entry]:
+    """What stands for `model_fn`: it makes the service ready, and returns its entry."""
+    handle = getattr(module, "handle", None)
+    if callable(handle):
+
+        def start(model_dir: str, context: Context) -> Entry:
+            # As AWS's servers do at start: a service loads its model when it is first called.
+            handle(None, context)
+            entry: Entry = handle
+            return entry
+
+        return start
+    classes = _classes(module)
+    if len(classes) > 1:
+        names = ", ".join(each.__name__ for each in classes)
+        raise CodeError(f"{module.__file__} has several services: {names}.", "Leave one of them.")
+
+    def start_class(model_dir: str, context: Context) -> Entry:
+        service = classes[0]()
+        service.initialize(context)
+        entry: Entry = service.handle
+        return entry
+
+    return start_class
+
+
+def call_service(
+    entry: Entry, body: bytes, content_type: str, accept: str, context: Context
+) -> tuple[Any, str]:
+    """What stands for `transform_fn`: the answer to a batch of this one request.
+
+    Raises:
+        Fault: The service set a status of 400 or more; its text is in the log.
+    """
+    result = entry([{"body": body}], context)
+    if not isinstance(result, (list, tuple)) or len(result) != 1:
+        raise TypeError(f"handle returned {str(result)[:80]!r}, not a list with one answer")
+    status, phrase = context.get_response_status(0)
+    if status >= 400:
+        LOG.error("Request %s: the service answered %d: %s", context.request_id, status, result[0])
+        code = "handler_failed" if status >= 500 else "bad_request"
+        raise Fault(status, code, f"{NAME}: {phrase or 'failed'}")
+    return result[0], context.get_response_content_type(0) or ""

@@ -1,0 +1,237 @@
+"""`amphora doctor` and `amphora train --check`: would this job run? Told without training.
+
+What only the recipe can know (formats, labels, token lengths, memory) its own code/check.py tells,
+in a process of its own, as a JSON line; everything else is looked at here.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from amphora.common import devices, logs
+from amphora.common.errors import AmphoraError
+from amphora.contract.job import Job, Paths, read_job
+from amphora.training import entry_point, launch
+
+OK, WARNING, ERROR = "ok", "warning", "error"
+_MARKS = {OK: "ok", WARNING: "warn", ERROR: "ERROR"}
+LEAST_FREE_BYTES = 2 * 1024**3
+_RECIPE_SECONDS = 300
+_REPORT_PREFIX = "amphora-check "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that was looked at."""
+
+    level: str
+    """'ok', 'warning' or 'error'."""
+    what: str
+    detail: str
+
+
+def doctor(environ: Mapping[str, str], as_json: bool) -> int:
+    """Look at the job under SAGEMAKER_BASE_DIR and print what was found.
+
+    Returns:
+        1 where anything is an error, else 0.
+    """
+    logs.remember(logs.secret_values(environ))
+    with tempfile.TemporaryDirectory(prefix="amphora-") as scratch:
+        findings = list(examine(environ, Path(scratch)))
+    print(logs.mask(_json(findings) if as_json else _table(findings)))
+    return int(any(finding.level == ERROR for finding in findings))
+
+
+def examine(environ: Mapping[str, str], scratch: Path) -> Iterator[Finding]:
+    """Everything there is to say about the job, errors included."""
+    try:
+        job = read_job(environ)
+    except AmphoraError as error:
+        yield Finding(level=ERROR, what="configuration", detail=str(error))
+        return
+    logs.remember(logs.secret_values(job.hyperparameters))
+    names = ", ".join(sorted(job.hyperparameters)) or "none"
+    yield Finding(level=OK, what="configuration", detail=f"hyperparameters: {names}")
+    for note in job.notes:
+        yield Finding(level=WARNING, what="configuration", detail=note)
+    yield from _channels(job)
+    yield from _disk(job.paths)
+    yield from _start(job, environ, scratch)
+
+
+def _channels(job: Job) -> Iterator[Finding]:
+    if not job.channels:
+        yield Finding(level=WARNING, what="channels", detail="there are none")
+    for name, path in job.channels.items():
+        what = f"channel {name}"
+        if not path.is_dir():
+            yield Finding(level=OK, what=what, detail="Pipe mode: read as it comes")
+            continue
+        files = [file for file in path.rglob("*") if file.is_file()]
+        size = sum(file.stat().st_size for file in files)
+        empty = size == 0
+        detail = "there is nothing in it" if empty else f"{_count(files, 'file')}, {_bytes(size)}"
+        yield Finding(level=ERROR if empty else OK, what=what, detail=f"{detail} ({path})")
+
+
+def _disk(paths: Paths) -> Iterator[Finding]:
+    for name in ("model", "output", "checkpoints"):
+        folder: Path = getattr(paths, name)
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+        free = shutil.disk_usage(there).free
+        if not os.access(there, os.W_OK):
+            yield Finding(level=ERROR, what=f"folder {name}", detail=f"{there} is read-only")
+        else:
+            level = OK if free >= LEAST_FREE_BYTES else WARNING
+            yield Finding(
+                level=level, what=f"folder {name}", detail=f"{_bytes(free)} free: {folder}"
+            )
+
+
+def _start(job: Job, environ: Mapping[str, str], scratch: Path) -> Iterator[Finding]:
+    """The device, the code, and how it would be started."""
+    try:
+        found = devices.detect(environ, job.instance_type)
+        yield Finding(level=OK, what="device", detail=f"{found.kind}: {found.reason}")
+        code = entry_point.locate(job, environ, scratch, scratch / "code")
+        plan = launch.plan(job, found, code, scratch, environ)
+    except AmphoraError as error:
+        yield Finding(level=ERROR, what="start", detail=str(error))
+        return
+    for note in plan.notes:
+        yield Finding(level=OK, what="start", detail=note)
+    yield from _network(job, code)
+    if job.entry_point is None:
+        yield from _recipe(job, code, plan, launch.world_of(job, found, code, environ))
+    else:
+        yield from _script(job, code)
+
+
+def _network(job: Job, code: entry_point.Source) -> Iterator[Finding]:
+    needs = ["S3 for the code"] if job.submit_directory.startswith("s3://") else []
+    if job.entry_point is not None:
+        needs += [f"a package index for {what}" for what, _ in entry_point.install_steps(code)]
+    if len(job.hosts) > 1:
+        needs.append(f"the other hosts: {', '.join(h for h in job.hosts if h != job.current_host)}")
+    detail = f"needed: {'; '.join(needs)}" if needs else "not needed to start"
+    yield Finding(level=OK, what="network", detail=detail)
+
+
+def _script(job: Job, code: entry_point.Source) -> Iterator[Finding]:
+    """Whether a user's script can be read, and what it imports is there."""
+    files = [code.path]
+    if code.kind is entry_point.Kind.MODULE:
+        inside = code.root / Path(*code.name.split("."))
+        files = [f for f in (inside.with_suffix(".py"), inside / "__main__.py") if f.is_file()]
+    if code.kind is entry_point.Kind.COMMAND:
+        yield Finding(level=OK, what="code", detail=f"{code.path} is run by {code.command[0]}")
+        return
+    missing: set[str] = set()
+    for file in files:
+        try:
+            missing |= set(_missing_imports(ast.parse(file.read_bytes()), file.parent, code.root))
+        except SyntaxError as error:
+            where = f"{file}:{error.lineno}"
+            yield Finding(
+                level=ERROR, what="code", detail=f"{where} cannot be compiled: {error.msg}"
+            )
+            return
+    if not missing:
+        yield Finding(
+            level=OK, what="code", detail=f"{code.name} can be read, its imports are there"
+        )
+        return
+    listed = bool(entry_point.install_steps(code))
+    remedy = "what is installed may bring them" if listed else "list them in requirements.txt"
+    detail = f"imports that are not installed: {', '.join(sorted(missing))}; {remedy}"
+    yield Finding(level=WARNING if listed else ERROR, what="code", detail=detail)
+
+
+def _missing_imports(tree: ast.Module, *folders: Path) -> Iterator[str]:
+    """Modules that the top level of a script imports and that neither it nor Python has."""
+    for node in tree.body:
+        names: Iterable[str] = ()
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        for name in {name.split(".")[0] for name in names}:
+            beside = any((f / name).is_dir() or (f / f"{name}.py").is_file() for f in folders)
+            if not beside and not _installed(name):
+                yield name
+
+
+def _installed(name: str) -> bool:
+    from importlib.machinery import PathFinder
+
+    return name in sys.builtin_module_names or PathFinder.find_spec(name) is not None
+
+
+def _recipe(
+    job: Job, code: entry_point.Source, plan: launch.Launch, world: launch.World
+) -> Iterator[Finding]:
+    """What the recipe says of the data and the model, by its own code/check.py."""
+    processes = str(world.processes * len(world.hosts))
+    argv = [sys.executable, str(code.root / "check.py"), processes, *launch.arguments(job)]
+    try:
+        result = subprocess.run(
+            argv,
+            env={**plan.environ, "AMPHORA_LAUNCHER": ""},
+            cwd=plan.cwd,
+            capture_output=True,
+            text=True,
+            timeout=_RECIPE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        detail = f"no answer within {_RECIPE_SECONDS} s: the data may be too large to look at"
+        yield Finding(level=WARNING, what="recipe", detail=detail)
+        return
+    reports = [line for line in result.stdout.splitlines() if line.startswith(_REPORT_PREFIX)]
+    for report in reports:
+        yield Finding(**json.loads(report.removeprefix(_REPORT_PREFIX)))
+    if result.returncode != 0:
+        said = [line for line in result.stderr.splitlines() if line.strip()] or ["no word"]
+        yield Finding(level=ERROR, what="recipe", detail=said[-1])
+
+
+def _json(findings: Sequence[Finding]) -> str:
+    errors = [finding for finding in findings if finding.level == ERROR]
+    warnings = [finding for finding in findings if finding.level == WARNING]
+    summary = {"errors": len(errors), "warnings": len(warnings)}
+    return json.dumps({**summary, "findings": [asdict(finding) for finding in findings]}, indent=1)
+
+
+def _table(findings: Sequence[Finding]) -> str:
+    width = max(len(finding.what) for finding in findings)
+    rows = [
+        f"{_MARKS[finding.level]:5}  {finding.what:{width}}  {line}"
+        if number == 0
+        else f"{'':5}  {'':{width}}  {line}"
+        for finding in findings
+        for number, line in enumerate(finding.detail.splitlines() or [""])
+    ]
+    counts = {level: sum(f.level == level for f in findings) for level in (ERROR, WARNING)}
+    return "\n".join([*rows, "", f"{counts[ERROR]} errors, {counts[WARNING]} warnings"])
+
+
+def _count(items: Sequence[object], name: str) -> str:
+    return f"{len(items)} {name}{'s' * (len(items) != 1)}"
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

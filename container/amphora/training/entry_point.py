@@ -1,0 +1,181 @@
+"""The user's code: fetched, unpacked and installed, and what kind of program it is.
+
+Unlike sagemaker-training: a code folder that is not empty does not hide the job's own code; the
+archive is refused rather than bent where it points outside; requirements.txt counts for every kind
+of entry point; and a step that fails says which and why.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from amphora.common import archives
+from amphora.common.errors import CodeError
+from amphora.contract.job import Job
+
+log = logging.getLogger("amphora")
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_PACKAGE_TABLE = re.compile(r"^\[(project|build-system)\]", re.MULTILINE)
+
+
+class Kind(Enum):
+    """How an entry point is run."""
+
+    SCRIPT = "python script"
+    MODULE = "python module"
+    COMMAND = "command"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The code of a job, ready to run."""
+
+    root: Path
+    kind: Kind
+    name: str
+    """A path below `root`, or a module's dotted name."""
+
+    @property
+    def path(self) -> Path:
+        return self.root / self.name
+
+    @property
+    def command(self) -> list[str]:
+        """What follows `python` (or torchrun); for a command, the whole of it."""
+        if self.kind is Kind.MODULE:
+            return ["-m", self.name]
+        if self.kind is Kind.COMMAND:
+            return [*_interpreter(self.path), str(self.path)]
+        return [str(self.path)]
+
+
+def locate(
+    job: Job, environ: Mapping[str, str], scratch: Path, code_dir: Path | None = None
+) -> Source:
+    """Find the job's code, fetching and unpacking it where it is elsewhere.
+
+    Args:
+        scratch: A folder for what is fetched; it lives as long as the job.
+        code_dir: Where an archive is unpacked; default /opt/ml/code.
+
+    Raises:
+        CodeError: The code cannot be fetched or unpacked, or the entry point is not in it.
+    """
+    if job.entry_point is None:
+        return Source(root=recipe_dir(environ), kind=Kind.SCRIPT, name="train.py")
+    root = _fetched(job, environ, scratch, code_dir or job.paths.code)
+    return _entry(root, job.entry_point)
+
+
+def recipe_dir(environ: Mapping[str, str]) -> Path:
+    """The folder of the image's recipe: AMPHORA_CODE_DIR, or code/ of a source checkout."""
+    named = environ.get("AMPHORA_CODE_DIR")
+    folder = Path(named) if named else Path(__file__).parents[3] / "code"
+    if not (folder / "train.py").is_file():
+        raise CodeError(
+            f"The image's recipe is not at {folder / 'train.py'}.",
+            "Set AMPHORA_CODE_DIR to the folder that holds it, or sagemaker_program to a script.",
+        )
+    return folder.absolute()
+
+
+def evaluate_modules(environ: Mapping[str, str]) -> Path | None:
+    """The folder of `evaluate` modules that the image's code brings, or None."""
+    try:
+        found = sorted(recipe_dir(environ).rglob("evaluate_modules"))
+    except CodeError:
+        return None
+    return next((folder for folder in found if folder.is_dir()), None)
+
+
+def install_steps(source: Source) -> list[tuple[str, list[str]]]:
+    """The pip runs that the code asks for: what is installed, and pip's arguments."""
+    steps = []
+    if (source.root / "requirements.txt").is_file():
+        steps.append(("requirements.txt", ["-r", "requirements.txt"]))
+    if source.kind is Kind.MODULE and is_package(source.root):
+        steps.append(("the package in the code folder", ["."]))
+    return steps
+
+
+def is_package(root: Path) -> bool:
+    """Whether pip can install the folder. A pyproject.toml with only tools' settings is none."""
+    pyproject = root / "pyproject.toml"
+    return (root / "setup.py").is_file() or (
+        pyproject.is_file()
+        and _PACKAGE_TABLE.search(pyproject.read_text(errors="replace")) is not None
+    )
+
+
+def _fetched(job: Job, environ: Mapping[str, str], scratch: Path, code_dir: Path) -> Path:
+    """The folder with the code."""
+    place = job.submit_directory.removeprefix("file://")
+    if place.startswith("s3://"):
+        archive = scratch / "sourcedir.tar.gz"
+        archives.download(place, archive, environ)
+        return _unpacked(archive, code_dir, place, scratch)
+    path = Path(place)
+    if path.is_dir():
+        return path.absolute()
+    if path.is_file():
+        return _unpacked(path, code_dir, place, scratch)
+    raise CodeError(
+        f"sagemaker_submit_directory is {place!r}, which is not there.",
+        "Give s3://bucket/sourcedir.tar.gz, a .tar.gz file or a folder; or mount the code at"
+        f" {job.paths.code}.",
+    )
+
+
+def _unpacked(archive: Path, target: Path, place: str, scratch: Path) -> Path:
+    """Unpack beside the target, then move: an archive that is refused leaves nothing."""
+    if target.exists() and any(target.iterdir()):
+        log.info("%s is not empty: the job's own code goes to a folder of its own", target)
+        target = scratch / "code"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=target.parent))
+    try:
+        archives.unpack(archive, part, place)
+        part.chmod(0o755)
+        if target.exists():
+            target.rmdir()
+        part.replace(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return target.absolute()
+
+
+def _entry(root: Path, name: str) -> Source:
+    path = root / name
+    if archives.leaves(Path(name)) or name.startswith("-") or not name.strip():
+        raise CodeError(f"sagemaker_program is {name!r}.", "Name a file below the code folder.")
+    module = name.removesuffix(".py").replace("/", ".")
+    if is_package(root) and not name.endswith(".sh") and _MODULE.fullmatch(module):
+        return Source(root=root, kind=Kind.MODULE, name=module)
+    if path.is_file():
+        kind = Kind.SCRIPT if name.endswith(".py") else Kind.COMMAND
+        return Source(root=root, kind=kind, name=name)
+    if (path / "__main__.py").is_file() and _MODULE.fullmatch(module):
+        return Source(root=root, kind=Kind.MODULE, name=module)
+    present = sorted(str(each.relative_to(root)) for each in root.glob("*") if each.is_file())
+    raise CodeError(
+        f"sagemaker_program is {name!r}, but {path} is not there"
+        f" (there: {', '.join(present[:20]) or 'nothing'}).",
+        "Name a file of the code folder, or mount the code there.",
+    )
+
+
+def _interpreter(path: Path) -> list[str]:
+    """The program of the script's #! line; the shell where it has none."""
+    with path.open("rb") as file:
+        first = file.readline(512).decode("utf-8", "replace").strip()
+    if first.startswith("#!") and first[2:].strip():
+        return first[2:].split(maxsplit=1)
+    return [shutil.which("bash") or "/bin/sh"]

@@ -1,0 +1,291 @@
+"""The text of /opt/ml/output/failure: the real cause first, since only 1,024 characters are shown.
+
+What is known comes from three places, the surest first: the records that the hook in the child
+(hook/sitecustomize.py) wrote when an exception ended a process, the status the child ended with,
+and the last lines it printed to stderr.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from amphora.common.logs import mask
+
+SHOWN_CHARS = 1024
+_MESSAGE_CHARS = 600
+_TOTAL_CHARS = 32 * 1024
+# torchrun's own: that its workers failed, or that it was told to stop.
+_LAUNCHER_ERRORS = ("ChildFailedError", "SignalException")
+# How one rank sees that another one has gone: a consequence wherever a cause is known.
+_PEER_LOST = re.compile(
+    r"RuntimeError: (?s:.*)(?:\bgloo\b|\bnccl|NCCL|Connection (?:closed|reset) by peer)"
+    r"|\bDist(?:Backend|Network|Store)Error\b"
+)
+_HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(r"ModuleNotFoundError|No module named"),
+        "List the package in requirements.txt beside the script.",
+    ),
+    (
+        re.compile(r"OutOfMemoryError|CUDA out of memory|can't allocate memory"),
+        "Out of memory: lower the batch size or max_length, or take a larger instance.",
+    ),
+    (
+        re.compile(r"No space left on device"),
+        "The disk is full: raise volume_size, or keep fewer checkpoints (save_total_limit).",
+    ),
+    (
+        re.compile(r"DataLoader worker .*(?:killed by signal: (?:Killed|Bus)|exited unexpectedly)"),
+        "A data loader's worker ran out of memory, most likely, or of shared memory: use fewer"
+        " workers, or a container with more (docker run --shm-size).",
+    ),
+    (
+        _PEER_LOST,
+        "A communication error: another rank ended first, or the hosts cannot reach each other.",
+    ),
+)
+# From here on torchrun speaks of itself: of the rank's own words only what stands before counts.
+_LAUNCHER_LINE = re.compile(r"^[WE]\d{4} \d\d:\d\d.*torch/distributed/elastic")
+_EXCEPTION_LINE = re.compile(
+    r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b.*"
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """An exception that ended a process of the script."""
+
+    time: float
+    pid: int
+    ppid: int
+    rank: str | None
+    host: str | None
+    type: str
+    message: str
+    frame: Sequence[Any] | None
+    """File, line number, function and source line of the user's own last frame."""
+    traceback: str
+    workers: Sequence[dict[str, Any]] = ()
+
+    @property
+    def is_launcher(self) -> bool:
+        return self.type.endswith(_LAUNCHER_ERRORS)
+
+    @property
+    def lost_a_peer(self) -> bool:
+        return bool(_PEER_LOST.search(f"{self.type}: {self.message}"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How the script's process tree ended."""
+
+    pid: int
+    is_script: bool
+    """Whether the root is the script itself, in Python; not torchrun, mpirun or a shell."""
+    exit_code: int
+    """0 to 255, or the negative number of the signal that ended it."""
+    stop_signal: int | None = None
+    """The signal that asked this job to stop, if one came."""
+    out_of_budget: bool = False
+    """Whether it was killed because it did not end in time after that."""
+    oom_killed: bool = False
+    """Whether the kernel's out-of-memory killer struck in this container meanwhile."""
+    tail: Sequence[str] = field(default=())
+    """The last lines of stderr, without their ends."""
+
+
+def read_records(folder: Path) -> list[Record]:
+    """The records in `folder`, oldest first."""
+    loaded = (json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json"))
+    return sorted((Record(**record) for record in loaded), key=lambda record: record.time)
+
+
+def is_consequence(text: str) -> bool:
+    """Whether a failure's first line only tells of a lost peer."""
+    return bool(_PEER_LOST.search(text.split("\n", 1)[0]))
+
+
+def exit_code(ended: Ended, records: Sequence[Record]) -> int:
+    """The code the container ends with: the script's own, also where torchrun stands between."""
+    code = ended.exit_code
+    worker = _first_worker(records)
+    if code == 1 and worker is not None:
+        code = worker["exit_code"]
+    return 128 - code if code < 0 else code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """What is said of a failure."""
+
+    head: str
+    """The cause, within the first 1,024 characters."""
+    rest: str
+    raised: bool
+    """Whether an exception of this host's own is known."""
+    is_consequence: bool
+    """Whether it only tells of a peer that was lost: then another host knows the cause."""
+
+    @property
+    def text(self) -> str:
+        """At most 32 KiB."""
+        return f"{self.head}\n\n{self.rest}"[:_TOTAL_CHARS].rstrip() + "\n"
+
+
+def describe(ended: Ended, records: Sequence[Record]) -> Failure:
+    """What went wrong, secrets masked."""
+    record, tail = _cause(ended, records), _own_words(ended.tail)
+    worker = _first_worker(records)
+    head: list[str] = []
+    if ended.stop_signal is not None:
+        head.append(_stopped(ended))
+    if record is not None:
+        head += [_headline(record), *_place(record)]
+    elif (printed := _printed_exception(ended, tail)) is not None:
+        head.append(_shorten(printed))
+    elif ended.stop_signal is None:
+        head.append(_status(ended, worker))
+        head += [_shorten(line) for line in tail if line.strip()][-3:]
+    hint = _hint("\n".join(head)) if ended.stop_signal is None else None
+    head += [hint] if hint else []
+    head.append(_where(ended, record, worker))
+    rest = [record.traceback] if record else []
+    others = [each for each in records if each is not record and not each.is_launcher]
+    rest += [f"rank {other.rank}: {_headline(other)}" for other in others]
+    rest += ["Last lines of stderr:", *tail] if tail else []
+    return Failure(
+        head=mask("\n".join(head)),
+        rest=mask("\n".join(rest)),
+        raised=record is not None,
+        is_consequence=record is not None and record.lost_a_peer,
+    )
+
+
+def _cause(ended: Ended, records: Sequence[Record]) -> Record | None:
+    """The exception that ended the job: of the first rank that failed by itself.
+
+    A Python program that the script ran may have failed without harm. So under a script it is the
+    script's own record that counts, under torchrun those of its workers; below a shell, where
+    nothing tells which program mattered, the nearest one's.
+    """
+    launcher = next((record.pid for record in records if record.is_launcher), None)
+    raised = [record for record in records if not record.is_launcher]
+    if launcher is not None:
+        candidates = [record for record in raised if record.ppid == launcher]
+    elif ended.is_script:
+        candidates = [record for record in raised if record.pid == ended.pid]
+    else:
+        candidates = [record for record in raised if record.ppid == ended.pid] or raised[-1:]
+    own = [record for record in candidates if not record.lost_a_peer]
+    if own:
+        return own[0]
+    # A rank that a signal ended left no record: then a lost peer is no cause.
+    return None if _killed_worker(records) else next(iter(candidates), None)
+
+
+def _own_words(tail: Sequence[str]) -> list[str]:
+    return list(itertools.takewhile(lambda line: not _LAUNCHER_LINE.match(line), tail))
+
+
+def _first_worker(records: Sequence[Record]) -> dict[str, Any] | None:
+    """The worker that failed first, as torchrun saw it; one that a signal ended goes first."""
+    workers = [worker for record in records for worker in record.workers]
+    by_pid = {record.pid: record for record in records}
+
+    def order(worker: dict[str, Any]) -> tuple[bool, bool, float]:
+        record = by_pid.get(worker["pid"])
+        # torchrun ends the others by SIGTERM once one has failed.
+        ended_by_it = record is None and worker["exit_code"] == -signal.SIGTERM
+        return (ended_by_it, record is not None and record.lost_a_peer, worker["time"])
+
+    return min(workers, key=order, default=None)
+
+
+def _killed_worker(records: Sequence[Record]) -> bool:
+    worker = _first_worker(records)
+    return worker is not None and worker["exit_code"] < 0
+
+
+def _headline(record: Record) -> str:
+    if record.type.endswith("ProcessRaisedException"):
+        # mp.spawn's: the rank's traceback is the message, and its last line the exception.
+        return _shorten(record.message.strip().splitlines()[-1])
+    return _shorten(f"{record.type}: {record.message}" if record.message else record.type)
+
+
+def _shorten(text: str) -> str:
+    text = text.strip()
+    return text if len(text) <= _MESSAGE_CHARS else f"{text[: _MESSAGE_CHARS - 4]} ..."
+
+
+def _place(record: Record) -> list[str]:
+    if not record.frame:
+        return []
+    file, line, function, source = record.frame
+    return [f"  at {file}:{line} in {function}: {source or ''}".rstrip(": ")[:300]]
+
+
+def _status(ended: Ended, worker: dict[str, Any] | None) -> str:
+    code = worker["exit_code"] if worker else ended.exit_code
+    if code >= 0:
+        return f"The script ended with exit code {code} and no exception."
+    if ended.oom_killed or (-code == signal.SIGKILL and not ended.out_of_budget):
+        sure = (
+            "the kernel's out-of-memory killer"
+            if ended.oom_killed
+            else "most likely the out-of-memory killer"
+        )
+        return (
+            f"The script was killed by SIGKILL, {sure}: it used more memory than there is."
+            " Lower the batch size or the number of workers, or take a larger instance."
+        )
+    return f"The script was ended by {_signal_name(-code)}."
+
+
+def _stopped(ended: Ended) -> str:
+    name = _signal_name(ended.stop_signal or 0)
+    if ended.out_of_budget:
+        return f"Stopped by {name}; the script did not end within its budget and was killed."
+    return f"Stopped by {name} before the training had ended."
+
+
+def _signal_name(number: int) -> str:
+    try:
+        known = signal.Signals(number)
+    except ValueError:
+        return f"signal {number}"
+    return f"{known.name} ({signal.strsignal(number)})"
+
+
+def _where(ended: Ended, record: Record | None, worker: dict[str, Any] | None) -> str:
+    code = worker["exit_code"] if worker else ended.exit_code
+    rank = record.rank if record else worker and worker["rank"]
+    parts = [f"exit code {code}" if code >= 0 else _signal_name(-code)]
+    parts += [f"rank {rank}"] if rank is not None else []
+    parts += [f"host {record.host}"] if record and record.host else []
+    return f"({', '.join(parts)})"
+
+
+def _hint(text: str) -> str | None:
+    return next((hint for pattern, hint in _HINTS if pattern.search(text)), None)
+
+
+def _printed_exception(ended: Ended, tail: Sequence[str]) -> str | None:
+    """The exception that ends the last traceback, where that is the last that was said.
+
+    For processes without the hook, and interrupts, which it does not record. A traceback that the
+    script or a program of its printed on the way is none.
+    """
+    if ended.is_script and ended.exit_code != -signal.SIGINT:
+        return None
+    said = [line for line in tail if line.strip()]
+    is_traceback = any(line.startswith("Traceback (most recent call last)") for line in said)
+    return said[-1] if is_traceback and _EXCEPTION_LINE.match(said[-1]) else None

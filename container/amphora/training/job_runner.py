@@ -1,0 +1,281 @@
+"""`amphora train`: from the job's configuration to the script's exit code and failure file."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from amphora.common import devices, logs
+from amphora.common.errors import AmphoraError, CodeError, ConfigError
+from amphora.contract.job import Job, Paths, read_job
+from amphora.training import (
+    cluster,
+    entry_point,
+    failure,
+    launch,
+    mpi,
+    neuron,
+    process_tree,
+    sdk_v3,
+)
+
+log = logging.getLogger("amphora")
+
+CONFIG_EXIT_CODE = 2
+PEER_EXIT_CODE = 1
+_INSTALL_TAIL = 8
+
+
+def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
+    """Run the job under SAGEMAKER_BASE_DIR to its end.
+
+    Args:
+        sdk_command: What SDK v3's ModelTrainer sent in place of the image's entry point.
+
+    Returns:
+        The script's exit code, 128 + n where signal n ended it, 2 where the configuration is wrong,
+        1 where another host of the job failed.
+    """
+    paths = Paths.of(environ)
+    with process_tree.Signals.caught() as signals, _scratch() as scratch:
+        try:
+            with suppress(OSError):  # An earlier run's failure must not stand for this one.
+                paths.failure.unlink()
+            job = read_job(environ)
+            logs.configure(job.log_level)
+            logs.remember(logs.secret_values(job.hyperparameters))
+            with cluster.linked(job.hosts, job.current_host, environ, signals.stopped) as link:
+                return _run(job, environ, scratch, signals, link, sdk_command)
+        except process_tree.Interrupted:
+            return _stopped_early(paths, signals)
+        except AmphoraError as error:
+            log.error("%s", error)
+            _write_failure(paths, f"{type(error).__name__}: {error}\n")
+        except Exception as error:  # The failure file is the only place where a user sees it.
+            log.exception("amphora itself failed")
+            _write_failure(paths, f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}")
+        return CONFIG_EXIT_CODE
+
+
+def _run(
+    job: Job,
+    environ: Mapping[str, str],
+    scratch: Path,
+    signals: process_tree.Signals,
+    link: cluster.Link,
+    sdk_command: str | None,
+) -> int:
+    """The job on this host, and its word to the others."""
+    budget = cluster.seconds(environ, "AMPHORA_STOP_SECONDS", process_tree.STOP_BUDGET_SECONDS)
+    error_dir = scratch / "errors"
+    error_dir.mkdir()
+    try:
+        started = _prepared(job, environ, scratch, signals, error_dir, sdk_command)
+        if started.lends:
+            link.announce_done()
+        cluster.await_port(started.reaches, mpi.SSH_PORT, environ, signals.stopped)
+        signals.interrupts = False
+        ended = _supervised(started, error_dir, signals, budget, link)
+    except process_tree.Interrupted:
+        link.finish("stopped")
+        raise
+    except Exception as error:
+        link.finish("failed", f"{type(error).__name__}: {error}")
+        raise
+    if started.lends and link.abort is None and ended.stop_signal is None and link.is_over():
+        log.info("the first host has ended well, and so does this one")
+        return 0
+    if sdk_command is not None:
+        sdk_v3.forget_generic_failure(job.paths)
+    return _report(job, ended, failure.read_records(error_dir), link)
+
+
+def _supervised(
+    started: launch.Launch,
+    error_dir: Path,
+    signals: process_tree.Signals,
+    budget: float,
+    link: cluster.Link,
+) -> failure.Ended:
+    """How the script ended; before it, where that is asked for, its graphs are compiled."""
+    for argv in filter(None, (started.compiles, started.argv)):
+        compiles = argv is started.compiles
+        ended = process_tree.run(
+            argv,
+            started.environ,
+            started.cwd,
+            signals,
+            is_launcher=started.is_launcher or compiles,
+            budget=budget,
+            link=link,
+        )
+        if ended.stop_signal is not None or link.abort is not None:
+            break
+        if compiles and ended.exit_code != 0:
+            raise _not_compiled(failure.describe(ended, failure.read_records(error_dir)))
+    return ended
+
+
+def _not_compiled(failed: failure.Failure) -> CodeError:
+    log.error("%s", failed.rest)
+    return CodeError(
+        f"Compiling the graphs ahead of training failed: {failed.head}",
+        f"Mend that, or leave {neuron.PARALLEL_COMPILE} out: then training compiles what it needs.",
+    )
+
+
+def _stopped_early(paths: Paths, signals: process_tree.Signals) -> int:
+    number = signals.stop or signal.SIGTERM
+    text = f"Stopped by {signal.Signals(number).name} before the script had started."
+    log.error("%s", text)
+    _write_failure(paths, f"{text}\n")
+    return 128 + number
+
+
+def _prepared(
+    job: Job,
+    environ: Mapping[str, str],
+    scratch: Path,
+    signals: process_tree.Signals,
+    error_dir: Path,
+    sdk_command: str | None,
+) -> launch.Launch:
+    """Everything up to the start of the script."""
+    found = devices.detect(environ, job.instance_type)
+    if sdk_command is None:
+        start = _script_mode(job, found, environ, scratch, error_dir)
+    else:
+        start = sdk_v3.start(job, found, error_dir, environ, sdk_command)
+    for note in (*job.notes, f"device: {found.kind}, {found.reason}", *start.plan.notes):
+        log.info("%s", note)
+    log.info("hyperparameters: %s", ", ".join(sorted(job.hyperparameters)) or "none")
+    for folder in (job.paths.model, job.paths.output_data):
+        _make_folder(folder)
+    if start.plan.cache is not None:
+        _make_cache(start.plan.cache)
+    for what, argv in start.installs:
+        _install(what, argv, start.root, environ, signals)
+    log.info("starting %s", start.what)
+    return start.plan
+
+
+def _script_mode(
+    job: Job,
+    found: devices.Devices,
+    environ: Mapping[str, str],
+    scratch: Path,
+    error_dir: Path,
+) -> sdk_v3.Start:
+    code = entry_point.locate(job, environ, scratch)
+    pip = [sys.executable, "-m", "pip", "install", "--no-input"]
+    steps = entry_point.install_steps(code) if job.entry_point else []
+    return sdk_v3.Start(
+        plan=launch.plan(job, found, code, error_dir, environ),
+        what=code.name if code.kind is entry_point.Kind.MODULE else str(code.path),
+        root=code.root,
+        installs=tuple((what, [*pip, *arguments]) for what, arguments in steps),
+    )
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"The folder {folder} cannot be made: {error}.",
+            "Mount a folder there that this user may write to.",
+        ) from error
+
+
+def _make_cache(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("compiled programs cannot be kept in %s: %s", folder, error)
+
+
+def _install(
+    what: str,
+    argv: list[str],
+    root: Path,
+    environ: Mapping[str, str],
+    signals: process_tree.Signals,
+) -> None:
+    log.info("installing %s", what)
+    ended = process_tree.run(argv, environ, root, signals)
+    if ended.stop_signal is not None:
+        raise process_tree.Interrupted
+    if ended.exit_code == 0:
+        return
+    said = [line.strip() for line in ended.tail if "ERROR" in line] or list(ended.tail)
+    raise CodeError(
+        f"{what} of {root} cannot be installed (pip's exit code {ended.exit_code}):"
+        f" {' '.join(said[-_INSTALL_TAIL:])}",
+        "Check the names and versions. Without a way to a package index, bring the wheels in the"
+        " code folder (--find-links in requirements.txt), or install them in the image.",
+    )
+
+
+def _report(
+    job: Job, ended: failure.Ended, records: list[failure.Record], link: cluster.Link
+) -> int:
+    code = failure.exit_code(ended, records)
+    failed = failure.describe(ended, records)
+    other = link.abort
+    if other is None:
+        state = "stopped" if ended.stop_signal is not None else "failed" if code else "done"
+        other = link.finish(
+            state,
+            failed.head if code else "",
+            is_consequence=state == "failed" and failed.is_consequence,
+        )
+    if other is not None:
+        code = code or PEER_EXIT_CODE
+        failed = _with_another(failed, other)
+    if code == 0:
+        log.info("training ended with exit code 0")
+        return 0
+    log.error("training failed with exit code %d: %s", code, failed.head)
+    _write_failure(job.paths, failed.text)
+    return code
+
+
+def _with_another(failed: failure.Failure, other: cluster.Word) -> failure.Failure:
+    """This host's failure beside that of the host that failed first.
+
+    That host may only have lost this one, while this one's script was still raising.
+    """
+    theirs = f"{other.host} failed first: {other.reason}"
+    if failure.is_consequence(other.reason) and failed.raised and not failed.is_consequence:
+        return replace(failed, rest=f"{theirs}\n\n{failed.rest}")
+    return replace(failed, head=theirs, rest=f"On this host: {failed.head}\n\n{failed.rest}")
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="amphora-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_failure(paths: Paths, text: str) -> None:
+    """Write the failure file, unless the script wrote its own."""
+    if paths.failure.is_file():
+        return
+    try:
+        paths.failure.parent.mkdir(parents=True, exist_ok=True)
+        paths.failure.write_text(logs.mask(text), encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        log.error(
+            "%s cannot be written (%s): the reason stands in this log only", paths.failure, error
+        )

@@ -1,0 +1,260 @@
+"""How a job is started: from a `Job`, its `Source` and `Devices` to argv and environment. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from amphora.common.devices import Devices
+from amphora.common.errors import ConfigError
+from amphora.common.logs import is_secret_name
+from amphora.contract.job import Job
+from amphora.contract.sm_variables import (
+    MASTER_PORT,
+    distribution_hosts,
+    plain,
+    sm_variables,
+    to_arguments,
+    too_long,
+)
+from amphora.training import mpi, neuron
+from amphora.training.entry_point import Kind, Source, evaluate_modules
+
+SECRET_PREFIX = "amphora-secret:"
+HOOK_DIR = Path(__file__).parents[1] / "hook"
+TORCH_KEYS = {
+    "sagemaker_torch_distributed_enabled": "",
+    "sagemaker_pytorch_ddp_enabled": "pytorchddp is run by torchrun, as torch's own DDP",
+    "sagemaker_distributed_dataparallel_enabled": (
+        "smdistributed dataparallel is run by torchrun: torch's own DDP,"
+        " with the smddp backend where it is installed"
+    ),
+}
+"""Requests that mean torchrun, and what is said of those that were made for something else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One process to start, and what to say about it."""
+
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]
+    cwd: Path
+    is_launcher: bool
+    """Whether the process is torchrun or mpirun, which start the script's processes themselves."""
+    lends: bool = False
+    """Whether this host only lends its devices: another one's mpirun starts its processes."""
+    reaches: tuple[str, ...] = ()
+    """Hosts whose sshd must answer before this process starts."""
+    compiles: tuple[str, ...] = ()
+    """What compiles the script's graphs before it trains."""
+    cache: Path | None = None
+    """The folder of compiled programs, to be made before."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The processes that train together."""
+
+    launcher: str
+    """'torchrun', 'mpirun', or '' where the script is started directly."""
+    hosts: tuple[str, ...]
+    processes: int
+    """On each host."""
+    notes: tuple[str, ...]
+
+
+def plan(
+    job: Job, devices: Devices, source: Source, error_dir: Path, environ: Mapping[str, str]
+) -> Launch:
+    """How to start `source` for `job` on this host.
+
+    Args:
+        error_dir: Where the script's processes record the exception that ends them.
+        environ: The container's environment; what it sets always wins over a default of ours.
+
+    Raises:
+        ConfigError: A number of processes is none, or the distribution cannot run here.
+    """
+    world = world_of(job, devices, source, environ)
+    variables = sm_variables(job, devices, environ)
+    dropped = too_long(variables)
+    notes = [f"{name} is left out: Linux passes on at most 128 KiB a variable" for name in dropped]
+    variables = {name: value for name, value in variables.items() if name not in dropped}
+    variables |= _hook(source, error_dir, environ, world)
+    found = neuron.setup(job, environ) if devices.kind == "neuron" else None
+    of_neuron = found.defaults if found else {}
+    complete = {**_defaults(job, devices, world), **of_neuron, **environ, **variables}
+    lends = world.launcher == "mpirun" and job.current_host != world.hosts[0]
+    if lends:
+        argv: tuple[str, ...] = tuple(mpi.sshd(environ))
+    else:
+        argv = (*_command(job, source, world, devices, variables, complete), *arguments(job))
+    started = Launch(
+        argv=argv,
+        environ=complete,
+        cwd=source.root,
+        is_launcher=bool(world.launcher) and not lends,
+        lends=lends,
+        reaches=world.hosts[1:] if world.launcher == "mpirun" and not lends else (),
+        cache=found.cache if found else None,
+        notes=(*world.notes, *(found.notes if found else ()), *notes),
+    )
+    return _compiled_ahead(started, job, found)
+
+
+def _compiled_ahead(started: Launch, job: Job, found: neuron.Setup | None) -> Launch:
+    """As RUN_NEURON_PARALLEL_COMPILE=1 asks: the recipe first compiles its graphs, then trains.
+
+    A user's script is only compiled, as in SageMaker's own images: its outputs are invalid then,
+    and it alone knows where they are.
+    """
+    before, notes = neuron.parallel_compile(found, started.environ)
+    if not before or started.lends:
+        return replace(started, notes=(*started.notes, *notes))
+    wrapped = (*before, *started.argv)
+    if job.entry_point is None:
+        note = f"{neuron.PARALLEL_COMPILE}=1: graphs are compiled first, then the recipe trains"
+        return replace(started, compiles=wrapped, notes=(*started.notes, note))
+    note = (
+        f"{neuron.PARALLEL_COMPILE}=1: this job only compiles the script's graphs, what it writes"
+        " is invalid; run it again without to train"
+    )
+    return replace(started, argv=wrapped, is_launcher=True, notes=(*started.notes, note))
+
+
+def world_of(job: Job, devices: Devices, source: Source, environ: Mapping[str, str]) -> World:
+    """Which processes train together, and who starts them."""
+    processes, why = processes_per_host(job, devices, environ)
+    asked = [key for key in (mpi.KEY, *TORCH_KEYS) if job.wants(key)]
+    inside = bool(asked) and job.current_host in distribution_hosts(job)
+    if asked and not inside:
+        return _alone(job, f"this host is in no instance group of {asked[0]}: it runs alone")
+    hosts = tuple(distribution_hosts(job)) if inside or job.entry_point is None else ()
+    hosts = hosts or (tuple(job.hosts) if job.entry_point is None else (job.current_host,))
+    if inside and source.kind is Kind.COMMAND and mpi.KEY not in asked:
+        raise ConfigError(
+            f"{asked[0]} is on, but the entry point {source.name!r} is no Python program.",
+            "Name a .py file or a module, or turn the distribution off and call torchrun from it.",
+        )
+    notes = [note for key, note in TORCH_KEYS.items() if key in asked and note]
+    launcher = "torchrun" if inside else ""
+    if mpi.KEY in asked and job.entry_point is not None:
+        launcher = "mpirun"
+    elif mpi.KEY in asked:
+        notes.append("the recipe's processes are started by torchrun, though mpi was asked for")
+    if not launcher and source.kind is not Kind.COMMAND and (processes > 1 or len(hosts) > 1):
+        launcher = "torchrun"
+    if not launcher:
+        processes, why = 1, "the script is started directly"
+    counted = f"{processes} process{'es' * (processes > 1)}"
+    where = f"each of {len(hosts)} hosts" if len(hosts) > 1 else "this host"
+    notes.append(f"{counted} on {where}{f' by {launcher}' * bool(launcher)}: {why}")
+    return World(launcher=launcher, hosts=hosts, processes=processes, notes=tuple(notes))
+
+
+def processes_per_host(job: Job, devices: Devices, environ: Mapping[str, str]) -> tuple[int, str]:
+    """How many processes train on this host, and why."""
+    for name, asked in (
+        ("AMPHORA_NPROC_PER_NODE", environ.get("AMPHORA_NPROC_PER_NODE")),
+        (
+            mpi.PROCESSES_KEY,
+            job.sagemaker.get(mpi.PROCESSES_KEY) if job.wants(mpi.KEY) else None,
+        ),
+        ("process_count_per_node", job.sagemaker.get("process_count_per_node")),
+    ):
+        if asked:
+            if not str(asked).isdecimal() or int(asked) < 1:
+                raise ConfigError(f"{name} is {asked!r}.", "Give a number of processes, 1 or more.")
+            return int(asked), name
+    if devices.accelerators:
+        return devices.accelerators, "one for each accelerator"
+    return 1, "there is no accelerator"
+
+
+def _alone(job: Job, note: str) -> World:
+    return World(launcher="", hosts=(job.current_host,), processes=1, notes=(note,))
+
+
+def _command(
+    job: Job,
+    source: Source,
+    world: World,
+    devices: Devices,
+    variables: Mapping[str, str],
+    environ: Mapping[str, str],
+) -> tuple[str, ...]:
+    if world.launcher == "mpirun":
+        interface = job.network_interface if job.network_interface in devices.interfaces else None
+        argv = mpi.mpirun(job, world.hosts, world.processes, variables, environ, interface)
+        return (*argv, *_program(source))
+    if world.launcher == "torchrun":
+        return (sys.executable, *_torchrun(job, world), *source.command)
+    return _program(source)
+
+
+def _program(source: Source) -> tuple[str, ...]:
+    python = () if source.kind is Kind.COMMAND else (sys.executable,)
+    return (*python, *source.command)
+
+
+def _torchrun(job: Job, world: World) -> list[str]:
+    argv = ["-m", "torch.distributed.run", f"--nproc_per_node={world.processes}"]
+    if len(world.hosts) == 1:
+        # A free port of its own, so that two jobs on one machine do not meet.
+        return [*argv, "--nnodes=1", "--standalone"]
+    return [
+        *argv,
+        f"--nnodes={len(world.hosts)}",
+        f"--node_rank={world.hosts.index(job.current_host)}",
+        f"--master_addr={world.hosts[0]}",
+        f"--master_port={MASTER_PORT}",
+    ]
+
+
+def arguments(job: Job) -> list[str]:
+    """The hyperparameters as argv; a secret's place is taken by a mark that the hook resolves."""
+    shown = {
+        name: f"{SECRET_PREFIX}SM_HP_{plain(name).upper()}" if _is_secret(name, value) else value
+        for name, value in job.arguments.items()
+    }
+    return to_arguments(shown)
+
+
+def _is_secret(name: str, value: object) -> bool:
+    return isinstance(value, str) and bool(value) and is_secret_name(name)
+
+
+def _defaults(job: Job, devices: Devices, world: World) -> dict[str, str]:
+    defaults = {
+        # torchrun's own default is 1 thread, a plain process takes every core of the machine.
+        "OMP_NUM_THREADS": str(max(1, devices.cpus // world.processes)),
+    }
+    if devices.kind == "cpu" and not devices.has_other:
+        # Without, accelerate and HF Trainer make a world of one of each process on a CPU, and
+        # several train a model each, in silence.
+        defaults["ACCELERATE_USE_CPU"] = "true"
+    # Local mode of SDK v3 names an interface that does not exist.
+    if len(job.hosts) > 1 and job.network_interface in devices.interfaces:
+        defaults["GLOO_SOCKET_IFNAME"] = job.network_interface
+        defaults["NCCL_SOCKET_IFNAME"] = job.network_interface
+    if devices.efa and len(job.hosts) > 1:
+        defaults |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
+        defaults |= neuron.EFA_DEFAULTS if devices.kind == "neuron" else {}
+    return defaults
+
+
+def _hook(
+    source: Source, error_dir: Path, environ: Mapping[str, str], world: World
+) -> dict[str, str]:
+    folders = [str(HOOK_DIR), str(source.root), environ.get("PYTHONPATH", "")]
+    return {
+        "AMPHORA_EVALUATE_MODULES": str(evaluate_modules(environ) or ""),
+        "PYTHONPATH": ":".join(filter(None, folders)),
+        "AMPHORA_ERROR_DIR": str(error_dir),
+        "AMPHORA_SCRIPT_DIR": str(source.root),
+        "AMPHORA_LAUNCHER": "1" if world.launcher == "torchrun" else "",
+    }

@@ -1,0 +1,122 @@
+"""What a job on Neuron cores needs in its environment, by the stack that the image carries.
+
+Two stacks drive Trainium: torch-xla with torch-neuronx ('xla'), and TorchNeuron ('native'). Both
+compile a program for each new shape, which takes minutes, and keep what they compiled in a folder.
+
+Source: "Neuron Persistent Cache", the neuron_parallel_compile guide, "TorchNeuron environment
+variables" and the EFA guide of the AWS Neuron documentation. torchrun's processes need no
+NEURON_RT_VISIBLE_CORES of their own on XLA: libneuronxla gives LOCAL_RANK its place in the list.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from amphora.common.errors import ConfigError
+from amphora.contract.job import Job
+
+XLA, NATIVE = "xla", "native"
+STACK_VARIABLE = "AMPHORA_NEURON_STACK"
+PARALLEL_COMPILE = "RUN_NEURON_PARALLEL_COMPILE"
+CACHE_FOLDER = "neuron-compile-cache"
+_PROGRAM = "neuron_parallel_compile"
+_CACHE_VARIABLES = {XLA: "NEURON_COMPILE_CACHE_URL", NATIVE: "TORCH_NEURONX_NEFF_CACHE_DIR"}
+_CACHE_OPTION = re.compile(r"--cache_dir[= ](\S+)")
+_DEFAULTS: Mapping[str, Mapping[str, str]] = {
+    XLA: {"NEURON_CC_FLAGS": "--model-type=transformer"},
+    # accelerate looks for XLA before it looks for the device `neuron`.
+    NATIVE: {"USE_TORCH_XLA": "0"},
+}
+# The runtime forks; libfabric asks to be told on kernels before 5.15.
+EFA_DEFAULTS: Mapping[str, str] = {"FI_EFA_FORK_SAFE": "1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How a job's processes find the compiler and its cache."""
+
+    stack: str
+    """'xla' or 'native'; '' where the image carries neither."""
+    defaults: Mapping[str, str]
+    """Variables for what the environment leaves open."""
+    cache: Path | None
+    """The folder of compiled programs, where it is one of this host."""
+    notes: tuple[str, ...]
+
+    @property
+    def has_parallel_compile(self) -> bool:
+        """Whether graphs can be compiled ahead of a training: on XLA only."""
+        return self.stack == XLA
+
+
+def setup(job: Job, environ: Mapping[str, str]) -> Setup:
+    """The stack of this image, and the defaults that go with it.
+
+    Raises:
+        ConfigError: AMPHORA_NEURON_STACK names no stack, or the recipe is to train on Neuron cores
+            that no library of this image can use.
+    """
+    stack, why = _stack(environ)
+    if not stack:
+        if job.entry_point is None:
+            raise ConfigError(
+                "This host has Neuron cores, but this image has neither torch-xla nor"
+                " torch-neuronx.",
+                "Use an image built by ./build_and_push.sh neuron.",
+            )
+        return Setup(stack="", defaults={}, cache=None, notes=(f"Neuron stack: none, {why}",))
+    place = _cache_place(stack, environ) or str(job.paths.checkpoints / CACHE_FOLDER)
+    return Setup(
+        stack=stack,
+        defaults={**_DEFAULTS[stack], _CACHE_VARIABLES[stack]: place},
+        cache=None if "://" in place else Path(place.removeprefix("file://")),
+        notes=(f"Neuron stack: {stack}, {why}", f"compiled programs are kept in {place}"),
+    )
+
+
+def _stack(environ: Mapping[str, str]) -> tuple[str, str]:
+    """The stack and what tells it, without importing anything of it."""
+    named = environ.get(STACK_VARIABLE, "")
+    if named:
+        if named not in _DEFAULTS:
+            raise ConfigError(f"{STACK_VARIABLE} is {named!r}.", f"Give {XLA} or {NATIVE}.")
+        return named, f"by {STACK_VARIABLE}"
+    if _is_installed("torch_xla"):
+        return XLA, "torch-xla is installed"
+    if _is_installed("torch_neuronx"):
+        return NATIVE, "torch-neuronx is installed without torch-xla"
+    return "", "neither torch-xla nor torch-neuronx is installed"
+
+
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _cache_place(stack: str, environ: Mapping[str, str]) -> str | None:
+    """Where the user wants compiled programs. On XLA the compiler's option beats the variable."""
+    option = _CACHE_OPTION.search(environ.get("NEURON_CC_FLAGS", "")) if stack == XLA else None
+    return option[1] if option else environ.get(_CACHE_VARIABLES[stack]) or None
+
+
+def parallel_compile(
+    found: Setup | None, environ: Mapping[str, str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What to put before a command so that its graphs are compiled ahead, and what to say.
+
+    Args:
+        found: None on a host without Neuron cores.
+    """
+    if environ.get(PARALLEL_COMPILE) != "1":
+        return (), ()
+    if found is None or not found.has_parallel_compile:
+        return (), (f"{PARALLEL_COMPILE}=1 has no effect: it is for Neuron cores under torch-xla",)
+    program = shutil.which(_PROGRAM, path=environ.get("PATH"))
+    if program is None:
+        missing = f"there is no {_PROGRAM} on PATH; programs are compiled as training needs them"
+        return (), (f"{PARALLEL_COMPILE}=1 has no effect: {missing}",)
+    return (program,), ()

@@ -1,0 +1,382 @@
+"""The script's process tree: started, listened to, stopped and reaped.
+
+Works as PID 1 and not: orphans of the script come to this process either way and are reaped here.
+A stop (SIGTERM, SIGINT) reaches the script's own processes, which then have a budget to save what
+they have; what is left when it ends, or when the script has ended, is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from amphora.common.errors import CodeError
+from amphora.common.logs import mask, unfinished
+from amphora.training.failure import Ended
+
+STOP_BUDGET_SECONDS = 100.0
+"""SageMaker sends SIGKILL 120 s after SIGTERM: this leaves time for what follows the script."""
+ABORT_BUDGET_SECONDS = 10.0
+"""Where another host has failed: what is left to save here cannot be a whole step's state."""
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_TAIL_LINES = 200
+_CHUNK_BYTES = 64 * 1024
+# A progress bar has no line end for a long while: after this its text is passed on as it is.
+_IDLE_SECONDS = 1.0
+# After the script has ended, how long output that is still in the pipes may take to arrive.
+_DRAIN_SECONDS = 2.0
+_PR_SET_CHILD_SUBREAPER = 36
+_LAUNCHER = re.compile(r"torch\.distributed\.(?:run|launch)\b|\btorchrun\b|\bmpirun\b")
+_OOM_EVENTS = Path("/sys/fs/cgroup/memory.events")
+
+
+class Abort(Protocol):
+    """What is readable once the tree must end for a reason that lies elsewhere."""
+
+    def fileno(self) -> int: ...
+
+
+class Interrupted(BaseException):
+    """A stop came while nothing ran that could be asked to stop."""
+
+
+class Signals:
+    """The signals that came, each waking the selector it is registered with."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self.stop: int | None = None
+        """The first signal that asked to stop."""
+        self.interrupts = True
+        """Whether a stop raises Interrupted in the main thread: it does while nothing runs."""
+
+    def stopped(self) -> bool:
+        """Whether the job was asked to stop."""
+        return self.stop is not None
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def drain(self) -> None:
+        """Forget the wake-ups so far."""
+        try:
+            while self._reader.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        self._reader.close()
+        self._writer.close()
+
+    def _on_stop(self, number: int, _frame: object) -> None:
+        self.stop = self.stop or number
+        if self.interrupts:
+            raise Interrupted
+
+    @classmethod
+    @contextlib.contextmanager
+    def caught(cls) -> Iterator[Signals]:
+        """Catch the stop signals and SIGCHLD within the block. Main thread only."""
+        signals = cls()
+        previous = {number: signal.signal(number, signals._on_stop) for number in _STOP_SIGNALS}
+        previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        wakeup = signal.set_wakeup_fd(signals._writer.fileno(), warn_on_full_buffer=False)
+        try:
+            yield signals
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            signals.close()
+
+
+@dataclass
+class _Relay:
+    """One pipe of the child, passed on by whole lines with secrets masked."""
+
+    source: BinaryIO
+    sink: BinaryIO
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
+    pending: bytes = b""
+    fed: float = 0.0
+
+    def feed(self) -> bool:
+        """Pass on what has arrived. False at the end of the stream."""
+        chunk = os.read(self.source.fileno(), _CHUNK_BYTES)
+        self.fed = time.monotonic()
+        self.pending += chunk
+        end = max(self.pending.rfind(b"\n"), self.pending.rfind(b"\r")) + 1
+        if not chunk:
+            end = len(self.pending)
+        elif len(self.pending) - end > _CHUNK_BYTES:
+            end = self._safe_end()
+        self._pass_on(end)
+        return bool(chunk)
+
+    def flush_idle(self) -> None:
+        """Pass on a line that has had no end for a while."""
+        if self.pending and time.monotonic() - self.fed > _IDLE_SECONDS:
+            self._pass_on(self._safe_end())
+
+    def _safe_end(self) -> int:
+        """Where a line without an end may be cut: not within what may become a secret."""
+        return len(self.pending) - unfinished(self.pending.decode("latin-1"))
+
+    def _pass_on(self, end: int) -> None:
+        text = self.pending[:end].decode("utf-8", "replace")
+        self.pending = self.pending[end:]
+        if not text:
+            return
+        text = mask(text)
+        self.tail.extend(line for line in text.splitlines() if line)
+        try:
+            self.sink.write(text.encode("utf-8"))
+            self.sink.flush()
+        except OSError:
+            pass  # Whoever read our output has gone; the job goes on.
+
+
+def run(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    cwd: Path,
+    signals: Signals,
+    *,
+    is_launcher: bool = False,
+    budget: float = STOP_BUDGET_SECONDS,
+    link: Abort | None = None,
+) -> Ended:
+    """Run a program with its process tree until all of it has ended.
+
+    Args:
+        is_launcher: Whether the program (torchrun) only starts the script's own processes: a stop
+            goes to those, and an exception of theirs is what counts.
+        budget: Seconds that the tree may take to end after a stop.
+        link: Readable once another host has ended the job: then the tree has 10 s.
+
+    Raises:
+        CodeError: The program cannot be started.
+    """
+    interrupts, signals.interrupts = signals.interrupts, False
+    if signals.stop is not None:
+        raise Interrupted
+    _become_subreaper()
+    oom_before = _oom_kills()
+    child = _started(argv, environ, cwd)
+    assert child.stdout is not None and child.stderr is not None
+    relays = [_Relay(child.stdout, sys.stdout.buffer), _Relay(child.stderr, sys.stderr.buffer)]  # type: ignore[arg-type]
+    tree = _Tree(child.pid, is_launcher)
+    try:
+        out_of_budget = _watch(tree, relays, signals, budget, link)
+    finally:
+        tree.kill()
+        tree.reap()
+        child.returncode = 0 if tree.status is None else tree.status  # Not for Popen to wait for.
+        for relay in relays:
+            relay.source.close()
+        signals.interrupts = interrupts
+    return Ended(
+        pid=child.pid,
+        is_script=argv[0] == sys.executable and not is_launcher,
+        exit_code=1 if tree.status is None else tree.status,
+        stop_signal=signals.stop,
+        out_of_budget=out_of_budget,
+        oom_killed=_oom_kills() > oom_before,
+        tail=tuple(relays[1].tail or relays[0].tail),
+    )
+
+
+def _started(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            argv,
+            env=dict(environ),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CodeError(
+            f"{argv[0]} cannot be started: {error}.",
+            "Check the script's first line (#!) and that the program is in this image.",
+        ) from error
+
+
+def _watch(
+    tree: _Tree, relays: list[_Relay], signals: Signals, budget: float, link: Abort | None
+) -> bool:
+    """Until the tree has ended and its output has arrived. True if the budget ran out."""
+    deadline = ended_at = stopping = None
+    with selectors.DefaultSelector() as selector:
+        selector.register(signals, selectors.EVENT_READ)
+        if link is not None:
+            selector.register(link, selectors.EVENT_READ, link)
+        fixed = len(selector.get_map())
+        for relay in relays:
+            selector.register(relay.source, selectors.EVENT_READ, relay)
+        while True:
+            for key, _ in selector.select(timeout=_IDLE_SECONDS / 2):
+                if key.data is None:
+                    signals.drain()
+                elif key.data is link:
+                    selector.unregister(link)
+                    fixed -= 1
+                    deadline = deadline or time.monotonic() + ABORT_BUDGET_SECONDS
+                    tree.send(signal.SIGTERM)
+                elif not key.data.feed():
+                    selector.unregister(key.fileobj)
+            for relay in relays:
+                relay.flush_idle()
+            tree.reap()
+            now = time.monotonic()
+            if signals.stop is not None and stopping is None:
+                stopping, deadline = signals.stop, now + budget
+                tree.send(stopping)
+            if deadline is not None and now > deadline:
+                return True
+            if tree.status is None:
+                continue
+            # A shell dies of SIGTERM at once while the program it waited for still saves, and so
+            # does the parent of mp.spawn's ranks.
+            if deadline is not None and tree.members():
+                tree.send(stopping or signal.SIGTERM)
+                continue
+            ended_at = ended_at or now
+            if len(selector.get_map()) == fixed or now - ended_at > _DRAIN_SECONDS:
+                return False
+
+
+@dataclass
+class _Tree:
+    """The processes that descend from the script, by /proc."""
+
+    root: int
+    is_launcher: bool
+    status: int | None = None
+    """The root's exit code, or the negative number of the signal that ended it."""
+    asked: set[int] = field(default_factory=set)
+    """Those that were asked to stop: a second signal would enter their handler again."""
+
+    def reap(self) -> None:
+        """Collect every process that has ended: the root, and orphans that came to us."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.root:
+                self.status = os.waitstatus_to_exitcode(status)
+
+    def members(self) -> list[int]:
+        """The tree's processes that live: the root's and every orphan that came to us."""
+        return _descendants(os.getpid())
+
+    def send(self, number: int) -> None:
+        """Ask the script's own processes to stop.
+
+        Not torchrun, where its workers are there to ask, since it would give them 30 s of its own;
+        and not the helpers that a Python process of the script made (data loader workers): without
+        them it could not finish its step. What the script leaves behind is asked when it has ended.
+        """
+        parents = {parent for _, parent, _ in _processes()}
+        for pid in self.members():
+            launches = pid in parents and self._launches(pid)
+            waits = self.status is None and (launches or _is_python_helper(pid))
+            if not waits and pid not in self.asked:
+                self.asked.add(pid)
+                _signal(pid, number)
+
+    def _launches(self, pid: int) -> bool:
+        named = _LAUNCHER.search(" ".join(_command(pid)[:4])) is not None
+        return named or (self.is_launcher and pid == self.root)
+
+    def kill(self) -> None:
+        """End whatever is left, at once."""
+        for _ in range(10):
+            members = self.members()
+            if not members:
+                return
+            for pid in members:
+                _signal(pid, signal.SIGKILL)
+            time.sleep(0.02)
+            self.reap()
+
+
+def _descendants(ancestor: int) -> list[int]:
+    """The live processes below `ancestor`, parents first."""
+    parents = {pid: parent for pid, parent, state in _processes() if state != "Z"}
+    found = [ancestor]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[1:]
+
+
+def _processes() -> Iterator[tuple[int, int, str]]:
+    """(pid, parent, state) of every process."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                # The command's name, in parentheses, may hold anything, even parentheses.
+                state, parent, *_ = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+            except OSError:
+                continue  # It has ended meanwhile.
+            yield int(entry.name), int(parent), state.decode()
+
+
+def _is_python_helper(pid: int) -> bool:
+    """Whether this is a Python process that Python made for itself: by fork, or multiprocessing."""
+    command = _command(pid)
+    if not command or not Path(command[0]).name.startswith("python"):
+        return False
+    if any("multiprocessing" in word or "compile_worker" in word for word in command[1:4]):
+        return True
+    parent = next((parent for each, parent, _ in _processes() if each == pid), 0)
+    return command == _command(parent)
+
+
+def _command(pid: int) -> list[str]:
+    try:
+        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
+    except OSError:
+        return []
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # It may have ended meanwhile.
+        os.kill(pid, number)
+
+
+def _become_subreaper() -> None:
+    """Have orphans of the script come to us, as they come to PID 1."""
+    prctl: Callable[..., int] | None = getattr(ctypes.CDLL(None), "prctl", None)
+    if os.getpid() != 1 and prctl is not None:
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _oom_kills() -> int:
+    """How often the out-of-memory killer has struck in this container."""
+    try:
+        events = dict(line.split() for line in _OOM_EVENTS.read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return int(events.get("oom_kill", 0))

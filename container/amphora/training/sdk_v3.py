@@ -1,0 +1,367 @@
+"""SDK v3's ModelTrainer with SourceCode: what its injected driver is asked for, done by `amphora`.
+
+The SDK replaces the image's entry point by a bash command that runs a generated script,
+sm_drivers/sm_train.sh, with the user's code in the channel `code`. bash hands the command over to
+us (hook/bash_env.sh). What the script would do is read from it and done here, since the script
+itself breaks on a `'` in a value and on a `-` in a channel's name, and passes on no signal. A line
+that is not known here has the script run as it is, under the same supervision.
+
+Source: sagemaker-train 1.27.0 (templates.py, container_drivers), which a test runs beside this.
+The scripts of its 1.0.0 and of `sagemaker.modules` in sagemaker 2.257.7 are understood as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from amphora.common.archives import unpack
+from amphora.common.devices import Devices
+from amphora.common.errors import CodeError, ConfigError
+from amphora.common.logs import is_secret_name
+from amphora.contract.job import Job, Paths, decode
+from amphora.contract.sm_variables import MASTER_PORT, too_long
+from amphora.training import launch, mpi
+from amphora.training.entry_point import Kind, Source
+
+DIFFERENCES: Mapping[str, str] = {
+    "SM_MASTER_ADDR": "the first host of the job; the driver writes 'algo-1' whatever it is called",
+    "SM_ENTRY_SCRIPT": "empty where there is none; the driver writes 'null'",
+    "SM_TRAINING_ENV": "carries SM_MASTER_ADDR",
+    "SM_HP_*": "a number that came as text keeps its spelling: '1.10' is not 1.1 to a version",
+    "argv": "as SM_HP_*; sagemaker_* come last; a secret is not to be seen in it from outside",
+    "SM_CHANNEL_*": "beside SM_CHANNEL_MY-DATA there is SM_CHANNEL_MY_DATA",
+}
+"""Where a script started here sees something else than under the driver, and why."""
+
+_DATA = r"/opt/ml/input/data"
+_SENT = re.compile(rf"chmod \+x {_DATA}/sm_drivers/sm_train\.sh && {_DATA}/sm_drivers/sm_train\.sh")
+_ENVIRONMENT = "source /opt/ml/input/sm_training.env\n"
+_COMMAND = re.compile(
+    r"""^CMD=(?:\$\(cat\ <<'(?P<end>\w+)'\n(?P<exact>.*?)\n(?P=end)\n\)|"(?P<plain>[^"$`\\]*)")\n
+    echo\ [^\n]*\n
+    eval\ "?\$CMD"?$""",
+    re.VERBOSE | re.DOTALL | re.MULTILINE,
+)
+_LINES: Mapping[str, re.Pattern[str]] = {
+    "says": re.compile(r'set [-+]x|echo "[^"$`]*"|cat requirements\.txt|else|fi'),
+    "code": re.compile(rf"cd ({_DATA}/code)"),
+    "archive": re.compile(r"tar -xzf ([\w.+@-]+)"),
+    "if_there": re.compile(r"if \[ -f (requirements\.txt) \]; then"),
+    "requirements": re.compile(
+        r"(?:\$SM_PIP_CMD install -r|\$SM_PYTHON_CMD \S+/scripts/install_requirements\.py)"
+        r" ([\w./+@-]+)"
+    ),
+    "driver": re.compile(rf"\$SM_PYTHON_CMD {_DATA}/sm_drivers/distributed_drivers/([\w.-]+\.py)"),
+}
+_BASIC, _TORCHRUN, _MPI = "basic_script_driver.py", "torchrun_driver.py", "mpi_driver.py"
+_KEYS: Mapping[str, frozenset[str]] = {
+    _BASIC: frozenset(),
+    _TORCHRUN: frozenset({"process_count_per_node", "smp"}),
+    _MPI: frozenset({"process_count_per_node", "mpi_additional_options"}),
+}
+# As supervise.run() means it: a stop goes to the processes that these start.
+_LAUNCHER = re.compile(
+    r"(?:^|[;&|])\s*(?:\S*/)?(?:(?:torchrun|accelerate|deepspeed|mpirun)\s"
+    r"|python[\d.]*\s+-m\s+(?:torch\.distributed\.|accelerate\.|deepspeed\.))"
+)
+# What the driver writes into the failure file: that its child failed, never why.
+_SAYS_NOTHING = re.compile(
+    r"\s*Training Execution failed\b|Traceback .*/sm_drivers/.*\bCalledProcessError: ", re.DOTALL
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the generated script would do after it has set its environment."""
+
+    entry_script: str
+    distributed: Mapping[str, Any]
+    steps: Mapping[str, str]
+    """By the names of `_LINES`, each with its operand; and 'command', the user's own."""
+    unknown: str = ""
+    """The first line that is not understood: then the script is run as it is."""
+
+    @property
+    def driver(self) -> str:
+        """The file below distributed_drivers, or '' where there is a command of the user's."""
+        return self.steps.get("driver", "")
+
+    @property
+    def runs_entry_script(self) -> bool:
+        """Whether that is all it does, on this host or by torchrun or mpirun: then we do it."""
+        keys = _KEYS.get(self.driver)
+        return not self.unknown and keys is not None and set(self.distributed) <= keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """How such a job is started."""
+
+    plan: launch.Launch
+    what: str
+    """What runs, for the log."""
+    root: Path
+    """The folder that everything runs in."""
+    installs: tuple[tuple[str, list[str]], ...]
+    """What is installed before, and the argv that does it."""
+
+
+def start(
+    job: Job, devices: Devices, error_dir: Path, environ: Mapping[str, str], sent: str
+) -> Start:
+    """Make the code ready, and say how it is started.
+
+    Args:
+        error_dir: Where the script's processes record the exception that ends them.
+        sent: The bash command that the SDK sent.
+
+    Raises:
+        ConfigError: The channel sm_drivers is not what the SDK makes of it.
+        CodeError: The code or its entry script is not there, or cannot be unpacked.
+    """
+    request = read(job.paths, sent)
+    root = job.paths.data / "code" if "code" in request.steps else Path.cwd()
+    if "archive" in request.steps and not request.unknown:
+        archive = root / request.steps["archive"]
+        unpack(archive, root, str(archive))
+    program, what = _program(request, root, job.paths)
+    plan = launch.plan(_adapted(job, request, root), devices, program, error_dir, environ)
+    plan = replace(plan, environ=_environ(plan, job, request, devices, environ))
+    if request.runs_entry_script:
+        plan = replace(plan, argv=(*plan.argv, *_shown(arguments_of(job))))
+    else:
+        argv, is_launcher = _command(request, job.paths, sent)
+        plan = replace(plan, argv=argv, is_launcher=is_launcher)
+    if request.unknown:
+        note = f"sm_train.sh is run as it is: {request.unknown!r} in it is not known here"
+        plan = replace(plan, notes=(*plan.notes, note))
+    return Start(
+        plan=plan, what=what, root=root, installs=tuple(_installs(request, job.paths, root))
+    )
+
+
+def read(paths: Paths, sent: str) -> Request:
+    """Read what the SDK put into the channel sm_drivers. Raises ConfigError."""
+    folder = paths.data / "sm_drivers"
+    try:
+        script = (folder / "sm_train.sh").read_text(encoding="utf-8")
+        source_code = json.loads((folder / "sourcecode.json").read_text(encoding="utf-8"))
+        distributed = json.loads((folder / "distributed.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"The channel sm_drivers cannot be read: {error}.",
+            "SDK v3's ModelTrainer makes it from SourceCode: start the job with that.",
+        ) from error
+    steps, unknown = understand(script)
+    return Request(
+        entry_script=(source_code or {}).get("entry_script") or "",
+        distributed=distributed or {},
+        steps=steps,
+        unknown=unknown if _SENT.fullmatch(sent.strip()) else sent,
+    )
+
+
+def understand(script: str) -> tuple[dict[str, str], str]:
+    """The steps of a generated sm_train.sh, and its first line that is not understood, or ''."""
+    head, _, tail = script.partition(_ENVIRONMENT)
+    steps: dict[str, str] = {}
+    if command := _COMMAND.search(tail):
+        steps["command"] = command["exact"] if command["plain"] is None else command["plain"]
+        tail = tail[: command.start()] + tail[command.end() :]
+    prepares = [line for line in head.splitlines() if "/sm_drivers/" in line]
+    if len(prepares) != 1 or not prepares[0].endswith("/scripts/environment.py"):
+        return steps, "how it sets the environment"
+    for line in filter(None, map(str.strip, tail.splitlines())):
+        found = ((name, pattern.fullmatch(line)) for name, pattern in _LINES.items())
+        name, match = next(((name, match) for name, match in found if match), ("", None))
+        if match is None or name in steps:
+            return steps, line
+        if match.re.groups:
+            steps[name] = match[1]
+    return steps, "" if ("command" in steps) != ("driver" in steps) else "what it starts"
+
+
+def forget_generic_failure(paths: Paths) -> None:
+    """Remove a failure file that the SDK's driver wrote: it names no reason."""
+    if paths.failure.is_file() and _SAYS_NOTHING.match(
+        paths.failure.read_text(encoding="utf-8", errors="replace")
+    ):
+        paths.failure.unlink()
+
+
+def arguments_of(job: Job) -> dict[str, str]:
+    """The hyperparameters as the driver writes them into argv: `--key text`, JSON but for strings.
+
+    The driver decodes each value twice and strips no key, sagemaker_* included.
+    """
+    return {name: _spelled(value) for name, value in {**job.arguments, **job.sagemaker}.items()}
+
+
+def variables_of(
+    job: Job, request: Request, devices: Devices, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """The SM_* variables of the driver."""
+    values = _values(job, request, devices, environ)
+    variables = {f"SM_{name.upper()}": _text(value) for name, value in values.items()}
+    for name, value in {**job.arguments, **job.sagemaker}.items():
+        variables[_hp(name)] = _text(value)
+    arguments = [word for pair in arguments_of(job).items() for word in pair]
+    return variables | {"SM_USER_ARGS": json.dumps(arguments)}
+
+
+def _values(
+    job: Job, request: Request, devices: Devices, environ: Mapping[str, str]
+) -> dict[str, Any]:
+    paths = job.paths
+    shared: dict[str, Any] = {
+        "current_host": job.current_host,
+        "current_instance_type": job.instance_type,
+        "hosts": list(job.hosts),
+        "master_addr": job.hosts[0],
+        "master_port": MASTER_PORT,
+        "input_data_config": dict(job.input_data_config),
+        "input_config_dir": str(paths.config),
+        "input_data_dir": str(paths.data),
+        "input_dir": str(paths.input),
+        "log_level": environ.get("SM_LOG_LEVEL", 20),
+        "model_dir": str(paths.model),
+        "network_interface_name": job.network_interface,
+        "num_cpus": os.cpu_count(),
+        "num_gpus": devices.gpus,
+        "num_neurons": devices.neuron_cores,
+        "output_data_dir": str(paths.output_data),
+        "resource_config": dict(job.resource_config),
+    }
+    hps = {**job.hyperparameters, **job.sagemaker}
+    training_env = {
+        "channel_input_dirs": {name: str(paths.data / name) for name in job.input_data_config},
+        "hyperparameters": hps,
+        "job_name": environ.get("TRAINING_JOB_NAME"),
+        **shared,
+    }
+    values = {
+        **shared,
+        "channels": list(job.input_data_config),
+        "hps": hps,
+        "host_count": len(job.hosts),
+        "current_host_rank": job.rank,
+        "output_dir": str(paths.output),
+        "output_failure": str(paths.failure),
+        "source_dir": str(paths.data / "code"),
+        "entry_script": request.entry_script,
+        "training_env": training_env,
+    }
+    if request.distributed:
+        values["distributed_driver_dir"] = str(paths.data / "sm_drivers" / "distributed_drivers")
+        values["distributed_config"] = dict(request.distributed)
+    return values
+
+
+def _program(request: Request, root: Path, paths: Paths) -> tuple[Source, str]:
+    """What `launch` is to start, and its name for the log."""
+    if not request.runs_entry_script:
+        script = str(paths.data / "sm_drivers" / "sm_train.sh")
+        what = request.steps.get("command") or request.driver
+        return Source(root=root, kind=Kind.COMMAND, name=script), (
+            script if request.unknown else what
+        )
+    name = request.entry_script
+    if not (root / name).is_file():
+        there = sorted(path.name for path in root.glob("*") if path.is_file())
+        raise CodeError(
+            f"SourceCode.entry_script is {name!r}, but {root / name} is not there"
+            f" (there: {', '.join(there[:20]) or 'nothing'}).",
+            "Give its path within SourceCode.source_dir.",
+        )
+    kind = Kind.COMMAND if name.endswith(".sh") else Kind.SCRIPT
+    return Source(root=root, kind=kind, name=name), str(root / name)
+
+
+def _adapted(job: Job, request: Request, root: Path) -> Job:
+    """The job in the words of SDK v2, whose distributions `launch` knows."""
+    count = request.distributed.get("process_count_per_node")
+    asked: dict[str, Any] = {"process_count_per_node": count} if count else {}
+    if request.driver == _TORCHRUN:
+        asked["sagemaker_torch_distributed_enabled"] = True
+    elif request.driver == _MPI:
+        options = request.distributed.get("mpi_additional_options") or []
+        asked[mpi.KEY] = True
+        asked["sagemaker_mpi_custom_mpi_options"] = shlex.join(options)
+    else:
+        asked["process_count_per_node"] = 1
+    if job.instance_groups:
+        asked["sagemaker_distribution_instance_groups"] = list(job.instance_groups)
+    return replace(
+        job,
+        entry_point=request.entry_script or "sm_train.sh",
+        submit_directory=str(root),
+        arguments={},
+        sagemaker=asked if request.runs_entry_script else {},
+    )
+
+
+def _environ(
+    plan: launch.Launch,
+    job: Job,
+    request: Request,
+    devices: Devices,
+    environ: Mapping[str, str],
+) -> dict[str, str]:
+    variables = variables_of(job, request, devices, environ)
+    dropped = too_long(variables)
+    kept = {name: value for name, value in variables.items() if name not in dropped}
+    return {**plan.environ, **kept}
+
+
+def _command(request: Request, paths: Paths, sent: str) -> tuple[tuple[str, ...], bool]:
+    """An argv that is not ours to make, and whether it only starts the script's processes."""
+    if request.unknown:
+        return ("/bin/bash", "-c", sent), True
+    if request.driver:
+        driver = paths.data / "sm_drivers" / "distributed_drivers" / request.driver
+        return (sys.executable, str(driver)), True
+    command = request.steps["command"]
+    return ("/bin/bash", "-e", "-c", command), _LAUNCHER.search(command) is not None
+
+
+def _installs(request: Request, paths: Paths, root: Path) -> list[tuple[str, list[str]]]:
+    name = request.steps.get("requirements")
+    if request.unknown or name is None:
+        return []
+    if "if_there" in request.steps and not (root / name).is_file():
+        return []
+    # The SDK's own installer knows AWS CodeArtifact; older SDKs call pip.
+    installer = paths.data / "sm_drivers" / "scripts" / "install_requirements.py"
+    pip = [str(installer)] if installer.is_file() else ["-m", "pip", "install", "--no-input", "-r"]
+    return [(name, [sys.executable, *pip, name])]
+
+
+def _hp(name: str) -> str:
+    return f"SM_HP_{name.replace('-', '_').upper()}"
+
+
+def _shown(arguments: Mapping[str, str]) -> list[str]:
+    """argv; a secret's place is taken by a mark that the hook resolves."""
+    argv = []
+    for name, text in arguments.items():
+        hidden = text and is_secret_name(name)
+        argv += [f"--{name}", f"{launch.SECRET_PREFIX}{_hp(name)}" if hidden else text]
+    return argv
+
+
+def _spelled(value: Any) -> str:
+    again = decode(value)
+    is_number = isinstance(again, (int, float)) and not isinstance(again, bool)
+    return value.strip() if isinstance(value, str) and is_number else _text(again)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
