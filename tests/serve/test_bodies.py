@@ -61,6 +61,7 @@ def test_gzip_of_several_members_and_padding_is_one_body() -> None:
         (b"", "deflate"),
         (raw_deflate(os.urandom(99))[:-5], "deflate"),
     ],
+    ids=["cut", "gzip-and-more", "zlib-and-more", "plain", "no-gzip", "no-deflate", "raw-cut"],
 )
 def test_a_broken_body_is_400(body: bytes, coding: str) -> None:
     with pytest.raises(Fault) as error:

@@ -22,8 +22,8 @@ def import_all() -> Any:
     """Every module of the recipe, and the handlers."""
     sys.path.insert(0, str(CODE))
     recipe = importlib.import_module("recipe")
-    for module in pkgutil.iter_modules(recipe.__path__):
-        importlib.import_module(f"recipe.{module.name}")
+    for module in pkgutil.walk_packages(recipe.__path__, "recipe."):
+        importlib.import_module(module.name)
     return importlib.import_module("inference")
 
 
