@@ -48,7 +48,12 @@ class Hyperparameters:
             "aliases": ["--huggingface_token"],
         },
     )
-    text_column: str | None = _documented(None, "Column to read. Default: found by its name.")
+    text_column: str | None = _documented(
+        None, "Column to read, or two (a,b) that are read as a pair. Default: found by name."
+    )
+    text_pair_column: str | None = _documented(
+        None, "Column of the second text of each pair; the same as text_column=a,b."
+    )
     label_column: str | None = _documented(None, "Column to predict. Default: found by its name.")
     problem_type: str | None = _documented(
         None,
@@ -222,8 +227,8 @@ _CHOICES: Mapping[str, Sequence[str]] = {
     "long_texts": (SPLIT, TRUNCATE),
 }
 _OF_TASKS = {
-    **dict.fromkeys(("label_column", "problem_type", "label_separator", "class_weight",
-                     "num_labels"), CLASSIFICATION),
+    **dict.fromkeys(("text_pair_column", "label_column", "problem_type", "label_separator",
+                     "class_weight", "num_labels"), CLASSIFICATION),
     **dict.fromkeys(("prompt_column", "completion_column", "messages_column", "sample_by",
                      "long_texts"), CAUSAL_LM),
 }  # fmt: skip

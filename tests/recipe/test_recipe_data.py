@@ -344,7 +344,11 @@ BROKEN = [
     (GOOD, {"text_column": "body"}, ["text_column", "'body'", "text, label"]),
     ("just words\nand more\n", {}, ["a.csv", "delimiter", "'just words'"]),
     ("number,value\n1,2\n3,4\n", {}, ["text", "number, value", "text_column"]),
-    ("words,more\nxx,aa\nyy,bb\nzz,cc\n", {}, ["words, more", "label_column"]),
+    (
+        "words,more\nxx,aa\nyy,bb\nzz,cc\n",
+        {},
+        ["'words'", "'more'", "text_column=words,more", "label_column"],
+    ),
     ("text,label,label\na,b,c\n", {}, ["two columns", "'label'"]),
 ]
 

@@ -42,7 +42,7 @@ def material(
     facts = Facts(
         base_model="some/model",
         hyperparameters=Hyperparameters(hf_token="hf_planted"),
-        about=model_card.of_labels((predictions or SINGLE_LABEL).labels),
+        about=model_card.of_labels((predictions or SINGLE_LABEL).labels, ("text",)),
         found=["train data: 4 rows"],
         device="device: cpu",
         metrics={"eval_accuracy": 0.25, "test_accuracy": 0.5, "train_samples_per_second": 8.0},

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import datasets
@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from recipe.batching import packing
 from recipe.batching.packing import Rows, Shape
-from recipe.data.column_names import LABEL, TOKEN_IDS
+from recipe.data.column_names import LABEL, TOKEN_IDS, TYPE_IDS
 
 Batch = dict[str, Any]
 
@@ -34,15 +34,22 @@ class Samples:
     """Where each sample starts in `token_ids`, and at last where the data ends."""
     labels: Any
     """An array [samples] or [samples, labels]."""
+    types: Rows | None = field(default=None, kw_only=True)
+    """The type of each of `token_ids`, by which a tokenizer tells the texts of a pair apart."""
 
     @classmethod
     def of(cls, split: datasets.Dataset) -> Samples:
-        """The samples of a data set with the columns `input_ids` and `label`."""
-        ids = [np.asarray(row, dtype=np.int32) for row in split.with_format("numpy")[TOKEN_IDS]]
+        """The samples of a data set with the columns `input_ids` and `label`, and maybe
+        `token_type_ids`."""
+        columns = split.with_format("numpy")
+        ids = [np.asarray(row, dtype=np.int32) for row in columns[TOKEN_IDS]]
         labels = np.asarray(split[LABEL][:])
         if labels.dtype.kind == "f":
             labels = labels.astype(np.float32)
-        return cls(np.concatenate(ids), np.cumsum([0, *map(len, ids)]), labels)
+        types = None
+        if TYPE_IDS in split.column_names:
+            types = np.concatenate([np.asarray(row, dtype=np.int8) for row in columns[TYPE_IDS]])
+        return cls(np.concatenate(ids), np.cumsum([0, *map(len, ids)]), labels, types=types)
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -59,14 +66,21 @@ class Samples:
     def fingerprint(self) -> str:
         """What tells this data apart from other data."""
         digest = hashlib.sha256()
-        for array in (self.token_ids, self.starts, self.labels):
-            digest.update(np.ascontiguousarray(array).data)
+        for array in (self.token_ids, self.starts, self.labels, self.types):
+            if array is not None:
+                digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()[:16]
 
     def tokens(self, row: int) -> Rows:
         """The token ids of one sample."""
         ids: Rows = self.token_ids[self.starts[row] : self.starts[row + 1]]
         return ids
+
+    def types_of(self, row: int) -> Rows:
+        """The types of the tokens of one sample, of `types` that are there."""
+        assert self.types is not None
+        types: Rows = self.types[self.starts[row] : self.starts[row + 1]]
+        return types
 
 
 class Layout(Protocol):
@@ -94,15 +108,18 @@ class Packed:
     pad_id: int
     first_position: int
     balanced: ClassVar[bool] = True
+    typed: bool = field(default=False, kw_only=True)
+    """Whether the model takes the types of tokens."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """input_ids, position_ids and segments [rows, length], first [size]."""
+        """input_ids, position_ids, segments and maybe token_type_ids [rows, length], first
+        [size]."""
         lengths = samples.lengths[rows].tolist()
         blocks = self.shape.place(lengths)
         assert blocks is not None  # the shape was made for all batches
         ids = np.full((self.shape.rows, self.shape.length), self.pad_id)
         positions = np.full_like(ids, self.first_position)
-        segments = np.zeros_like(ids)
+        segments, types = np.zeros_like(ids), np.zeros_like(ids)
         first = np.zeros(self.size, dtype=np.int64)
         for block, members in enumerate(blocks):
             start = 0
@@ -111,9 +128,13 @@ class Packed:
                 ids[block, start:end] = samples.tokens(rows[member])
                 positions[block, start:end] += np.arange(lengths[member])
                 segments[block, start:end] = number
+                if self.typed:
+                    types[block, start:end] = samples.types_of(rows[member])
                 first[member] = block * self.shape.length + start
                 start = end
         arrays = {"input_ids": ids, "position_ids": positions, "segments": segments, "first": first}
+        if self.typed:
+            arrays[TYPE_IDS] = types
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def describe(self) -> str:
@@ -133,19 +154,26 @@ class Padded:
     size: int
     pad_id: int
     balanced: ClassVar[bool] = False
+    typed: bool = field(default=False, kw_only=True)
+    """Whether the model takes the types of tokens."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
-        """input_ids and attention_mask [size, one of the lengths]."""
+        """input_ids, attention_mask and maybe token_type_ids [size, one of the lengths]."""
         length = self._length(samples, rows)
         ids = np.full((self.size, length), self.pad_id)
-        mask = np.zeros_like(ids)
+        mask, types = np.zeros_like(ids), np.zeros_like(ids)
         # A row without a sample attends to one token: attention to none has no value.
         mask[:, 0] = 1
         for at, row in enumerate(rows):
             tokens = samples.tokens(row)
             ids[at, : len(tokens)] = tokens
             mask[at, : len(tokens)] = 1
-        return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+            if self.typed:
+                types[at, : len(tokens)] = samples.types_of(row)
+        arrays = {"input_ids": ids, "attention_mask": mask}
+        if self.typed:
+            arrays[TYPE_IDS] = types
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def _length(self, samples: Samples, rows: Rows) -> int:
         longest = int(samples.lengths[rows].max(initial=1))

@@ -17,7 +17,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import channels as layout
 from recipe.data import columns, formats, labels
-from recipe.data.column_names import LABEL, TEXT, TOKEN_IDS
+from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.data.columns import Columns
 from recipe.data.labels import Labels, Shape
 from recipe.data.part import Part
@@ -34,7 +34,8 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Splits:
-    """Data sets with the columns `text` (or `input_ids`, where it came tokenised) and `label`.
+    """Data sets with the columns `text` (or `input_ids`, where it came tokenised) and `label`; of
+    pairs with `text_pair`, too.
 
     A label is a class id, a float, or a float (0 or 1) for each class, as `labels.problem` says.
     """
@@ -46,6 +47,8 @@ class Splits:
     labels: Labels
     found: list[str]
     """What was detected, one line each."""
+    text_columns: tuple[str, ...] = (TEXT,)
+    """The names of the columns of texts in the training data: one, or two of pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
         test=test,
         labels=known,
         found=[*notes, *found, rule, _describe_labels(known, train)],
+        text_columns=read["train"][0].columns.read,
     )
 
 
@@ -95,6 +99,10 @@ def _read_splits(
         if split != "train" and labels.is_unlabelled(part, chosen.label):
             notes.append(f"{part.path} has no labels and is not used.")
             continue
+        rows = part.table.num_rows
+        part = labels.labelled(part, chosen.label, is_pair=chosen.pair is not None)
+        if unlabelled := rows - part.table.num_rows:
+            notes.append(f"{unlabelled} rows of {part.path} have no label and are not used.")
         read.setdefault(split, []).append(_Read(part=part, columns=chosen))
     return read
 
@@ -124,7 +132,8 @@ def read_parts(
 
 
 def _choose(part: Part, hyperparameters: Hyperparameters, like: Columns | None) -> Columns:
-    return columns.choose(part, hyperparameters.text_column, hyperparameters.label_column, like)
+    text, pair = hyperparameters.text_column, hyperparameters.text_pair_column
+    return columns.choose(part, text, hyperparameters.label_column, like, pair)
 
 
 def _classes(train: Sequence[_Read], shape: Shape) -> Labels:
@@ -146,16 +155,21 @@ def _build(split: str, parts: Sequence[_Read], shape: Shape, known: Labels) -> d
 
 
 def _inputs(read: _Read) -> dict[str, pa.Array]:
-    values = read.part.table[read.columns.text].to_pylist()
     if read.columns.text == TOKEN_IDS:
-        return {TOKEN_IDS: token_ids(read.part)}
-    texts = ["" if value is None else str(value) for value in values]
-    return {TEXT: pa.array(texts, pa.large_string())}
+        has_types = TYPE_IDS in read.part.table.column_names
+        return {name: token_ids(read.part, name) for name in (TOKEN_IDS, TYPE_IDS)[: 1 + has_types]}
+    found = {}
+    for name, column in zip((TEXT, PAIR), read.columns.read, strict=False):
+        values = read.part.table[column].to_pylist()
+        texts = ["" if value is None else str(value) for value in values]
+        found[name] = pa.array(texts, pa.large_string())
+    return found
 
 
-def token_ids(part: Part) -> pa.Array:
-    """The column `input_ids` without what its `attention_mask` says is padding."""
-    values = part.table[TOKEN_IDS].to_pylist()
+def token_ids(part: Part, name: str = TOKEN_IDS) -> pa.Array:
+    """The column `input_ids` (or `token_type_ids`) without what its `attention_mask` says is
+    padding."""
+    values = part.table[name].to_pylist()
     if "attention_mask" in part.table.column_names:
         masks = part.table["attention_mask"].to_pylist()
         values = [
@@ -233,10 +247,20 @@ def hold_out(class_ids: Sequence[int], share: float, seed: int) -> tuple[list[in
 def _describe(split: str, parts: Sequence[_Read]) -> str:
     rows = sum(each.part.table.num_rows for each in parts)
     kinds = ", ".join(sorted({each.part.format for each in parts}))
-    chosen = sorted({(each.columns.text, each.columns.label) for each in parts})
-    pairs = "; ".join(f"text column {text!r}, label column {label!r}" for text, label in chosen)
+    chosen = sorted({(each.columns.read, each.columns.label) for each in parts})
+    read = "; ".join(f"{_shown(texts)}, label column {label!r}" for texts, label in chosen)
     where = str(parts[0].part.path) if len(parts) == 1 else f"{len(parts)} files"
-    return f"{split} data: {rows} rows from {where}, {kinds}; {pairs}"
+    taken = {name for texts, label in chosen for name in (*texts, label)}
+    others = {name for each in parts for name in each.part.table.column_names} - taken
+    others -= {TYPE_IDS, "attention_mask"} if TOKEN_IDS in taken else set()
+    unread = f"; not read: {_some(sorted(others))}" if others else ""
+    return f"{split} data: {rows} rows from {where}, {kinds}; {read}{unread}"
+
+
+def _shown(texts: Sequence[str]) -> str:
+    if len(texts) == 1:
+        return f"text column {texts[0]!r}"
+    return f"pairs of the text columns {texts[0]!r} and {texts[1]!r}, in this order"
 
 
 def _describe_labels(known: Labels, train: datasets.Dataset) -> str:

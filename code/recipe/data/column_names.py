@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-TEXT, LABEL = "text", "label"
-TOKEN_IDS = "input_ids"
+TEXT, PAIR, LABEL = "text", "text_pair", "label"
+TOKEN_IDS, TYPE_IDS = "input_ids", "token_type_ids"
 PROMPT, COMPLETION, MESSAGES = "prompt", "completion", "messages"
 LEARNED = "learned"
 """Whether each token is learned."""
@@ -53,6 +53,86 @@ LABEL_NAMES = (
     "y",
 )
 """What the column to predict is called, most telling first."""
+
+LABEL_NAMES_OF_PAIRS = (
+    "gold_label",
+    "is_duplicate",
+    "duplicate",
+    "is_paraphrase",
+    "quality",
+    "score",
+    "similarity",
+    "similarity_score",
+    "relatedness_score",
+    "entailment_judgment",
+    "relevance",
+    "entailment",
+)
+"""What else the column to predict is called beside two texts; two of these are none."""
+
+PAIR_NAMES = (
+    ("premise", "hypothesis"),
+    ("text", "hypothesis"),
+    ("sentence", "hypothesis"),
+    ("question", "sentence"),
+    ("question", "passage"),
+    ("question", "context"),
+    ("question", "paragraph"),
+    ("question", "document"),
+    ("question", "answer"),
+    ("query", "passage"),
+    ("query", "document"),
+    ("query", "doc"),
+    ("query", "text"),
+    ("query", "title"),
+    ("query", "product_title"),
+    ("query", "answer"),
+    ("query", "response"),
+    ("claim", "evidence"),
+    ("claim", "sentence"),
+    ("context", "response"),
+    ("prompt", "response"),
+    ("anchor", "target"),
+    ("anchor", "positive"),
+    ("anchor", "candidate"),
+    ("text", "text_pair"),
+    ("text", "pair"),
+    ("sentence", "sentence_pair"),
+    ("text", "aspect"),
+    ("sentence", "aspect"),
+)
+"""What the two columns of a pair are called, in the order in which they are read."""
+
+TWINS = (
+    ("1", "2", "3"),
+    ("a", "b", "c"),
+    ("left", "right", "middle"),
+    ("first", "second", "third"),
+)
+"""What tells the names of a pair's columns apart, and what a third one would have."""
+
+PAIR_STEMS = (
+    *TEXT_NAMES,
+    *("s", "q", "t", "sent", "sentences", "string", "str", "phrase", "doc", "passage", "premise"),
+    *("claim", "statement", "questions", "txt", "paragraph", "code", "func", "snippet"),
+)
+"""What columns told apart so are called: the two of them are a pair whatever they hold."""
+
+METADATA = (
+    *("id", "ids", "idx", "index", "guid", "uid", "uuid", "asin", "isbn", "doi", "hash", "md5"),
+    *("url", "urls", "uri", "link", "links", "href", "permalink", "domain", "site", "host"),
+    *("date", "time", "timestamp", "datetime", "created", "updated", "published", "at", "year"),
+    *("author", "authors", "user", "username", "handle", "email", "worker", "annotator"),
+    *("lang", "language", "locale", "country", "city", "location", "timezone", "geo", "coord"),
+    *("source", "publisher", "split", "fold", "subset", "dataset", "file", "filename", "path"),
+    *("user_name", "screen_name", "author_name", "reviewer_name", "file_name", "name"),
+    *("label_text", "label_name", "label_str"),
+)
+"""Columns that are about a text, if they hold a few words: whole names, or their last words."""
+DERIVED = (
+    *("parse", "tree", "tokens", "lemmas", "explanation", "explanations", "rationale", "reason"),
+)
+"""Columns that are made of the other texts, or explain the label."""
 
 
 PROMPT_NAMES = ("prompt", "instruction", "question")

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
+from recipe.data import text_columns
 from recipe.data.column_names import (
     COMPLETION,
     COMPLETION_NAMES,
     LABEL_NAMES,
+    LABEL_NAMES_OF_PAIRS,
     MESSAGES,
     MESSAGES_NAMES,
     PROMPT,
@@ -37,31 +39,71 @@ _DOCUMENTS: Sequence[Mapping[str, Sequence[str]]] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """The names of the column to read and of the column to predict."""
+    """The names of the columns to read and of the column to predict."""
 
     text: str
+    pair: str | None = None
+    """The second text of each sample, where they are pairs."""
     label: str
 
+    @property
+    def read(self) -> tuple[str, ...]:
+        """One name, or the two of a pair in their order."""
+        return (self.text,) if self.pair is None else (self.text, self.pair)
 
-def choose(part: Part, text: str | None, label: str | None, like: Columns | None = None) -> Columns:
+
+def choose(
+    part: Part,
+    text: str | None,
+    label: str | None,
+    like: Columns | None = None,
+    pair: str | None = None,
+) -> Columns:
     """The text and label columns of `part`.
 
     Args:
-        text: The hyperparameter text_column, if given.
+        text: The hyperparameter text_column, if given: one column, or two with a comma between.
         label: The hyperparameter label_column, if given.
         like: The columns of the training data, which other data most likely shares.
+        pair: The hyperparameter text_pair_column, if given.
 
     Raises:
-        DataError: a given column is not there, or none (or several) can be the one.
+        DataError: a given column is not there; none (or several) can be the one; texts would be
+            left out; or these are pairs and the training data is none, or the other way round.
     """
     names = part.table.column_names
-    text_like, label_like = (like.text, like.label) if like else ("", "")
-    chosen_label = _given(part, "label_column", label) or _by_name(names, label_like, LABEL_NAMES)
-    chosen_text = _given(part, "text_column", text) or _by_name(names, text_like, TEXT_NAMES)
-    if chosen_text is None and TOKEN_IDS in names:
-        chosen_text = TOKEN_IDS
-    chosen_text = chosen_text or _longest(part, but=chosen_label)
-    return Columns(text=chosen_text, label=chosen_label or _fewest(part, but=chosen_text))
+    chosen_label = _given(part, "label_column", label)
+    texts = asked = text_columns.given(part, text, pair)
+    if texts is None and like is not None and set(like.read) <= set(names):
+        texts = asked = (like.text, like.pair)
+    if texts is None:
+        texts = text_columns.pair_by_name(part, chosen_label)
+    others = [name for name in names if name not in (texts or ())]
+    chosen_label = chosen_label or _by_name(others, like.label if like else "", LABEL_NAMES)
+    if texts is None and TOKEN_IDS in names and _by_name(names, "", TEXT_NAMES) is None:
+        texts = asked = (TOKEN_IDS, None)
+    if texts is None:
+        texts = (text_columns.single(part, chosen_label), None)
+    chosen_label = chosen_label or _label_of(part, texts)
+    if asked is None:
+        text_columns.check_nothing_is_left_out(part, texts, chosen_label)
+    chosen = Columns(text=texts[0], pair=texts[1], label=chosen_label)
+    if like is not None and len(chosen.read) != len(like.read):
+        raise DataError(
+            f"{part.path} has the text columns {', '.join(chosen.read)}, and the training data "
+            f"{', '.join(like.read)}.",
+            "Give one text a sample in all files, or two under the same names.",
+        )
+    return chosen
+
+
+def _label_of(part: Part, texts: tuple[str, str | None]) -> str:
+    """The label column that is not known by a usual name."""
+    names = {plain(name): name for name in part.table.column_names if name not in texts}
+    known: list[str] = [names[name] for name in LABEL_NAMES_OF_PAIRS if name in names]
+    if texts[1] is not None and len(known) == 1:
+        return known[0]
+    return _fewest(part, but=texts)
 
 
 def of_documents(
@@ -130,13 +172,13 @@ def _longest(part: Part, but: str | None) -> str:
     return longest
 
 
-def _fewest(part: Part, but: str) -> str:
+def _fewest(part: Part, but: Sequence[str | None]) -> str:
     """The only other column whose values repeat as those of classes do."""
     sample = part.table.slice(0, _SAMPLE_ROWS)
     classes: list[str] = [
         name
         for name in sample.column_names
-        if name != but and _looks_like_classes(sample[name], sample.num_rows)
+        if name not in but and _looks_like_classes(sample[name], sample.num_rows)
     ]
     if len(classes) != 1:
         raise _not_found(part, "label", "label_column")

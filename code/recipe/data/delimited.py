@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data.column_names import LABEL_NAMES, TEXT_NAMES, plain
+from recipe.data.column_names import LABEL_NAMES, PAIR_NAMES, TEXT_NAMES, plain
 from recipe.data.part import Part, is_number, open_text
 from recipe.errors import DataError
 
@@ -29,12 +29,21 @@ def read_delimited(path: Path, encoding: str, lone_column: bool) -> Part:
     """
     delimiter = _delimiter(path, encoding, lone_column)
     try:
-        return _read_rows(path, encoding, delimiter, csv.QUOTE_MINIMAL)
+        quoted = _read_rows(path, encoding, delimiter, csv.QUOTE_MINIMAL)
     except DataError:
         if delimiter != "\t":
             raise
         # Many tab-separated files are written without any quoting.
         return _read_rows(path, encoding, delimiter, csv.QUOTE_NONE)
+    lines = quoted.lines or ()
+    if delimiter != "\t" or all(after - line == 1 for line, after in itertools.pairwise(lines)):
+        return quoted
+    # A quote at the start of a last field may have swallowed the lines up to the next one that ends
+    # a field. Where a row spans lines by right, these alone have fewer fields.
+    try:
+        return _read_rows(path, encoding, delimiter, csv.QUOTE_NONE)
+    except DataError:
+        return quoted
 
 
 def _delimiter(path: Path, encoding: str, lone_column: bool) -> str:
@@ -122,7 +131,8 @@ def _header(path: Path, rows: list[list[str]]) -> list[str] | None:
     known = {plain(name) for name in names}
     if len(names) == 1:
         return names if known & set(TEXT_NAMES) else None
-    if not (known & set(TEXT_NAMES) and known & set(LABEL_NAMES)):
+    has_texts = known & set(TEXT_NAMES) or any(set(pair) <= known for pair in PAIR_NAMES)
+    if not (has_texts and known & set(LABEL_NAMES)):
         below = [set(column) for column in zip(*rows[1:], strict=True)]
         repeated = any(name in values for name, values in zip(names, below, strict=False))
         if repeated or len(set(names)) < len(names) or any(map(is_number, names)):

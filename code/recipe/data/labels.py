@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from recipe.data.column_names import plain
 from recipe.data.part import Part, is_number
 from recipe.errors import DataError
 from recipe.hyperparameters import PROBLEMS
@@ -192,7 +193,29 @@ def _no_class(part: Part, row: int, value: Any, column: str) -> DataError:
 def is_unlabelled(part: Part, column: str) -> bool:
     """Whether every row has -1 or nothing: how public test splits hide their answers."""
     values = part.table[column]
-    return not pa.types.is_nested(values.type) and set(values.unique().to_pylist()) <= {-1, None}
+    if pa.types.is_nested(values.type):
+        return False
+    return set(values.unique().to_pylist()) <= {-1, None, "", "-1", "-1.0"}
+
+
+def labelled(part: Part, column: str, is_pair: bool) -> Part:
+    """`part` without the rows that say themselves that they have no label: -1 in a column of
+    ClassLabels, `-` in SNLI's gold_label, or, of pairs, -1 beside 0, 1 and 2 and more.
+
+    Other rows without a label stay, for `Shape.spell` to refuse.
+    """
+    values = part.table[column]
+    if pa.types.is_nested(values.type):
+        return part
+    distinct = {str(value) for value in values.unique().to_pylist() if value is not None}
+    none = "-" if plain(column) == "gold_label" else "-1"
+    others = distinct - {none}
+    codes = {str(number) for number in range(len(others))}
+    is_known = none == "-" or column in part.class_names
+    if none not in distinct or not (is_known or (is_pair and len(codes) > 2 and others == codes)):
+        return part
+    kept = [row for row, value in enumerate(values.to_pylist()) if str(value) != none]
+    return part.select(kept)
 
 
 def _spell(value: Any, names: list[str] | None) -> str | None:

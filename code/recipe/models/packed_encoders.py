@@ -1,9 +1,10 @@
 """Models that take several samples in one block of tokens, each with its own head for each sample.
 
 A packed batch is: `input_ids`, `position_ids` (restarting with each sample) and `segments` (the
-number of each token's sample in its block, 0 where there is none), all [rows, length]; and
-`first` [samples], where each sample's first token is in the flattened blocks. Tokens attend to
-their own segment only, by a 4-D mask: position ids alone let these encoders see other samples.
+number of each token's sample in its block, 0 where there is none), of pairs `token_type_ids`, all
+[rows, length]; and `first` [samples], where each sample's first token is in the flattened blocks.
+Tokens attend to their own segment only, by a 4-D mask: position ids alone let these encoders see
+other samples.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import transformers
 from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
+
+from recipe.data.column_names import TYPE_IDS
 
 IS_OLDER = transformers.__version__.startswith("4.")
 """Whether models take masks as in transformers 4: [rows, length, length], and not all kinds do."""
@@ -103,12 +106,15 @@ def _forward(
         return unpacked(*args, **inputs)
     own = segments[:, None, :, None] == segments[:, None, None, :]
     masks = family.masks(model.config, own, segments)
-    # By itself transformers 4 has token types for as many tokens as a sample may have only.
+    types = {name: inputs[name] for name in (TYPE_IDS,) if name in inputs}
+    if IS_OLDER:
+        # By itself transformers 4 has token types for as many tokens as a sample may have only.
+        types = {TYPE_IDS: torch.zeros_like(segments), **types}
     hidden = model.base_model(
         input_ids=inputs["input_ids"],
         position_ids=inputs["position_ids"],
         attention_mask=_as_taken(masks, model.config),
-        **({"token_type_ids": torch.zeros_like(segments)} if IS_OLDER else {}),
+        **types,
     ).last_hidden_state
     pool = _means if family.pools_mean(model.config) else _firsts
     return SequenceClassifierOutput(logits=family.head(model, pool(hidden, segments, first)))

@@ -83,12 +83,19 @@ _MEANS = {
 }
 
 
-def of_labels(labels: Labels) -> About:
-    """What a classifier of these labels is for."""
+def of_labels(labels: Labels, text_columns: Sequence[str]) -> About:
+    """What a classifier of these labels is for, of texts or (from two columns) of pairs."""
+    purpose = _purpose(labels)
+    if len(text_columns) == 2:
+        first, second = text_columns
+        purpose += (
+            f", for pairs of texts: `{first}` and `{second}`, in this order. Ask it with both: "
+            '`tokenizer(first, second)`, or `{"text": first, "text_pair": second}` in a pipeline'
+        )
     return About(
-        title="Text classifier",
+        title="Text classifier" if len(text_columns) == 1 else "Classifier of pairs of texts",
         pipeline="text-classification",
-        purpose=_purpose(labels),
+        purpose=purpose,
         metrics=_MEANS[labels.problem],
     )
 

@@ -41,6 +41,8 @@ class Predictions:
     """Class ids [N], 0 or 1 [N, classes], or numbers [N]."""
     texts: Sequence[str] | None
     """None where the data came tokenised."""
+    pairs: Sequence[str] | None = None
+    """The second text of each sample, where they are pairs."""
 
     @property
     def scores(self) -> Array:
@@ -307,7 +309,7 @@ def _classes(given: Predictions) -> list[dict[str, Any]]:
     return rows
 
 
-def _mistakes(given: Predictions) -> list[dict[str, str]]:
+def _mistakes(given: Predictions) -> list[dict[str, str | None]]:
     """The texts that the model is most sure and most wrong about, worst first."""
     scores, problem = given.scores, given.labels.problem
     rows = np.arange(len(given.true))
@@ -323,12 +325,17 @@ def _mistakes(given: Predictions) -> list[dict[str, str]]:
     return [_mistake(given, row, scores[row]) for row in worst]
 
 
-def _mistake(given: Predictions, row: int, scores: Array) -> dict[str, str]:
+def _mistake(given: Predictions, row: int, scores: Array) -> dict[str, str | None]:
     text = f"row {row}" if given.texts is None else given.texts[row]
     sure = "" if given.labels.problem == NUMBER else f"{scores.max():.0%}"
     return {
-        "text": text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ...",
+        "text": _beginning(text),
+        "pair": None if given.pairs is None else _beginning(given.pairs[row]),
         "true": given.labels.show(given.true[row]),
         "predicted": given.labels.show(given.predicted[row]),
         "sure": sure,
     }
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ..."

@@ -12,8 +12,10 @@ from recipe.batching import packing
 from recipe.batching.batches import Layout, Packed, Padded, Samples
 from recipe.batching.document_batches import PackedDocuments, PaddedDocuments
 from recipe.batching.packing import Rows
+from recipe.errors import ModelError
 from recipe.models import losses, packed_decoders, packed_encoders
 from recipe.tasks import evaluation
+from recipe.tokenization.encoding import takes_token_types
 
 Batches = Sequence[tuple[Samples, Rows]]
 """The samples of each of some batches."""
@@ -53,10 +55,11 @@ class _Classes:
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
         family = packed_encoders.family_of(model.config)
+        typed = _has_types(model, batches)
         if packed and family is not None:
             shape = packing.shape(_lengths(batches))
-            return Packed(shape, size, pad_id, family.first_position(model.config))
-        return Padded(packing.buckets(_lengths(batches)), size, pad_id)
+            return Packed(shape, size, pad_id, family.first_position(model.config), typed=typed)
+        return Padded(packing.buckets(_lengths(batches)), size, pad_id, typed=typed)
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         if packed:
@@ -95,6 +98,26 @@ class _NextTokens:
 
 def _lengths(batches: Batches) -> list[list[int]]:
     return [samples.lengths[rows].tolist() for samples, rows in batches]
+
+
+def _has_types(model: PreTrainedModel, batches: Batches) -> bool:
+    """Whether the tokens of pairs have types that `model` takes.
+
+    Raises:
+        ModelError: it knows fewer types than the tokenizer gives.
+    """
+    typed = {id(samples): samples.types for samples, _ in batches if samples.types is not None}
+    if not typed or not takes_token_types(model):
+        return False
+    most = max(int(types.max(initial=0)) for types in typed.values())
+    known = getattr(model.config, "type_vocab_size", None)
+    if known is not None and most >= known:
+        raise ModelError(
+            f"The tokenizer gives tokens types up to {most}, and a model of type "
+            f"{model.config.model_type} knows {known}.",
+            "Give the tokenizer that belongs to the model.",
+        )
+    return True
 
 
 CLASSES: Objective = _Classes()

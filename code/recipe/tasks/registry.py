@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from recipe.batching.batches import Samples
 from recipe.batching.document_batches import Documents
 from recipe.data import classification, language_modeling
-from recipe.data.column_names import TEXT, TOKEN_IDS
+from recipe.data.column_names import PAIR, TEXT, TOKEN_IDS
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import CAUSAL_LM, CLASSIFICATION, Hyperparameters
 from recipe.models import loading
@@ -84,12 +84,22 @@ class Classification:
             )
 
     def load(self, source: Source) -> Model:
-        """With a head for the labels."""
-        return loading.load(source, self.splits.labels, self._hyperparameters)
+        """With a head for the labels; its configuration says which columns it was trained on."""
+        model, tokenizer = loading.load(source, self.splits.labels, self._hyperparameters)
+        is_text = TEXT in self.train.column_names
+        model.config.text_columns = list(self.splits.text_columns) if is_text else None
+        return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
         """Where longer texts are cut, by what serves the model, too."""
         length = loading.longest_input(model, tokenizer, self._hyperparameters.max_length)
+        special = tokenizer.num_special_tokens_to_add(pair=True)
+        if PAIR in self.train.column_names and length < special + 2:
+            raise HyperparameterError(
+                f"Hyperparameter max_length has value {length}: of a pair of texts, {special} "
+                "tokens are the tokenizer's own.",
+                f"Give {special + 2} or more.",
+            )
         tokenizer.model_max_length = length
         return length
 
@@ -105,7 +115,12 @@ class Classification:
         some = self.train.select(rows)
         if TEXT not in some.column_names:
             return [len(ids) for ids in some[TOKEN_IDS]]
-        return [len(ids) for ids in encoding.encode(tokenizer, list(some[TEXT]), _UNCUT)]
+        texts = list(some[TEXT])
+        if PAIR in some.column_names:
+            ids, _ = encoding.encode_pairs(tokenizer, texts, list(some[PAIR]), _UNCUT)
+        else:
+            ids = encoding.encode(tokenizer, texts, _UNCUT)
+        return [len(each) for each in ids]
 
     def pieces(self, length: int, longest: int) -> int:
         """One: a long text is cut."""
@@ -113,7 +128,7 @@ class Classification:
 
     def about(self) -> About:
         """A classifier of these labels."""
-        return model_card.of_labels(self.splits.labels)
+        return model_card.of_labels(self.splits.labels, self.splits.text_columns)
 
     def shown(self, trainer: Trainer, samples: Mapping[str, Any]) -> Shown:
         """The last answers to the data that the model is judged by."""
@@ -124,10 +139,14 @@ class Classification:
         if self.splits.test is not None:
             name, split = "test", self.splits.test
         outputs, true = scores.last
-        texts = list(split[TEXT]) if TEXT in split.column_names else None
+        texts, pairs = (
+            list(split[each]) if each in split.column_names else None for each in (TEXT, PAIR)
+        )
         labels = self.splits.labels
         return Shown(
-            Predictions(split=name, labels=labels, outputs=outputs, true=true, texts=texts)
+            Predictions(
+                split=name, labels=labels, outputs=outputs, true=true, texts=texts, pairs=pairs
+            )
         )
 
 

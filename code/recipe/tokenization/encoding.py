@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from recipe.data.column_names import TOKEN_IDS, TYPE_IDS
 
 _CHARACTERS = 64
 """Of a text, for each token that is read; most tokens have 4 to 8."""
+_FEW_CHARACTERS = 8
 
 
 def beginning(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> str:
@@ -40,3 +45,67 @@ def encode(
     )
     ids: list[list[int]] = encoded["input_ids"]
     return ids
+
+
+def encode_pairs(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], pairs: Sequence[str], max_length: int
+) -> tuple[list[list[int]], list[list[int]] | None]:
+    """Token ids of each (text, pair) as the tokenizer joins the two, cut at `max_length` by taking
+    tokens from the longer one (`longest_first`), not padded; and the type of each token, where the
+    tokenizer tells its texts apart so.
+    """
+    call: Any = tokenizer
+    options = {"truncation": "longest_first", "return_attention_mask": False, "verbose": False}
+    heads = [_beginning_of_two(tokenizer, text, max_length) for text in texts]
+    other_heads = [_beginning_of_two(tokenizer, text, max_length) for text in pairs]
+    encoded = call(heads, other_heads, max_length=max_length, **options)
+    ids: list[list[int]] = encoded["input_ids"]
+    types: list[list[int]] | None = encoded.get("token_type_ids")
+    for row, whole in enumerate(zip(texts, pairs, strict=True)):
+        head = heads[row], other_heads[row]
+        if whole == head or not tokenizer.is_fast:
+            continue
+        owners = encoded.sequence_ids(row)
+        if abs(owners.count(0) - owners.count(1)) != 1:
+            continue
+        # Of an odd number of tokens the longer text keeps one more, and which that is, the
+        # beginnings do not tell. So both keep as many, and the shorter one gives its last.
+        even = call([head[0]], [head[1]], max_length=max_length + 1, **options)
+        owners = even.sequence_ids(0)
+        if owners.count(0) != owners.count(1):
+            continue
+        counts = [len(call(text, add_special_tokens=False, verbose=False).input_ids)
+                  for text in whole]  # fmt: skip
+        shorter = 1 if counts[0] > counts[1] else 0
+        at = max(place for place, owner in enumerate(owners) if owner == shorter)
+        ids[row] = [*even[TOKEN_IDS][0][:at], *even[TOKEN_IDS][0][at + 1 :]]
+        if types is not None:
+            types[row] = [*even[TYPE_IDS][0][:at], *even[TYPE_IDS][0][at + 1 :]]
+    return ids, types
+
+
+def _beginning_of_two(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> str:
+    """As much of a text of a pair as decides the tokens that it may keep.
+
+    Of what they cut off, tokenizers make every combination of pieces of both texts: of two texts
+    of 20 times the length, 1,600 pairs.
+    """
+    text = beginning(tokenizer, text, max_length)
+    if len(text) <= _FEW_CHARACTERS * max_length or not tokenizer.is_fast:
+        return text
+    if tokenizer.truncation_side != "right":
+        return text
+    found: Any = tokenizer(
+        text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+    )
+    ends = [end for _, end in found["offset_mapping"]]
+    return text if len(ends) <= 2 * max_length else text[: ends[2 * max_length - 1]]
+
+
+def takes_token_types(model: PreTrainedModel) -> bool:
+    """Whether the types that a tokenizer gives its tokens say anything to `model`."""
+    wrapped: Any = model
+    inner = wrapped.get_base_model() if hasattr(wrapped, "get_base_model") else wrapped
+    if getattr(inner.config, "type_vocab_size", 2) == 0:
+        return False
+    return TYPE_IDS in inspect.signature(type(inner).forward).parameters

@@ -12,9 +12,9 @@ from typing import Any
 import datasets
 from transformers import PreTrainedTokenizerBase
 
-from recipe.data.column_names import TEXT, TOKEN_IDS
+from recipe.data.column_names import PAIR, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.errors import DataError
-from recipe.tokenization.encoding import encode
+from recipe.tokenization.encoding import encode, encode_pairs
 
 _WORTH_PROCESSES = 10_000
 
@@ -23,6 +23,8 @@ def tokenise(
     split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> datasets.Dataset:
     """A data set of `input_ids` (not padded) and `label` from one of `text` and `label`.
+
+    From one of pairs (`text` and `text_pair`) with `token_type_ids`, where the tokenizer has them.
 
     Kept in the cache of data sets (HF_DATASETS_CACHE), so that of several processes on a host the
     first one tokenises and the others read; so does a job that is started again. A tokenizer in
@@ -35,12 +37,20 @@ def tokenise(
     if TEXT not in split.column_names:
         return _cut(split, tokenizer, max_length)
     in_python = not tokenizer.is_fast and len(split) > _WORTH_PROCESSES
+    texts = [name for name in (TEXT, PAIR) if name in split.column_names]
+
+    def make(batch: Mapping[str, Any]) -> dict[str, Any]:
+        if len(texts) == 1:
+            return {TOKEN_IDS: encode(tokenizer, batch[TEXT], max_length)}
+        ids, types = encode_pairs(tokenizer, batch[TEXT], batch[PAIR], max_length)
+        return {TOKEN_IDS: ids} if types is None else {TOKEN_IDS: ids, TYPE_IDS: types}
+
     return cached(
         split,
         key(split, tokenizer, max_length),
-        lambda batch: {TOKEN_IDS: encode(tokenizer, batch[TEXT], max_length)},
+        make,
         num_proc=len(os.sched_getaffinity(0)) if in_python else None,
-        remove_columns=[TEXT],
+        remove_columns=texts,
     )
 
 
@@ -84,9 +94,18 @@ def _cut(
 ) -> datasets.Dataset:
     rows = split[TOKEN_IDS][:]
     check_ids(rows, tokenizer)
-    # The last token is the closing special token, which the model was trained to see.
-    cut = [row if len(row) <= max_length else [*row[: max_length - 1], row[-1]] for row in rows]
-    return split.remove_columns(TOKEN_IDS).add_column(TOKEN_IDS, cut)
+    for name in (TOKEN_IDS, TYPE_IDS):
+        if name in split.column_names:
+            given = split[name][:]
+            if list(map(len, given)) != list(map(len, rows)):
+                raise DataError(f"In some rows {name} and {TOKEN_IDS} are not of one length.")
+            # The last token is the closing special token, which the model was trained to see.
+            cut = [
+                row if len(row) <= max_length else [*row[: max_length - 1], row[-1]]
+                for row in given
+            ]
+            split = split.remove_columns(name).add_column(name, cut)
+    return split
 
 
 def check_ids(rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> None:

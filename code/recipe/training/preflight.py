@@ -15,7 +15,7 @@ from recipe import hyperparameters as arguments
 from recipe.compat import quieten
 from recipe.data import classification
 from recipe.data.classification import Splits
-from recipe.data.column_names import LABEL, TEXT
+from recipe.data.column_names import LABEL, PAIR, TEXT
 from recipe.data.labels import NUMBER
 from recipe.errors import RecipeError
 from recipe.hyperparameters import Hyperparameters
@@ -84,8 +84,12 @@ def _labelled(splits: Splits) -> Iterator[Finding]:
     show = splits.labels.show
     if TEXT in splits.train.column_names:
         for row in splits.train.select(range(min(_SHOWN_ROWS, len(splits.train)))):
-            text = row[TEXT] if len(row[TEXT]) <= _SHOWN_CHARS else f"{row[TEXT][:_SHOWN_CHARS]}..."
-            yield Finding(level=OK, what="row", detail=f"{show(row[LABEL])}: {text!r}")
+            texts = [row[name] for name in (TEXT, PAIR) if name in row]
+            shown = [
+                repr(text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}...")
+                for text in texts
+            ]
+            yield Finding(level=OK, what="row", detail=f"{show(row[LABEL])}: {' + '.join(shown)}")
     if splits.labels.problem == NUMBER:
         return
     rows = classification.rows_of_classes(splits.labels, splits.train[LABEL][:])
