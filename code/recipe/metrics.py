@@ -1,20 +1,27 @@
-"""The one format of metric lines, and the regexes that read it.
+"""The format of metric lines, and the regexes that read it.
 
     python code/recipe/metrics.py
 
 prints the list to pass to an estimator as `metric_definitions`. A line is the word `metric`
 followed by `name=value` pairs:
 
-    metric step=40 epoch=0.5 loss=0.4127 learning_rate=2.5e-05
+    metric step=40 epoch=0.5 loss=0.4127
 
-This file needs the standard library only, so that a notebook can load it by path.
+The recipe prints a line for each metric, so that a regex that takes what stands between a name and
+the line's end takes its value, and before them a line of all of them as HF Trainer prints it:
+
+    log: {'loss': 0.4127, 'learning_rate': 0.000025, 'epoch': 0.5}
+
+The regexes read HF Trainer's own lines as well, of transformers 4 and 5, in a user's script. This
+file needs the standard library only, so that a notebook can load it by path.
 """
 
 from __future__ import annotations
 
+import decimal
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 SCORES = ("accuracy", "precision", "recall", "f1_weighted", "f1_macro")
 """What evaluation computes of classes, beside the loss; precision, recall: means over labels."""
@@ -23,7 +30,7 @@ OTHER_SCORES = ("f1_micro", "mse", "pearson", "spearman", "perplexity", "token_a
 
 _TRAINING = ("loss", "grad_norm", "learning_rate", "epoch", "train_loss")
 _SPEED = ("train_runtime", "train_samples_per_second", "eval_samples_per_second")
-_OF_SPLITS = ("loss", *SCORES, *OTHER_SCORES)
+_OF_SPLITS = ("loss", *SCORES, *OTHER_SCORES, "f1")
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 
 
@@ -34,6 +41,27 @@ def metric_line(values: Mapping[str, object]) -> str:
     """
     pairs = [f"{name}={value:.6g}" for name, value in values.items() if _is_finite(value)]
     return " ".join(["metric", *pairs])
+
+
+def log_lines(step: int, epoch: float | None, values: Mapping[str, object]) -> Iterator[str]:
+    """The lines that report what a Trainer logs at a step: its own, and one for each metric.
+
+    In the Trainer's line numbers are written out, since regexes that circulate for it read 2.5 of
+    `2.5e-05`.
+    """
+    at = {"step": step, "epoch": epoch}
+    finite = {name: value for name, value in values.items() if _is_finite(value)}
+    written = [f"'{name}': {_written_out(value)}" for name, value in finite.items()]
+    if _is_finite(epoch):
+        written.append(f"'epoch': {_written_out(epoch)}")
+    yield f"log: {{{', '.join(written)}}}"
+    for name, value in finite.items():
+        yield metric_line({**at, name: value})
+
+
+def _written_out(value: object) -> str:
+    text = f"{decimal.Decimal(f'{value:.6g}'):f}"
+    return text if "." in text else f"{text}.0"
 
 
 def _is_finite(value: object) -> bool:
@@ -47,9 +75,17 @@ def metric_names() -> list[str]:
 
 
 def metric_definitions() -> list[dict[str, str]]:
-    """The estimator's `metric_definitions`: one `{"Name", "Regex"}` for each metric."""
+    """The estimator's `metric_definitions`: one `{"Name", "Regex"}` for each metric.
+
+    Each reads our lines, and HF Trainer's: `{'loss': 0.4127, ...}` of transformers 4,
+    `{'loss': '0.4127', ...}` of transformers 5.
+    """
     return [
-        {"Name": name, "Regex": rf"\bmetric (?:\S+ )*{name}={_NUMBER}(?!\S)"}
+        {
+            "Name": name,
+            "Regex": rf"(?:\bmetric (?:\S+ )*{name}=|(?<!log: )\{{(?:[^{{}}]*, )?'{name}': '?)"
+            rf"{_NUMBER}(?![^\s,'}}])",
+        }
         for name in metric_names()
     ]
 

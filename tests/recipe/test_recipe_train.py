@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import circulating
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -72,7 +73,12 @@ def test_the_regexes_read_its_real_output(trained: Trained) -> None:
     assert found["loss"][-1] < found["loss"][0]
     assert 4e-3 < max(found["learning_rate"]) <= 5e-3
     assert re.search(r"learning_rate=\d.*e-05", trained.output), "no scientific notation to read"
-    others = {f"eval_{name}" for name in metrics.OTHER_SCORES}
+    for regexes in circulating.REGEXES.values():
+        for name, regex in regexes:
+            said = re.findall(rf"^metric .*\b{name}=(\S+)", trained.output, re.MULTILINE)
+            read = circulating.read(trained.output, regex)
+            assert set(read) == set(map(float, said)) or (" = " in regex and not read), regex
+    others = {f"eval_{name}" for name in (*metrics.OTHER_SCORES, "f1")}
     named = set(metrics.metric_names()) - set(found) - others
     assert {name for name in named if not name.startswith("test_")} == set()
 

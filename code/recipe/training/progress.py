@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from recipe.console import say
-from recipe.metrics import metric_line
+from recipe.metrics import log_lines
 
 _NOT_METRICS = ("total_flos", "epoch")
 
@@ -31,9 +31,10 @@ class MetricLines(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Print one line for each log entry."""
+        """Print the lines of a log entry."""
         values = {key: value for key, value in (logs or {}).items() if key not in _NOT_METRICS}
-        say(metric_line({"step": state.global_step, "epoch": state.epoch, **values}))
+        for line in log_lines(state.global_step, state.epoch, values):
+            say(line)
 
 
 class Bar(ProgressCallback):
