@@ -236,6 +236,7 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 def _of_image(own: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
     """The image's own handlers around a user's input_fn or output_fn, or both."""
+    from recipe.inference import answers as writing
     from recipe.inference import payloads
 
     def request_of(data: Any) -> payloads.Request:
@@ -257,7 +258,7 @@ def _of_image(own: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
         return predict_batch_fn([data], model)[0]
 
     def output_fn(prediction: Any, accept: str) -> Any:
-        return payloads.write_answer(prediction, accept)
+        return writing.write_answer(prediction, accept)
 
     print(f"handlers: the rest is the image's own, since {VARIABLE} is {IMAGE}", flush=True)
     return {

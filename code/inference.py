@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from recipe.inference import payloads, registry
+from recipe.inference import answers, payloads, registry
 from recipe.inference.payloads import Request
 from recipe.inference.registry import Task
 
@@ -30,10 +30,10 @@ def model_fn(model_dir: str) -> Task:
 def model_warmup_fn(model_dir: str, model: Task) -> None:
     """Answer once, so that a model that cannot is found before a client finds it."""
     for length in (1, 16):
-        request = Request(texts=["A sentence to warm up with. " * length], parameters=model.warm_up)
+        request = model.example("A sentence to warm up with. " * length)
         model.measure(request)
         for answer in model.predict([request]):
-            payloads.write_answer(answer, payloads.JSON)
+            answers.write_answer(answer, payloads.JSON)
 
 
 def input_fn(body: bytes, content_type: str) -> Request:
@@ -79,4 +79,4 @@ def output_fn(
         if context is not None and (places := getattr(prediction, name, ())):
             header = f"X-Amphora-{name.capitalize()}"
             context.set_response_header(0, header, ",".join(map(str, places)))
-    return payloads.write_answer(prediction, accept)
+    return answers.write_answer(prediction, accept)

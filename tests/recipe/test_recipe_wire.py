@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from recipe.inference import payloads
+from recipe.inference import answers, payloads
 from recipe.inference.payloads import BadRequest, UnsupportedContentType
 
 
@@ -67,7 +67,9 @@ def test_a_bad_request_is_told_what_is_right(
     content_type: str, body: bytes, words: list[str]
 ) -> None:
     with pytest.raises(BadRequest) as caught:
-        payloads.read_request(body, content_type)
+        request = payloads.read_request(body, content_type)
+        request.only({"top_k"}, "text-classification", nullable={"top_k"})
+        request.read(payloads.a_text)
     for word in words:
         assert word in str(caught.value)
 
@@ -86,6 +88,7 @@ def test_a_bad_record_is_its_own_fault(
     content_type: str, body: bytes, texts: list[str], faults: dict[int, str]
 ) -> None:
     request = payloads.read_request(body, content_type)
+    request.read(payloads.a_text)
     assert list(request.texts) == texts
     assert set(request.faults) == set(faults)
     for place, word in faults.items():
@@ -100,15 +103,15 @@ def test_an_error_stands_in_its_records_place_in_every_format() -> None:
         error, [0.5, 1.0], {"error": {"code": "bad_request", "message": "worse"}}, [2.0, 3.0],
     ]  # fmt: skip
     assert (woven.truncated, woven.failed) == ([3], [0, 2])
-    lines, _ = payloads.write_answer(woven, "application/jsonlines")
+    lines, _ = answers.write_answer(woven, "application/jsonlines")
     assert json.loads(lines.splitlines()[0]) == error
-    rows = payloads.write_answer(woven, "text/csv")[0]
+    rows = answers.write_answer(woven, "text/csv")[0]
     assert rows == b'error,"bad, first"\n0.5,1.0\nerror,worse\n2.0,3.0\n'
-    array = np.load(io.BytesIO(payloads.write_answer(woven, "application/x-npy")[0]))
+    array = np.load(io.BytesIO(answers.write_answer(woven, "application/x-npy")[0]))
     assert np.isnan(array).all(axis=1).tolist() == [True, False, True, False]
 
 
-@pytest.mark.parametrize("content_type", ["image/png", ""])
+@pytest.mark.parametrize("content_type", ["application/zip", ""])
 def test_an_unknown_content_type_is_named(content_type: str) -> None:
     with pytest.raises(UnsupportedContentType, match="application/json"):
         payloads.read_request(b"a", content_type)
@@ -122,25 +125,25 @@ ANSWER: list[payloads.Label | list[payloads.Label]] = [
 
 @pytest.mark.parametrize("accept", ["application/json", "*/*", "", "image/png, */*;q=0.1"])
 def test_an_answer_is_json_unless_another_type_is_asked_for(accept: str) -> None:
-    body, kind = payloads.write_answer(ANSWER, accept)
+    body, kind = answers.write_answer(ANSWER, accept)
     assert (json.loads(body), kind) == (ANSWER, "application/json")
 
 
 def test_an_answer_in_lines_and_in_csv() -> None:
-    lines, kind = payloads.write_answer(ANSWER, "image/png, application/jsonlines")
+    lines, kind = answers.write_answer(ANSWER, "image/png, application/jsonlines")
     assert [json.loads(line) for line in lines.splitlines()] == ANSWER
     assert kind == "application/jsonlines"
-    body, _ = payloads.write_answer(ANSWER, "text/csv")
+    body, _ = answers.write_answer(ANSWER, "text/csv")
     assert body.decode() == '"é,1",0.75\na,0.5,b,0.25\n'
 
 
 def test_vectors_are_numbers_in_csv_and_npy() -> None:
     vectors = [[0.5, 1.0], [2.0, -3.0]]
-    assert payloads.write_answer(vectors, "text/csv")[0] == b"0.5,1.0\n2.0,-3.0\n"
-    array = np.load(io.BytesIO(payloads.write_answer(vectors, "application/x-npy")[0]))
+    assert answers.write_answer(vectors, "text/csv")[0] == b"0.5,1.0\n2.0,-3.0\n"
+    array = np.load(io.BytesIO(answers.write_answer(vectors, "application/x-npy")[0]))
     assert (array.dtype, array.tolist()) == (np.float32, vectors)
     with pytest.raises(UnsupportedContentType, match="vectors"):
-        payloads.write_answer(ANSWER, "application/x-npy")
+        answers.write_answer(ANSWER, "application/x-npy")
 
 
 @pytest.mark.parametrize(
@@ -153,12 +156,12 @@ def test_vectors_are_numbers_in_csv_and_npy() -> None:
     ],
 )  # fmt: skip
 def test_pieces_are_written_one_by_one(accept: str, expected: list[bytes]) -> None:
-    assert list(payloads.write_answer(iter(["a", "b"]), accept)[0]) == expected
+    assert list(answers.write_answer(iter(["a", "b"]), accept)[0]) == expected
 
 
 def test_an_unknown_accept_is_named() -> None:
     with pytest.raises(UnsupportedContentType, match="'image/png'"):
-        payloads.write_answer(ANSWER, "image/png")
+        answers.write_answer(ANSWER, "image/png")
 
 
 def npy(array: object) -> bytes:

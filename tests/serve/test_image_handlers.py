@@ -150,7 +150,8 @@ def test_a_classifier_answers_and_cuts_long_texts(serve: Serve) -> None:
     assert long.headers["x-amphora-truncated"] == "1"
     assert "x-amphora-truncated" not in server.invoke("good").headers
     ranked = server.invoke({"inputs": "good", "parameters": {"top_k": 2}}).json()
-    assert [len(each) for each in ranked] == [2]
+    assert len(ranked) == 2
+    assert server.invoke({"inputs": ["good"], "top_k": 2}).json() == [ranked]
 
 
 def test_requests_of_one_batch_get_what_they_get_alone(serve: Serve) -> None:
@@ -184,7 +185,7 @@ def test_the_clients_faults_are_told_apart(serve: Serve) -> None:
     assert ask(b'"x"', "application/json", "image/png")[0] == 406
     other = ask(b'{"inputs": "x", "parameters": {"temperature": 1}}', "application/json")
     assert other[0] == 400
-    assert "text-classification, which takes top_k" in other[1]
+    assert "text-classification, which takes function_to_apply, " in other[1]
 
 
 def test_records_keep_their_order_in_lines_csv_and_npy(serve: Serve) -> None:
@@ -229,14 +230,15 @@ def test_a_bad_record_has_an_error_in_its_place(serve: Serve) -> None:
     assert ask('{"input\n').status_code == 400
 
 
-def test_a_multi_label_model_answers_each_label_that_is_likely(work: Work) -> None:
+def test_a_multi_label_model_answers_the_sigmoid_of_each_label(work: Work) -> None:
     worker = work(
         "BertForSequenceClassification", id2label=LABELS, problem_type="multi_label_classification"
     )
-    (ranked,) = worker.invoke({"inputs": "good", "parameters": {"top_k": 3}}).json()
+    ranked = worker.invoke({"inputs": "good", "parameters": {"top_k": None}}).json()
     assert len(ranked) == 3
-    (likely,) = worker.invoke("good").json()
-    assert likely == [each for each in ranked if each["score"] >= 0.5]
+    assert worker.invoke("good").json() == ranked[:1]
+    raw = worker.invoke({"inputs": "good", "top_k": 1, "function_to_apply": "none"}).json()
+    assert ranked[0]["score"] == pytest.approx(1 / (1 + np.exp(-raw[0]["score"])), abs=1e-6)
 
 
 def test_a_regression_answers_a_number(work: Work) -> None:
@@ -249,13 +251,14 @@ def test_a_regression_answers_a_number(work: Work) -> None:
 def test_tokens_are_classified_with_their_places(work: Work) -> None:
     worker = work("BertForTokenClassification", id2label={0: "O", 1: "PER", 2: "LOC"})
     text = "anna said the film was again in paris"
-    (entities,) = worker.invoke(text).json()
+    entities = worker.invoke(text).json()
     assert entities
+    assert worker.invoke([text]).json() == [entities]
     for entity in entities:
         assert text[entity["start"] : entity["end"]] == entity["word"]
         assert entity["entity"] in ("PER", "LOC")
     refused = worker.invoke({"inputs": text, "parameters": {"top_k": 1}})
-    assert (refused.status, "takes none" in refused.message) == (400, True)
+    assert (refused.status, "takes aggregation_strategy" in refused.message) == (400, True)
 
 
 def test_features_are_vectors(work: Work) -> None:
@@ -320,6 +323,9 @@ def test_hf_task_and_hf_model_id_choose_task_and_model(
     save_model("BertForSequenceClassification", tmp_path / "hub", tokenizer, {})
     monkeypatch.setenv("HF_MODEL_ID", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_TASK", "feature-extraction")
+    (matrix,) = work(tmp_path).invoke("good").json()
+    assert [len(state) for state in matrix] == [32, 32, 32]
+    monkeypatch.setenv("AMPHORA_ANSWERS", "vectors")
     assert len(work(tmp_path).invoke("good").json()[0]) == 32
 
 

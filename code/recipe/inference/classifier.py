@@ -1,73 +1,121 @@
-"""Text classification: one label or several for each text, or a number (regression)."""
+"""Text classification: labels for each text or pair, or a number (regression); and how well texts
+answer a query, of a cross-encoder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from recipe.errors import ModelError
 from recipe.inference import loaded_model as encoder
+from recipe.inference import ranking
 from recipe.inference.loaded_model import Encoder, Origin
-from recipe.inference.payloads import Answers, Label, Request
+from recipe.inference.payloads import Answers, Label, Request, a_text_or_pair
+from recipe.inference.ranking import Ranking
 
-PARAMETERS = {"top_k"}
+PARAMETERS = {"top_k", "function_to_apply", "return_all_scores", "return_text"} | encoder.PARAMETERS
 _MULTI_LABEL = "multi_label_classification"
-_THRESHOLD = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """A saved classifier that answers texts."""
+    """A saved classifier that answers texts and pairs."""
 
     encoder: Encoder
-    warm_up: Mapping[str, Any] = field(default_factory=dict)
+    activation: str
+    """sigmoid, softmax or none: what makes scores of the model's outputs, unless a request says."""
+
+    def example(self, text: str) -> Request:
+        """A request that this task answers."""
+        return Request(texts=[text])
 
     def measure(self, request: Request) -> list[int]:
         """Tokens of each text.
 
         Raises:
-            BadRequest: a parameter is none of this task's.
+            BadRequest: a parameter or an input is none of this task's.
         """
-        request.only(PARAMETERS, "text-classification")
+        request.only(PARAMETERS, "text-classification", nullable={"top_k"})
+        ranking.expand(request, a_text_or_pair, self.encoder.model.config.num_labels or 0)
         return [len(ids) for ids in self.encoder.encode(request)]
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """For each request an answer for each text: its best label; with `top_k` a list of its best
-        labels; of a multi-label model the labels of at least 0.5.
+        labels, all of them where it is null. Of `{"query", "texts"}` the texts by their scores, of
+        `{"source_sentence", "sentences"}` the score of each.
 
-        Scores are probabilities: softmax over the labels, or each label's sigmoid where a text may
-        have several. A model of one output is a regression, and its score is the number itself.
+        Scores are what transformers' pipeline computes: softmax over the labels; the sigmoid of
+        each label where a text may have several, or there is but one; of a regression the number
+        itself; and of a cross-encoder what its own configuration names.
         """
-        rows = self.encoder.rows(requests, lambda output, mask: output.logits)
-        return [
-            Answers(
-                [self._answer(logits, request.parameters.get("top_k")) for logits in each],
-                request.truncated,
-            )
-            for request, each in zip(requests, rows, strict=True)
-        ]
+        rows = self.encoder.rows(requests, _logits)
+        return [self._answers(*each) for each in zip(requests, rows, strict=True)]
 
-    def _answer(self, logits: torch.Tensor, top_k: int | None) -> Label | list[Label]:
-        config = self.encoder.model.config
-        several = config.problem_type == _MULTI_LABEL
-        if len(logits) == 1 and not several:
-            return self._labels(logits, 1)[0]
-        scores = logits.sigmoid() if several else logits.softmax(-1)
-        if top_k is not None:
-            return self._labels(scores, top_k)
-        labels = self._labels(scores, len(scores) if several else 1)
-        return [label for label in labels if label["score"] >= _THRESHOLD] if several else labels[0]
+    def _answers(self, request: Request, logits: Sequence[torch.Tensor]) -> Answers:
+        parameters = request.parameters
+        if isinstance(request.raw, Ranking):
+            scores = [float(self._scores(each, parameters)[0]) for each in logits]
+            return request.raw.answers(scores, request)
+        # The pipeline answers a text in no list by a list of one label; a pair by the label alone.
+        alone = request.single and ("top_k" in parameters or not isinstance(request.texts[0], str))
+        entries = [self._answer(self._scores(each, parameters), parameters) for each in logits]
+        return Answers(entries, request.truncated, single=alone)
 
-    def _labels(self, scores: torch.Tensor, count: int) -> list[Label]:
-        names = self.encoder.model.config.id2label or {}
-        best = scores.sort(descending=True)
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [{"label": names[number], "score": score} for number, score in list(pairs)[:count]]
+    def _scores(self, logits: torch.Tensor, parameters: Mapping[str, Any]) -> torch.Tensor:
+        name = parameters.get("function_to_apply", "default")
+        name = self.activation if name == "default" else name
+        if name == "sigmoid":
+            return logits.sigmoid()
+        return logits.softmax(-1) if name == "softmax" else logits
+
+    def _answer(self, scores: torch.Tensor, parameters: Mapping[str, Any]) -> Label | list[Label]:
+        names: Any = self.encoder.model.config.id2label
+        if "top_k" not in parameters:
+            if parameters.get("return_all_scores"):
+                return [{"label": names[n], "score": s} for n, s in enumerate(scores.tolist())]
+            best = scores.max(-1)
+            return {"label": names[int(best.indices)], "score": float(best.values)}
+        # A stable sort, as the pipeline's: of equal scores the first label comes first.
+        ranked = scores.sort(descending=True, stable=True)
+        pairs = zip(ranked.indices.tolist(), ranked.values.tolist(), strict=True)
+        labels = [{"label": names[number], "score": score} for number, score in pairs]
+        return labels[: parameters["top_k"]]
+
+
+def _logits(output: Any, mask: torch.Tensor) -> Sequence[torch.Tensor]:
+    logits: torch.Tensor = output.logits
+    return list(logits)
 
 
 def load(origin: Origin) -> Classifier:
-    """The classifier that `origin` names."""
-    return Classifier(encoder=encoder.load(origin, AutoModelForSequenceClassification))
+    """The classifier or cross-encoder that `origin` names.
+
+    Raises:
+        ModelError: it is a cross-encoder of more parts than a classifier has.
+    """
+    loaded = encoder.load(origin, AutoModelForSequenceClassification)
+    return Classifier(encoder=loaded, activation=_activation(loaded.model.config, origin))
+
+
+def _activation(config: Any, origin: Origin) -> str:
+    """What makes scores of the outputs: what a cross-encoder's files name, else as transformers'
+    pipeline decides by the problem and the number of labels."""
+    named = origin.sentence_settings.get("activation_fn")
+    named = named or (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
+    named = named or getattr(config, "sbert_ce_default_activation_function", None)
+    if named is not None:
+        known = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax"}
+        name = str(named).rpartition(".")[2]
+        if name not in known:
+            raise ModelError(
+                f"The cross-encoder {origin.place} names the activation {named!r}.",
+                f"These handlers have {', '.join(known)}; bring an inference.py for another one.",
+            )
+        return known[name]
+    if config.problem_type == "regression":
+        return "none"
+    return "sigmoid" if config.problem_type == _MULTI_LABEL or config.num_labels == 1 else "softmax"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any
 
@@ -18,7 +18,7 @@ from transformers import (
 
 from recipe.inference import loaded_model as encoder
 from recipe.inference.loaded_model import Encoder, Origin
-from recipe.inference.payloads import Answers, BadRequest, Request
+from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 
 PARAMETERS = {"max_new_tokens", "temperature", "top_p", "top_k", "do_sample", "stream"}
 _NEW_TOKENS = 64
@@ -38,7 +38,10 @@ class Generator:
     """A saved causal language model that goes on with texts."""
 
     encoder: Encoder
-    warm_up: Mapping[str, Any] = field(default_factory=lambda: {"max_new_tokens": 2})
+
+    def example(self, text: str) -> Request:
+        """A request that this task answers, at little cost."""
+        return Request(texts=[text], parameters={"max_new_tokens": 2})
 
     def measure(self, request: Request) -> list[int]:
         """Tokens of each prompt, and of what may be written after it.
@@ -47,6 +50,7 @@ class Generator:
             BadRequest: a parameter is none of this task's, or several texts are to be streamed.
         """
         request.only(PARAMETERS, "text-generation")
+        request.read(a_text)
         if request.parameters.get("stream") and len(request.texts) != 1:
             raise BadRequest(f"{len(request.texts)} texts cannot be streamed. Send one.")
         new = request.parameters.get("max_new_tokens", _NEW_TOKENS)

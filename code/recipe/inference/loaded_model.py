@@ -6,33 +6,52 @@ model with torch.compile.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.hub import cached_file
 
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference.payloads import Request
+from recipe.inference.payloads import BadRequest, Request, Text
 from recipe.runtime import device
-from recipe.tokenization.encoding import beginning, encode
+from recipe.tokenization.encoding import beginning, encode, encode_pairs
 
 BATCH = 32
 """Texts that go through a model at once."""
 _STEP = 8
 """Lengths are multiples of it: each shape has kernels of its own to make (docs/LAB.md)."""
+PARAMETERS = {"truncation", "max_length", "padding"}
+"""What says how texts become tokens. `padding` changes no answer: rows are padded as it suits a
+batch, and what is padded is masked."""
+PADDED, EQUAL, ALONE = "texts of any length", "texts of one length", "one text at a time"
+"""What goes through a model together."""
+_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
+_ABSENCES = ("gated_repo", "missing_entries", "connection_errors")
+UNCUT = (False, "do_not_truncate")
+"""Values of `truncation` by which a text that is too long is refused."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
+
+
+_TOKENIZER_REMEDY = (
+    "Pack the files that tokenizer.save_pretrained wrote (tokenizer.json or a vocabulary, and "
+    "tokenizer_config.json) beside config.json; or, if the model reads no text, name its task in "
+    "HF_TASK."
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +72,7 @@ class Origin:
         """
         trust = environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true")
         options: dict[str, Any] = {"trust_remote_code": True} if trust else {}
-        if (Path(model_dir) / "config.json").is_file():
+        if any((Path(model_dir) / name).is_file() for name in ("config.json", "modules.json")):
             return cls(model_dir, options)
         name = environ.get("HF_MODEL_ID", "")
         if not name:
@@ -76,6 +95,32 @@ class Origin:
         settings: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
         return settings
 
+    @property
+    def sentence_modules(self) -> list[dict[str, Any]]:
+        """The modules that sentence-transformers puts one after another; none where it has not
+        saved the model."""
+        modules: list[dict[str, Any]] = self._json("modules.json") or []
+        return modules
+
+    @property
+    def sentence_settings(self) -> dict[str, Any]:
+        """What sentence-transformers has saved beside the model; empty where it has not."""
+        settings: dict[str, Any] = self._json("config_sentence_transformers.json") or {}
+        return settings
+
+    def _json(self, name: str) -> Any:
+        if Path(self.place).is_dir():
+            path: str | None = str(Path(self.place) / name)
+        else:
+            silent = {f"_raise_exceptions_for_{each}": False for each in _ABSENCES}
+            options = {k: v for k, v in self.options.items() if k != "trust_remote_code"}
+            try:
+                path = cached_file(self.place, name, **silent, **options)
+            except OSError:
+                # Whether there is a model at all is said by what loads it.
+                path = None
+        return json.loads(Path(path).read_text()) if path and Path(path).is_file() else None
+
     def config(self) -> Any:
         """The model's configuration."""
         try:
@@ -88,6 +133,15 @@ class Origin:
             ) from error
 
 
+@dataclass(frozen=True)
+class Row:
+    """What a model reads at once."""
+
+    ids: list[int]
+    types: list[int] | None = None
+    """Which part of a pair each token is of, where the model asks for it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
     """A model, its tokenizer, and how many tokens it can read."""
@@ -95,29 +149,60 @@ class Encoder:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     max_length: int
+    merging: str = PADDED
+    """Which rows may go through the model together."""
+    typed: bool = False
+    """Whether texts without a pair need `token_type_ids` too, since they are not all 0."""
+    inputs: frozenset[str] = _INPUTS
+    """What the model takes of `_INPUTS`."""
 
     def encode(self, request: Request, reserved: int = 0) -> list[list[int]]:
-        """Token ids of the request's texts, kept with it; what is cut is noted there too.
+        """Token ids of the request's texts and pairs, kept with it; what is cut is noted there too.
 
         Args:
-            request: It is changed.
+            request: It is changed. Its parameters `truncation` and `max_length` are heeded.
             reserved: Positions to leave free after each text.
+
+        Raises:
+            BadRequest: a text is too long, and is not to be cut.
         """
         if request.token_ids is None:
-            limit = max(1, self.max_length - reserved)
-            request.token_ids = encode(self.tokenizer, request.texts, limit)
+            most = min(self.max_length, request.parameters.get("max_length") or self.max_length)
+            limit = max(1, most - reserved)
+            request.token_ids, request.type_ids = self._encoded(request.texts, limit)
             request.truncated = [
                 place
                 for place, ids in enumerate(request.token_ids)
-                if len(ids) == limit and self._is_longer(request.texts[place], limit)
+                if len(ids) == limit and self.is_longer(request.texts[place], limit)
             ]
+            if request.truncated and request.parameters.get("truncation") in UNCUT:
+                raise BadRequest(
+                    f"Input {request.truncated[0] + 1} is longer than the {limit} tokens that are "
+                    "read. Shorten it, or leave truncation out: it is then cut."
+                )
         return request.token_ids
 
-    def _is_longer(self, text: str, limit: int) -> bool:
-        decisive = beginning(self.tokenizer, text, limit)
-        return len(self.tokenizer(decisive, verbose=False)["input_ids"]) > limit
+    def _encoded(
+        self, texts: Sequence[Text], limit: int
+    ) -> tuple[list[list[int]], list[list[int] | None] | None]:
+        if not self.typed and all(isinstance(text, str) for text in texts):
+            return encode(self.tokenizer, cast("Sequence[str]", texts), limit), None
+        ids: list[list[int]] = [[]] * len(texts)
+        types: list[list[int] | None] = [None] * len(texts)
+        for place, text in enumerate(texts):
+            if isinstance(text, str):
+                ids[place], types[place] = _single(self.tokenizer, text, limit)
+            else:
+                (ids[place],), kinds = encode_pairs(self.tokenizer, [text[0]], [text[1]], limit)
+                types[place] = kinds[0] if kinds is not None else None
+        return ids, types
 
-    @torch.inference_mode()
+    def is_longer(self, text: Text, limit: int) -> bool:
+        """Whether a text or a pair has more than `limit` tokens."""
+        parts = [text] if isinstance(text, str) else text
+        decisive = [beginning(self.tokenizer, part, limit) for part in parts]
+        return len(self.tokenizer(*decisive, verbose=False)["input_ids"]) > limit
+
     def rows(
         self,
         requests: Sequence[Request],
@@ -130,32 +215,97 @@ class Encoder:
         Returns:
             For each request a tensor for each of its texts.
         """
-        token_ids = [ids for request in requests for ids in self.encode(request)]
-        found: list[torch.Tensor] = [torch.empty(0)] * len(token_ids)
-        for places in _by_length(token_ids):
-            batch = self._padded([token_ids[place] for place in places])
-            values = read(self.model(**batch), batch["attention_mask"])
-            for place, value in zip(places, values, strict=True):
-                found[place] = value.float().cpu()
-        results = iter(found)
+        rows = [
+            Row(ids, request.type_ids[place] if request.type_ids else None)
+            for request in requests
+            for place, ids in enumerate(self.encode(request))
+        ]
+        results = iter(self.forward(rows, read))
         return [[next(results) for _ in request.texts] for request in requests]
 
-    def _padded(self, token_ids: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
-        longest = min(self.max_length, -(-max(map(len, token_ids)) // _STEP) * _STEP)
+    @torch.inference_mode()
+    def forward(
+        self, rows: Sequence[Row], read: Callable[[Any, torch.Tensor], Sequence[torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        """What `read(output, attention_mask)` makes of each row, in float32 on the CPU."""
+        found: list[torch.Tensor] = [torch.empty(0)] * len(rows)
+        for places in self._batches([len(row.ids) for row in rows]):
+            batch, mask = self._padded([rows[place] for place in places])
+            values = read(self.model(**batch), mask)
+            for place, value in zip(places, values, strict=True):
+                found[place] = value.float().cpu()
+        return found
+
+    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        start = 0
+        for end in range(1, len(order) + 1):
+            full = end - start == (1 if self.merging == ALONE else BATCH)
+            last = end == len(order)
+            if full or last or (
+                self.merging == EQUAL and lengths[order[end]] != lengths[order[start]]
+            ):  # fmt: skip
+                yield order[start:end]
+                start = end
+
+    def _padded(self, rows: Sequence[Row]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        longest = max(len(row.ids) for row in rows)
+        if self.merging == PADDED:
+            longest = min(self.max_length, -(-longest // _STEP) * _STEP)
         pad = self.tokenizer.pad_token_id or 0
-        ids = torch.full((len(token_ids), longest), pad, dtype=torch.long)
+        ids = torch.full((len(rows), longest), pad, dtype=torch.long)
         mask = torch.zeros_like(ids)
-        for row, each in enumerate(token_ids):
-            ids[row, : len(each)] = torch.tensor(each, dtype=torch.long)
-            mask[row, : len(each)] = 1
+        for place, row in enumerate(rows):
+            ids[place, : len(row.ids)] = torch.tensor(row.ids, dtype=torch.long)
+            mask[place, : len(row.ids)] = 1
+        batch = {"input_ids": ids}
+        if "attention_mask" in self.inputs:
+            batch["attention_mask"] = mask
+        if "token_type_ids" in self.inputs and any(row.types for row in rows):
+            kinds = torch.zeros_like(ids)
+            for place, row in enumerate(rows):
+                if row.types:
+                    kinds[place, : len(row.ids)] = torch.tensor(row.types, dtype=torch.long)
+            batch["token_type_ids"] = kinds
         where = self.model.device
-        return {"input_ids": ids.to(where), "attention_mask": mask.to(where)}
+        return {name: tensor.to(where) for name, tensor in batch.items()}, mask.to(where)
+
+    def checked(self) -> Encoder:
+        """The encoder with the widest merging whose answers are those of each row alone.
+
+        Some models heed no mask (FNet), or find the end of a text by its padding, and have none
+        (GPT-2 with a head): with these, what a request's neighbours are would change its answer.
+        """
+        first, second = (
+            Row(ids) for ids in encode(self.tokenizer, ["a b c", "d " * 12], self.max_length)
+        )
+        alone = replace(self, merging=ALONE)
+        expected = alone.forward([first, second], _states)
+        scale = max(float(each.abs().max()) for each in expected)
+        exact = self.model.dtype == torch.float32
+        tolerance = (1e-3 if exact else 0.06) * max(scale, 1e-3)
+        for merging, rows in ((PADDED, [first, second]), (EQUAL, [first, first])):
+            try:
+                merged = replace(self, merging=merging).forward(rows, _states)
+            except (RuntimeError, ValueError, IndexError):
+                continue
+            wanted = expected if merging == PADDED else [expected[0], expected[0]]
+            if all(
+                torch.allclose(one[: len(row.ids)], other[: len(row.ids)], atol=tolerance, rtol=0)
+                for row, one, other in zip(rows, merged, wanted, strict=True)
+            ):
+                break
+        else:
+            merging = ALONE
+        if merging != PADDED:
+            print(f"batches: {type(self.model).__name__} answers otherwise where texts are padded: "
+                  f"{merging}", flush=True)  # fmt: skip
+        return replace(self, merging=merging)
 
 
-def _by_length(token_ids: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    order = sorted(range(len(token_ids)), key=lambda place: len(token_ids[place]))
-    for start in range(0, len(order), BATCH):
-        yield order[start : start + BATCH]
+def _states(output: Any, mask: torch.Tensor) -> list[torch.Tensor]:
+    """A row's states or logits, whichever the model gives."""
+    return list(output.logits if hasattr(output, "logits") else output[0])
 
 
 def load(origin: Origin, architecture: Any, environ: Mapping[str, str] = os.environ) -> Encoder:
@@ -165,12 +315,19 @@ def load(origin: Origin, architecture: Any, environ: Mapping[str, str] = os.envi
         ModelError: it cannot be read.
         ValueError: AMPHORA_DTYPE names no precision.
     """
-    chosen = device.choose(environ, bf16=None, use_cpu=False, fp16=False)
-    name = environ.get("AMPHORA_DTYPE") or ("bfloat16" if chosen.bf16 else "float32")
-    if name not in _DTYPES:
-        raise ValueError(f"AMPHORA_DTYPE is {name!r}. Give {', '.join(_DTYPES)}.")
-    tokenizer = AutoTokenizer.from_pretrained(origin.place, **origin.options)
-    model = _weights(origin, architecture, _DTYPES[name]).eval().to(chosen.kind)
+    kind, name, dtype = precision(environ)
+    model = _weights(origin, architecture, dtype).eval().to(kind)
+    refuse_broken(model, origin)
+    tokenizer = load_tokenizer(origin)
+    loaded = Encoder(
+        model=model,
+        tokenizer=tokenizer,
+        max_length=_max_length(tokenizer, model),
+        inputs=_inputs(model),
+        typed=_is_typed(tokenizer),
+    )
+    if architecture is not AutoModelForCausalLM:
+        loaded = loaded.checked()
     if name == "int8":
         quantisation: Any = torch.ao.quantization
         # A scale for each row of a weight halves the labels that change, at no cost.
@@ -178,10 +335,82 @@ def load(origin: Origin, architecture: Any, environ: Mapping[str, str] = os.envi
         model = quantisation.quantize_dynamic(model.cpu(), layers)
     if environ.get("AMPHORA_COMPILE", "") in ("1", "true"):
         model.forward = torch.compile(model.forward, dynamic=True)
-    print(f"model: {type(model).__name__} on {chosen.kind} in {name}", flush=True)
-    return Encoder(
-        model=model, tokenizer=tokenizer, max_length=_max_length(tokenizer, model.config)
-    )
+    print(f"model: {type(model).__name__} on {kind} in {name}", flush=True)
+    return replace(loaded, model=model)
+
+
+def precision(environ: Mapping[str, str]) -> tuple[str, str, torch.dtype]:
+    """The device to answer on, AMPHORA_DTYPE or its default there, and the weights' type.
+
+    Raises:
+        ValueError: AMPHORA_DTYPE names no precision.
+    """
+    chosen = device.choose(environ, bf16=None, use_cpu=False, fp16=False)
+    name = environ.get("AMPHORA_DTYPE") or ("bfloat16" if chosen.bf16 else "float32")
+    if name not in _DTYPES:
+        raise ValueError(f"AMPHORA_DTYPE is {name!r}. Give {', '.join(_DTYPES)}.")
+    return chosen.kind, name, _DTYPES[name]
+
+
+def load_tokenizer(origin: Origin) -> PreTrainedTokenizerBase:
+    """The model's tokenizer.
+
+    Raises:
+        ModelError: there is none. transformers makes an empty one from the model's configuration
+            then, to which all texts are the same.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(origin.place, **origin.options)
+    except UNLOADABLE as error:
+        raise ModelError(
+            f"The tokenizer of {origin.place} cannot be loaded: {why_unloadable(error)}",
+            _TOKENIZER_REMEDY,
+        ) from error
+    refuse_empty(tokenizer, origin.place)
+    return cast("PreTrainedTokenizerBase", tokenizer)
+
+
+def refuse_empty(tokenizer: Any, place: str) -> None:
+    """Raises ModelError where a tokenizer was made of nothing: `place` holds no file of it."""
+    files = set(tokenizer.vocab_files_names.values())
+    lacks_files = Path(place).is_dir() and not any((Path(place) / file).is_file() for file in files)
+    if (files and lacks_files) or len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise ModelError(f"{place} holds no tokenizer.", _TOKENIZER_REMEDY)
+
+
+def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:
+    """Raises ModelError where a weight is no number: every answer would be none, or the same."""
+    broken = [
+        name
+        for name, weight in model.named_parameters()
+        if weight.is_floating_point() and not bool(torch.isfinite(weight).all())
+    ]
+    if broken:
+        raise ModelError(
+            f"{len(broken)} weights of the model {origin.place} hold NaN or infinity "
+            f"({', '.join(broken[:3])}).",
+            "Its training has diverged, or its file is damaged: take an earlier checkpoint.",
+        )
+
+
+def _inputs(model: torch.nn.Module) -> frozenset[str]:
+    parameters = inspect.signature(model.forward).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return _INPUTS
+    return _INPUTS & set(parameters)
+
+
+def _is_typed(tokenizer: PreTrainedTokenizerBase) -> bool:
+    if "token_type_ids" not in tokenizer.model_input_names:
+        return False
+    return any(_single(tokenizer, "a b", 8)[1] or [])
+
+
+def _single(
+    tokenizer: PreTrainedTokenizerBase, text: str, limit: int
+) -> tuple[list[int], list[int] | None]:
+    encoded = tokenizer(beginning(tokenizer, text, limit), truncation=True, max_length=limit)
+    return encoded["input_ids"], encoded.get("token_type_ids")
 
 
 def _weights(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
@@ -228,7 +457,12 @@ def _whole(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
     return model
 
 
-def _max_length(tokenizer: PreTrainedTokenizerBase, config: Any) -> int:
+def _max_length(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module) -> int:
     """Tokens that the model has positions for; tokenizers without a limit of their own say 1e30."""
+    config: Any = model.config
     positions = getattr(config, "max_position_embeddings", None) or 1 << 30
+    for name, module in model.named_modules():
+        # RoBERTa and its kin count positions from behind the padding's.
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            positions = min(positions, module.num_embeddings - (module.padding_idx or -1) - 1)
     return int(min(tokenizer.model_max_length, positions))

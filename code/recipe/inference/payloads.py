@@ -1,11 +1,12 @@
-"""Requests and answers: bytes to texts, predictions to bytes. No model here."""
+"""Requests: bytes to inputs and parameters. No model here."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+import re
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from email.message import Message
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from recipe.data.column_names import TEXT_NAMES, plain
+from recipe.inference.parameters import OPTIONS, RULES
 
 JSON, JSON_LINES, CSV = "application/json", "application/jsonlines", "text/csv"
 NPY, TEXT, EVENTS = "application/x-npy", "text/plain", "text/event-stream"
-_SPELLINGS = {
+SPELLINGS = {
     "application/jsonlines": JSON_LINES,
     "application/x-jsonlines": JSON_LINES,
     "application/jsonl": JSON_LINES,
@@ -24,9 +26,20 @@ _SPELLINGS = {
 }
 _EXAMPLE = 'Send for example {"inputs": ["a text", "another"]}.'
 _TEXT_KEYS = ("inputs", *TEXT_NAMES)
+_FORMS: tuple[frozenset[str], ...] = (
+    frozenset({"text", "text_pair"}),
+    frozenset({"question", "context"}),
+    frozenset({"source_sentence", "sentences"}),
+    frozenset({"query", "texts"}),
+    frozenset({"query", "table"}),
+)
+"""Inputs of several parts, which may stand in a request's body without the name `inputs`."""
+_MEDIA_KEYS = {"image", "images", "audio", "raw", "array", "video", "videos"}
 
 Label = dict[str, Any]
 """{"label": name, "score": float}"""
+Text = str | tuple[str, str]
+"""What a model reads at once: a text, or a text and its pair."""
 
 
 class UnsupportedContentType(TypeError):
@@ -39,32 +52,123 @@ class BadRequest(ValueError):
     status_code = 400
 
 
+class NotTakenHere(BadRequest):
+    """The body is one that another task reads, such as an image."""
+
+    status_code = 415
+
+
 @dataclass(kw_only=True)
 class Request:
     """What a request asks."""
 
-    texts: Sequence[str]
+    texts: Sequence[Any]
+    """The inputs, one by one: as they came, until a task has `read` them; then each a `Text`, or
+    what else the task makes of it."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    single: bool = False
+    """Whether the body held one input that is in no list."""
+    records: bool = False
+    """Whether each input is a record, whose fault is its own: a line of JSON Lines, a CSV row."""
+    raw: Any = None
+    """The inputs as they stood in a JSON body, or the bytes of an image or a sound."""
+    content_type: str = ""
     token_ids: list[list[int]] | None = None
     """The texts' token ids, once they are known."""
+    type_ids: list[list[int] | None] | None = None
+    """Which part of a pair each token is of; None where the model does not ask for it."""
     truncated: Sequence[int] = ()
     """Places of the texts that were longer than the model can read, and were cut."""
-    faults: Mapping[int, str] = field(default_factory=dict)
-    """Records of JSON Lines or CSV that hold no text: their places in the answer, and why."""
+    faults: dict[int, str] = field(default_factory=dict)
+    """Records that hold no input: their places in the answer, and why."""
+    is_read: bool = False
+    prepared: Any = None
+    """What a task has made of the inputs for its model."""
 
-    def only(self, known: Set[str], task: str) -> None:
-        """Raises BadRequest where there is another parameter than the `known` ones of the task."""
-        for name in self.parameters:
+    def only(self, known: Set[str], task: str, nullable: Set[str] = frozenset()) -> None:
+        """Check the parameters once; those that are null, but for the `nullable`, are left out.
+
+        Raises:
+            BadRequest: there is another one than the task's `known`, or a value that cannot be.
+        """
+        for name, value in self.parameters.items():
             if name not in known:
                 takes = f"takes {', '.join(sorted(known))}" if known else "takes none"
                 raise BadRequest(f"The parameter {name!r} is not one of {task}, which {takes}.")
+            if value is not None and not RULES[name].is_right(value):
+                given = json.dumps(value)[:60]
+                raise BadRequest(f"{name} is {given}. Give {RULES[name].range}, or leave it out.")
+        if None in self.parameters.values():
+            self.parameters = {
+                name: value
+                for name, value in self.parameters.items()
+                if value is not None or name in nullable
+            }
+
+    def read(self, reader: Callable[[Any], Any]) -> None:
+        """Make of each input, once, what `reader` makes of it.
+
+        Raises:
+            BadRequest: `reader` has, of all records or of an input that is no record.
+        """
+        if self.is_read:
+            return
+        self.is_read = True
+        answered = len(self.texts) + len(self.faults)
+        places = (place for place in range(answered) if place not in self.faults)
+        faults, inputs = dict(self.faults), []
+        for place, each in zip(list(places), self.texts, strict=True):
+            try:
+                inputs.append(reader(each))
+            except BadRequest as error:
+                if not self.records:
+                    raise
+                faults[place] = str(error)
+        if not inputs:
+            raise BadRequest(faults[min(faults)])
+        self.texts, self.faults = inputs, faults
+
+
+def a_text(value: Any) -> str:
+    """`value`, which is a text. Raises BadRequest where it is not."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        raise NotTakenHere(f"The model reads texts, not an image or a sound. {_EXAMPLE}")
+    raise BadRequest(f"An input is {json.dumps(value)[:60]}, not a text. {_EXAMPLE}")
+
+
+def a_text_or_pair(value: Any) -> Text:
+    """A text; or a pair, of `{"text", "text_pair"}` or of a list of two texts.
+
+    Raises:
+        BadRequest: it is neither.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict) and set(value) <= {"text", "text_pair"} and "text" in value:
+        first, second = value["text"], value.get("text_pair")
+        return a_text(first) if second is None else (a_text(first), a_text(second))
+    pair = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if isinstance(pair, (list, tuple)) and len(pair) == 2:
+        return a_text(pair[0]), a_text(pair[1])
+    if isinstance(value, bytes):
+        return a_text(value)
+    raise BadRequest(
+        f"An input is {json.dumps(value)[:60]}, not a text or a pair of texts. {_EXAMPLE[:-1]}"
+        ', or {"inputs": [{"text": "a text", "text_pair": "another"}]}.'
+    )
 
 
 class Answers(list[Any]):
-    """An answer for each text of a request."""
+    """An answer for each input of a request."""
 
-    def __init__(self, answers: Sequence[Any], truncated: Sequence[int] = ()) -> None:
+    def __init__(
+        self, answers: Sequence[Any], truncated: Sequence[int] = (), single: bool = False
+    ) -> None:
         super().__init__(answers)
+        self.single = single
+        """Whether JSON holds the only entry by itself, as pipelines answer an input in no list."""
         self.truncated = truncated
         """Places of the texts that were cut."""
         self.failed: Sequence[int] = ()
@@ -93,45 +197,39 @@ def _fault(message: str) -> dict[str, Any]:
     return {"error": {"code": "bad_request", "message": message}}
 
 
-# Each parameter of some task: whether a value is one, and how that is said.
-_PARAMETERS: Mapping[str, tuple[Any, str]] = {
-    "top_k": (lambda value: type(value) is int and value >= 1, "1 or more"),
-    "normalize": (lambda value: type(value) is bool, "true or false"),
-    "max_new_tokens": (lambda value: type(value) is int and value >= 1, "1 or more"),
-    "temperature": (lambda value: type(value) in (int, float) and value > 0, "more than 0"),
-    "top_p": (lambda value: type(value) in (int, float) and 0 < value <= 1, "0 to 1"),
-    "do_sample": (lambda value: type(value) is bool, "true or false"),
-    "stream": (lambda value: type(value) is bool, "true or false"),
-}
-
-
 def media_type(header: str) -> str:
     """`text/csv` of `Text/CSV; charset=utf-8`, in the spelling this module uses."""
     plain_type = header.partition(";")[0].strip().lower()
-    return _SPELLINGS.get(plain_type, plain_type)
+    return SPELLINGS.get(plain_type, plain_type)
 
 
 def read_request(body: bytes, content_type: str) -> Request:
-    """The texts of a JSON, JSON Lines, CSV or plain text body, or of an NPY array.
+    """The inputs of a JSON, JSON Lines, CSV or plain text body, of an NPY array of texts, or the
+    bytes of an image or a sound.
 
     A text is in UTF-8, or in the charset that the content type names.
 
     Raises:
-        BadRequest: the body is not of its type, or holds no texts; of several records that is each
+        BadRequest: the body is not of its type, or holds no input; of several records that is each
             record's own fault, unless all are wrong.
         UnsupportedContentType: the type is another one.
     """
     kind = media_type(content_type)
+    if kind.startswith(("image/", "audio/", "video/")):
+        if not body:
+            raise BadRequest(f"The body is empty. Send the bytes of the {kind.partition('/')[0]}.")
+        return Request(texts=[body], raw=body, single=True, content_type=kind)
     if kind not in _READERS:
         raise UnsupportedContentType(
-            f"Content-Type {content_type!r} is not supported. Send {', '.join(_READERS)}."
+            f"Content-Type {content_type!r} is not supported. Send {', '.join(_READERS)}, or an "
+            "image or a sound where the model's task takes them."
         )
     request = _READERS[kind](_as_utf8(body, content_type))
     if not request.texts:
         raise BadRequest(f"The request holds no text. {_EXAMPLE}")
-    for number, text in enumerate(request.texts, 1):
-        if not _is_encodable(text):
-            raise BadRequest(f"Text {number} holds half of a surrogate pair: {text[:60]!a}.")
+    # Only escapes make half of a pair of what is UTF-8 otherwise, and an NPY array has it as it is.
+    if kind == NPY or _ESCAPED_HALF.search(body):
+        _check_encodable([request.texts, dict(request.parameters)])
     return request
 
 
@@ -151,12 +249,18 @@ def _as_utf8(body: bytes, content_type: str) -> bytes:
         raise BadRequest(f"The body is no text in {charset}: {error}.") from error
 
 
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+_ESCAPED_HALF = re.compile(rb"\\u[dD]")
+
+
+def _check_encodable(value: Any) -> None:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise BadRequest(f"A text holds half of a surrogate pair: {value[:60]!a}.") from error
+    elif isinstance(value, (list, tuple, dict)):
+        for each in value.items() if isinstance(value, dict) else value:
+            _check_encodable(each)
 
 
 def _decoded(body: bytes) -> str:
@@ -181,57 +285,73 @@ def _read_npy(body: bytes) -> Request:
 
 def _read_json(body: bytes) -> Request:
     try:
-        document = json.loads(_decoded(body))
+        document = json.loads(_decoded(body), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
+        if isinstance(error, BadRequest):
+            raise
         raise BadRequest(f"The body is no valid JSON: {error}. {_EXAMPLE}") from error
     return _of_document(document)
 
 
+def _refuse_constant(name: str) -> None:
+    raise BadRequest(f"The body is no valid JSON: it holds {name}, which is no number of JSON.")
+
+
 def _of_document(document: object) -> Request:
-    if not isinstance(document, dict):
-        return Request(texts=_texts(document))
-    if "inputs" not in document and _text_key(document) is None:
+    parameters: dict[str, Any] = {}
+    if isinstance(document, dict):
+        document, parameters = _parts(document)
+    inputs = document if isinstance(document, list) else [document]
+    return Request(
+        texts=[_input(each) for each in inputs],
+        parameters=parameters,
+        single=not isinstance(document, list),
+        raw=document,
+    )
+
+
+def _parts(document: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The inputs of a request's object, and its parameters: those of `parameters`, and what else
+    stands beside the inputs."""
+    rest = dict(document)
+    nested, options = rest.pop("parameters", None), rest.pop("options", None)
+    form = next((form for form in _FORMS if form <= set(rest)), None)
+    inputs: Any
+    if "inputs" in rest:
+        inputs = rest.pop("inputs")
+    elif form is not None:
+        inputs = {name: rest.pop(name) for name in list(rest) if name in form}
+    elif _MEDIA_KEYS & set(rest):
+        inputs, rest = rest, {}
+    elif (key := next((key for key in _TEXT_KEYS if key in rest), None)) is not None:
+        inputs = rest.pop(key)
+    else:
         raise BadRequest(
             f"The request has no 'inputs', but {', '.join(map(repr, document)) or 'nothing'}. "
             f"{_EXAMPLE}"
         )
-    return Request(
-        texts=_texts(document[_text_key(document)]),
-        parameters=_parameters(document.get("parameters")),
-    )
-
-
-def _text_key(document: dict[str, Any]) -> str | None:
-    return next((key for key in _TEXT_KEYS if key in document), None)
-
-
-def _texts(value: object) -> list[str]:
-    values = value if isinstance(value, list) else [value]
-    return [_text(item) for item in values]
-
-
-def _text(item: object) -> str:
-    if isinstance(item, dict):
-        item = item.get(_text_key(item) or "", item)
-    if not isinstance(item, str):
-        raise BadRequest(f"An input is {json.dumps(item)[:60]}, not a text. {_EXAMPLE}")
-    return item
-
-
-def _parameters(value: object) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict) or set(value) - set(_PARAMETERS):
+    if nested is not None and not isinstance(nested, dict):
         raise BadRequest(
-            f"'parameters' is {json.dumps(value)[:60]}: it may hold {', '.join(_PARAMETERS)}, as "
-            'in {"inputs": "a text", "parameters": {"top_k": 2}}.'
+            f"'parameters' is {json.dumps(nested)[:60]}: give an object, as in "
+            '{"inputs": "a text", "parameters": {"top_k": 2}}.'
         )
-    given = {name: each for name, each in value.items() if each is not None}
-    for name, each in given.items():
-        is_right, range_ = _PARAMETERS[name]
-        if not is_right(each):
-            raise BadRequest(f"{name} is {json.dumps(each)[:60]}. Give {range_}, or leave it out.")
-    return given
+    if options is not None and (not isinstance(options, dict) or set(options) - OPTIONS):
+        raise BadRequest(
+            f"'options' is {json.dumps(options)[:60]}: it may hold {', '.join(sorted(OPTIONS))}."
+        )
+    for name in set(rest) & set(nested or {}):
+        if rest[name] != (nested or {})[name]:
+            raise BadRequest(f"{name!r} stands in the request twice, with two values.")
+    return inputs, {**rest, **(nested or {})}
+
+
+def _input(value: Any) -> Any:
+    """An input as it came, without a name around it that only says that it is one."""
+    if isinstance(value, dict) and len(value) == 1:
+        ((name, inner),) = value.items()
+        if name == "inputs" or (name in _TEXT_KEYS and isinstance(inner, str)):
+            return _input(inner)
+    return value
 
 
 def _read_json_lines(body: bytes) -> Request:
@@ -271,7 +391,7 @@ class _Records:
         if any(each.parameters != parameters for each in self._requests):
             raise BadRequest("The lines have different parameters. Send one request for each.")
         texts = [text for each in self._requests for text in each.texts]
-        return Request(texts=texts, parameters=parameters, faults=self._faults)
+        return Request(texts=texts, parameters=parameters, records=True, faults=self._faults)
 
 
 def _read_csv(body: bytes) -> Request:
@@ -283,6 +403,7 @@ def _read_csv(body: bytes) -> Request:
     header = [plain(cell) for cell in rows[0]] if rows else []
     named = next((header.index(name) for name in _TEXT_KEYS if name in header), None)
     column, fields = (0, 1) if named is None else (named, len(header))
+    form = next((form for form in _FORMS[:2] if form <= set(header)), None)
     records = _Records()
     for number, row in enumerate(rows, 1):
         if len(row) != fields:
@@ -292,13 +413,14 @@ def _read_csv(body: bytes) -> Request:
                 "names the column text."
             )
         elif number > 1 or named is None:
-            records.add(Request(texts=[row[column]]))
+            parts = {name: row[header.index(name)] for name in sorted(form or ())}
+            records.add(Request(texts=[parts or row[column]]))
     return records.request()
 
 
 def _read_plain(body: bytes) -> Request:
     text = _decoded(body)
-    return Request(texts=[text] if text.strip() else [])
+    return Request(texts=[text] if text.strip() else [], single=True)
 
 
 _READERS: Mapping[str, Callable[[bytes], Request]] = {
@@ -308,90 +430,3 @@ _READERS: Mapping[str, Callable[[bytes], Request]] = {
     TEXT: _read_plain,
     NPY: _read_npy,
 }
-
-
-def write_answer(prediction: Sequence[Any] | Iterator[str], accept: str) -> tuple[Any, str]:
-    """The answer in the first type of `accept` that can be written, and that type; JSON where any
-    will do.
-
-    JSON is one list with an entry for each text; JSON Lines has an entry on each line; CSV has
-    `label,score` rows without a header, all labels of a text in one row, or a vector's numbers;
-    NPY is the array of vectors. A record that could not be read has its error there: in CSV the
-    row `error,message`, in NPY numbers that are none (nan). An iterator of pieces of text is
-    written piece by piece, as plain text, JSON Lines or server-sent events.
-
-    Raises:
-        UnsupportedContentType: none of the types can be written.
-    """
-    pieces = isinstance(prediction, Iterator)
-    writers: Mapping[str, Any] = _PIECE_WRITERS if pieces else _WRITERS
-    kinds = [media_type(each) for each in (accept or "*/*").split(",")]
-    for kind in kinds:
-        if kind in ("*/*", "application/*", JSON):
-            kind = JSON_LINES if pieces else JSON
-        if kind in writers:
-            return writers[kind](prediction), kind
-    raise UnsupportedContentType(
-        f"Accept {accept!r} is not supported. Ask for {', '.join(writers)}."
-    )
-
-
-def _json(prediction: Sequence[Any]) -> bytes:
-    return json.dumps(list(prediction), ensure_ascii=False).encode()
-
-
-def _json_lines(prediction: Sequence[Any]) -> bytes:
-    return "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in prediction).encode()
-
-
-def _csv(prediction: Sequence[Any]) -> bytes:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    for entry in prediction:
-        writer.writerow(_cells(entry))
-    return out.getvalue().encode()
-
-
-def _cells(entry: Any) -> Iterator[Any]:
-    if _is_fault(entry):
-        yield from ("error", entry["error"]["message"])
-        return
-    for item in entry if isinstance(entry, list) else [entry]:
-        if isinstance(item, dict):
-            yield from item.values()
-        else:
-            yield item
-
-
-def _is_fault(entry: Any) -> bool:
-    return isinstance(entry, dict) and "error" in entry
-
-
-def _npy(prediction: Sequence[Any]) -> bytes:
-    vectors = [entry for entry in prediction if not _is_fault(entry)]
-    if not all(isinstance(entry, list) and entry and type(entry[0]) is float for entry in vectors):
-        raise UnsupportedContentType(f"Only vectors can be written as {NPY}; these are no vectors.")
-    nothing = [float("nan")] * len(vectors[0])
-    rows = [nothing if _is_fault(entry) else entry for entry in prediction]
-    out = io.BytesIO()
-    np.save(out, np.asarray(rows, dtype=np.float32), allow_pickle=False)
-    return out.getvalue()
-
-
-def _piece_lines(pieces: Iterator[str]) -> Iterator[bytes]:
-    for piece in pieces:
-        yield _json_lines([{"generated_text": piece}])
-
-
-def _events(pieces: Iterator[str]) -> Iterator[bytes]:
-    for piece in pieces:
-        yield b"data: " + _json_lines([{"generated_text": piece}]) + b"\n"
-
-
-def _plain_pieces(pieces: Iterator[str]) -> Iterator[bytes]:
-    for piece in pieces:
-        yield piece.encode()
-
-
-_WRITERS = {JSON: _json, JSON_LINES: _json_lines, CSV: _csv, NPY: _npy}
-_PIECE_WRITERS = {JSON_LINES: _piece_lines, EVENTS: _events, TEXT: _plain_pieces}

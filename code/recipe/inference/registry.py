@@ -2,47 +2,77 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import transformers
+from transformers import AutoModel
+
 from recipe.compat import quieten
+from recipe.errors import ModelError, near
 from recipe.inference import classifier, embedder, generator, tagger
+from recipe.inference.embedder import TOKENS, VECTORS
 from recipe.inference.loaded_model import Origin
 from recipe.inference.payloads import Request
 from recipe.storage import checksums
-
-_CLASSIFICATION, _FEATURES = "text-classification", "feature-extraction"
-_TAGGING, _GENERATION = "token-classification", "text-generation"
-_SYNONYMS = {"sentiment-analysis": _CLASSIFICATION, "ner": _TAGGING}
-_HEADS = {
-    "ForSequenceClassification": _CLASSIFICATION,
-    "ForTokenClassification": _TAGGING,
-    "ForCausalLM": _GENERATION,
-    "LMHeadModel": _GENERATION,
-}
-
-_ADAPTERS = {"SEQ_CLS": _CLASSIFICATION, "TOKEN_CLS": _TAGGING, "CAUSAL_LM": _GENERATION}
 
 
 class Task(Protocol):
     """A loaded model that answers requests."""
 
-    @property
-    def warm_up(self) -> Mapping[str, Any]:
-        """Parameters of a request that costs little."""
+    def example(self, text: str) -> Request:
+        """A request that this task answers, made of a text."""
 
     def measure(self, request: Request) -> list[int]:
-        """Tokens of each text. Raises BadRequest where the request is none for this task."""
+        """Tokens of each input. Raises BadRequest where the request is none for this task."""
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """The prediction for each request."""
 
 
-_LOADERS: Mapping[str, Callable[[Origin], Task]] = {
-    _CLASSIFICATION: classifier.load,
-    _TAGGING: tagger.load,
-    _FEATURES: embedder.load,
-    _GENERATION: generator.load,
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A task that requests are merged for."""
+
+    load: Callable[[Origin], Task]
+    architectures: tuple[str, ...] = ()
+    """transformers' Auto classes whose models have the task's head."""
+    adapters: tuple[str, ...] = ()
+    """What peft calls the task."""
+
+
+FEATURES, SENTENCES = "feature-extraction", "sentence-similarity"
+TASKS: Mapping[str, Row] = {
+    "text-classification": Row(
+        load=classifier.load,
+        architectures=("AutoModelForSequenceClassification",),
+        adapters=("SEQ_CLS",),
+    ),
+    "token-classification": Row(
+        load=tagger.load,
+        architectures=("AutoModelForTokenClassification",),
+        adapters=("TOKEN_CLS",),
+    ),
+    "text-generation": Row(
+        load=generator.load,
+        architectures=("AutoModelForCausalLM",),
+        adapters=("CAUSAL_LM",),
+    ),
+    FEATURES: Row(
+        load=lambda origin: embedder.load(origin, _answers(origin, os.environ)),
+        adapters=("FEATURE_EXTRACTION",),
+    ),
+    SENTENCES: Row(load=lambda origin: embedder.load(origin, VECTORS)),
+}
+"""The tasks, the likelier first for a model that could do several."""
+_SYNONYMS = {
+    "sentiment-analysis": "text-classification",
+    "ner": "token-classification",
+    "text-ranking": "text-classification",
+    "reranking": "text-classification",
+    "sentence-embeddings": SENTENCES,
 }
 
 
@@ -50,7 +80,8 @@ def load(model_dir: str, environ: Mapping[str, str]) -> Task:
     """The model in `model_dir` or of HF_MODEL_ID, for HF_TASK or for what its head is made for.
 
     Raises:
-        ModelError: there is no model, or its files have changed since they were written.
+        ModelError: there is no model, its files have changed since they were written, or nothing
+            here answers with its head.
         ValueError: HF_TASK names a task that these handlers cannot do.
     """
     quieten()
@@ -58,17 +89,82 @@ def load(model_dir: str, environ: Mapping[str, str]) -> Task:
     with checksums.verified(origin.place):
         name = environ.get("HF_TASK") or task_of(origin)
         name = _SYNONYMS.get(name, name)
-        if name not in _LOADERS:
-            raise ValueError(f"HF_TASK is {name!r}. Give {', '.join(_LOADERS)}.")
+        if name not in TASKS:
+            known = [*TASKS, *_SYNONYMS]
+            raise ValueError(f"HF_TASK is {name!r}. Give {', '.join(known)}. {near(name, known)}")
         print(f"task: {name}", flush=True)
-        return _LOADERS[name](origin)
+        return TASKS[name].load(origin)
 
 
 def task_of(origin: Origin) -> str:
-    """The task that a model's class is made for; feature extraction where it has no head."""
+    """The task that a model's class is made for.
+
+    Raises:
+        ModelError: no task claims the class. Served without its head, it would answer something
+            else than it was trained for.
+    """
     if origin.adapter:
         # Beside an adapter lies the configuration of its base, whose class is another.
-        return _ADAPTERS.get(origin.adapter.get("task_type") or "", _FEATURES)
+        kind = origin.adapter.get("task_type") or ""
+        found = next((name for name, row in TASKS.items() if kind in row.adapters), None)
+        if found is None:
+            raise _unclaimed(origin, f"is an adapter whose task_type is {kind!r}")
+        return found
+    if (modules := origin.sentence_modules) and (found := _sentence_task(origin, len(modules))):
+        return found
     names = getattr(origin.config(), "architectures", None) or []
-    heads = (task for name in names for head, task in _HEADS.items() if name.endswith(head))
-    return next(heads, _FEATURES)
+    for name in names:
+        for task, row in TASKS.items():
+            if any(name in _classes(architecture) for architecture in row.architectures):
+                return task
+        if name in _classes(AutoModel.__name__):
+            return FEATURES
+    raise _unclaimed(origin, f"has {', '.join(names) or 'no architectures in its config.json'}")
+
+
+def _sentence_task(origin: Origin, parts: int) -> str | None:
+    kind = origin.sentence_settings.get("model_type") or "SentenceTransformer"
+    if kind == "SentenceTransformer":
+        return FEATURES
+    if kind == "CrossEncoder" and parts == 1:
+        return None
+    raise ModelError(
+        f"{origin.place} is a {kind} of {parts} modules of sentence-transformers, which these "
+        "handlers do not serve.",
+        "Bring an inference.py that loads it.",
+    )
+
+
+def _unclaimed(origin: Origin, what: str) -> ModelError:
+    return ModelError(
+        f"The model {origin.place} {what}, which no task here claims.",
+        f"Name the task in HF_TASK: {', '.join(TASKS)}; or bring an inference.py.",
+    )
+
+
+def _classes(architecture: str) -> set[str]:
+    """The names of the models that one of transformers' Auto classes loads."""
+    mapping: Any = getattr(transformers, architecture)._model_mapping
+    names: set[str] = set()
+    for each in mapping._model_mapping.values():
+        names.update([each] if isinstance(each, str) else each)
+    return names
+
+
+def _answers(origin: Origin, environ: Mapping[str, str]) -> str:
+    """Whether feature extraction answers with a vector of each text or of each token.
+
+    Raises:
+        ValueError: AMPHORA_ANSWERS is neither.
+    """
+    named = environ.get("AMPHORA_ANSWERS", "")
+    if named and named not in (TOKENS, VECTORS):
+        raise ValueError(f"AMPHORA_ANSWERS is {named!r}. Give {TOKENS} or {VECTORS}.")
+    # Hugging Face's image serves a model without a head only where HF_TASK says so: its clients
+    # read a matrix. Where nobody asked for that, texts have vectors.
+    asked = environ.get("HF_TASK") == FEATURES and not origin.sentence_modules
+    chosen = named or (TOKENS if asked else VECTORS)
+    what = "each token" if chosen == TOKENS else "each text"
+    other = VECTORS if chosen == TOKENS else TOKENS
+    print(f"answers: a vector of {what} (AMPHORA_ANSWERS={other} for the other)", flush=True)
+    return chosen
