@@ -95,7 +95,7 @@ def run(trial: Trial) -> None:
     sys.path[:0] = [str(ROOT / "code"), str(ROOT / "container")]
     from amphora.common import archives
     from amphora.common.errors import CodeError
-    from recipe.data import channels
+    from recipe.data.layout import model_channel
     from recipe.errors import ModelError
 
     archives.MAX_UNPACKED_BYTES, archives.MAX_MEMBERS = LIMIT, 1000
@@ -108,9 +108,9 @@ def run(trial: Trial) -> None:
         return folder
 
     def model(archive: Path, folder: Path) -> Path:
-        channels.tempfile.tempdir = str(folder)
+        model_channel.tempfile.tempdir = str(folder)
         try:
-            return channels._extract(archive)
+            return model_channel._extract(archive)
         except ModelError as error:
             trial.check(WORDS, not list(folder.iterdir()), f"left: {list(folder.iterdir())}")
             raise Refused(str(error)) from error

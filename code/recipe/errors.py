@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from safetensors import SafetensorError
 
@@ -27,6 +28,35 @@ class HyperparameterError(RecipeError):
 
 class DataError(RecipeError):
     """A channel, a file or a row cannot be used."""
+
+
+class Problems:
+    """Collects what is wrong with data, so that one message tells all of it."""
+
+    _MOST = 10
+
+    def __init__(self) -> None:
+        self._found: list[DataError] = []
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """A block whose DataError waits for `check`."""
+        try:
+            yield
+        except DataError as error:
+            self._found.append(error)
+
+    def check(self) -> None:
+        """Raises DataError: all that was noted, if anything was."""
+        if len(self._found) == 1:
+            raise self._found[0]
+        if self._found:
+            more = len(self._found) - self._MOST
+            told = [f"({number}) {error}" for number, error in enumerate(self._found, 1)]
+            last = [f"And {more} more."] if more > 0 else []
+            raise DataError(
+                " ".join([f"{len(told)} problems.", *told[: self._MOST], *last])
+            ) from self._found[0]
 
 
 class ModelError(RecipeError):

@@ -48,6 +48,12 @@ class Hyperparameters:
             "aliases": ["--huggingface_token"],
         },
     )
+    dataset_config_name: str | None = _documented(
+        None,
+        "Configuration of the data: a name in its card (README.md), or a folder with its own "
+        "splits; several with commas.",
+        "dataset_config",
+    )
     text_column: str | None = _documented(
         None, "Column to read, or two (a,b) that are read as a pair. Default: found by name."
     )

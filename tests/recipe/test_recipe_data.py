@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from recipe import paths
-from recipe.data import channels as layout
 from recipe.data import classification, labels
 from recipe.data.classification import Splits
 from recipe.data.formats import read
+from recipe.data.layout import channels as layout
+from recipe.data.layout import model_channel
 from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 
@@ -245,7 +246,7 @@ def test_one_channel_with_a_dataset_dict_keeps_class_names_and_splits(tmp_path: 
     assert splits.test is None
     notes = "\n".join(splits.found)
     assert "test has no labels" in notes
-    assert "Split unsupervised" in notes
+    assert "unsupervised is not used" in notes
 
 
 def test_class_names_survive_parquet(tmp_path: Path) -> None:
@@ -387,7 +388,7 @@ def test_broken_delimited_data_is_named(
         (
             "a.jsonl",
             b'{"text": "a", "label": [null, 1' + b"0" * 30 + b"]}",
-            ["one class only", "10000"],
+            ["line 1", "10000", "no class"],
         ),
         ("a.jsonl", b'{"text": "\\ud83d", "label": "b"}\n', ["a.jsonl line 1", "surrogate"]),
         ("a.arrow", b"\xff\xff\xff\xff\x10\0\0\0" + b"\x10\0" * 20, ["a.arrow", "arrow"]),
@@ -444,12 +445,14 @@ def test_a_model_channel_holds_files_or_a_folder_or_an_archive(tmp_path: Path) -
         (tmp_path / name / "config.json").write_text("{}")
     with tarfile.open(tmp_path / "packed" / "model.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "plain" / "config.json", "config.json")
-    assert layout.model_folder({"model": tmp_path / "plain"}) == tmp_path / "plain"
-    assert layout.model_folder({"pretrained": tmp_path / "deep"}) == tmp_path / "deep" / "inner"
-    unpacked = layout.model_folder({"x": tmp_path / "packed"}, "x")
+    assert model_channel.model_folder({"model": tmp_path / "plain"}) == tmp_path / "plain"
+    assert (
+        model_channel.model_folder({"pretrained": tmp_path / "deep"}) == tmp_path / "deep" / "inner"
+    )
+    unpacked = model_channel.model_folder({"x": tmp_path / "packed"}, "x")
     assert unpacked is not None
     assert (unpacked / "config.json").is_file()
-    assert layout.model_folder({"train": tmp_path / "plain"}) is None
+    assert model_channel.model_folder({"train": tmp_path / "plain"}) is None
 
 
 def test_a_channel_offered_under_two_spellings_is_one() -> None:

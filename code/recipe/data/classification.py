@@ -5,9 +5,11 @@ No tokenising here (`tokens`) and no batching (`batches`).
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +17,21 @@ from typing import Any
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import channels as layout
-from recipe.data import columns, formats, labels
+from recipe.data import columns, labels, text_files, values
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.data.columns import Columns
 from recipe.data.labels import Labels, Shape
+from recipe.data.layout import channels as layout
+from recipe.data.layout.channels import Layout
+from recipe.data.layout.class_names import ClassNames
 from recipe.data.part import Part
-from recipe.errors import DataError
+from recipe.data.reading import read_parts
+from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
 HELD_OUT = 0.1
+_FEWEST_COMMON = 10
+_COMMON_SHARE = 0.01
 _KINDS = {
     labels.SINGLE: pa.int64(),
     labels.SEVERAL: pa.list_(pa.float32()),
@@ -65,16 +72,21 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
     Raises:
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
     """
-    places = layout.find(channels)
+    places = layout.find(channels, hyperparameters.dataset_config_name)
     notes = list(places.notes)
-    read = _read_splits(places.files, hyperparameters, notes)
+    read = _read_splits(places, hyperparameters, notes)
+    if hyperparameters.problem_type != labels.NUMBER:
+        _name_classes(read, places.class_names, notes)
     shape = labels.shape_of(
         [(each.part, each.columns.label) for each in read["train"]],
         hyperparameters.label_separator,
         hyperparameters.problem_type,
     )
+    if shape.problem == labels.SINGLE and hyperparameters.problem_type is None:
+        values.check_separators([(each.part, each.columns.label) for each in read["train"]])
     known = _classes(read["train"], shape)
     built = {split: _build(split, each, shape, known) for split, each in read.items()}
+    _check_overlap(built, places.guessed, notes)
     found = [_describe(split, each) for split, each in read.items()]
     strata = (lambda split: split[LABEL][:]) if known.problem == labels.SINGLE else None
     train, evaluation, test, rule = assign(built, strata, hyperparameters.seed)
@@ -89,51 +101,101 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
 
 
 def _read_splits(
-    files: Mapping[str, list[Path]], hyperparameters: Hyperparameters, notes: list[str]
+    places: Layout, hyperparameters: Hyperparameters, notes: list[str]
 ) -> dict[str, list[_Read]]:
     read: dict[str, list[_Read]] = {}
     like = None
-    for split, part in read_parts(files, notes, formats.read):
-        chosen = _choose(part, hyperparameters, like)
-        like = like or chosen
-        if split != "train" and labels.is_unlabelled(part, chosen.label):
-            notes.append(f"{part.path} has no labels and is not used.")
-            continue
-        rows = part.table.num_rows
-        part = labels.labelled(part, chosen.label, is_pair=chosen.pair is not None)
-        if unlabelled := rows - part.table.num_rows:
-            notes.append(f"{unlabelled} rows of {part.path} have no label and are not used.")
-        read.setdefault(split, []).append(_Read(part=part, columns=chosen))
+    problems = Problems()
+    for split, part in read_parts(places, notes, functools.partial(text_files.units, notes=notes)):
+        with problems.noted():
+            if split == "test" and like is not None and not columns.has_label(part, like.label):
+                notes.append(f"{part.path} has no column of labels and is not used.")
+                continue
+            part = values.with_words(part)
+            part, label = values.with_indicators(part, hyperparameters.label_column)
+            chosen = _choose(part, hyperparameters, label, like)
+            like = like or chosen
+            if split != "train" and labels.is_unlabelled(part, chosen.label):
+                notes.append(f"{part.path} has no labels and is not used.")
+                continue
+            rows = part.table.num_rows
+            part = labels.labelled(part, chosen.label, is_pair=chosen.pair is not None)
+            if unlabelled := rows - part.table.num_rows:
+                notes.append(f"{unlabelled} rows of {part.path} have no label and are not used.")
+            for column in chosen.read:
+                part = values.with_texts(part, column)
+            part = values.with_labels(part, chosen.label)
+            read.setdefault(split, []).append(_Read(part=part, columns=chosen))
+    problems.check()
     return read
 
 
-def read_parts(
-    files: Mapping[str, list[Path]], notes: list[str], read: Callable[[Path], Part]
-) -> Iterator[tuple[str, Part]]:
-    """Each file that has rows, with its split; those of the training data first.
-
-    Args:
-        notes: What is left out is added to it.
-
-    Raises:
-        DataError: a file cannot be read, or the training data has no rows.
-    """
-    found = False
-    for split in sorted(files, key=list(layout.SPLITS).index):
-        for part in map(read, files[split]):
-            if part.table.num_rows == 0:
-                notes.append(f"{part.path} has no rows and is not used.")
-                continue
-            found = True
-            yield split, part
-        if not found:
-            listed = ", ".join(map(str, files["train"]))
-            raise DataError(f"The training data has no rows: {listed}.", "Give rows to train on.")
-
-
-def _choose(part: Part, hyperparameters: Hyperparameters, like: Columns | None) -> Columns:
+def _choose(
+    part: Part, hyperparameters: Hyperparameters, label: str | None, like: Columns | None
+) -> Columns:
     text, pair = hyperparameters.text_column, hyperparameters.text_pair_column
-    return columns.choose(part, text, hyperparameters.label_column, like, pair)
+    return columns.choose(part, text, label, like, pair)
+
+
+def _name_classes(
+    read: dict[str, list[_Read]], known: Sequence[ClassNames], notes: list[str]
+) -> None:
+    """Give the integers in the columns of labels the names that a file beside them has."""
+    parts = [each for of_split in read.values() for each in of_split]
+    used: ClassNames | None = None
+    for each in known:
+        if each.column is not None and each.column not in {one.columns.label for one in parts}:
+            continue
+        why = "the data has names of its own"
+        if used is not None:
+            why = f"those of {used.source} are"
+        elif not any(one.columns.label in one.part.class_names for one in parts):
+            codes = [values.integers(one.part, one.columns.label) for one in parts]
+            texts = {
+                value for one in parts for value in values.strings(one.part, one.columns.label)
+            }
+            names = each.of({code for of_part in codes for code in of_part or ()})
+            if texts and texts <= set(each.names.values()):
+                why = "the labels are names already, and agree"
+            elif any(of_part is None for of_part in codes):
+                why = "the labels are no integers"
+            elif isinstance(names, str):
+                why = names
+            else:
+                used = each
+                for of_split in read.values():
+                    of_split[:] = [_named(one, names) for one in of_split]
+                notes.append(f"classes: called as in {each.source}: {_some(list(names.values()))}")
+                continue
+        notes.append(f"the names of classes in {each.source} are not used: {why}.")
+
+
+def _named(read: _Read, names: Mapping[int, str]) -> _Read:
+    column = read.columns.label
+    part = values.with_positions(read.part, column, sorted(names))
+    return dataclasses.replace(read, part=part.named(column, [names[key] for key in sorted(names)]))
+
+
+def _check_overlap(built: Mapping[str, datasets.Dataset], guessed: bool, notes: list[str]) -> None:
+    """See that what was guessed to be training data does not hold the rows of the others."""
+    train = built["train"]
+    keys = [name for name in train.column_names if name != LABEL]
+    if not set(keys) <= {TEXT, PAIR}:
+        return
+    seen = set(zip(*(train[name][:] for name in keys), strict=True))
+    for split in [name for name in built if name != "train"]:
+        rows = set(zip(*(built[split][name][:] for name in keys), strict=True))
+        again = sum(row in seen for row in rows)
+        if guessed and again >= max(_FEWEST_COMMON, len(rows) / 2):
+            raise DataError(
+                f"{again} of the {len(rows)} texts of the {split} data are in the files without a "
+                "split in their names, too, which would be trained on.",
+                "Name the files of training data train, and leave the others out.",
+            )
+        if again > len(rows) * _COMMON_SHARE:
+            notes.append(
+                f"{again} of the {len(rows)} texts of the {split} data are training rows, too."
+            )
 
 
 def _classes(train: Sequence[_Read], shape: Shape) -> Labels:
@@ -160,8 +222,8 @@ def _inputs(read: _Read) -> dict[str, pa.Array]:
         return {name: token_ids(read.part, name) for name in (TOKEN_IDS, TYPE_IDS)[: 1 + has_types]}
     found = {}
     for name, column in zip((TEXT, PAIR), read.columns.read, strict=False):
-        values = read.part.table[column].to_pylist()
-        texts = ["" if value is None else str(value) for value in values]
+        rows = read.part.table[column].to_pylist()
+        texts = ["" if value is None else str(value) for value in rows]
         found[name] = pa.array(texts, pa.large_string())
     return found
 
@@ -169,14 +231,14 @@ def _inputs(read: _Read) -> dict[str, pa.Array]:
 def token_ids(part: Part, name: str = TOKEN_IDS) -> pa.Array:
     """The column `input_ids` (or `token_type_ids`) without what its `attention_mask` says is
     padding."""
-    values = part.table[name].to_pylist()
+    rows = part.table[name].to_pylist()
     if "attention_mask" in part.table.column_names:
         masks = part.table["attention_mask"].to_pylist()
-        values = [
+        rows = [
             [token for token, real in zip(ids, mask, strict=True) if real]
-            for ids, mask in zip(values, masks, strict=True)
+            for ids, mask in zip(rows, masks, strict=True)
         ]
-    return pa.array(values, pa.large_list(pa.int64()))
+    return pa.array(rows, pa.large_list(pa.int64()))
 
 
 def _encoded(split: str, read: _Read, shape: Shape, known: Labels) -> pa.Array:

@@ -153,6 +153,11 @@ SPLITS = {
 """The splits, and the words that name them in channels, folders, files and columns."""
 
 SPLIT_COLUMN = "split"
+SPLIT_COLUMNS = (
+    *("split", "splits", "set", "subset", "partition", "dataset", "dataset_split", "data_split"),
+    *("data_type", "datatype", "ml_use", "usage", "phase", "fold", "group", "part", "mode"),
+)
+"""What a column, or a folder `split=train`, is called that says which split a row is of."""
 _WORDS = {word: split for split, words in SPLITS.items() for word in words}
 _AMONG_WORDS = re.compile(r"[^a-z]+")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")

@@ -106,6 +106,14 @@ def _label_of(part: Part, texts: tuple[str, str | None]) -> str:
     return _fewest(part, but=texts)
 
 
+def has_label(part: Part, label: str) -> bool:
+    """Whether `part` has the column that the training data has its labels in (several with commas,
+    where they are indicators), or one of a name that such columns have."""
+    names = part.table.column_names
+    whole = label in names or set(label.split(",")) <= set(names)
+    return whole or _by_name(names, "", LABEL_NAMES) is not None
+
+
 def of_documents(
     part: Part, asked: Mapping[str, str | None], like: Mapping[str, str] | None = None
 ) -> dict[str, str]:

@@ -18,16 +18,22 @@ DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 _CHUNK_ROWS = 50_000
 _SAMPLE_ROWS = 1_000
 _LONGEST_FIELD = 100_000_000  # characters; the csv module's own limit of 131,072 is a long article
+_TABLE_LINES = 5
+_TABLE_SHARE = 0.95
 _Row = tuple[int, list[str]]
 
 
-def read_delimited(path: Path, encoding: str, lone_column: bool) -> Part:
+def read_delimited(path: Path, encoding: str, lone_column: bool, others: str) -> Part:
     """The rows of delimited text, with or without a header, quoted or not.
+
+    Args:
+        lone_column: Whether there may be one column only.
+        others: The formats that it might have been, for the message.
 
     Raises:
         DataError: no delimiter makes columns of it, or a row cannot be read (with its line).
     """
-    delimiter = _delimiter(path, encoding, lone_column)
+    delimiter = _delimiter(path, encoding, lone_column, others)
     try:
         quoted = _read_rows(path, encoding, delimiter, csv.QUOTE_MINIMAL)
     except DataError:
@@ -46,7 +52,7 @@ def read_delimited(path: Path, encoding: str, lone_column: bool) -> Part:
         return quoted
 
 
-def _delimiter(path: Path, encoding: str, lone_column: bool) -> str:
+def _delimiter(path: Path, encoding: str, lone_column: bool, others: str) -> str:
     """The delimiter that cuts the first rows into the same number (> 1) of fields most often."""
     with open_text(path, encoding) as stream:
         sample = list(itertools.islice(stream, 200))
@@ -56,11 +62,25 @@ def _delimiter(path: Path, encoding: str, lone_column: bool) -> str:
     if lone_column:
         return ","
     raise DataError(
-        f"{path} is no CSV, TSV, JSON, JSON Lines, Parquet or Arrow file: no delimiter "
+        f"{path} is of none of the formats {others}: no delimiter "
         f"({', '.join(DELIMITERS.values())}) cuts its lines into columns. It starts with "
         f"{''.join(sample[:1]).strip()[:60]!r}.",
         "Give each row a text and a label.",
     )
+
+
+def is_table(path: Path, encoding: str) -> bool:
+    """Whether some delimiter cuts five lines or more into the same number of cells, or the first
+    line names a text and a label."""
+    with open_text(path, encoding) as stream:
+        sample = list(itertools.islice(stream, 200))
+    for delimiter in DELIMITERS:
+        names = {plain(cell) for cell in next(csv.reader(sample[:1], delimiter=delimiter), [])}
+        if names & set(TEXT_NAMES) and names & set(LABEL_NAMES):
+            return True
+        if len(sample) >= _TABLE_LINES and _agreement(sample, delimiter) > _TABLE_SHARE:
+            return True
+    return False
 
 
 def _agreement(sample: list[str], delimiter: str) -> float:

@@ -24,7 +24,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from recipe.data.column_names import TEXT
-from recipe.data.delimited import read_delimited
+from recipe.data.delimited import is_table, read_delimited
 from recipe.data.fasttext import MARK, is_fasttext, read_fasttext
 from recipe.data.json_rows import read_json, read_json_objects
 from recipe.data.part import TAG, Part, encoding_of, open_text, token_data, undecodable_line
@@ -63,14 +63,25 @@ def read(path: Path, lone_column: bool = False) -> Part:
         DataError: the format is not known, or a row cannot be read (with its line).
     """
     if lone_column and path.is_file() and _is_delimited(path):
-        return _read_text(path, functools.partial(read_delimited, lone_column=True))
+        return _read_csv(path, lone_column=True)
     found = next(each for each in FORMATS if each.is_one(path))
     return _flat(found.read(path))
 
 
+def is_structured(path: Path) -> bool:
+    """Whether a text file is more than lines of text: any other format, or delimited cells in
+    (nearly) all lines."""
+    if not _is_delimited(path):
+        return True
+    try:
+        return is_table(path, encoding_of(path))
+    except (UnicodeDecodeError, EOFError, OSError, zlib.error):
+        return False
+
+
 def known_formats() -> str:
     """The names of the formats, for messages."""
-    return ", ".join(each.name for each in FORMATS)
+    return ", ".join(each.name for each in FORMATS if not each.what.startswith("refused"))
 
 
 def read_texts(path: Path, sample_by: str) -> Part:
@@ -200,6 +211,11 @@ def _is_marked(path: Path) -> bool:
         return False
 
 
+def _read_csv(path: Path, lone_column: bool) -> Part:
+    reader = functools.partial(read_delimited, lone_column=lone_column, others=known_formats())
+    return _read_text(path, reader)
+
+
 def _is_delimited(path: Path) -> bool:
     """Whether none of the formats before it in the table is the file's."""
     return next(each for each in FORMATS if each.is_one(path)).name == "CSV"
@@ -322,7 +338,7 @@ FORMATS: Sequence[Format] = (
         what="comma, semicolon, tab or bar; with a header or without; quoted or not; UTF-8 or "
         "UTF-16; each text format may be packed by gzip",
         is_one=lambda path: True,
-        read=lambda path: _read_text(path, functools.partial(read_delimited, lone_column=False)),
+        read=lambda path: _read_csv(path, lone_column=False),
     ),
 )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import channels as layout
-from recipe.data import classification, columns, formats
+from recipe.data import classification, columns, formats, values
 from recipe.data.column_names import COMPLETION, MESSAGES, PROMPT, TEXT, TOKEN_IDS
+from recipe.data.layout import channels as layout
 from recipe.data.part import Part
-from recipe.errors import DataError
+from recipe.data.reading import read_parts
+from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
 _PLAIN = (".txt", ".text")
@@ -48,7 +50,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
     Raises:
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
     """
-    places = layout.find(channels)
+    places = layout.find(channels, hyperparameters.dataset_config_name)
     notes = list(places.notes)
     asked = {
         name: getattr(hyperparameters, f"{name}_column")
@@ -62,10 +64,18 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
             return formats.read_texts(path, hyperparameters.sample_by)
         return formats.read(path, lone_column=True)
 
-    for split, part in classification.read_parts(places.files, notes, read_file):
-        chosen = columns.of_documents(part, asked, like)
-        like = like or chosen
-        read.setdefault(split, []).append(_Read(part=part, columns=chosen))
+    def units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
+        return [functools.partial(read_file, path) for path in paths]
+
+    problems = Problems()
+    for split, part in read_parts(places, notes, units):
+        with problems.noted():
+            chosen = columns.of_documents(part, asked, like)
+            like = like or chosen
+            if TEXT in chosen:
+                part = values.with_texts(part, chosen[TEXT])
+            read.setdefault(split, []).append(_Read(part=part, columns=chosen))
+    problems.check()
     built = {
         split: datasets.Dataset(pa.concat_tables(map(_documents, files)))
         for split, files in read.items()

@@ -49,6 +49,10 @@ class Part:
         table = table.append_column(name, values) if new else table.set_column(at, name, values)
         return dataclasses.replace(self, table=table)
 
+    def named(self, column: str, names: Sequence[str]) -> Part:
+        """With names for the classes of a column, whose integers are their positions."""
+        return dataclasses.replace(self, class_names={**self.class_names, column: list(names)})
+
     def select(self, rows: Sequence[int]) -> Part:
         """Some of the rows."""
         return dataclasses.replace(

@@ -21,8 +21,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from recipe.compat import in_precision
 from recipe.console import say
-from recipe.data.channels import MODEL_CHANNELS, model_folder
 from recipe.data.labels import Labels
+from recipe.data.layout.model_channel import MODEL_CHANNELS, model_folder
 from recipe.errors import UNLOADABLE, HyperparameterError, ModelError, near, why_unloadable
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import lora

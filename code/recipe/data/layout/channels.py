@@ -1,0 +1,183 @@
+"""From a job's channels to the files of each split, found by looking at names and folders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote
+
+from recipe.data.column_names import SPLIT_COLUMNS, plain, split_of, splits_in
+from recipe.data.layout import sources, splits
+from recipe.data.layout.class_names import ClassNames
+from recipe.data.layout.dataset_card import CARD, Card
+from recipe.data.layout.model_channel import MODEL_CHANNELS
+from recipe.data.layout.sources import Sources
+from recipe.errors import DataError
+
+_NOT_DATA_CHANNELS = (*MODEL_CHANNELS, "code", "sm_drivers", "checkpoints")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The files of each split: `train`, and `validation` or `test` where they are given."""
+
+    files: Mapping[str, list[Path]]
+    """Split to its files and Arrow folders."""
+    notes: list[str] = field(default_factory=list)
+    """What was left out and why, one sentence each."""
+    class_names: Sequence[ClassNames] = ()
+    """What files beside the data say that classes are called."""
+    partitions: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
+    """The columns that the folders of a file stand for: `label=pos/part-0.parquet`."""
+    unclear: frozenset[Path] = frozenset()
+    """Files whose names speak of several splits: only a column can say which."""
+    guessed: bool = False
+    """Whether files are training data only because other files are named after other splits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Channel:
+    """The splits inside one channel."""
+
+    files: Mapping[str, list[Path]]
+    sources: Sources
+    guessed: bool = False
+
+
+def find(channels: Mapping[str, Path], configurations: str | None = None) -> Layout:
+    """Which files are for training and which for evaluation.
+
+    A channel is named after its split, or its files or folders are, or a data set's card says
+    which files are of which split. A channel of another name is for training, where it is the only
+    one of such a name and none is called train.
+
+    Args:
+        configurations: The hyperparameter dataset_config_name: one, or several with commas.
+
+    Raises:
+        DataError: a channel's folder does not exist, or there is no training data; what names
+            say contradicts itself; or one of several configurations must be asked for.
+    """
+    asked = [each.strip() for each in (configurations or "").split(",") if each.strip()]
+    data = {name: path for name, path in channels.items() if name not in _NOT_DATA_CHANNELS}
+    others = [name for name in data if split_of(name) is None]
+    notes: list[str] = []
+    inside: dict[str, _Channel] = {}
+    for name, path in data.items():
+        alone = others == [name] and not _named("train", data)
+        own = split_of(name) or ("train" if alone else None)
+        inside[name] = _inside(name, path, own, asked, notes)
+    files: dict[str, list[Path]] = {}
+    for name, channel in inside.items():
+        for split, paths in channel.files.items():
+            if split_of(name) in (split, None) or not _named(split, data):
+                files.setdefault(split, []).extend(paths)
+            else:
+                listed = ", ".join(map(str, paths))
+                notes.append(f"{listed} is not used: there is a channel for {split} data.")
+    if not files.get("train"):
+        raise _no_training_data(channels, notes)
+    used = [(data[name], path) for name, each in inside.items()
+            for paths in each.files.values() for path in paths]  # fmt: skip
+    return Layout(
+        files=files,
+        notes=notes,
+        class_names=[names for each in inside.values() for names in each.sources.class_names],
+        partitions={path: columns for root, path in used if (columns := _partitions(root, path))},
+        unclear=frozenset(path for _, path in used if len(splits_in(path.name)) > 1),
+        guessed=any(each.guessed for each in inside.values()),
+    )
+
+
+def _named(split: str, channels: Mapping[str, Path]) -> bool:
+    return any(split_of(name) == split for name in channels)
+
+
+def _inside(
+    name: str, path: Path, own: str | None, asked: Sequence[str], notes: list[str]
+) -> _Channel:
+    if not path.exists():
+        raise DataError(
+            f"Channel {name} does not exist: {path}.",
+            "Check the channel's name and its S3 prefix. A channel in Pipe mode has no folder: use "
+            "File or FastFile.",
+        )
+    found = sources.scan(path)
+    notes += found.describe(name)
+    # Of several cards, the outermost is of the whole.
+    for card in found.cards:
+        chosen = card.chosen(asked)
+        found.class_names += card.class_names(chosen or asked)
+        by_card = {each: card.files(each) for each in chosen}
+        if any(paths for files in by_card.values() for paths in files.values()):
+            return _Channel(files=_of_card(card, by_card, own, found.data, notes), sources=found)
+        if chosen:
+            notes.append(f"{card.folder / CARD} lists files that are not here; names decide.")
+    root = path if path.is_dir() else path.parent
+    assigned = splits.by_names(root, found.data, own, asked)
+    notes += assigned.notes
+    return _Channel(files=assigned.files, sources=found, guessed=assigned.guessed)
+
+
+def _of_card(
+    card: Card,
+    by_card: Mapping[str, Mapping[str, Sequence[Path]]],
+    own: str | None,
+    data: Sequence[Path],
+    notes: list[str],
+) -> dict[str, list[Path]]:
+    """The files of the splits that a card lists; of its own names for them, those of ours."""
+    files: dict[str, list[Path]] = {}
+    for configuration, of_split in by_card.items():
+        for split in splits.ORDER:
+            named = [name for name in of_split if split_of(name) == split]
+            # Beside `train`, `train_small` is another one.
+            chosen = [name for name in named if name == split] or named
+            if split == splits.TRAIN and len(chosen) > 1:
+                raise DataError(
+                    f"Configuration {configuration} of {card.folder / CARD} has several splits to "
+                    f"train on: {', '.join(chosen)}.",
+                    "Give the files of one in a channel called train, without the card.",
+                )
+            for name in chosen:
+                files.setdefault(split, []).extend(of_split[name])
+        notes.append(
+            f"{card.folder / CARD} says of configuration {configuration}: "
+            + ", ".join(f"{name} is {len(paths)} files" for name, paths in of_split.items())
+        )
+    if set(files) == {splits.TRAIN} and own not in (None, splits.TRAIN):
+        files = {own: files[splits.TRAIN]}
+    train = set(files.get(splits.TRAIN, ()))
+    if both := [path for split, paths in files.items() if split != splits.TRAIN
+                for path in paths if path in train]:  # fmt: skip
+        raise DataError(
+            f"{card.folder / CARD} has {both[0]} in the training data and in another split.",
+            "Correct the card, or leave it out.",
+        )
+    used = {path for paths in files.values() for path in paths}
+    files = {split: [path for path in data if path in set(paths)] for split, paths in files.items()}
+    if left := [str(path) for path in data if path not in used]:
+        more = f" and {len(left) - 20} more" if len(left) > 20 else ""
+        notes.append(f"not used, as the card does not list it so: {', '.join(left[:20])}{more}.")
+    return {split: paths for split, paths in files.items() if paths}
+
+
+def _partitions(root: Path, path: Path) -> dict[str, str]:
+    """The columns in the names of the folders between: `label=pos` is one, but not the split."""
+    folders = path.relative_to(root).parts[:-1]
+    pairs = [folder.partition("=") for folder in folders if "=" in folder]
+    return {
+        unquote(key): unquote(value)
+        for key, _, value in pairs
+        if not (plain(key) in SPLIT_COLUMNS and split_of(value))
+    }
+
+
+def _no_training_data(channels: Mapping[str, Path], notes: list[str]) -> DataError:
+    given = ", ".join(f"{name} ({path})" for name, path in channels.items()) or "none"
+    return DataError(
+        " ".join([f"There is no training data; the job's channels are: {given}.", *notes]),
+        "Give a channel called train (or training) with data of a format in docs/DATA.md, such as "
+        "CSV, JSON Lines or Parquet.",
+    )

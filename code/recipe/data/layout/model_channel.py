@@ -1,0 +1,71 @@
+"""The folder of the model to start from, in a channel that holds it, packed or not."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from recipe.errors import ModelError
+
+MODEL_CHANNELS = ("model", "pretrained", "pretrained_model", "base_model")
+# What reading a tar file raises that is cut short, or made up.
+_BROKEN = (
+    tarfile.TarError, EOFError, OSError, zlib.error, ValueError, OverflowError, KeyError,
+    RecursionError,
+)  # fmt: skip
+_MOST_MEMBERS = 100_000
+
+
+def model_folder(channels: Mapping[str, Path], name: str | None = None) -> Path | None:
+    """The folder of the model in channel `name`, by default in the channel called model.
+
+    A channel may hold the model's files, one folder with them, or model.tar.gz.
+    """
+    names = [name] if name else MODEL_CHANNELS
+    channel = next((channels[each] for each in names if each in channels), None)
+    if channel is None or not channel.is_dir():
+        return None
+    archive = channel / "model.tar.gz"
+    folder = _extract(archive) if archive.is_file() else channel
+    configs = sorted(folder.glob("config.json")) or sorted(folder.glob("*/config.json"))
+    return configs[0].parent if configs else None
+
+
+def _extract(archive: Path) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="model-"))
+    try:
+        with tarfile.open(archive) as tar:
+            _extract_members(tar, folder)
+    except _BROKEN as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise ModelError(
+            f"{archive} cannot be unpacked: {error}.", "Check that the upload is complete."
+        ) from error
+    return folder
+
+
+def _extract_members(tar: tarfile.TarFile, folder: Path) -> None:
+    """Raises tarfile.TarError where a member leads elsewhere, or all would fill the disk."""
+    # The library's own filters came with Python 3.11.4, and were leaky until 3.11.13.
+    tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
+    free = shutil.disk_usage(folder).free
+    size = 0
+    for count, member in enumerate(tar):
+        size += member.size
+        if count >= _MOST_MEMBERS or size > free:
+            raise tarfile.TarError(
+                f"it holds more than {_MOST_MEMBERS} files, or more than the {free / 1e6:.0f} MB "
+                "that are free"
+            )
+        if not (member.isreg() or member.isdir()):
+            raise tarfile.TarError(
+                f"{member.name!r} is neither a file nor a folder; tar czhf packs what links lead to"
+            )
+        path = PurePosixPath(member.name)
+        if path.is_absolute() or ".." in path.parts:
+            raise tarfile.TarError(f"{member.name!r} lies outside the archive")
+        tar.extract(member, folder, set_attrs=False)

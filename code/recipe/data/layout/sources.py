@@ -1,0 +1,93 @@
+"""Which files below a channel hold rows, and which lie beside them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recipe.data.layout import class_names, dataset_card
+from recipe.data.layout.class_names import ClassNames
+from recipe.data.layout.dataset_card import Card
+from recipe.data.part import is_arrow_folder
+
+_SIDE_SUFFIXES = (
+    *(".md", ".rst", ".html", ".pdf", ".bib", ".py", ".ipynb", ".sh", ".yaml", ".yml", ".toml"),
+    *(".crc", ".md5", ".sha256", ".sha1", ".lock", ".log", ".png", ".jpg", ".jpeg", ".svg", ".gif"),
+    *(".bin", ".pt", ".pth", ".safetensors", ".onnx", ".npy", ".pkl", ".vocab", ".feat", ".er"),
+)
+_SIDE_NAMES = re.compile(
+    r"(readme|licen[cs]e|notice|citation|changelog|copying|authors|contributing|manifest|checksums?"
+    r"|md5sums?|sha256sums?|requirements|stop_?words|vocab|vocabulary|imdber|datasheet)(\..*)?"
+    r"|(dataset_infos?|dataset_dict|state|config|metadata|stats|statistics|schema|croissant)\.json"
+    r"|.*-manifest|.*submission.*\.(csv|tsv|txt)"
+)
+_MANIFEST_ROW = re.compile(rb'\s*\{.*"source(-ref)?"\s*:')
+_MOST_LISTED = 20
+
+
+@dataclass(kw_only=True)
+class Sources:
+    """What lies below a channel."""
+
+    data: list[Path] = field(default_factory=list)
+    """Data files and Arrow folders, sorted."""
+    passed_over: list[Path] = field(default_factory=list)
+    """Files that hold no rows."""
+    class_names: list[ClassNames] = field(default_factory=list)
+    cards: list[Card] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def describe(self, channel: str) -> Iterator[str]:
+        """What is not read, a sentence each."""
+        yield from self.notes
+        if self.passed_over:
+            names = [path.name for path in sorted(self.passed_over)]
+            more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+            listed = ", ".join(names[:_MOST_LISTED])
+            yield f"passed over in channel {channel}, as no data: {listed}{more}"
+
+
+def scan(path: Path) -> Sources:
+    """What lies below a channel's folder; a channel may be a file."""
+    found = Sources()
+    _scan(path, found, ())
+    found.data.sort()
+    return found
+
+
+def _scan(path: Path, found: Sources, above: tuple[Path, ...]) -> None:
+    """`above` are the real folders that led here, for links that lead back."""
+    if path.is_file():
+        _sort_file(path, found)
+    elif is_arrow_folder(path):
+        found.data.append(path)
+    elif not path.is_dir() or path.resolve() in above:
+        found.notes.append(f"{path} is no file, or a link that leads back or to nothing: not used.")
+    else:
+        if card := dataset_card.read(path):
+            found.cards.append(card)
+            found.notes += card.notes
+        for child in sorted(path.iterdir()):
+            if child.name.startswith((".", "_")):
+                found.passed_over.append(child)
+            else:
+                _scan(child, found, (*above, path.resolve()))
+
+
+def _sort_file(path: Path, found: Sources) -> None:
+    name = path.name.lower()
+    is_side = name.endswith(_SIDE_SUFFIXES) or _SIDE_NAMES.fullmatch(name) is not None
+    if name.endswith(".manifest"):
+        # Ground Truth's has the texts, SageMaker's and S3's the names of files.
+        with path.open("rb") as stream:
+            is_side = _MANIFEST_ROW.match(stream.read(65536)) is None
+    if is_side:
+        found.passed_over.append(path)
+    elif path.stat().st_size == 0:
+        found.notes.append(f"{path} is empty and not used.")
+    elif class_names.is_candidate(path) and (names := class_names.read(path)):
+        found.class_names.append(names)
+    else:
+        found.data.append(path)

@@ -1,0 +1,159 @@
+"""Which split the files below a folder are of, by the names of files and folders."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+
+from recipe.data.column_names import SPLIT_COLUMNS, SPLITS, plain, split_of
+from recipe.errors import DataError, near
+
+ORDER = tuple(SPLITS)
+TRAIN = ORDER[0]
+_MOST_LISTED = 20
+# Folders that say nothing of what they hold.
+_PLAIN_FOLDERS = ("data", "dataset", "default", "plain_text")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assigned:
+    """Files by their splits."""
+
+    files: Mapping[str, list[Path]]
+    notes: list[str] = field(default_factory=list)
+    """What was left out and why, one sentence each."""
+    guessed: bool = False
+    """Whether the files for training are those that name no split, beside some that do."""
+
+
+def by_names(root: Path, paths: Sequence[Path], own: str | None, asked: Sequence[str]) -> Assigned:
+    """The split of each of `paths`.
+
+    A folder or file that names a split is of that split; the others are of the split that the
+    channel stands for, but are left out where some name that one. So no file that names another
+    split is ever for training.
+
+    Args:
+        root: The channel's folder.
+        own: The split that the channel stands for, if any.
+        asked: The configurations that are read: folders, each of which has its own splits.
+
+    Raises:
+        DataError: names contradict themselves, there are several configurations and none is asked
+            for, or a channel for training holds files that name other splits only.
+    """
+    notes: list[str] = []
+    paths = _of_configurations(root, paths, asked, notes)
+    named = {path: _split_of_path(root, path, paths) for path in paths}
+    present = {split for split in named.values() if split is not None}
+    unnamed = [path for path, split in named.items() if split is None]
+    files = {
+        split: [path for path, each in named.items() if each == split] for split in sorted(present)
+    }
+    if own in ("validation", "test") and own not in present and len(present) == 1 and not unnamed:
+        # The channel's name is the user's word, and what is evaluated is never learned.
+        notes.append(f"{_listed(paths)}: taken as {own} data, as the channel is named so.")
+        return Assigned(files={own: list(paths)}, notes=notes)
+    if own == TRAIN and present and TRAIN not in present and not unnamed:
+        raise DataError(
+            f"{_listed(paths)}: the names say {' and '.join(sorted(present))} data, and the "
+            "channel has no other files to train on.",
+            "Rename what is training data, or give it in this channel.",
+        )
+    if unnamed and own is None:
+        notes.append(f"{_listed(unnamed)} is not used: neither it nor its channel names a split.")
+    elif unnamed and own in present and own == TRAIN:
+        notes.append(f"{_listed(unnamed)} is not used: other files are named after {own} data.")
+    elif unnamed and own is not None:
+        files.setdefault(own, []).extend(unnamed)
+    guessed = own == TRAIN and bool(unnamed) and bool(present) and TRAIN not in present
+    return Assigned(files=files, notes=notes, guessed=guessed)
+
+
+def _listed(paths: Collection[PurePath]) -> str:
+    names = [str(path) for path in paths]
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return ", ".join(names[:_MOST_LISTED]) + more
+
+
+def _named_parts(root: Path, path: Path) -> list[tuple[int, str]]:
+    """Position and split of each folder, and of the file, that names one split."""
+    found = []
+    for at, part in enumerate(path.relative_to(root).parts):
+        key, is_partition, value = part.partition("=")
+        if is_partition and plain(key) not in SPLIT_COLUMNS:
+            continue
+        if split := split_of(value if is_partition else part):
+            found.append((at, split))
+    return found
+
+
+def _split_of_path(root: Path, path: Path, paths: Sequence[Path]) -> str | None:
+    """The split that a path names; the innermost name counts, unless it would train on what an
+    outer one keeps from training."""
+    named = _named_parts(root, path)
+    if not named:
+        return None
+    *outer, (_, innermost) = named
+    kept = next((at for at, split in outer if split != TRAIN), None)
+    if innermost != TRAIN or kept is None:
+        return innermost
+    # my-test-run/train.csv beside my-test-run/test.csv: the outer name is of all of it.
+    prefix = path.relative_to(root).parts[: kept + 1]
+    inside = [each for each in paths if each.relative_to(root).parts[: kept + 1] == prefix]
+    inner = {named[-1][1] for each in inside if (named := _named_parts(root, each))[-1][0] > kept}
+    outside = {split for each in paths if each not in inside
+               for _, split in _named_parts(root, each)[-1:]}  # fmt: skip
+    if len(inner) > 1 and TRAIN not in outside:
+        return innermost
+    raise DataError(
+        f"{path}: {prefix[-1]!r} says that it is {split_of(prefix[-1])} data, and its own name "
+        "that it is for training.",
+        "Rename one of them.",
+    )
+
+
+def _of_configurations(
+    root: Path, paths: Sequence[Path], asked: Sequence[str], notes: list[str]
+) -> Sequence[Path]:
+    """The files of the configurations that are asked for, or of the only one.
+
+    A configuration is a folder that holds its own training data: `mrpc/train-00000.parquet`.
+    """
+    of_path = {}
+    for path in paths:
+        parts = path.relative_to(root).parts
+        first = next((at for at, _ in _named_parts(root, path)), len(parts) - 1)
+        of_path[path] = "/".join(
+            part for part in parts[:first] if "=" not in part and part != "data"
+        )
+    if asked:
+        known = sorted({name for name in of_path.values() if name})
+        for name in asked:
+            if name not in known:
+                raise DataError(
+                    f"dataset_config_name has value {name!r}, but {root} has "
+                    f"{'the folders ' + ', '.join(known) if known else 'no folders'}.",
+                    near(name, known) or "Name one of them, or leave it out.",
+                )
+        kept = [path for path in paths if of_path[path] in asked]
+    else:
+        trained = {
+            of_path[path]
+            for path in paths
+            if (named := _named_parts(root, path)) and named[-1][1] == TRAIN
+        }
+        if len(trained) < 2:
+            return paths
+        defaults = [name for name in sorted(trained) if name == "" or name in _PLAIN_FOLDERS]
+        if not defaults:
+            raise DataError(
+                f"{root} holds several configurations: {', '.join(sorted(trained))}.",
+                "Name one, or several with commas, in the hyperparameter dataset_config_name.",
+            )
+        kept = [path for path in paths if of_path[path] == defaults[0]]
+    if left := sorted({of_path[path] or "the channel's own files" for path in paths
+                       if path not in kept}):  # fmt: skip
+        notes.append(f"not used, as other configurations of the data: {', '.join(left)}.")
+    return kept

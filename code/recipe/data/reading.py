@@ -1,0 +1,129 @@
+"""The files of a layout to parts with rows, each of one split."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.data.column_names import LABEL_NAMES, SPLIT_COLUMNS, plain, split_of
+from recipe.data.layout.channels import Layout
+from recipe.data.layout.splits import ORDER, TRAIN
+from recipe.data.part import Part
+from recipe.errors import DataError, Problems
+
+Units = Callable[[Sequence[Path]], Sequence[Callable[[], Part]]]
+"""What reads the files of one split: a call for each part; a part may be of several files."""
+
+_MOST_VALUES = 10
+_LONGEST_VALUE = 30  # characters
+_UNUSED = {"unsup", "unsupervised", "unlabeled", "unlabelled", "unassigned", "unused", "none", ""}
+_FLAGS = {
+    "is_train": "train",
+    **dict.fromkeys(("is_valid", "is_validation", "is_val", "is_dev", "is_eval"), "validation"),
+    "is_test": "test",
+}
+_TRUE = {"true", "1", "1.0", "yes"}
+_FALSE = {"false", "0", "0.0", "no"}
+
+
+def read_parts(layout: Layout, notes: list[str], units: Units) -> list[tuple[str, Part]]:
+    """All that has rows, with its split; the training data first.
+
+    A column that says which split each row is of wins over the names of files, so that a row that
+    is called a test row never trains.
+
+    Args:
+        notes: What is left out is added to it.
+
+    Raises:
+        DataError: files cannot be read (all of them in one message), or the training data has no
+            rows.
+    """
+    found: list[tuple[str, Part]] = []
+    problems = Problems()
+    for split in sorted(layout.files, key=ORDER.index):
+        for read in units(layout.files[split]):
+            with problems.noted():
+                part = _with_partitions(read(), layout.partitions)
+                if part.table.num_rows == 0:
+                    notes.append(f"{part.path} has no rows and is not used.")
+                    continue
+                found += _by_column(split, part, part.path in layout.unclear, notes)
+    problems.check()
+    if not any(split == TRAIN for split, _ in found):
+        listed = ", ".join(map(str, layout.files[TRAIN]))
+        raise DataError(f"The training data has no rows: {listed}.", "Give rows to train on.")
+    return sorted(found, key=lambda each: ORDER.index(each[0]))
+
+
+def _with_partitions(part: Part, partitions: Mapping[Path, Mapping[str, str]]) -> Part:
+    for name, value in partitions.get(part.path, {}).items():
+        if name not in part.table.column_names:
+            values = [None if value == "__HIVE_DEFAULT_PARTITION__" else value]
+            part = part.with_column(name, pa.array(values * part.table.num_rows, pa.string()))
+    return part
+
+
+def _by_column(
+    split: str, part: Part, is_unclear: bool, notes: list[str]
+) -> list[tuple[str, Part]]:
+    """The rows of a part by what a column says of their split, if one does."""
+    column = next((name for name in part.table.column_names if _names_splits(part, name)), None)
+    if column is None:
+        if is_unclear:
+            raise DataError(
+                f"The name of {part.path} speaks of several splits, and no column says which rows "
+                "are of which.",
+                "Rename it after one, or add a column called split.",
+            )
+        return [(split, part)]
+    of_value = {value: _split_of_value(column, value)
+                for value in part.table[column].unique().to_pylist()}  # fmt: skip
+    rows: dict[str | None, list[int]] = defaultdict(list)
+    for row, value in enumerate(part.table[column].to_pylist()):
+        rows[of_value[value]].append(row)
+    if set(rows) == {split}:
+        return [(split, part)]
+    told = ", ".join(f"{len(of)} {name or 'of none'}" for name, of in rows.items())
+    notes.append(f"{part.path}: column {column!r} says of which split its rows are: {told}.")
+    if split != TRAIN and rows.pop(TRAIN, []):
+        notes.append(f"Of {part.path}, which is {split} data, rows of train are not used.")
+    rest = dataclasses.replace(part, table=part.table.drop_columns([column]))
+    return [(name, rest.select(of)) for name, of in rows.items() if name is not None]
+
+
+def _split_of_value(column: str, value: Any) -> str | None:
+    flagged = _FLAGS.get(plain(column))
+    if flagged is None:
+        return None if value is None else split_of(str(value))
+    if str(value).strip().lower() in _TRUE:
+        return flagged
+    return TRAIN if flagged != TRAIN else "test"
+
+
+def _names_splits(part: Part, column: str) -> bool:
+    """Whether a column's values are splits: by its name and some values, or by all its values."""
+    kind = part.table.schema.field(column).type
+    name = plain(column)
+    if pa.types.is_nested(kind) or name in LABEL_NAMES:
+        return False
+    if not (name in _FLAGS or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return False
+    values = part.table[column].unique()
+    if len(values) > _MOST_VALUES:
+        return False
+    words = [str(value).strip() for value in values.to_pylist() if value is not None]
+    if not words or any(len(word) > _LONGEST_VALUE for word in words):
+        return False
+    if name in _FLAGS:
+        return {word.lower() for word in words} <= _TRUE | _FALSE
+    known = [split_of(word) for word in words if word.lower() not in _UNUSED]
+    if name in SPLIT_COLUMNS:
+        # A column `group` of test and control tells other things apart.
+        return any(known) and (all(known) or (name in SPLIT_COLUMNS[:4] and TRAIN in known))
+    return all(known) and TRAIN in known and len(set(known)) > 1

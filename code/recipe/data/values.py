@@ -1,0 +1,354 @@
+"""What the values of a column are: texts, labels, lists written as strings, 0 and 1 for classes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.data.column_names import LABEL_NAMES, TEXT_NAMES, TOKEN_IDS, plain
+from recipe.data.part import TAG, Part, is_number, token_data
+from recipe.errors import DataError
+
+_SAMPLE_ROWS = 1_000
+_DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T]\d{1,2}:\d{2}.*)?|\d{1,2}/\d{1,2}/\d{2,4}.*")
+_JOINED_STRINGS = re.compile(r"""['"]\s+['"]""")
+_PIECES = ("##", "\u2581", "\u0120")
+"""What pieces of words start with, in the vocabularies of BERT, SentencePiece and GPT-2."""
+_TAG_COLUMNS = re.compile(
+    r"(ner|pos|chunk|iob|bio|entity|slot|dep)?_?(tags?|labels?|spans?|entities)"
+)
+_WORDS = ("tokens", "words")
+_WHOLE = re.compile(r"[-+]?\d+(\.0+)?")
+_MOST_ATOMS = 200
+_SEPARATORS = (";", "|", ",")
+_IDENTIFIERS = ("id", "index", "idx", "guid", "uid", "uuid", "tweet_id", "text_id", "comment_id")
+
+
+def with_words(part: Part) -> Part:
+    """`part` with its column of words as texts, where it has no column of texts.
+
+    Raises:
+        DataError: the words have tags.
+    """
+    lists = [name for name in part.table.column_names if _are_words(part, name)]
+    for name in lists:
+        _refuse_tagged(part, name, part.table[name].to_pylist())
+    names = {plain(name): name for name in part.table.column_names}
+    known = next((names[name] for name in (*TEXT_NAMES, *_WORDS) if name in names), None)
+    return with_texts(part, known) if known is not None and known in lists else part
+
+
+def _are_words(part: Part, name: str) -> bool:
+    kind = part.table.schema.field(name).type
+    if _is_list(kind):
+        return _is_string(kind.value_type)
+    if not (_is_string(kind) and plain(name) in _WORDS):
+        return False
+    sample = [value for value in part.table[name].slice(0, _SAMPLE_ROWS).to_pylist() if value]
+    return bool(sample) and all(isinstance(_container(value), list) for value in sample)
+
+
+def with_texts(part: Part, column: str) -> Part:
+    """`part` with a column of texts as strings: lists of words are joined by spaces.
+
+    Raises:
+        DataError: the column holds something else, which is named with a remedy.
+    """
+    if column == TOKEN_IDS:
+        return part
+    values = part.table[column]
+    kind = values.type
+    if pa.types.is_null(kind):
+        raise DataError(f"Column {column!r} of {part.path} has no value in any row.", _NAME_TEXTS)
+    if _is_list(kind):
+        rows = values.to_pylist()
+        _refuse_tagged(part, column, rows)
+        return part.with_column(column, _joined(part, column, rows))
+    if not _is_string(kind):
+        raise _no_text(part, column, f"is of type {kind}", values)
+    sample = [value for value in values.slice(0, _SAMPLE_ROWS).to_pylist() if value]
+    if sample and all(is_number(value) for value in sample):
+        raise _no_text(part, column, "holds numbers", values)
+    if sample and all(_DATE.fullmatch(value.strip()) for value in sample):
+        raise _no_text(part, column, "holds dates", values)
+    parsed = [_container(value) for value in sample]
+    if sample and all(value is not None for value in parsed):
+        if not all(isinstance(value, list) for value in parsed):
+            raise _no_text(part, column, "holds records written as strings", values)
+        rows = _as_lists(part, column)
+        _refuse_tagged(part, column, rows)
+        return part.with_column(column, _joined(part, column, rows))
+    return part
+
+
+_NAME_TEXTS = "Name a column of texts in the hyperparameter text_column."
+
+
+def _no_text(part: Part, column: str, what: str, values: pa.ChunkedArray) -> DataError:
+    first = next((value for value in values.slice(0, _SAMPLE_ROWS).to_pylist() if value), None)
+    shown = first if isinstance(first, str) else json.dumps(first, default=str)
+    return DataError(
+        f"Column {column!r} of {part.path} is no text: it {what} (such as {shown[:60]!r}).",
+        f"{_NAME_TEXTS.removesuffix('.')}, or write it as strings; the columns are "
+        f"{', '.join(part.table.column_names)}.",
+    )
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(test(kind) for test in tests)
+
+
+def _joined(part: Part, column: str, rows: Sequence[Any]) -> pa.Array:
+    """Words joined by spaces."""
+    texts = []
+    for row, words in enumerate(rows):
+        if words is not None and not all(isinstance(word, str) for word in words):
+            raise DataError(
+                f"{part.where(row)} has no text in column {column!r}, but a list of something else "
+                f"than words: {json.dumps(words, default=str)[:60]}.",
+                _NAME_TEXTS,
+            )
+        if any(word.startswith(_PIECES) for word in words or ()):
+            raise DataError(
+                f"{part.where(row)} has pieces of words in column {column!r}: "
+                f"{json.dumps(words)[:60]}.",
+                "Give the texts, or their token ids in a column called input_ids.",
+            )
+        texts.append(None if words is None else " ".join(words))
+    return pa.array(texts, pa.large_string())
+
+
+def _refuse_tagged(part: Part, column: str, rows: Sequence[Any]) -> None:
+    """Raises DataError where another column has a tag for each word."""
+    words = [_container(row) if isinstance(row, str) else row for row in rows[:_SAMPLE_ROWS]]
+    lengths = [len(row) for row in words if isinstance(row, list)]
+    for name in part.table.column_names:
+        if name == column or not _TAG_COLUMNS.fullmatch(plain(name)):
+            continue
+        others = part.table[name].slice(0, _SAMPLE_ROWS).to_pylist()
+        if others and isinstance(others[0], str):
+            others = [_container(other) for other in others if other]
+        tagged = [len(row) for row in others if isinstance(row, list)]
+        if tagged and tagged == lengths:
+            what = f"column {name!r} has a tag for each word of column {column!r}"
+            raise token_data(str(part.path), what)
+
+
+def _container(value: str) -> list[Any] | dict[str, Any] | None:
+    """The list or record that a string is written from, by JSON or Python."""
+    text = value.strip()
+    if not (text.startswith("[") and text.endswith("]")) and not (
+        text.startswith("{") and text.endswith("}")
+    ):
+        return None
+    for read in (json.loads, ast.literal_eval):
+        try:
+            parsed = read(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        return parsed if isinstance(parsed, (list, dict)) else None
+    # numpy writes ['a' 'b'] and [0 1 1].
+    return [None] if re.fullmatch(r"\[[\d\s.]*\]", text) else None
+
+
+def _as_lists(part: Part, column: str) -> list[list[Any] | None]:
+    """The lists that the strings of a column are written from.
+
+    Raises:
+        DataError: a row is no list, or one that numpy wrote, whose items cannot be told apart.
+    """
+    rows: list[list[Any] | None] = []
+    for row, value in enumerate(part.table[column].to_pylist()):
+        parsed = _container(value) if value else None
+        by_numpy = value and (_JOINED_STRINGS.search(value) or parsed == [None])
+        if value and (by_numpy or not isinstance(parsed, list)):
+            raise DataError(
+                f"{part.where(row)} has {value[:60]!r} in column {column!r}, where other rows have "
+                "lists written as strings" + (", in numpy's way." if by_numpy else "."),
+                'Write lists as JSON: ["a", "b"].',
+            )
+        rows.append(parsed if isinstance(parsed, list) else None)
+    return rows
+
+
+def with_labels(part: Part, column: str) -> Part:
+    """`part` with lists of labels that are written as strings as lists.
+
+    Raises:
+        DataError: the labels are of words or of spans of a text.
+    """
+    values = part.table[column]
+    distinct = values.unique().to_pylist() if not pa.types.is_nested(values.type) else []
+    texts = [value for value in distinct if isinstance(value, str) and value.strip()]
+    if len(texts) > 1 and "O" in texts and all(TAG.fullmatch(text) for text in texts):
+        raise token_data(str(part.path), f"column {column!r} has tags such as {texts[:3]}")
+    if _is_list(values.type):
+        first: list[Any] = next((row for row in values.to_pylist() if row), [])
+        if first and isinstance(first[0], (list, dict)):
+            raise token_data(str(part.path), f"column {column!r} labels spans: {first[:1]}")
+        return part
+    if texts and all(_container(text) is not None for text in texts):
+        rows = _as_lists(part, column)
+        if any(isinstance(item, (list, dict)) for row in rows for item in row or ()):
+            first = [item for row in rows for item in row or ()]
+            raise token_data(str(part.path), f"column {column!r} labels spans: {first[:1]}")
+        # An integer may be too large for Arrow, or stand beside strings.
+        items = [
+            None if row is None else [None if item is None else str(item) for item in row]
+            for row in rows
+        ]
+        return part.with_column(column, pa.array(items, pa.list_(pa.string())))
+    return part
+
+
+def with_indicators(part: Part, asked: str | None) -> tuple[Part, str | None]:
+    """Columns of 0 and 1, one for each class, as one column of their names.
+
+    They are those that label_column names with commas; or all columns but the texts and those of
+    identifiers, where these are two or more with a single 1 in each row, or three or more.
+
+    Args:
+        asked: The hyperparameter label_column.
+
+    Returns:
+        The part, and the name of the new column; `asked` where there are no such columns.
+    """
+    names = part.table.column_names
+    if asked is not None:
+        columns = [name.strip() for name in asked.split(",")]
+        if asked in names or len(columns) < 2:
+            return part, asked
+        if missing := [name for name in columns if name not in names]:
+            raise DataError(
+                f"label_column has value {asked!r}, but {part.path} has no column {missing[0]!r}: "
+                f"its columns are {', '.join(names)}.",
+                "Name one column, or those of 0 and 1 with commas.",
+            )
+        if odd := [name for name in columns if _indicators(part, name) is None]:
+            raise DataError(
+                f"label_column has value {asked!r}, but column {odd[0]!r} of {part.path} holds "
+                "other values than 0 and 1.",
+                "Name one column of classes, or columns of 0 and 1.",
+            )
+    else:
+        if {plain(name) for name in names} & set(LABEL_NAMES):
+            return part, None
+        others = [name for name in names if not _is_identifier(part, name)]
+        columns = [name for name in others if _indicators(part, name) is not None]
+        if len(columns) < 2 or set(columns) != {
+            name for name in others if not _is_text_like(part, name)
+        }:
+            return part, None
+    rows = list(zip(*(_indicators(part, name) or () for name in columns), strict=True))
+    single = all(sum(row) == 1 for row in rows)
+    if asked is None and not single and len(columns) < 3:
+        return part, None
+    number_lists = [[at for at, has in enumerate(row) if has] for row in rows]
+    values = (
+        pa.array([each[0] for each in number_lists])
+        if single
+        else pa.array(number_lists, pa.list_(pa.int64()))
+    )
+    new = asked or ",".join(columns)
+    named = part.with_column(new, values)
+    return named.named(new, columns), new
+
+
+def _is_identifier(part: Part, name: str) -> bool:
+    last = plain(name).rpartition("_")[2]
+    return plain(name) in _IDENTIFIERS or last in ("id", "ids") or plain(name).startswith("unnamed")
+
+
+def _is_text_like(part: Part, name: str) -> bool:
+    values = part.table[name]
+    return _is_string(values.type) and not all(
+        is_number(value) for value in values.slice(0, _SAMPLE_ROWS).to_pylist() if value
+    )
+
+
+def _indicators(part: Part, name: str) -> list[int] | None:
+    """The column as integers, where all its values are 0 or 1."""
+    values = part.table[name]
+    if pa.types.is_nested(values.type) or pa.types.is_boolean(values.type):
+        return None
+    if not {str(value) for value in values.unique().to_pylist()} <= {"0", "1", "0.0", "1.0"}:
+        return None
+    return [int(float(value)) for value in values.to_pylist()]
+
+
+def integers(part: Part, column: str) -> set[int] | None:
+    """The integers in a column of labels, or in its lists; None where it holds other values."""
+    flat = _flat(part, column)
+    if any(isinstance(value, (list, dict)) for value in flat):
+        return None
+    texts = {str(value).strip() for value in flat if value not in (None, "")}
+    if not all(_WHOLE.fullmatch(text) for text in texts):
+        return None
+    return {int(float(text)) for text in texts}
+
+
+def strings(part: Part, column: str) -> set[str]:
+    """The strings in a column of labels, or in its lists."""
+    return {value.strip() for value in _flat(part, column) if isinstance(value, str)}
+
+
+def _flat(part: Part, column: str) -> list[Any]:
+    values = part.table[column]
+    if not _is_list(values.type):
+        return [] if pa.types.is_nested(values.type) else list(values.unique().to_pylist())
+    return [item for row in values.to_pylist() for item in row or ()]
+
+
+def with_positions(part: Part, column: str, codes: Sequence[int]) -> Part:
+    """`part` with each integer of a column of labels, or of its lists, as its position in `codes`;
+    -1 and nothing stay."""
+    positions = {code: at for at, code in enumerate(codes)}
+
+    def position(value: Any) -> int | None:
+        if value is None or value == "":
+            return None
+        return positions.get(int(float(value)), -1)
+
+    rows = [
+        [position(item) for item in row] if isinstance(row, list) else position(row)
+        for row in part.table[column].to_pylist()
+    ]
+    return part.with_column(column, pa.array(rows))
+
+
+def check_separators(parts: Sequence[tuple[Part, str]]) -> None:
+    """See that no cell of labels holds several, where nobody said so.
+
+    Raises:
+        DataError: of the labels with a separator, most pieces are labels elsewhere, too.
+    """
+    distinct: set[str] = set()
+    for part, column in parts:
+        values = part.table[column]
+        if column in part.class_names or not _is_string(values.type):
+            return
+        distinct |= {value.strip() for value in values.unique().to_pylist() if value}
+    for separator in _SEPARATORS:
+        cut = {each: {piece.strip() for piece in each.split(separator)} for each in distinct}
+        several = {each for each, pieces in cut.items() if len(pieces) > 1}
+        atoms = {piece for each in several for piece in cut[each]}
+        shared = [atom for atom in atoms if sum(atom in pieces for pieces in cut.values()) > 1]
+        if several and len(atoms) <= _MOST_ATOMS and len(shared) * 2 >= len(atoms):
+            example = sorted(several)[0]
+            part, column = parts[0]
+            raise DataError(
+                f"Column {column!r} of {part.path} has labels such as {example!r}, which look like "
+                f"several with {separator!r} between.",
+                f"Give label_separator={separator!r}, or problem_type=single_label_classification "
+                "if each of them is one class.",
+            )
