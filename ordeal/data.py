@@ -142,7 +142,7 @@ def _said() -> str:
 
 
 def _rows(trial: Trial, rows: list[tuple[str, str]]) -> None:
-    from recipe.data import formats
+    from recipe.data.files import formats
 
     folder = trial.folder / "rows"
     folder.mkdir(exist_ok=True)

@@ -97,7 +97,7 @@ def _request(content: bytes) -> None:
 
 
 def _table(content: bytes) -> None:
-    from recipe.data import formats
+    from recipe.data.files import formats
     from recipe.errors import DataError
 
     with _file(content, "train.csv") as path, contextlib.suppress(DataError):
@@ -147,7 +147,7 @@ def _main(name: str, *options: str) -> None:
     with atheris.instrument_imports(include=["recipe", "amphora"]):
         from amphora.contract import job, sm_variables  # noqa: F401
         from amphora.training import launch  # noqa: F401
-        from recipe.data import formats  # noqa: F401
+        from recipe.data.files import formats  # noqa: F401
         from recipe.inference import payloads  # noqa: F401
         from recipe.storage import checkpoints, checksums  # noqa: F401
     atheris.Setup([sys.argv[0], *options], READERS[name])

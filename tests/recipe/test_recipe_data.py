@@ -16,7 +16,7 @@ import pytest
 from recipe import paths
 from recipe.data import classification, labels
 from recipe.data.classification import Splits
-from recipe.data.formats import read
+from recipe.data.files.formats import read
 from recipe.data.layout import channels as layout
 from recipe.data.layout import model_channel
 from recipe.errors import DataError, HyperparameterError

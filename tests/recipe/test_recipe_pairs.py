@@ -22,7 +22,7 @@ from recipe.batching import batches
 from recipe.batching.batches import Packed, Padded, Samples
 from recipe.data import classification
 from recipe.data.columns import Columns, choose
-from recipe.data.formats import read
+from recipe.data.files.formats import read
 from recipe.errors import DataError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import losses, packed_encoders

@@ -17,14 +17,15 @@ from typing import Any
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import columns, labels, text_files, values
+from recipe.data import columns, labels, values
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.data.columns import Columns
+from recipe.data.files import text_files
+from recipe.data.files.part import Part
 from recipe.data.labels import Labels, Shape
 from recipe.data.layout import channels as layout
 from recipe.data.layout.channels import Layout
 from recipe.data.layout.class_names import ClassNames
-from recipe.data.part import Part
 from recipe.data.reading import read_parts
 from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters

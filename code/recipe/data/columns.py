@@ -23,7 +23,7 @@ from recipe.data.column_names import (
     TOKEN_IDS,
     plain,
 )
-from recipe.data.part import Part, is_number
+from recipe.data.files.part import Part, is_number
 from recipe.errors import DataError, near
 
 _SAMPLE_ROWS = 1_000

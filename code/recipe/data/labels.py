@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import plain
-from recipe.data.part import Part, is_number
+from recipe.data.files.part import Part, is_number
 from recipe.errors import DataError
 from recipe.hyperparameters import PROBLEMS
 

@@ -12,10 +12,11 @@ from typing import Any
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import classification, columns, formats, values
+from recipe.data import classification, columns, values
 from recipe.data.column_names import COMPLETION, MESSAGES, PROMPT, TEXT, TOKEN_IDS
+from recipe.data.files import formats
+from recipe.data.files.part import Part
 from recipe.data.layout import channels as layout
-from recipe.data.part import Part
 from recipe.data.reading import read_parts
 from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters

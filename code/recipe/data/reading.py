@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import LABEL_NAMES, SPLIT_COLUMNS, plain, split_of
+from recipe.data.files.part import Part
 from recipe.data.layout.channels import Layout
 from recipe.data.layout.splits import ORDER, TRAIN
-from recipe.data.part import Part
 from recipe.errors import DataError, Problems
 
 Units = Callable[[Sequence[Path]], Sequence[Callable[[], Part]]]

@@ -21,7 +21,7 @@ from recipe.data.column_names import (
     TWINS,
     plain,
 )
-from recipe.data.part import Part, is_number
+from recipe.data.files.part import Part, is_number
 from recipe.errors import DataError, near
 
 SAMPLE_ROWS = 1_000

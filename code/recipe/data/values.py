@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import LABEL_NAMES, TEXT_NAMES, TOKEN_IDS, plain
-from recipe.data.part import TAG, Part, is_number, token_data
+from recipe.data.files.part import TAG, Part, is_number, token_data
 from recipe.errors import DataError
 
 _SAMPLE_ROWS = 1_000

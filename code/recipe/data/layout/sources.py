@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from recipe.data.files.part import is_arrow_folder
 from recipe.data.layout import class_names, dataset_card
 from recipe.data.layout.class_names import ClassNames
 from recipe.data.layout.dataset_card import Card
-from recipe.data.part import is_arrow_folder
 
 _SIDE_SUFFIXES = (
     *(".md", ".rst", ".html", ".pdf", ".bib", ".py", ".ipynb", ".sh", ".yaml", ".yml", ".toml"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import LABEL_NAMES, PAIR_NAMES, TEXT_NAMES, plain
-from recipe.data.part import Part, is_number, open_text
+from recipe.data.files.part import Part, is_number, open_text
 from recipe.errors import DataError
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}

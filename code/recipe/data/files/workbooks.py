@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import SPLIT_COLUMN, split_of
-from recipe.data.part import Part
+from recipe.data.files.part import Part
 from recipe.errors import DataError
 
 _MARK = b"PK\x03\x04"

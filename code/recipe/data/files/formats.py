@@ -24,11 +24,11 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from recipe.data.column_names import TEXT
-from recipe.data.delimited import is_table, read_delimited
-from recipe.data.fasttext import MARK, is_fasttext, read_fasttext
-from recipe.data.json_rows import read_json, read_json_objects
-from recipe.data.part import TAG, Part, encoding_of, open_text, token_data, undecodable_line
-from recipe.data.workbooks import is_workbook, read_workbook
+from recipe.data.files.delimited import is_table, read_delimited
+from recipe.data.files.fasttext import MARK, is_fasttext, read_fasttext
+from recipe.data.files.json_rows import read_json, read_json_objects
+from recipe.data.files.part import TAG, Part, encoding_of, open_text, token_data, undecodable_line
+from recipe.data.files.workbooks import is_workbook, read_workbook
 from recipe.errors import DataError
 
 _DELIMITED_SUFFIXES = (".csv", ".tsv", ".tab")

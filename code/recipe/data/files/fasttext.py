@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import LABEL, TEXT
-from recipe.data.part import Part, open_text
+from recipe.data.files.part import Part, open_text
 from recipe.errors import DataError
 
 MARK = "__label__"

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import LABEL, SPLIT_COLUMN, TEXT, split_of
-from recipe.data.part import Part, open_text, token_data
+from recipe.data.files.part import Part, open_text, token_data
 from recipe.errors import DataError
 
 _METADATA = "-metadata"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import formats
 from recipe.data.column_names import LABEL, TEXT, split_of, splits_in
-from recipe.data.part import Part, encoding_of, open_text, undecodable_line
+from recipe.data.files import formats
+from recipe.data.files.part import Part, encoding_of, open_text, undecodable_line
 from recipe.errors import DataError
 
 _SUFFIXES = (".txt", ".text", "")
