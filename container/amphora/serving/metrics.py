@@ -104,6 +104,13 @@ class Access:
         finally:
             self._note(scope, seen, time.monotonic() - began)
 
+    def note_refusal(self, status: int, identifier: str) -> None:
+        """Count and log a request that no route has seen: its head was broken, late or too large,
+        so that method and path are not known."""
+        self._metrics.requests.labels(status).inc()
+        line = {"time": _now(), "request_id": identifier, "status": status}
+        self._logger.info("%s", json.dumps(line))
+
     def _note(self, scope: Scope, seen: dict[str, int], seconds: float) -> None:
         if scope["path"] in _QUIET:
             return
@@ -111,7 +118,7 @@ class Access:
         self._metrics.seconds.observe(seconds)
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "time": _now(),
             "request_id": scope.get("state", {}).get("id", ""),
             "inference_id": headers.get(b"x-amzn-sagemaker-inference-id", ""),
             "method": scope["method"],
@@ -123,3 +130,7 @@ class Access:
             "bytes_out": seen["bytes"],
         }
         self._logger.info("%s", json.dumps(line, ensure_ascii=False))
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -24,6 +24,23 @@ _ENDLESS_MIB = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What one client may take of the server."""
+
+    header_bytes: int = 65536
+    header_count: int = 128
+    header_seconds: float = 20.0
+    """From a connection's beginning, or a request's first byte, to the last of its headers."""
+    body_seconds: float = 20.0
+    """The longest pause in a body, of a request or of an answer that the client reads."""
+    body_rate: float = 512.0
+    """Bytes in a second, on average, that a body must come or be read at."""
+    keep_alive_seconds: float = 75.0
+    """From an answer to the next request in the same connection."""
+    connections: int = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hosting:
     """How one container answers: everything `amphora serve` takes from its environment."""
 
@@ -61,6 +78,7 @@ class Hosting:
     """Bytes of a request's body, as it comes and decoded."""
     transform_payload: int
     """The MiB that batch transform is told to send at most in one request."""
+    bounds: Bounds
     session_lifetime: float
     """Seconds after which a session that nobody uses ends."""
     is_multi_model: bool
@@ -96,6 +114,7 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Hostin
         startup_timeout=env.number("SAGEMAKER_STARTUP_TIMEOUT", 480.0, float, least=1),
         max_body=max_body,
         transform_payload=_transform_payload(env, max_body),
+        bounds=_bounds(env),
         session_lifetime=env.number("AMPHORA_SESSION_SECONDS", 1200.0, float, least=0),
         is_multi_model=env.flag("SAGEMAKER_MULTI_MODEL"),
         shows_page=_shows_page(env, environ),
@@ -177,6 +196,24 @@ def _timeout(env: _Environment) -> float:
     # Seconds by its documentation; an old server read it as minutes, and an hour of waiting helps
     # nobody behind an endpoint that gives up after one minute.
     return env.number("SAGEMAKER_MODEL_SERVER_TIMEOUT", 60.0, float, least=0.001)
+
+
+def _bounds(env: _Environment) -> Bounds:
+    usual = Bounds()
+    seconds = 0.001
+    return Bounds(
+        header_bytes=env.number("AMPHORA_HEADER_BYTES", usual.header_bytes, int, least=256),
+        header_count=env.number("AMPHORA_HEADER_COUNT", usual.header_count, int, least=1),
+        header_seconds=env.number(
+            "AMPHORA_HEADER_SECONDS", usual.header_seconds, float, least=seconds
+        ),
+        body_seconds=env.number("AMPHORA_BODY_SECONDS", usual.body_seconds, float, least=seconds),
+        body_rate=env.number("AMPHORA_BODY_RATE", usual.body_rate, float, least=1),
+        keep_alive_seconds=env.number(
+            "AMPHORA_KEEP_ALIVE_SECONDS", usual.keep_alive_seconds, float, least=seconds
+        ),
+        connections=env.number("AMPHORA_CONNECTIONS", usual.connections, int, least=1),
+    )
 
 
 def _transform_payload(env: _Environment, max_body: int) -> int:

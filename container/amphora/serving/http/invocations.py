@@ -165,7 +165,8 @@ class Exchange:
 
     async def _on_departure(self, request: Request, error: Exception) -> Response:
         """Nobody reads this answer, but the log of requests has its status."""
-        return self._error(request, _CLIENT_GONE, "client_gone", "The client has gone.", {})
+        status = request.scope.get("state", {}).get("refused", _CLIENT_GONE)
+        return self._error(request, status, "client_gone", "The client has gone.", {})
 
     async def _on_bug(self, request: Request, error: Exception) -> Response:
         LOG.error("Request %s failed in the server.", request_id(request), exc_info=error)

@@ -7,13 +7,13 @@ that nothing that happens to a model takes `/ping` with it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -26,12 +26,13 @@ from amphora.common import devices
 from amphora.common.errors import ConfigError
 from amphora.serving import metrics
 from amphora.serving import settings as hosting
-from amphora.serving.http import openapi
+from amphora.serving.http import acceptor, openapi, uvicorn_compat
 from amphora.serving.http.clients import Clients
 from amphora.serving.http.invocations import Exchange
 from amphora.serving.http.multi_model import Models
+from amphora.serving.http.refusal import Refusal
 from amphora.serving.http.runtime_api import Runtime
-from amphora.serving.http.websocket import Duplex, Upgrades
+from amphora.serving.http.websocket import Duplex
 from amphora.serving.pool.pool import Pool
 
 LOG = logging.getLogger("amphora.server")
@@ -40,7 +41,6 @@ _DRAIN_SECONDS = 24
 # What is on its way is still accepted; once the port is closed, as long again for requests that
 # are on their way in connections.
 _LINGER_SECONDS = 0.3
-_KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
 
 
@@ -49,6 +49,8 @@ def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
 
     Raises AmphoraError where the configuration is wrong or the model cannot be loaded.
     """
+    uvicorn_compat.check()
+    acceptor.raise_limit()
     found = devices.detect(environ)
     settings = hosting.read(base_dir, environ, found)
     LOG.info(
@@ -96,7 +98,12 @@ class Front:
         )
         # A redirect would name whatever host the client's Host header names.
         app.router.redirect_slashes = False
-        return metrics.Access(app, self.metrics, metrics.access_logger())
+        self._access = metrics.Access(app, self.metrics, metrics.access_logger())
+        return self._access
+
+    def note_refusal(self, refusal: Refusal, identifier: str) -> None:
+        """Log and count a request that was refused before it reached a route."""
+        self._access.note_refusal(refusal.status, identifier)
 
     def _common_routes(self) -> list[BaseRoute]:
         routes: list[BaseRoute] = [
@@ -179,54 +186,24 @@ class Front:
         )
 
 
-class _Server(uvicorn.Server):
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the port, and not the connections that came last: they are accepted to the last
-        one, and their requests are given the time to arrive.
-        """
-        waiting = [connection for sock in sockets or [] for connection in _backlog(sock)]
-        for server in self.servers:
-            server.close()
-        loop = asyncio.get_running_loop()
-        for connection in waiting:
-            await loop.connect_accepted_socket(self._protocol, connection)
-        await asyncio.sleep(_LINGER_SECONDS)
-        await super().shutdown(sockets)
-
-    def _protocol(self) -> asyncio.Protocol:
-        make: Any = self.config.http_protocol_class
-        protocol: asyncio.Protocol = make(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
-        return protocol
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Nothing: `_run` handles signals, and ends with exit code 0 rather than by the signal."""
-        yield
-
-
-def _backlog(sock: socket.socket) -> Iterator[socket.socket]:
-    """The connections that wait to be accepted."""
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            yield sock.accept()[0]
-
-
-def _server(front: Front) -> _Server:
+def _server(front: Front) -> uvicorn_compat.Server:
+    bounds = front.settings.bounds
     config = uvicorn.Config(
         front.application(),
+        http="httptools",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=cast(int, bounds.keep_alive_seconds),
         timeout_graceful_shutdown=_DRAIN_SECONDS,
         backlog=_BACKLOG,
-        ws=Upgrades,
+        ws=uvicorn_compat.Upgrades,
         ws_max_size=front.settings.max_body,
     )
-    return _Server(config)
+    connections = acceptor.affordable(bounds.connections, front.settings.workers)
+    bounds = replace(bounds, connections=connections)
+    return uvicorn_compat.Server(config, bounds, front.note_refusal, _LINGER_SECONDS)
 
 
 async def _run(settings: hosting.Hosting, environ: Mapping[str, str], sock: socket.socket) -> int:

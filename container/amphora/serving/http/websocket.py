@@ -11,7 +11,6 @@ import asyncio
 import uuid
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from amphora.serving.http.invocations import Exchange, chunks, error_body
 from amphora.serving.pool.connections import Call
@@ -19,24 +18,6 @@ from amphora.serving.pool.pool import Pool, too_late
 from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import Hosting
-
-
-class Upgrades(WebSocketsSansIOProtocol):
-    """Answers requests that ask for an upgrade and are no handshake: uvicorn's own leaves those
-    with a body, or another method than GET, without an answer for as long as the client waits.
-    """
-
-    def data_received(self, data: bytes) -> None:
-        """Take the head of a request, which uvicorn hands over whole; then frames."""
-        super().data_received(data)
-        if not self.handshake_initiated and not self.transport.is_closing():
-            message = "A WebSocket begins with a GET request without a body."
-            body = error_body("bad_request", message, uuid.uuid4().hex)
-            self.transport.write(
-                b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n"
-                b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-            )
-            self.transport.close()
 
 
 class Duplex:

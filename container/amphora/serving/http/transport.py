@@ -1,0 +1,92 @@
+"""A connection's transport that loses no answer, and waits for no client for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from amphora.serving.settings import Bounds
+
+# Where an answer was sent before its request was read whole, what still comes is read and thrown
+# away for so long.
+_LINGER_SECONDS = 2.0
+_BEGINNING = b"HTTP/1.1 "
+
+
+class Reader(Protocol):
+    """What a transport asks of its protocol."""
+
+    @property
+    def lingers(self) -> bool:
+        """Whether the client may still be sending what nobody will read."""
+
+
+class Wire:
+    """A connection's transport: closes without destroying what is on its way, and not for ever."""
+
+    def __init__(self, transport: asyncio.Transport, protocol: Reader, bounds: Bounds) -> None:
+        self._transport = transport
+        self._protocol = protocol
+        self._bounds = bounds
+        self._loop = asyncio.get_running_loop()
+        self._is_lingering = False
+        self._unread: int | None = None
+        self.is_lost = False
+        self.write: Callable[[bytes], None] = transport.write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """Whether nothing more is to be written."""
+        return self._is_lingering or self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close; where the client may still be sending, let it read its answer first: data that
+        nobody has read would make the kernel reset the connection."""
+        if self._is_lingering and not self.is_lost:
+            return
+        if self.is_lost or not self._protocol.lingers or self._transport.is_closing():
+            self._transport.close()
+            self.watch_reading()
+            return
+        self._is_lingering = True
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        self._loop.call_later(_LINGER_SECONDS, self._transport.abort)
+
+    def watch_reading(self) -> None:
+        """Break the connection where the client does not read what was written."""
+        if self._unread is None and (size := self._transport.get_write_buffer_size()):
+            self._unread = size
+            self._loop.call_later(self._bounds.body_seconds, self._look)
+
+    def _look(self) -> None:
+        unread, self._unread = cast(int, self._unread), None
+        size = 0 if self.is_lost else self._transport.get_write_buffer_size()
+        if size > unread - self._bounds.body_seconds * self._bounds.body_rate and size > 0:
+            self._transport.abort()
+        else:
+            self.watch_reading()
+
+    def probe(self) -> None:
+        """Send what every answer begins with, and see whether the client's kernel refuses it."""
+        self._transport.write(_BEGINNING)
+        self.write = self._write_rest
+        self._loop.call_later(0.02, self._ask_kernel, 0.02)
+
+    def _write_rest(self, data: bytes) -> None:
+        self.write = self._transport.write
+        self._transport.write(data[len(_BEGINNING) :])
+
+    def _ask_kernel(self, pause: float) -> None:
+        if self.is_lost or self._transport.is_closing():
+            return
+        sock = self._transport.get_extra_info("socket")
+        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._transport.abort()
+        else:
+            pause = min(2 * pause, 1.0)
+            self._loop.call_later(pause, self._ask_kernel, pause)
