@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 import subprocess
@@ -109,6 +110,15 @@ def test_the_worst_mistake_comes_first_and_is_shown_as_text(tmp_path: Path) -> N
     assert PROBE not in page
     shown = [each["text"] for each in report._mistakes(SINGLE_LABEL)]
     assert shown == [f"most wrong {PROBE}", "a little wrong"]
+    assert "<hr>" not in page
+
+
+def test_a_mistake_of_a_pair_shows_both_texts(tmp_path: Path) -> None:
+    pairs = dataclasses.replace(SINGLE_LABEL, pairs=["second", f"other {PROBE}", "", "y" * 1000])
+    page = report.write(material(pairs), tmp_path).read_text()
+    assert PROBE not in page
+    assert page.count("<hr>") == 2
+    assert [each["pair"] for each in report._mistakes(pairs)] == [f"other {PROBE}", ""]
 
 
 @pytest.mark.parametrize(
