@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from amphora.serving import programs
 from amphora.serving.http.invocations import Exchange
 from amphora.serving.metrics import Metrics
 from amphora.serving.pool import spawner
@@ -153,9 +154,10 @@ class Models:
         return pool
 
     def _program(self, folder: Path) -> str | None:
-        """SAGEMAKER_PROGRAM counts for the models that have the file."""
+        """SAGEMAKER_PROGRAM counts for models that have the file, and for code that all share."""
         program = self._settings.program
-        return program if program and (folder / "code" / program).is_file() else None
+        has_it = program and programs.program_path(folder / "code", program) is not None
+        return program if has_it or self._settings.submitted.endswith("gz") else None
 
 
 def _order(body: bytes) -> tuple[str, str]:

@@ -8,9 +8,11 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from amphora.common import archives
 from amphora.common.errors import CodeError
+from amphora.serving import programs
 from amphora.serving.settings import Hosting
 
 LOG = logging.getLogger("amphora.pool")
@@ -28,15 +30,37 @@ class Provision:
 
     def code_dir(self) -> Path:
         """The folder of the user's code, ready to import. Raises CodeError where it cannot be."""
-        code = self._fetched(self._hosting.submitted) or self._hosting.code_dir
+        hosting = self._hosting
+        code = programs.inner_folder(hosting.code_dir, hosting.program)
+        if hosting.submitted and not self._is_superfluous(hosting.submitted):
+            code = programs.inner_folder(self._fetched(hosting.submitted), hosting.program)
         if (code / "requirements.txt").is_file():
             self._install(code)
         return code
 
-    def _fetched(self, place: str) -> Path | None:
-        """The code that SAGEMAKER_SUBMIT_DIRECTORY names, where it is an archive."""
-        if not place:
-            return None
+    def _is_superfluous(self, place: str) -> bool:
+        """Whether what SAGEMAKER_SUBMIT_DIRECTORY names adds nothing: SDKs set it to the models'
+        prefix of a multi-model endpoint, and to the model archive, which SageMaker has unpacked.
+
+        Raises CodeError where it is a prefix and the code is nowhere.
+        """
+        hosting = self._hosting
+        has_code = programs.has_handlers(hosting.code_dir, hosting.program)
+        name = urlsplit(place).path.rpartition("/")[2]
+        is_prefix = place.startswith("s3://") and "." not in name
+        if is_prefix and hosting.program and not has_code and not hosting.is_multi_model:
+            raise CodeError(
+                f"SAGEMAKER_SUBMIT_DIRECTORY is {place!r}, a prefix and no archive, and"
+                f" {hosting.code_dir} does not have SAGEMAKER_PROGRAM {hosting.program!r}.",
+                "Name a .tar.gz, or bring the code in the model archive's folder code/.",
+            )
+        superfluous = is_prefix or (has_code and (name == "model.tar.gz" or hosting.is_multi_model))
+        if superfluous:
+            LOG.info("SAGEMAKER_SUBMIT_DIRECTORY %s is left: the model's own code counts.", place)
+        return superfluous
+
+    def _fetched(self, place: str) -> Path:
+        """The code that SAGEMAKER_SUBMIT_DIRECTORY names, which is an archive."""
         self._folder = tempfile.TemporaryDirectory(prefix="amphora-code-")
         archive = Path(place.removeprefix("file://"))
         if place.startswith("s3://"):
