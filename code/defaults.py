@@ -119,7 +119,7 @@ class Defaults:
         return {
             "input_fn": input_fn,
             "predict_fn": predict,
-            "output_fn": serialization.encode,
+            "output_fn": _encode_as_lists if family == PYTORCH else serialization.encode,
         }
 
     def _family(self, model: Any, model_dir: str) -> tuple[str, str]:
@@ -157,6 +157,13 @@ class Defaults:
                 " file makes tokens of a request: return transformers.pipeline(...) from model_fn,"
                 " or define input_fn or predict_fn."
             )
+
+
+def _encode_as_lists(prediction: Any, accept: str) -> Any:
+    """PyTorch's image makes lists of a tensor first, so that NPY holds float64 or int64."""
+    if serialization.is_tensor(prediction):
+        prediction = serialization.lists_of_tensor(prediction)
+    return serialization.encode(prediction, accept)
 
 
 _TITLES = {HUGGING_FACE: "Hugging Face", PYTORCH: "PyTorch"}

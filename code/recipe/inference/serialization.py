@@ -148,8 +148,8 @@ def _key(key: Any) -> str:
 
 def _simpler(value: Any) -> Any:
     """One step towards plain values, for what JSON does not know."""
-    if _is_tensor(value):
-        return _list_of(_array_of_tensor(value))
+    if is_tensor(value):
+        return lists_of_tensor(value)
     if isinstance(value, (np.ndarray, np.generic)):
         return _list_of(np.asanyarray(value))
     for test, simpler in _SIMPLER:
@@ -171,7 +171,8 @@ def _is_from(value: Any, library: str, *names: str) -> bool:
     )
 
 
-def _is_tensor(value: Any) -> bool:
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor of torch, of any class that inherits from it."""
     return _is_from(value, "torch", "Tensor")
 
 
@@ -181,6 +182,11 @@ def _is_frame(value: Any) -> bool:
 
 def _is_image(value: Any) -> bool:
     return _is_from(value, "PIL", "Image")
+
+
+def lists_of_tensor(tensor: Any) -> Any:
+    """A tensor's numbers in nested lists; the number itself where it has no dimensions."""
+    return _list_of(_array_of_tensor(tensor))
 
 
 def _array_of_tensor(tensor: Any) -> np.ndarray[Any, Any]:
@@ -330,7 +336,7 @@ def _npy(prediction: Any) -> bytes:
 
 
 def _as_array(prediction: Any) -> np.ndarray[Any, Any]:
-    if _is_tensor(prediction):
+    if is_tensor(prediction):
         return _array_of_tensor(prediction)
     if isinstance(prediction, (np.ndarray, np.generic)):
         return np.asanyarray(prediction)

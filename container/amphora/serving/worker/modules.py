@@ -1,9 +1,9 @@
 """Imports files by their paths: the user's handlers, and the image's own beside them.
 
-The user's folder stands first on sys.path, the image's last, so that a user's `check`, `train` or
-`utils` is what the user's code imports. Only the image's packages may be asked for by one name from
-both sides: where a user has a package of that name, the image's files are imported with their own
-packages under another one.
+The user's folder stands first on sys.path and the image's does not stand there, so that a user's
+`check`, `train` or `utils` is what the user's code imports, and the image's never. Only the image's
+packages may be asked for by one name from both sides: where a user has a package of that name, the
+image's files are imported with their own packages under another one.
 """
 
 from __future__ import annotations
@@ -106,23 +106,23 @@ def load_image(image_code: Path, name: str) -> ModuleType:
     """Import a file of the image's code folder, never seen by a user's imports.
 
     Args:
-        image_code: The folder, which is put last on sys.path.
+        image_code: The folder.
         name: The file's name without .py.
 
     Raises:
         CodeError: It cannot be imported.
     """
-    if str(image_code) not in sys.path:
-        sys.path.append(str(image_code))
     path = image_code / f"{name}.py"
     packages = sorted(each.parent.name for each in image_code.glob("*/__init__.py"))
+    finders = (_ImageFinder, _PrivateFinder)
+    sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, finders)]
+    sys.meta_path.append(_ImageFinder(image_code, packages))
     shadowed = [package for package in packages if _is_elsewhere(package, image_code)]
     if not shadowed:
         spec = importlib.util.spec_from_file_location(f"amphora_image_{name}", path)
         return _execute(path, f"amphora_image_{name}", spec)
     LOG.info("The user's %s is not the image's: each has its own.", ", ".join(shadowed))
     finder = _PrivateFinder(image_code, shadowed)
-    sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _PrivateFinder)]
     sys.meta_path.append(finder)
     return _execute(path, f"amphora_image_{name}", finder.spec(f"amphora_image_{name}", path))
 
@@ -135,6 +135,22 @@ def _is_elsewhere(package: str, image_code: Path) -> bool:
         return True
     places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or [])]
     return not any(Path(place).is_relative_to(image_code) for place in places if place)
+
+
+class _ImageFinder(importlib.abc.MetaPathFinder):
+    """Finds the image's packages, and nothing else of its folder, where nobody else has them."""
+
+    def __init__(self, image_code: Path, packages: Sequence[str]) -> None:
+        self._image_code = image_code
+        self._packages = packages
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """For Python's import system, which finds what is inside of a package by itself."""
+        if fullname not in self._packages:
+            return None
+        return importlib.machinery.PathFinder.find_spec(fullname, [str(self._image_code)])
 
 
 class _PrivateFinder(importlib.abc.MetaPathFinder):

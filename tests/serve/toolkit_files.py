@@ -1,0 +1,670 @@
+"""Inference files as users write them for the images of AWS and Hugging Face, and requests.
+
+Modelled on what those toolkits document and test: every subset of the functions, models of every
+kind, each of the types that the defaults read and write. None is copied.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+JSON, CSV, NPY = "application/json", "text/csv", "application/x-npy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One request, and where ours answers otherwise on purpose, what and why."""
+
+    body: bytes
+    content_type: str = JSON
+    accept: str = JSON
+    ours: Any = None
+    """What ours answers, where it differs: a status, or the decoded answer."""
+    why: str = ""
+
+
+def ask(value: Any, accept: str = JSON, ours: Any = None, why: str = "") -> Question:
+    """A JSON request."""
+    return Question(body=json.dumps(value).encode(), accept=accept, ours=ours, why=why)
+
+
+def ask_csv(text: str, accept: str = JSON, ours: Any = None, why: str = "") -> Question:
+    """A CSV request."""
+    return Question(body=text.encode(), content_type=CSV, accept=accept, ours=ours, why=why)
+
+
+def ask_npy(value: Any, accept: str = JSON, ours: Any = None, why: str = "") -> Question:
+    """An NPY request."""
+    out = io.BytesIO()
+    np.save(out, np.asarray(value))
+    return Question(body=out.getvalue(), content_type=NPY, accept=accept, ours=ours, why=why)
+
+
+def ask_bytes(body: bytes, content_type: str, ours: Any = None, why: str = "") -> Question:
+    """Any other request."""
+    return Question(body=body, content_type=content_type, ours=ours, why=why)
+
+
+def picture() -> bytes:
+    """A PNG of 4 by 3 points."""
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.new("RGB", (4, 3), (200, 10, 10)).save(out, format="PNG")
+    return out.getvalue()
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """One inference file: the image it is written for, its model's folder, its requests."""
+
+    name: str
+    oracle: str
+    model: str
+    code: str | None
+    questions: Sequence[Question] = ()
+    program: str = "inference.py"
+    starts: bool = True
+    """Whether the image takes it at start: where it does not, neither do ours."""
+
+
+TEXT, TEXTS = {"inputs": "the film was good"}, {"inputs": ["good film", "bad paris"]}
+ROWS = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.5]]
+
+HUB_PIPELINE = """
+from transformers import pipeline
+
+def model_fn(model_dir):
+    return pipeline("text-classification", model=model_dir, tokenizer=model_dir)
+"""
+HUB_PAIR = """
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+def model_fn(model_dir):
+    model = AutoModelForSequenceClassification.from_pretrained(model_dir).eval()
+    return model, AutoTokenizer.from_pretrained(model_dir)
+"""
+LOGITS = """
+def logits_of(texts, model, tokenizer):
+    import torch
+    with torch.no_grad():
+        return model(**tokenizer(texts, return_tensors="pt", padding=True)).logits
+"""
+
+
+def returning(expression: str, imports: str = "") -> str:
+    """A predict_fn beside a trivial model_fn, for what the encoder makes of a prediction."""
+    return f"""
+from transformers import AutoConfig
+{imports}
+
+def model_fn(model_dir):
+    return "a model"
+
+def predict_fn(data, model):
+    return {expression}
+"""
+
+
+def _hub(
+    name: str, code: str | None, *questions: Question, model: str = "classifier", **more: Any
+) -> File:
+    return File(
+        name=f"hf-{name}", oracle="huggingface", model=model, code=code, questions=questions, **more
+    )
+
+
+HUGGING_FACE = [
+    _hub("no-file", None, ask(TEXT), ask({"inputs": ["the film was good"]})),
+    _hub("no-handler-in-the-file", "import os\nNAME = os.sep\n", ask(TEXT)),
+    _hub(
+        "predict-only",
+        """
+        def predict_fn(data, model):
+            inputs = data.pop("inputs", data)
+            return {"answers": model(inputs), "asked": len(inputs)}
+        """,
+        ask(TEXT), ask(TEXTS), ask({"inputs": []}, ours=500),
+    ),
+    _hub(
+        "predict-only-with-parameters",
+        """
+        def predict_fn(data, model):
+            return model(data["inputs"], **(data.get("parameters") or {}))
+        """,
+        ask({**TEXTS, "parameters": {"top_k": 2}}), ask({**TEXTS, "parameters": None}),
+    ),
+    _hub(
+        "predict-only-inside-the-pipeline",
+        LOGITS + """
+def predict_fn(data, model):
+    return logits_of(data["inputs"], model.model, model.tokenizer)
+""",
+        ask(TEXTS), ask(TEXTS, NPY),
+    ),
+    _hub(
+        "predict-only-takes-a-list",
+        "def predict_fn(data, model):\n    return model(list(data))",
+        ask(["good film", "bad"]),
+    ),
+    _hub(
+        "predict-only-numbers",
+        "def predict_fn(data, model):\n    return [type(data).__name__, sum(data)]",
+        ask([1, 2, 3]),
+    ),
+    _hub(
+        "predict-only-npy",
+        "def predict_fn(data, model):\n    return {'shape': data.shape, 'sum': data.sum()}",
+        ask_npy([[1.5, 2], [3, 4]]), ask_npy(np.arange(6, dtype="int64")),
+    ),
+    _hub(
+        "predict-only-csv",
+        "def predict_fn(data, model):\n    return data['inputs']",
+        ask_csv("inputs\ngood film\nbad film\n"),
+        ask_csv('question,context\nwho,"anna, said paris"\n'),
+        ask_csv("good film\nbad film\n", ours=400),
+        ask_csv("label,inputs\nx,good\ny,bad\n"),
+    ),
+    _hub(
+        "predict-only-picture",
+        "def predict_fn(data, model):\n    image = data['inputs']\n    return [image.mode, image.size]",
+        ask_bytes(picture(), "image/png"), ask_bytes(b"no picture", "image/jpeg", ours=400),
+    ),
+    _hub(
+        "predict-only-sound",
+        "def predict_fn(data, model):\n    return len(data['inputs'])",
+        ask_bytes(b"\0\1\2\3", "audio/x-flac"), ask_bytes(b"\0\1", "audio/wave"),
+    ),
+    _hub(
+        "predict-only-other-types",
+        "def predict_fn(data, model):\n    return 1",
+        ask_bytes(b"<a/>", "text/xml", ours=415), ask_bytes(b"text", "text/plain", ours=415),
+        ask_bytes(b'{"a": 1}', "application/json; charset=utf-8", ours=1, why="a charset is read"),
+        ask_bytes(b"{", JSON, ours=400), ask_bytes(b"", JSON, ours=400),
+    ),
+    _hub(
+        "predict-raises",
+        "def predict_fn(data, model):\n    return data['not there']",
+        ask(TEXT, ours=500, why="the handler's fault, not the client's"),
+    ),
+    _hub(
+        "predict-with-context",
+        "def predict_fn(data, model, context):\n"
+        "    return [model(data['inputs']), context.system_properties['batch_size'] > 0]",
+        ask(TEXT),
+    ),
+    _hub(
+        "input-only",
+        """
+        import json
+        def input_fn(input_data, content_type):
+            return {"inputs": json.loads(input_data)["text"].lower()}
+        """,
+        ask({"text": "GOOD film"}), ask({"no": 1}, ours=500, why="a KeyError is the handler's"),
+    ),
+    _hub(
+        "input-only-plain-text",
+        "def input_fn(input_data, content_type):\n"
+        "    assert isinstance(input_data, bytes)\n"
+        "    return {'inputs': input_data.decode('utf-8')}",
+        ask_bytes(b"good film", "text/plain"), ask_bytes(b"bad", "application/x-text"),
+        ask_bytes(b"good\nbad", "application/jsonlines"),
+    ),
+    _hub(
+        "input-is-text-for-json-and-csv",
+        "def input_fn(input_data, content_type):\n    return {'inputs': type(input_data).__name__}\n"
+        "def predict_fn(data, model):\n    return data",
+        ask(1), ask_csv("1,2"), ask_npy([1]), ask_bytes(b"x", "text/html"),
+        ask_bytes(b"x", "application/x-ndjson"), ask_bytes(b"x", "text/libsvm"),
+    ),
+    _hub(
+        "output-only",
+        """
+        import json
+        def output_fn(prediction, accept):
+            assert type(prediction) is list and type(prediction[0]) in (dict, list)
+            return json.dumps({"wrapped": prediction, "accept": accept})
+        """,
+        ask(TEXT), ask({**TEXTS, "parameters": {"top_k": 1}}),
+    ),
+    _hub(
+        "input-and-output",
+        """
+        import json
+        def input_fn(input_data, content_type):
+            return {"inputs": json.loads(input_data), "parameters": {"top_k": 2}}
+        def output_fn(prediction, accept):
+            return json.dumps([one["label"] for one in prediction[0]])
+        """,
+        ask(["good film"]),
+    ),
+    _hub("model-only-pipeline", HUB_PIPELINE, ask(TEXT), ask(TEXTS),
+         ask({**TEXTS, "parameters": {"top_k": 3}})),
+    _hub(
+        "model-only-pipeline-csv",
+        HUB_PIPELINE,
+        ask(TEXTS, CSV), ask_csv("inputs\ngood film\n", CSV), ask_csv("inputs\ngood\nbad\n"),
+    ),
+    _hub(
+        "model-only-all-scores",
+        HUB_PIPELINE.replace("tokenizer=model_dir", "tokenizer=model_dir, top_k=None"),
+        ask(TEXT), ask(TEXTS),
+    ),
+    _hub(
+        "model-only-wrong-requests",
+        HUB_PIPELINE,
+        ask({**TEXT, "parameters": {"no_such": 1}}),
+        ask({**TEXT, "parameters": [1]}, ours=400),
+        ask(TEXT, "text/html", ours=406), ask(TEXT, "application/xml;q=0.9", ours=406),
+    ),
+    _hub(
+        "model-only-callable",
+        """
+        import transformers
+        class Model:
+            def __call__(self, inputs, times=1):
+                return [inputs] * times
+        def model_fn(model_dir):
+            return Model()
+        """,
+        ask({"inputs": "a", "parameters": {"times": 3}}), ask({"inputs": {"b": 1}}),
+        ask({"question": "q", "context": "c"}), ask({"inputs": None}), ask_csv("inputs\nz\n"),
+    ),
+    _hub(
+        "model-and-predict-pair",
+        HUB_PAIR + LOGITS + """
+def predict_fn(data, model_and_tokenizer):
+    model, tokenizer = model_and_tokenizer
+    scores = logits_of(data.pop("inputs", data), model, tokenizer).softmax(-1)
+    return {"scores": scores, "label": scores.argmax(-1)}
+""",
+        ask(TEXTS), ask(TEXT),
+    ),
+    _hub(
+        "model-and-predict-wrapped-module",
+        """
+        import torch
+        from transformers import AutoModel, AutoTokenizer
+        class Embedder(torch.nn.Module):
+            def __init__(self, place):
+                super().__init__()
+                self.tokenizer = AutoTokenizer.from_pretrained(place)
+                self.body = AutoModel.from_pretrained(place).eval()
+            def forward(self, texts):
+                batch = self.tokenizer(texts, return_tensors="pt", padding=True)
+                hidden = self.body(**batch).last_hidden_state
+                mask = batch["attention_mask"].unsqueeze(-1)
+                return (hidden * mask).sum(1) / mask.sum(1)
+        def model_fn(model_dir):
+            return Embedder(model_dir)
+        def predict_fn(data, model):
+            with torch.no_grad():
+                return {"vectors": model(data["inputs"])}
+        """,
+        ask(TEXTS), model="encoder",
+    ),
+    _hub(
+        "all-four",
+        HUB_PIPELINE + """
+import json
+def input_fn(data, content_type):
+    return json.loads(data)
+def predict_fn(data, model):
+    return model(data["inputs"])
+def output_fn(prediction, accept):
+    return json.dumps(prediction)
+""",
+        ask(TEXTS),
+    ),
+    _hub(
+        "all-four-with-context",
+        """
+        import json
+        def model_fn(model_dir, context): return {"place": bool(context.system_properties)}
+        def input_fn(data, content_type, context): return json.loads(data)
+        def predict_fn(data, model, context): return [data, model]
+        def output_fn(prediction, accept, context): return json.dumps(prediction)
+        """,
+        ask(TEXT),
+    ),
+    _hub(
+        "transform-only",
+        """
+        import json
+        def transform_fn(model, input_data, content_type, accept):
+            return json.dumps([accept, model(json.loads(input_data)["inputs"])])
+        """,
+        ask(TEXT), ask(TEXT, "text/plain"),
+    ),
+    _hub(
+        "transform-and-model",
+        """
+        import json
+        def model_fn(model_dir): return 3
+        def transform_fn(model, input_data, content_type, accept):
+            return json.dumps(model * json.loads(input_data)["inputs"])
+        """,
+        ask({"inputs": 14}),
+    ),
+    _hub(
+        "transform-beside-predict", "def transform_fn(m, b, c, a): return b\n"
+        "def predict_fn(d, m): return d", starts=False,
+    ),
+    _hub("model-not-callable", "import transformers\ndef model_fn(model_dir): return (1, 2)",
+         ask(TEXT, ours="refused at start", why="no request could be answered")),
+    _hub("named-program", HUB_PIPELINE, ask(TEXT), program="serve_it.py"),
+    _hub("no-folder-of-a-model", "def predict_fn(data, model): return 1", model="empty",
+         starts=False),
+    _hub(
+        "tokens-predict",
+        """
+        def predict_fn(data, model):
+            return [[one["entity"], one["word"]] for one in model(data["inputs"])]
+        """,
+        ask(TEXT), model="tagger",
+    ),
+    _hub("tokens-output", "import json\ndef output_fn(p, accept):\n    return json.dumps([[x['entity'],"
+         " float(x['score'])] for x in p])", ask(TEXT), model="tagger"),
+    _hub(
+        "generation-model-only",
+        """
+        from transformers import pipeline
+        def model_fn(model_dir):
+            return pipeline("text-generation", model=model_dir, tokenizer=model_dir)
+        """,
+        ask({"inputs": "the film", "parameters": {"max_new_tokens": 4, "do_sample": False}}),
+        ask({"inputs": ["the film", "bad"], "parameters": {"max_new_tokens": 3, "do_sample": False,
+                                                          "return_full_text": False}}),
+        model="generator",
+    ),
+    _hub("returns-text", returning("'a text'"), ask(TEXT)),
+    _hub("returns-nothing", returning("None"), ask(TEXT)),
+    _hub("returns-numbers", returning("[1, 2.5, True, None]"), ask(TEXT)),
+    _hub("returns-tuple", returning("('a', 1)"), ask(TEXT)),
+    _hub("returns-dict", returning("{'a': {'b': [1]}, 'c': 'é'}"), ask(TEXT)),
+    _hub("returns-array", returning("np.eye(2)", "import numpy as np"), ask(TEXT), ask(TEXT, NPY)),
+    _hub(
+        "returns-numpy-numbers",
+        returning("{'i': np.int64(3), 'f': np.float32(0.5), 'b': np.bool_(True)}",
+                  "import numpy as np"),
+        ask(TEXT),
+    ),
+    _hub("returns-date", returning("[datetime(2026, 1, 2, 3, 4)]", "from datetime import datetime"),
+         ask(TEXT)),
+    _hub("returns-records", returning("[{'label': 'a', 'score': 0.5}, {'label': 'b', 'score': 1}]"),
+         ask(TEXT), ask(TEXT, CSV)),
+    _hub("returns-nan", returning("{'score': float('nan')}"), ask(TEXT, ours=500)),
+    _hub("returns-infinity", returning("[np.array([np.inf])]", "import numpy as np"),
+         ask(TEXT, ours=500)),
+    _hub("returns-an-object", returning("[object()]"), ask(TEXT, ours=500)),
+    _hub("returns-a-set", returning("{3, 1}"),
+         ask(TEXT, ours=[1, 3], why="a set is a list; the image has an error")),
+    _hub("returns-a-dict-for-csv", returning("{'label': 'a', 'score': 1}"),
+         ask(TEXT, CSV, ours=[["label", "score"], ["a", "1"]],
+             why="one record; the image has an error")),
+    _hub("returns-picture", returning("Image.new('RGB', (2, 2))", "from PIL import Image"),
+         ask(TEXT)),
+]  # fmt: skip
+
+NET = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        return x * self.scale
+"""
+MODEL_ONLY = (
+    NET
+    + """
+def model_fn(model_dir):
+    return Net()
+"""
+)
+
+
+def _torch(
+    name: str, code: str | None, *questions: Question, model: str = "empty", **more: Any
+) -> File:
+    return File(
+        name=f"pt-{name}", oracle="pytorch", model=model, code=code, questions=questions, **more
+    )
+
+
+PYTORCH = [
+    _torch("no-file", None, ask(ROWS), ask([1, 2]), ask_csv("1,2,3\n4,5,6\n"), ask(ROWS, CSV),
+           ask_npy(np.float32(ROWS)), ask(ROWS, NPY), model="script"),
+    _torch("no-file-other-name", None, ask(ROWS), model="script-named"),
+    _torch("no-handler-in-the-file", "VALUE = 1", ask(ROWS), model="script"),
+    _torch("several-files", None, model="script-twice", starts=False),
+    _torch("no-script", None, model="weights", starts=False),
+    _torch("model-only", MODEL_ONLY, ask(ROWS), ask([1, 2, 3]), ask([[[1], [2]]]),
+           ask(7, ours=14.0, why="FloatTensor(7) is seven numbers of memory as it was"),
+           ask([True, False], ours=[2.0, 0.0], why="FloatTensor takes no booleans"),
+           ask([1, 2.5])),
+    _torch("model-only-csv", MODEL_ONLY, ask_csv("1,2,3\n4,5,6\n"), ask_csv("1,2,3\n"),
+           ask_csv("1,2\n4,6.5\n", ours=[[2.0, 4.0], [8.0, 13.0]],
+                   why="columns of integers and of floats make no tensor in the image"),
+           ask_csv("1\n2\n"), ask_csv("5", ours=10.0, why="FloatTensor(5) is five numbers of memory as it was"), ask_csv("1e3,-2.0\n3.0,4.5\n"),
+           ask_csv("1,,3\n4,5,6\n", ours=400, why="the image reads the gap as -1"),
+           ask_csv("a,b\n1,2\n", ours=400)),
+    _torch("model-only-npy", MODEL_ONLY, ask_npy(np.float32(ROWS)), ask_npy(np.float64(ROWS)),
+           ask_npy(np.arange(3))),
+    _torch("model-only-accept", MODEL_ONLY, ask(ROWS, CSV), ask(ROWS, NPY), ask([1, 2], CSV),
+           ask(ROWS, "text/csv, application/json"), ask(ROWS, "application/json,text/csv"),
+           ask(ROWS, "text/html, text/csv"), ask(ROWS, "image/png", ours=406),
+           ask(ROWS, "text/csv;q=0.1, application/json", ours="json",
+               why="the image knows no q-values")),
+    _torch("model-only-wrong-requests", MODEL_ONLY, ask(["a", "b"], ours=400),
+           ask([[1, 2], [3]], ours=400), ask({"inputs": [1]}, ours=500), ask([None], ours=400),
+           ask_bytes(b"x", "text/plain", ours=415), ask_bytes(b"[1", JSON, ours=400),
+           ask_bytes(b"not npy", NPY, ours=400),
+           ask_npy(np.array(["a"]), ours=400)),
+    _torch("embedding", """
+        import torch
+        def model_fn(model_dir):
+            torch.manual_seed(0)
+            return torch.nn.Embedding(4, 2)
+        """, ask_npy(np.array([0, 3])), ask([0, 1], ours=500)),
+    _torch("data-parallel", NET + """
+def model_fn(model_dir):
+    return torch.nn.DataParallel(Net())
+""", ask(ROWS)),
+    _torch("dropout-is-off", """
+        import torch
+        def model_fn(model_dir):
+            return torch.nn.Dropout(0.9)
+        """, ask([1, 2, 3, 4, 5, 6, 7, 8])),
+    _torch("predict-returns-tensor", MODEL_ONLY + """
+def predict_fn(data, model):
+    return model(data) + 1
+""", ask(ROWS), ask(ROWS, CSV), ask(ROWS, NPY)),
+    _torch("predict-returns-dict", MODEL_ONLY + """
+def predict_fn(data, model):
+    return {"sum": model(data).sum().item(), "shape": list(data.shape), "kind": str(data.dtype)}
+""", ask(ROWS), ask_npy(np.float64(ROWS))),
+    _torch("predict-returns-dict-of-tensors", MODEL_ONLY + """
+def predict_fn(data, model):
+    return {"y": model(data).detach(), "n": [data.sum()]}
+""", ask(ROWS)),
+    _torch("predict-returns-array", MODEL_ONLY + """
+def predict_fn(data, model):
+    return model(data).detach().numpy()
+""", ask(ROWS), ask(ROWS, CSV), ask(ROWS, NPY)),
+    _torch("predict-returns-text", MODEL_ONLY + """
+def predict_fn(data, model):
+    return "a text"
+""", ask(ROWS)),
+    _torch("predict-returns-nothing", MODEL_ONLY + """
+def predict_fn(data, model):
+    return None
+""", ask(ROWS)),
+    _torch("predict-returns-list", MODEL_ONLY + """
+def predict_fn(data, model):
+    return data.tolist()
+""", ask(ROWS), ask(ROWS, CSV), ask(ROWS, NPY)),
+    _torch("predict-returns-bfloat16", MODEL_ONLY + """
+def predict_fn(data, model):
+    return model(data).to(torch.bfloat16)
+""", ask([1, 2], ours=[2.0, 4.0], why="numpy has no bfloat16; the image has an error")),
+    _torch("predict-returns-tuple-of-tensors", MODEL_ONLY + """
+def predict_fn(data, model):
+    return model(data).detach(), torch.ones(2)
+""", ask(ROWS)),
+    _torch("predict-takes-an-object", MODEL_ONLY + """
+def predict_fn(data, model):
+    return model(torch.tensor(data["instances"]))
+""", ask({"instances": [1.0, 2.0]}, ours=[2.0, 4.0], why="no tensor can be meant: a dict")),
+    _torch("predict-gives-nan", MODEL_ONLY + """
+def predict_fn(data, model):
+    return model(data) / 0
+""", ask([0.0], ours=500, why="the image sends NaN, which is no JSON"),
+     ask([1.0], ours=500, why="the image sends Infinity, which is no JSON")),
+    _torch("input-and-model", MODEL_ONLY + """
+import json
+def input_fn(request_body, request_content_type):
+    assert request_content_type == "application/json"
+    return torch.tensor(json.loads(request_body)["instances"], dtype=torch.float32)
+""", ask({"instances": ROWS}), ask({"instances": ROWS}, CSV)),
+    _torch("input-bytes", MODEL_ONLY + """
+import io
+import numpy as np
+def input_fn(request_body, request_content_type):
+    return torch.from_numpy(np.load(io.BytesIO(request_body)))
+""", ask_npy(np.float32(ROWS))),
+    _torch("output-and-model", MODEL_ONLY + """
+import json
+def output_fn(prediction, content_type):
+    return json.dumps({"y": prediction.tolist(), "type": content_type})
+""", ask(ROWS), ask(ROWS, CSV)),
+    _torch("output-returns-type", MODEL_ONLY + """
+def output_fn(prediction, content_type):
+    return ",".join(str(x) for x in prediction.flatten().tolist()), "text/csv"
+""", ask([1, 2])),
+    _torch("script-and-input", """
+        import json, torch
+        def input_fn(request_body, content_type):
+            return torch.tensor(json.loads(request_body)["x"])
+        """, ask({"x": [1.0, 2.0]}), model="script"),
+    _torch("script-and-output", """
+        def output_fn(prediction, accept):
+            return str(prediction.sum().item())
+        """, ask(ROWS), model="script"),
+    _torch("script-and-predict", """
+        def predict_fn(data, model):
+            return model(data).sum(0)
+        """, ask(ROWS), ask_csv("1,2\n3,4\n"), model="script"),
+    _torch("script-and-transform", """
+        import json, torch
+        def transform_fn(model, data, content_type, accept):
+            return json.dumps(model(torch.tensor(json.loads(data))).tolist()), "application/json"
+        """, ask(ROWS), model="script"),
+    _torch("state-dict", NET + """
+import os
+def model_fn(model_dir):
+    model = Net()
+    model.load_state_dict(torch.load(os.path.join(model_dir, "weights.pth")))
+    return model.eval()
+""", ask(ROWS), model="weights"),
+    _torch("context-everywhere", NET + """
+def model_fn(model_dir, context):
+    assert context.system_properties.get("gpu_id") is None
+    return Net()
+def predict_fn(data, model, context):
+    return model(data)
+""", ask(ROWS)),
+    _torch("pre-model-and-warm-up", NET + """
+CALLS = []
+def pre_model_fn(model_dir):
+    CALLS.append("pre")
+def model_fn(model_dir):
+    CALLS.append("model")
+    return Net()
+def model_warmup_fn(model_dir, model):
+    CALLS.append("warm")
+def predict_fn(data, model):
+    return CALLS
+""", ask(ROWS)),
+    _torch("module-without-py", MODEL_ONLY, ask(ROWS), program="my_handlers"),
+    _torch("transform-beside-output", NET + """
+def model_fn(model_dir): return Net()
+def transform_fn(m, b, c, a): return b
+def output_fn(p, a): return p
+""", starts=False),
+    _torch("model-is-a-function", """
+        import torch
+        def model_fn(model_dir):
+            return torch.relu
+        """, ask([[-1.0, 2.0]], ours=[[0.0, 2.0]], why="the image asks the function to eval()")),
+]  # fmt: skip
+
+SERVICE = """
+from sagemaker_inference import content_types, decoder, encoder
+from sagemaker_inference.default_handler_service import DefaultHandlerService
+from sagemaker_inference.default_inference_handler import DefaultInferenceHandler
+from sagemaker_inference.transformer import Transformer
+
+class Mine(DefaultInferenceHandler):
+    def default_model_fn(self, model_dir, context=None):
+        return 3
+    def default_predict_fn(self, data, model, context=None):
+        return data * model
+
+class HandlerService(DefaultHandlerService):
+    def __init__(self):
+        super().__init__(transformer=Transformer(default_inference_handler=Mine()))
+"""
+BASE = [
+    File(name="base-all-but-output", oracle="base", model="empty", code="""
+        import json, numpy as np
+        def model_fn(model_dir): return 2
+        def input_fn(body, content_type): return np.array(json.loads(body))
+        def predict_fn(data, model): return data * model
+        """, questions=[ask(ROWS), ask(ROWS, CSV), ask(ROWS, NPY), ask(ROWS, "a/b", ours=406)]),
+    File(name="base-decoders-of-the-toolkit", oracle="base", model="empty", code="""
+        from sagemaker_inference import decoder, encoder
+        def model_fn(model_dir): return 2
+        def input_fn(body, content_type): return decoder.decode(body, content_type)
+        def predict_fn(data, model): return data * model
+        def output_fn(prediction, accept): return encoder.encode(prediction, accept)
+        """, questions=[ask(ROWS), ask_csv("1,2\n3,4\n", CSV), ask_npy(ROWS, NPY),
+                        ask_bytes(b"x", "a/b", ours=415)]),
+    File(name="service-class", oracle="service", model="empty", program="handler_service.py",
+         code=SERVICE, questions=[ask(ROWS), ask(ROWS, CSV), ask_csv("1,2\n3,4\n"),
+                                  ask_npy(ROWS, NPY), ask("text", ours=500)]),
+    File(name="service-function", oracle="service", model="empty", program="handler_service.py",
+         code=SERVICE + """
+_service = HandlerService()
+_ready = []
+def handle(data, context):
+    if not _ready:
+        _service.initialize(context)
+        _ready.append(True)
+    return None if data is None else _service.handle(data, context)
+""", questions=[ask(ROWS), ask(ROWS, NPY)]),
+    File(name="service-sets-the-answer", oracle="service", model="empty",
+         program="handler_service.py", code="""
+        class HandlerService:
+            def initialize(self, context):
+                self.place = context.system_properties["model_dir"]
+            def handle(self, data, context):
+                kind = context.request_processor[0].get_request_properties()["Content-Type"]
+                if kind != "application/json":
+                    context.set_response_status(415, "send JSON")
+                    return ["no"]
+                context.set_response_content_type(0, "text/csv")
+                return [data[0]["body"].decode().strip("[]")]
+        """, questions=[ask([1, 2]), ask_bytes(b"x", "a/b", ours=415)]),
+]  # fmt: skip
+
+FILES = [*HUGGING_FACE, *PYTORCH, *BASE]
