@@ -30,7 +30,8 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from amphora import engine, frames, handlers
+from amphora.serving.protocol import framing
+from amphora.serving.worker import handlers, runner
 from tests.serve import toolkit_oracles
 from tests.serve.conftest import WORDS
 from tests.serve.toolkit_files import CSV, FILES, JSON, NPY, File, Question
@@ -122,24 +123,24 @@ def forget(before: set[str]) -> None:
             del sys.modules[name]
 
 
-def load(model: Path, program: str | None) -> engine.Engine:
-    settings = engine.Settings(
+def load(model: Path, program: str | None) -> runner.Engine:
+    settings = runner.Settings(
         model_dir=str(model), device_kind="cpu", device_index=0, batch_size=32, batch_tokens=16384
     )
-    return engine.load(handlers.resolve(model / "code", program, CODE, model), settings)
+    return runner.load(handlers.resolve(model / "code", program, CODE, model), settings)
 
 
-def ask(loaded: engine.Engine, question: Question) -> tuple[int, str, bytes]:
+def ask(loaded: runner.Engine, question: Question) -> tuple[int, str, bytes]:
     """Status, type and body: over a socket, as a worker answers the front."""
     entry = {"id": "x", "size": len(question.body), "session": "", "headers": {}}
     entry |= {"content_type": question.content_type, "accept": question.accept}
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        engine._answer(
-            theirs, loaded, list(engine._items(loaded, {"items": [entry]}, question.body))
+        runner._answer(
+            theirs, loaded, list(runner._items(loaded, {"items": [entry]}, question.body))
         )
         theirs.close()
-        header, body = frames.receive(ours)
+        header, body = framing.receive(ours)
     return (
         header["status"],
         header.get("type", ""),

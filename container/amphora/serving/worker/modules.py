@@ -13,7 +13,6 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import logging
-import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -21,19 +20,10 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from amphora.common.errors import CodeError, near
+from amphora.serving import programs
 
 LOG = logging.getLogger("amphora.worker")
-_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _PRIVATE = "_amphora_image_"
-
-
-def program_path(code_dir: Path, program: str) -> Path | None:
-    """The file below `code_dir` that SAGEMAKER_PROGRAM names: with or without .py, or dotted."""
-    places = [program, f"{program}.py"]
-    if _DOTTED.fullmatch(program):
-        dotted = program.replace(".", "/")
-        places += [f"{dotted}.py", f"{dotted}/__init__.py"]
-    return next((code_dir / place for place in places if (code_dir / place).is_file()), None)
 
 
 def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
@@ -46,7 +36,7 @@ def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
     Raises:
         CodeError: The program is not there, or cannot be imported.
     """
-    path = program_path(code_dir, program or "inference")
+    path = programs.program_path(code_dir, program or "inference")
     if path is not None:
         if program and "." in program and path.suffix == ".py" and not program.endswith(".py"):
             return _import_by_name(program, path, code_dir)
@@ -54,7 +44,7 @@ def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
     if not program:
         return None
     names = sorted(entry.name for entry in code_dir.glob("*.py")) if code_dir.is_dir() else []
-    if not program.endswith(".py") and _DOTTED.fullmatch(program) and _is_installed(program):
+    if not program.endswith(".py") and _is_installed(program):
         return _import_by_name(program, code_dir, code_dir)
     if not names:
         LOG.warning(
@@ -71,8 +61,9 @@ def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
 
 
 def _is_installed(name: str) -> bool:
+    """Whether a module of that name can be imported from elsewhere."""
     try:
-        return importlib.util.find_spec(name) is not None
+        return bool(programs.DOTTED.fullmatch(name)) and importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
 
