@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipe.inference import huggingface_defaults, pytorch_defaults, serialization
-from recipe.inference.huggingface_defaults import Refused
-from recipe.inference.pytorch_defaults import load_torchscript
+from recipe.inference.defaults import huggingface, pytorch, serialization
+from recipe.inference.defaults.huggingface import Refused
+from recipe.inference.defaults.pytorch import load_torchscript
 
 __all__ = ["Defaults", "for_file", "leads", "load_torchscript"]
 
@@ -44,7 +44,7 @@ def leads(model_dir: str) -> bool:
         (Path(model_dir) / name).is_file() for name in ("config.json", "adapter_config.json")
     )
     named = os.environ.get("HF_MODEL_ID")
-    return not is_saved and not named and bool(pytorch_defaults.script_files(model_dir))
+    return not is_saved and not named and bool(pytorch.script_files(model_dir))
 
 
 def for_file(own: frozenset[str], path: str) -> Defaults:
@@ -89,7 +89,7 @@ class Defaults:
             return registry.load(model_dir, os.environ)
         if self.setting == PYTORCH or (not self.setting and leads(model_dir)):
             return load_torchscript(model_dir)
-        return huggingface_defaults.make_pipeline(model_dir, os.environ)
+        return huggingface.make_pipeline(model_dir, os.environ)
 
     def complete(self, model: Any, model_dir: str) -> Mapping[str, Callable[..., Any]]:
         """The functions that the file leaves out, for its loaded model.
@@ -113,8 +113,8 @@ class Defaults:
 
         def input_fn(body: str | bytes, content_type: str) -> Any:
             if family == PYTORCH:
-                return pytorch_defaults.decode(body, content_type, model)
-            return huggingface_defaults.decode(body, content_type, task)
+                return pytorch.decode(body, content_type, model)
+            return huggingface.decode(body, content_type, task)
 
         return {
             "input_fn": input_fn,
@@ -243,8 +243,7 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 def _of_image(own: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
     """The image's own handlers around a user's input_fn or output_fn, or both."""
-    from recipe.inference import answers as writing
-    from recipe.inference import payloads
+    from recipe.inference import answers, payloads
 
     def request_of(data: Any) -> payloads.Request:
         if isinstance(data, payloads.Request):
@@ -255,17 +254,17 @@ def _of_image(own: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
         requests = [request_of(data) for data in inputs]
         for request in requests:
             model.measure(request)  # which refuses parameters that the task does not have
-        answers = [
+        predictions = [
             payloads.with_faults(answer, request)
             for answer, request in zip(model.predict(requests), requests, strict=True)
         ]
-        return [_plain(answer) for answer in answers] if "output_fn" in own else answers
+        return list(map(_plain, predictions)) if "output_fn" in own else predictions
 
     def predict_fn(data: Any, model: Any) -> Any:
         return predict_batch_fn([data], model)[0]
 
     def output_fn(prediction: Any, accept: str) -> Any:
-        return writing.write_answer(prediction, accept)
+        return answers.write_answer(prediction, accept)
 
     print(f"handlers: the rest is the image's own, since {VARIABLE} is {IMAGE}", flush=True)
     return {
@@ -277,4 +276,8 @@ def _of_image(own: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
 
 
 def _plain(answer: Any) -> Any:
-    return answer if isinstance(answer, Iterator) else serialization.plain(answer)
+    """What a user's output_fn is given: lists and dicts, or a stream of texts."""
+    if isinstance(answer, Iterator):
+        return answer
+    entries = serialization.plain(answer)
+    return entries[0] if getattr(answer, "single", False) else entries

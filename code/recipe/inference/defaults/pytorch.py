@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from recipe.errors import ModelError
-from recipe.inference.huggingface_defaults import (
+from recipe.inference.defaults.huggingface import (
     Refused,
     Unsupported,
     bytes_of,

@@ -149,7 +149,7 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     from transformers.pipelines import PIPELINE_REGISTRY
 
     from recipe.compat import quieten
-    from recipe.inference import loaded_model, registry
+    from recipe.inference import loaded_model, pipelines, registry
     from recipe.storage import checksums
 
     quieten()
@@ -166,10 +166,7 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     make: Any = transformers.pipeline
     with checksums.verified(origin.place):
         if targets["type"] == "text":
-            loaded = loaded_model.load(origin, targets["pt"][0], precise)
-            return make(
-                task, model=loaded.model, tokenizer=loaded.tokenizer, device=loaded.model.device
-            )
+            return pipelines.around(task, loaded_model.load(origin, targets["pt"][0], precise))
         return make(task, model=origin.place, device=_device(environ), **origin.options)
 
 
