@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -168,25 +167,21 @@ class Hyperparameters:
         if problems:
             raise all_at_once(problems)
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether an evaluation was asked for, or not declined: as in the Trainer, do_eval counts
+        where eval_strategy is not given, or is no."""
+        strategy, asked = self.passed.get("eval_strategy"), self.passed.get("do_eval")
+        return bool(asked) or strategy not in ("no", None) or (strategy is None and asked is None)
+
     def _out_of_range(self) -> Iterator[str]:
-        for name, (holds, wanted) in value_ranges.RANGES.items():
-            value = getattr(self, name, self.passed.get(name))
-            if value is None or isinstance(value, str):
-                continue
-            if not math.isfinite(value) or not holds(value):
-                yield f"Hyperparameter {name} has value {value!r}. Give {wanted}."
+        values = {name: getattr(self, name) for name in _own_fields()}
+        yield from value_ranges.problems({**self.passed, **values})
         for name, known in _CHOICES.items():
-            value = getattr(self, name)
+            value = values[name]
             if value is not None and value not in known:
                 listed = " or ".join(known)
                 yield f"Hyperparameter {name} has value {value!r}. Give {listed}."
-        for name, why in value_ranges.REFUSED.items():
-            value = self.passed.get(name)
-            if value not in (None, *_trainers_default(name)):
-                yield (
-                    f"Hyperparameter {name} has value {value!r}, which this recipe does not take: "
-                    f"{why}. Leave it out."
-                )
 
     def _of_other_tasks(self) -> Iterator[str]:
         """What is given that the task would pass over."""
@@ -279,6 +274,7 @@ def parse(argv: Sequence[str], places: Places | None = None) -> Hyperparameters:
             )
         values.setdefault(name, converted)
         written_as.setdefault(name, written)
+    notes += _notes_of(values, places)
     own = {name: value for name, value in values.items() if name in _own_fields()}
     passed = {name: value for name, value in values.items() if name not in own}
     try:
@@ -336,6 +332,23 @@ def _understood(
             near(name, known) or "python code/train.py --help lists the names.",
         )
     return name, value
+
+
+def _notes_of(values: dict[str, Any], places: Places | None) -> Iterator[str]:
+    """What is said of values that do not go together; checkpoints leave the model's folder."""
+    steps = values.get("max_train_steps") or -1
+    if steps > 0 and "num_train_epochs" in values:
+        yield (
+            f"max_train_steps={steps} decides when training ends, not num_train_epochs="
+            f"{values['num_train_epochs']:g}"
+        )
+    folder = Path(values["output_dir"]).absolute() if "output_dir" in values else None
+    model = places.model_dir.absolute() if places else None
+    if places and folder and model and model in (folder, *folder.parents):
+        del values["output_dir"]
+        yield (
+            f"output_dir={folder} is packed with the model: checkpoints go to {places.checkpoints}"
+        )
 
 
 def _outputs(places: Places) -> dict[str, Path]:
@@ -397,15 +410,6 @@ def _aliases() -> dict[str, str]:
         for alias in item.metadata.get("aliases", ())
     }
     return {**foreign_names.RENAMED, **own}
-
-
-def _trainers_default(name: str) -> tuple[Any, ...]:
-    """The default of a field of TrainingArguments, where this transformers has the field."""
-    fields = [item for item in dataclasses.fields(TrainingArguments) if item.name == name]
-    return tuple(
-        item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
-        for item in fields
-    )
 
 
 class _Parser(HfArgumentParser):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from transformers import TrainingArguments
 
 _AT_LEAST_1: tuple[Callable[[Any], bool], str] = (lambda value: value >= 1, "1 or more")
 _ABOVE_0: tuple[Callable[[Any], bool], str] = (lambda value: value > 0, "a number above 0")
@@ -45,3 +49,29 @@ REFUSED: Mapping[str, str] = {
     "include_for_metrics": "metrics are of logits and labels",
 }
 """Fields of TrainingArguments that the recipe has no use for, and why."""
+
+
+def problems(values: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence on each value that cannot be, with what to give."""
+    for name, (holds, wanted) in RANGES.items():
+        value = values.get(name)
+        if value is None or isinstance(value, str):
+            continue
+        if not math.isfinite(value) or not holds(value):
+            yield f"Hyperparameter {name} has value {value!r}. Give {wanted}."
+    for name, why in REFUSED.items():
+        value = values.get(name)
+        if value not in (None, *_trainers_default(name)):
+            yield (
+                f"Hyperparameter {name} has value {value!r}, which this recipe does not take: "
+                f"{why}. Leave it out."
+            )
+
+
+def _trainers_default(name: str) -> tuple[Any, ...]:
+    """The default of a field of TrainingArguments, where this transformers has the field."""
+    fields = [item for item in dataclasses.fields(TrainingArguments) if item.name == name]
+    return tuple(
+        item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+        for item in fields
+    )

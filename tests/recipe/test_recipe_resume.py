@@ -275,7 +275,7 @@ def test_another_job_does_not_resume(
 ) -> None:
     job = Job(trained.base, tiny_model, data)
     job.arguments[job.arguments.index("--batch_size") + 1] = "4"
-    job.arguments += ["--seed", "1"]
+    job.arguments += ["--seed", "1", "--class_weight", "balanced", "--adam_beta2", "0.98"]
     longer = tmp_path / "more.csv"
     longer.write_text(data.read_text() + "the film was good,pos\n")
     job.environment["SM_CHANNEL_TRAIN"] = str(longer)
@@ -284,6 +284,8 @@ def test_another_job_does_not_resume(
         "checkpoint-15 cannot be resumed from",
         "batch size of a process was 8 and is 4",
         "seed was 42 and is 1",
+        "class_weight was its default and is balanced",
+        "adam_beta2 was its default and is 0.98",
         "the data has changed",
         "resume_from_checkpoint=False",
     ):

@@ -248,3 +248,20 @@ def test_a_failing_run_names_the_error_and_leaves_no_model(
         assert word in last
     model = tmp_path / "model"
     assert not model.exists() or list(model.iterdir()) == []
+
+
+def test_without_an_evaluation_there_is_none_and_checkpoints_leave_the_models_folder(
+    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
+) -> None:
+    channels = {"train": write_csv(tmp_path / "in", reviews(40)), "model": tiny_model}
+    arguments = ["--eval_strategy", "no", "--output_dir", str(tmp_path / "model"), "--epochs", "5"]
+    done = train(tmp_path, channels, *arguments, "--max_steps", "2", "--num_labels", "2")
+    assert done.returncode == 0, done.stderr
+    assert "eval_" not in done.stdout
+    values = json.loads((tmp_path / "output" / "data" / "metrics.json").read_text())
+    assert "train_loss" in values and not any(name.startswith("eval") for name in values)
+    assert not list((tmp_path / "model").rglob("*optimizer*"))
+    assert list((tmp_path / "checkpoints").rglob("optimizer*"))
+    assert f"checkpoints go to {tmp_path}/checkpoints" in done.stdout
+    assert "max_train_steps=2 decides when training ends, not num_train_epochs=5" in done.stdout
+    assert (tmp_path / "output" / "data" / "report.html").is_file(), done.stdout

@@ -161,9 +161,10 @@ def check_same(found: Checkpoint, job: Mapping[str, Any]) -> None:
         CheckpointError: it is not; names what differs.
     """
     was = found.job
-    differing = [key for key in job if was.get(key) != job[key]]
+    # What is not its default has an entry: one that is only in the checkpoint has changed, too.
+    differing = [key for key in {**job, **was} if was.get(key) != job.get(key)]
     if differing:
-        listed = "; ".join(_change(key, was.get(key), job[key]) for key in differing)
+        listed = "; ".join(_change(key, was.get(key), job.get(key)) for key in differing)
         raise CheckpointError(
             f"Checkpoint {found.path} cannot be resumed from, since it would not end as the job "
             f"that saved it: {listed}.",
@@ -175,7 +176,8 @@ def check_same(found: Checkpoint, job: Mapping[str, Any]) -> None:
 def _change(key: str, was: object, now: object) -> str:
     if key in FINGERPRINTS:
         return f"the {key} has changed"
-    return f"{key} was {was} and is {now}"
+    shown = ["its default" if value is None else str(value) for value in (was, now)]
+    return f"{key} was {shown[0]} and is {shown[1]}"
 
 
 def _by_step(folder: Path) -> list[Path]:

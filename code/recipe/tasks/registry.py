@@ -9,10 +9,12 @@ from typing import Any, Protocol
 import datasets
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
+from recipe import metrics
 from recipe.batching.batches import Samples
 from recipe.batching.document_batches import Documents
 from recipe.data import classification, language_modeling
 from recipe.data.column_names import PAIR, TEXT, TOKEN_IDS
+from recipe.data.labels import NUMBER, SEVERAL, SINGLE
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import CAUSAL_LM, CLASSIFICATION, Hyperparameters
 from recipe.models import loading
@@ -28,6 +30,12 @@ from recipe.tokenization import encoding
 from recipe.tokenization import texts as tokens
 
 Model = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+SCORES_OF: Mapping[str, Sequence[str]] = {
+    SINGLE: metrics.SCORES,
+    SEVERAL: ("accuracy", "f1_micro", "f1_macro"),
+    NUMBER: ("mse", "pearson", "spearman"),
+}
+"""What an evaluation gives beside the loss, by the kind of labels."""
 _UNCUT = 10**6
 _SHOWN_LABELS = 20
 _LONGEST_DOCUMENT = 1024
@@ -74,6 +82,7 @@ class Classification:
         self._hyperparameters = hyperparameters
         self.splits = classification.load(channels, hyperparameters)
         self.train, self.found = self.splits.train, self.splits.found
+        _check_best(hyperparameters, SCORES_OF[self.splits.labels.problem])
         asked, names = hyperparameters.num_labels, self.splits.labels.names
         if asked is not None and asked != len(names):
             listed = ", ".join(names[:_SHOWN_LABELS]) + ", ..." * (len(names) > _SHOWN_LABELS)
@@ -150,6 +159,18 @@ class Classification:
         )
 
 
+def _check_best(hyperparameters: Hyperparameters, scores: Sequence[str]) -> None:
+    """See that the metric that the best weights are chosen by is one that evaluation gives."""
+    asked = hyperparameters.passed.get("metric_for_best_model")
+    names = ("loss", *scores)
+    if asked is not None and asked.removeprefix("eval_") not in names:
+        raise HyperparameterError(
+            f"Hyperparameter metric_for_best_model has value {asked!r}, which evaluation does not "
+            "give for this data.",
+            f"Give one of: {', '.join(names)}.",
+        )
+
+
 class CausalLm:
     """How texts, prompts and conversations go on."""
 
@@ -157,6 +178,7 @@ class CausalLm:
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         self._hyperparameters = hyperparameters
+        _check_best(hyperparameters, ("perplexity", "token_accuracy"))
         self._texts = language_modeling.load(channels, hyperparameters)
         self.train, self.found = self._texts.train, self._texts.found
 

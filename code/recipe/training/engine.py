@@ -38,6 +38,7 @@ from recipe.runtime import ddp_hook
 from recipe.runtime.device import everyones
 from recipe.tasks.objective import CLASSES, Objective
 from recipe.training import graph_extraction as trial
+from recipe.training import job_identity
 from recipe.training.resuming import Resumable, fingerprint
 from recipe.value_ranges import REFUSED
 
@@ -172,6 +173,7 @@ def build(
         eval_layout=eval_layout,
         objective=objective,
         class_weights=_class_weights(hyperparameters, training.samples, model),
+        decisive=job_identity.decisive(hyperparameters, args),
         save_minutes=hyperparameters.save_minutes,
         eval_dataset=samples["evaluation"],
         processing_class=tokenizer,
@@ -205,6 +207,7 @@ class Engine(Resumable):
         eval_layout: How those of an evaluation are laid out.
         objective: What their losses are.
         class_weights: What the loss of a sample of each class is multiplied by in training.
+        decisive: What else must be the same for a checkpoint to be of this job (`job_identity`).
     """
 
     # compute_loss divides by the samples of the whole step.
@@ -219,10 +222,11 @@ class Engine(Resumable):
         eval_layout: Layout,
         objective: Objective = CLASSES,
         class_weights: Sequence[float] | None = None,
+        decisive: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> None:
         super().__init__(args=args, train_dataset=training.samples, **others)
-        self.job = _job(args, training, train_layout, self.model)
+        self.job = {**(decisive or {}), **_job(args, training, train_layout, self.model)}
         # Else the Trainer would count labels on every step, over all processes, for the model.
         self.model_accepts_loss_kwargs = False
         self._training, self._train_layout = training, train_layout
@@ -380,7 +384,7 @@ class Engine(Resumable):
 def _job(
     args: TrainingArguments, training: batches.Training, layout: Layout, model: Any
 ) -> dict[str, Any]:
-    """What decides on the weights that training ends with."""
+    """What every job is told by: the Trainer's main settings, data, model and batches."""
     same = ("learning_rate", "warmup_steps", "weight_decay", "num_train_epochs", "max_steps")
     also = ("max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "seed")
     return {

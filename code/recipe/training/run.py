@@ -75,7 +75,7 @@ def run(
     if is_trial:
         made.trainer.add_callback(graph_extraction.FewSteps())
     with tracking.run(cast("list[str]", arguments.report_to), hyperparameters):
-        metrics = _train(made.trainer, made.samples.get("test"))
+        metrics = _train(made.trainer, made.samples.get("test"), hyperparameters)
     watch.lap("training")
     weights = distribution.whole_weights(made.trainer)
     if is_trial:
@@ -218,7 +218,7 @@ def training_arguments(
         "ddp_find_unused_parameters": False,
         # It would wait for the device on each step, to replace what is no number.
         "logging_nan_inf_filter": False,
-        "eval_strategy": "epoch",
+        "eval_strategy": "epoch" if hyperparameters.evaluates else "no",
         "save_strategy": "steps" if "save_steps" in hyperparameters.passed else "epoch",
         # What early stopping has counted.
         "restore_callback_states_from_checkpoint": True,
@@ -277,10 +277,14 @@ def _trainer(
     return trainer
 
 
-def _train(trainer: Engine, test: Samples | None) -> dict[str, float]:
+def _train(
+    trainer: Engine, test: Samples | None, hyperparameters: Hyperparameters
+) -> dict[str, float]:
     """Train and evaluate; every process takes part, and gets the same metrics."""
-    metrics = {**trainer.run(), **(_last_evaluation(trainer) or trainer.evaluate())}
-    if test is not None:
+    metrics = trainer.run()
+    if hyperparameters.evaluates:
+        metrics |= _last_evaluation(trainer) or trainer.evaluate()
+    if test is not None and (hyperparameters.evaluates or hyperparameters.passed.get("do_predict")):
         metrics |= trainer.evaluate(test, metric_key_prefix="test")
     metrics.pop("total_flos", None)
     return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}

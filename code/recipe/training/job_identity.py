@@ -1,0 +1,96 @@
+"""Which hyperparameters a checkpoint's job is told by: all but those that change no final weight.
+
+A name that stands in none of the tables decides on the weights, a new one too: so a changed value
+of it is refused on resume, which is safe.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import TrainingArguments
+
+from recipe.hyperparameters import Hyperparameters
+
+_DATA = """
+    text_column text_pair_column label_column problem_type label_separator num_labels prompt_column
+    completion_column messages_column sample_by long_texts max_length dataset_config_name
+"""
+IN_THE_DATA = frozenset(_DATA.split())
+"""What decides on the samples, which a digest stands for."""
+IN_THE_MODEL = frozenset({"model_name_or_path", "trust_remote_code", "hf_token"})
+"""What decides on the weights at the start, which a digest stands for."""
+IN_THE_BATCHES = frozenset({"packing", "per_device_train_batch_size"})
+"""What the description of the batches tells."""
+# Of evaluation and saving, those in OF_THE_BEST apart.
+_KEEPING = """
+    per_device_eval_batch_size save_total_limit save_minutes lora_save output_dir price_per_hour
+    eval_delay prediction_loss_only eval_on_start eval_do_concat_batches eval_use_gather_object
+    eval_accumulation_steps bf16_full_eval fp16_full_eval save_only_model save_on_each_node
+    save_safetensors enable_jit_checkpoint restore_callback_states_from_checkpoint
+    resume_from_checkpoint overwrite_output_dir do_train do_eval do_predict
+"""
+_LOGGING = """
+    logging_strategy logging_steps logging_first_step logging_nan_inf_filter logging_dir
+    log_on_each_node log_level log_level_replica disable_tqdm report_to run_name project
+    include_num_input_tokens_seen include_tokens_per_second trackio_space_id trackio_bucket_id
+    trackio_static_space_id push_to_hub push_to_hub_token push_to_hub_model_id
+    push_to_hub_organization hub_token hub_private_repo hub_model_id hub_strategy hub_always_push
+    hub_revision debug skip_memory_metrics
+"""
+# Where and how fast it is computed.
+_PLACE = """
+    use_cpu no_cuda local_rank ddp_backend ddp_timeout dataloader_num_workers dataloader_pin_memory
+    dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context
+    dataloader_in_order remove_unused_columns length_column_name gradient_checkpointing
+    gradient_checkpointing_kwargs activation_checkpointing activation_checkpointing_kwargs
+    torch_empty_cache_steps use_cache
+"""
+WITHOUT_EFFECT = frozenset(f"{_KEEPING} {_LOGGING} {_PLACE}".split())
+"""What changes no weight that training ends with."""
+OF_THE_BEST = frozenset({"eval_strategy", "eval_steps", "save_strategy", "save_steps"})
+"""What decides where the best weights are looked for, if those are kept."""
+_RENAMED = "num_train_epochs max_train_steps learning_rate warmup_steps weight_decay seed bf16"
+OF_THE_TRAINER = frozenset(_RENAMED.split())
+"""Fields of the recipe's that the Trainer has under a name of its own."""
+
+
+def decisive(hyperparameters: Hyperparameters, args: TrainingArguments) -> dict[str, Any]:
+    """What decides on the weights that training ends with and is not its default, by name."""
+    elsewhere = IN_THE_DATA | IN_THE_MODEL | IN_THE_BATCHES | WITHOUT_EFFECT
+    if not args.load_best_model_at_end:
+        elsewhere |= OF_THE_BEST
+    own = {
+        item.name: getattr(hyperparameters, item.name)
+        for item in dataclasses.fields(Hyperparameters)
+        if item.metadata
+        and item.name not in OF_THE_TRAINER
+        and getattr(hyperparameters, item.name) != item.default
+    }
+    usual = {**_defaults(), "warmup_steps": None, "bf16": None}
+    trainers = {
+        item.name: getattr(args, item.name)
+        for item in dataclasses.fields(TrainingArguments)
+        if _plain(getattr(args, item.name, None)) != _plain(usual[item.name])
+    }
+    both = {**trainers, **own}
+    return {name: _plain(value) for name, value in both.items() if name not in elsewhere}
+
+
+def _defaults() -> Mapping[str, Any]:
+    return {
+        item.name: item.default
+        if item.default_factory is dataclasses.MISSING
+        else item.default_factory()
+        for item in dataclasses.fields(TrainingArguments)
+    }
+
+
+def _plain(value: object) -> object:
+    """As JSON gives it back."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

@@ -1,0 +1,73 @@
+"""What is checked between hyperparameters and data before anything is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recipe.errors import HyperparameterError
+from recipe.hyperparameters import parse
+from recipe.tasks.registry import GOALS
+
+ROWS = {
+    "classes": ["good", "bad", "so"],
+    "numbers": ["0.5", "1.25", "2.5"],
+}
+
+
+def channels(folder: Path, kind: str) -> dict[str, Path]:
+    rows = [f"a film of {n},{ROWS[kind][n % 3]}" for n in range(12)]
+    (folder / "train.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    return {"train": folder}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("classes", "eval_f1_macro"), ("classes", "loss"), ("numbers", "pearson")],
+)
+def test_a_metric_that_evaluation_gives_may_choose(tmp_path: Path, kind: str, name: str) -> None:
+    given = parse(["--metric_for_best_model", name])
+    assert GOALS[given.task](channels(tmp_path, kind), given).train.num_rows > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        ("classes", "f1", ["'f1'", "f1_macro", "f1_weighted", "accuracy"]),
+        ("classes", "eval_pearson", ["'eval_pearson'", "accuracy"]),
+        ("numbers", "accuracy", ["'accuracy'", "mse", "pearson"]),
+    ],
+)
+def test_another_metric_is_refused_with_those_that_there_are(
+    tmp_path: Path, kind: str, name: str, words: list[str]
+) -> None:
+    given = parse(["--metric_for_best_model", name])
+    with pytest.raises(HyperparameterError) as caught:
+        GOALS[given.task](channels(tmp_path, kind), given)
+    for word in ("metric_for_best_model", *words):
+        assert word in str(caught.value)
+
+
+def test_a_number_of_labels_that_the_data_has_not_is_refused(tmp_path: Path) -> None:
+    given = parse(["--num_labels", "2"])
+    with pytest.raises(
+        HyperparameterError, match=r"num_labels has value 2.*3 label.*bad, good, so"
+    ):
+        GOALS[given.task](channels(tmp_path, "classes"), given)
+    assert GOALS[given.task](channels(tmp_path, "classes"), parse(["--num_labels", "3"])).found
+
+
+@pytest.mark.parametrize(
+    ("argv", "evaluates"),
+    [
+        ([], True),
+        (["--eval_strategy", "no"], False),
+        (["--eval_strategy", "no", "--do_eval"], True),
+        (["--do_eval", "False"], False),
+        (["--do_eval", "False", "--eval_strategy", "epoch"], True),
+        (["--eval_strategy", "steps"], True),
+    ],
+)
+def test_an_evaluation_is_made_unless_it_is_declined(argv: list[str], evaluates: bool) -> None:
+    assert parse(argv).evaluates is evaluates
