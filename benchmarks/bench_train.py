@@ -49,6 +49,7 @@ from recipe import hyperparameters as arguments  # noqa: E402
 from recipe.batching.batches import Samples  # noqa: E402
 from recipe.data import classification  # noqa: E402
 from recipe.models import cpu_kernels, loading  # noqa: E402
+from recipe.tasks.text_classification import CLASSES  # noqa: E402
 from recipe.tokenization import texts  # noqa: E402
 from recipe.training import engine  # noqa: E402
 
@@ -162,7 +163,7 @@ def _run(variant: Variant, model: str, source: Path) -> tuple[float, float, int]
             cpu_kernels.keep_memory()
             samples = {name: Samples.of(split) for name, split in ready.items()}
             trainer: Trainer = engine.build(
-                copy.deepcopy(loaded), tokenizer, args, hyperparameters, samples
+                copy.deepcopy(loaded), tokenizer, args, hyperparameters, samples, CLASSES
             )
         else:
             trainer = Trainer(

@@ -15,6 +15,7 @@ from transformers import HfArgumentParser, TrainingArguments
 from recipe import foreign_names, value_ranges
 from recipe.errors import HyperparameterError, near
 from recipe.paths import Places
+from recipe.task_table import TASKS
 
 
 def _documented(default: Any, text: str, *aliases: str) -> Any:
@@ -185,15 +186,13 @@ class Hyperparameters:
 
     def _of_other_tasks(self) -> Iterator[str]:
         """What is given that the task would pass over."""
-        values = {**self.passed, **{name: getattr(self, name) for name in _OF_TASKS}}
-        for name, task in {**_OF_TASKS, "label_smoothing_factor": CLASSIFICATION}.items():
+        values = {name: getattr(self, name, self.passed.get(name)) for name in _OF_TASKS}
+        for name, task in _OF_TASKS.items():
             if task != self.task and values.get(name) not in (None, 0.0, _DEFAULTS.get(name)):
                 yield (
                     f"Hyperparameter {name} has value {values[name]!r}, but belongs to "
                     f"task={task}, and the task is {self.task}. Leave it out, or give task={task}."
                 )
-        if self.task != CAUSAL_LM:
-            return
         kinds = {"text_column": "text", "prompt_column": "prompt", "completion_column": "prompt"}
         kinds["messages_column"] = "messages"
         given = [name for name in kinds if getattr(self, name) is not None]
@@ -213,26 +212,19 @@ def all_at_once(problems: Sequence[str]) -> HyperparameterError:
     return HyperparameterError(f"{len(problems)} hyperparameters cannot be used:\n{listed}")
 
 
-CLASSIFICATION, CAUSAL_LM = "text-classification", "causal-lm"
-"""What `task` may be."""
 PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
 """What `problem_type` may be, as a model's configuration has it."""
 SPLIT, TRUNCATE = "split", "truncate"
 """What `long_texts` may be."""
 _CHOICES: Mapping[str, Sequence[str]] = {
-    "task": (CLASSIFICATION, CAUSAL_LM),
+    "task": tuple(TASKS),
     "problem_type": PROBLEMS,
     "class_weight": ("balanced",),
     "lora_save": ("merged", "adapter"),
     "sample_by": ("line", "paragraph", "document"),
     "long_texts": (SPLIT, TRUNCATE),
 }
-_OF_TASKS = {
-    **dict.fromkeys(("text_pair_column", "label_column", "problem_type", "label_separator",
-                     "class_weight", "num_labels"), CLASSIFICATION),
-    **dict.fromkeys(("prompt_column", "completion_column", "messages_column", "sample_by",
-                     "long_texts"), CAUSAL_LM),
-}  # fmt: skip
+_OF_TASKS = {name: task for task, row in TASKS.items() for name in row.hyperparameters}
 _DEFAULTS = {"sample_by": "line"}
 _SECRET_WORDS = ("token", "secret", "password", "key")
 _TRUE = ("true", "1", "yes")

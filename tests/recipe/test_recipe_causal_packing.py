@@ -16,7 +16,7 @@ from recipe.batching import batches
 from recipe.batching import packing as plan
 from recipe.batching.document_batches import Documents, PackedDocuments, PaddedDocuments
 from recipe.models import packed_decoders
-from recipe.tasks import objective
+from recipe.tasks import causal_lm
 from recipe.training import engine
 
 PAD, SIZE = 1, 6
@@ -161,7 +161,7 @@ def trained(
         use_cpu=True,
         disable_tqdm=True,
     )
-    goal, samples = objective.NEXT_TOKENS, run.samples
+    goal, samples = causal_lm.NEXT_TOKENS, run.samples
     layouts = []
     for size, steps in (
         (run.size, run.rows(2, True)),

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from recipe import task_table
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import parse
-from recipe.tasks.registry import GOALS
 
 ROWS = {
     "classes": ["good", "bad", "so"],
@@ -28,7 +28,7 @@ def channels(folder: Path, kind: str) -> dict[str, Path]:
 )
 def test_a_metric_that_evaluation_gives_may_choose(tmp_path: Path, kind: str, name: str) -> None:
     given = parse(["--metric_for_best_model", name])
-    assert GOALS[given.task](channels(tmp_path, kind), given).train.num_rows > 0
+    assert task_table.load(given.task)(channels(tmp_path, kind), given).train.num_rows > 0
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_another_metric_is_refused_with_those_that_there_are(
 ) -> None:
     given = parse(["--metric_for_best_model", name])
     with pytest.raises(HyperparameterError) as caught:
-        GOALS[given.task](channels(tmp_path, kind), given)
+        task_table.load(given.task)(channels(tmp_path, kind), given)
     for word in ("metric_for_best_model", *words):
         assert word in str(caught.value)
 
@@ -54,8 +54,10 @@ def test_a_number_of_labels_that_the_data_has_not_is_refused(tmp_path: Path) -> 
     with pytest.raises(
         HyperparameterError, match=r"num_labels has value 2.*3 label.*bad, good, so"
     ):
-        GOALS[given.task](channels(tmp_path, "classes"), given)
-    assert GOALS[given.task](channels(tmp_path, "classes"), parse(["--num_labels", "3"])).found
+        task_table.load(given.task)(channels(tmp_path, "classes"), given)
+    assert task_table.load(given.task)(
+        channels(tmp_path, "classes"), parse(["--num_labels", "3"])
+    ).found
 
 
 @pytest.mark.parametrize(

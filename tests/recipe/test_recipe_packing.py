@@ -19,6 +19,7 @@ from recipe.batching import packing as plan
 from recipe.batching.batches import Packed, Padded, Samples, World
 from recipe.errors import HyperparameterError
 from recipe.models import cpu_kernels, losses, packed_encoders
+from recipe.tasks.text_classification import CLASSES
 from recipe.training import engine
 
 PAD, SIZE = 1, 6
@@ -197,7 +198,12 @@ def train(
     else:
         layout = _PaddedAlike(plan.buckets(lengths), run.size, PAD)
     trainer = engine.Engine(
-        model=model, args=args, training=run, train_layout=layout, eval_layout=layout
+        model=model,
+        args=args,
+        training=run,
+        train_layout=layout,
+        eval_layout=layout,
+        objective=CLASSES,
     )
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], model
@@ -233,7 +239,7 @@ def test_what_the_log_says_of_packing(
     held_out = {"evaluation": samples_of(tweet_lengths(20))}
 
     def lay(model: PreTrainedModel, packing: bool | None) -> tuple[Any, Any]:
-        return engine.layouts(model, PAD, packing, run, 1, held_out, 8)
+        return engine.layouts(model, PAD, packing, run, 1, held_out, 8, CLASSES)
 
     assert isinstance(lay(make("bert"), None)[0], Packed)
     assert "8 texts packed into" in capsys.readouterr().out

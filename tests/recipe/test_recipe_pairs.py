@@ -26,7 +26,7 @@ from recipe.data.files.formats import read
 from recipe.errors import DataError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import losses, packed_encoders
-from recipe.tasks import objective
+from recipe.tasks import text_classification
 from recipe.tokenization import encoding
 from recipe.tokenization import texts as tokens
 
@@ -295,9 +295,9 @@ def test_logits_and_gradients_are_those_of_pairs_alone(kind: str) -> None:
     losses.of_samples(expected, labels).mean().backward()
     wanted = {name: w.grad.clone() for name, w in model.named_parameters() if w.grad is not None}
     packed = packed_encoders.family_of(model.config) is not None and not kind.startswith("padded")
-    layout = objective.CLASSES.layout(model, packed, SIZE, PAD, [(samples, rows)])
+    layout = text_classification.CLASSES.layout(model, packed, SIZE, PAD, [(samples, rows)])
     assert isinstance(layout, Packed if packed else Padded)
-    objective.CLASSES.prepare(model, packed)
+    text_classification.CLASSES.prepare(model, packed)
     model.zero_grad()
     logits = model(**layout.tensors(samples, rows)).logits
     torch.testing.assert_close(logits[:5], expected, rtol=0, atol=1e-5)
@@ -314,7 +314,7 @@ def test_a_tokenizer_of_another_model_is_refused() -> None:
     model = make("roberta", type_vocab_size=1)
     samples = tokenised()
     with pytest.raises(ModelError, match="types up to 1"):
-        objective.CLASSES.layout(model, True, SIZE, PAD, [(samples, np.arange(5))])
+        text_classification.CLASSES.layout(model, True, SIZE, PAD, [(samples, np.arange(5))])
 
 
 def test_a_swap_of_columns_is_other_data() -> None:

@@ -16,7 +16,7 @@ import torch
 
 from recipe.data.labels import NUMBER, SEVERAL, Labels
 from recipe.hyperparameters import Hyperparameters
-from recipe.reports import model_card, report
+from recipe.reports import model_card, predictions, report
 from recipe.reports.model_card import Facts
 from recipe.runtime import matmul_rate
 from recipe.runtime.timer import Stopwatch
@@ -28,7 +28,7 @@ HISTORY = [
     {"step": 2, "loss": 1.0, "learning_rate": 2e-5},
     {"step": 2, "eval_loss": 1.5, "eval_accuracy": 0.5, "eval_runtime": 1.0},
 ]
-SINGLE_LABEL = report.Predictions(
+SINGLE_LABEL = predictions.Predictions(
     split="test",
     labels=Labels(("cost $5$", "<b>bold</b>")),
     outputs=np.array([[2.0, -2.0], [3.0, -3.0], [0.5, 0.0], [-2.0, 2.0]]),
@@ -38,12 +38,12 @@ SINGLE_LABEL = report.Predictions(
 
 
 def material(
-    predictions: report.Predictions | None = SINGLE_LABEL, **changes: Any
+    answers: predictions.Predictions | None = SINGLE_LABEL, **changes: Any
 ) -> report.Material:
     facts = Facts(
         base_model="some/model",
         hyperparameters=Hyperparameters(hf_token="hf_planted"),
-        about=model_card.of_labels((predictions or SINGLE_LABEL).labels, ("text",)),
+        about=model_card.of_labels((answers or SINGLE_LABEL).labels, ("text",)),
         found=["train data: 4 rows"],
         device="device: cpu",
         metrics={"eval_accuracy": 0.25, "test_accuracy": 0.5, "train_samples_per_second": 8.0},
@@ -51,7 +51,7 @@ def material(
     values: dict[str, Any] = {
         "facts": facts,
         "history": HISTORY,
-        "predictions": predictions,
+        "sections": () if answers is None else answers.sections(),
         "lengths": np.array([4, 8, 12, 16]),
         "max_length": 20,
         "places": 50,
@@ -108,7 +108,7 @@ def test_a_device_s_matrix_rate_is_measured_in_little_time() -> None:
 def test_the_worst_mistake_comes_first_and_is_shown_as_text(tmp_path: Path) -> None:
     page = report.write(material(), tmp_path).read_text()
     assert PROBE not in page
-    shown = [each["text"] for each in report._mistakes(SINGLE_LABEL)]
+    shown = [row[0] for row in SINGLE_LABEL.sections()[-1].rows]
     assert shown == [f"most wrong {PROBE}", "a little wrong"]
     assert "<hr>" not in page
 
@@ -131,7 +131,7 @@ def test_a_mistake_of_a_pair_shows_both_texts(tmp_path: Path) -> None:
 def test_sets_of_labels_and_numbers_have_reports_too(
     tmp_path: Path, labels: Labels, true: Any, figure: str | None
 ) -> None:
-    given = report.Predictions(
+    given = predictions.Predictions(
         split="evaluation",
         labels=labels,
         outputs=np.array([[2.0, -2.0], [3.0, -3.0]])[:, : len(labels.names)],
@@ -141,11 +141,11 @@ def test_sets_of_labels_and_numbers_have_reports_too(
     page = report.write(material(given), tmp_path).read_text()
     assert "confusion" not in page.lower()
     assert figure is None or (tmp_path / figure).is_file()
-    assert report._mistakes(given)[0]["text"] == "second"
+    assert given.sections()[-1].rows[0][0] == "second"
 
 
 def test_a_run_resumed_after_its_last_evaluation_has_a_report(tmp_path: Path) -> None:
-    page = report.write(material(predictions=None), tmp_path).read_text()
+    page = report.write(material(None), tmp_path).read_text()
     assert page.count("<svg") == 4
     assert "mistakes" not in page
 

@@ -16,6 +16,7 @@ from transformers import TrainingArguments
 from recipe.batching import batches, packing
 from recipe.batching.batches import Packed
 from recipe.models import losses, packed_encoders
+from recipe.tasks.text_classification import CLASSES
 from recipe.training.engine import Engine
 
 
@@ -48,6 +49,7 @@ def engine(folder: Path, class_weights: list[float] | None = None, **changes: An
         train_layout=layout,
         eval_layout=layout,
         eval_dataset=run.samples,
+        objective=CLASSES,
         class_weights=class_weights,
     )
 

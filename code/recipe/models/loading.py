@@ -100,7 +100,7 @@ def load(
     Raises:
         ModelError: it cannot be reached or loaded.
     """
-    model, tokenizer, report = _read(
+    model, tokenizer, report = read(
         AutoModelForSequenceClassification,
         source,
         hyperparameters,
@@ -112,7 +112,7 @@ def load(
     )
     new = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
-    return lora.wrap(model, hyperparameters, new, "SEQ_CLS"), tokenizer
+    return lora.wrap(model, hyperparameters, new, "SEQ_CLS", trains_head=True), tokenizer
 
 
 def load_causal(
@@ -124,7 +124,7 @@ def load_causal(
         ModelError: it cannot be reached or loaded, is no such model, or knows fewer tokens than
             its tokenizer.
     """
-    model, tokenizer, report = _read(AutoModelForCausalLM, source, hyperparameters)
+    model, tokenizer, report = read(AutoModelForCausalLM, source, hyperparameters)
     config: Any = model.config
     reads_ahead = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     if reads_ahead and not getattr(config, "is_decoder", False):
@@ -146,13 +146,17 @@ def load_causal(
             f"{embeddings.num_embeddings}.",
             "Resize the model's embeddings, or give its own tokenizer.",
         )
-    return lora.wrap(model, hyperparameters, (), "CAUSAL_LM"), tokenizer
+    return lora.wrap(model, hyperparameters, (), "CAUSAL_LM", trains_head=False), tokenizer
 
 
-def _read(
+def read(
     architecture: Any, source: Source, hyperparameters: Hyperparameters, **more: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
-    """A model in float32, its tokenizer, and what was found of its weights."""
+    """A model in float32, its tokenizer, and what was found of its weights.
+
+    Raises:
+        ModelError: it cannot be reached or loaded.
+    """
     trusted = {"trust_remote_code": hyperparameters.trust_remote_code}
     if hyperparameters.hf_token:
         # transformers passes a token argument on to some of its requests only.

@@ -17,13 +17,19 @@ ALL_LINEAR = "all-linear"
 
 
 def wrap(
-    model: PreTrainedModel, hyperparameters: Hyperparameters, new: Iterable[str], task: str
+    model: PreTrainedModel,
+    hyperparameters: Hyperparameters,
+    new: Iterable[str],
+    task: str,
+    *,
+    trains_head: bool,
 ) -> Any:
     """`model` with adapters around its linear layers, all else but the head frozen.
 
     Args:
         new: Names of weights that were drawn at random: they are trained in full.
-        task: As peft calls it: SEQ_CLS or CAUSAL_LM.
+        task: As peft calls it: SEQ_CLS, CAUSAL_LM ...
+        trains_head: Whether what stands beside the base model is trained in full.
 
     Returns:
         A peft.PeftModel; `model` itself where the hyperparameter lora_r is not given.
@@ -40,7 +46,7 @@ def wrap(
         lora_alpha=hyperparameters.lora_alpha or 2 * hyperparameters.lora_r,
         lora_dropout=hyperparameters.lora_dropout,
         target_modules=ALL_LINEAR if targets == ALL_LINEAR else named,
-        modules_to_save=_in_full(model, new) if task == "SEQ_CLS" else None,
+        modules_to_save=_in_full(model, new) if trains_head else None,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name

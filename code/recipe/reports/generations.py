@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from recipe.batching.document_batches import Documents
+from recipe.reports.section import TEXT, Section
 
 _SHOWN = 4
 _PROMPT = 24
@@ -38,6 +39,16 @@ def continuations(
     inner.eval()
     rows = np.linspace(0, len(documents) - 1, min(_SHOWN, len(documents))).astype(int)
     return [_continuation(inner, tokenizer, documents, row) for row in rows.tolist()]
+
+
+def section(model: Any, tokenizer: PreTrainedTokenizerBase, documents: Documents) -> Section:
+    """`continuations` as a section of a report."""
+    shown = continuations(model, tokenizer, documents)
+    return Section(
+        title="How the model goes on, evaluation data",
+        columns=[("prompt", TEXT), ("the model", TEXT), ("the data", TEXT)],
+        rows=[(each.prompt, each.said, each.true) for each in shown],
+    )
 
 
 @torch.inference_mode()

@@ -28,6 +28,8 @@ class About:
     """What it was fine-tuned to do: goes on after "to"."""
     metrics: str
     """How the metrics are to be read."""
+    headline: Sequence[str]
+    """The scores that a report shows first, best first, without the split's prefix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,7 @@ def of_labels(labels: Labels, text_columns: Sequence[str]) -> About:
         pipeline="text-classification",
         purpose=purpose,
         metrics=_MEANS[labels.problem],
+        headline=("accuracy", "f1_macro", "f1_micro", "pearson", "mse", "loss"),
     )
 
 

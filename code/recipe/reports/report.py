@@ -13,63 +13,16 @@ import numpy.typing as npt
 from transformers import TrainerState, TrainingArguments
 
 from recipe.console import say
-from recipe.data.labels import NUMBER, SEVERAL, SINGLE, Labels
 from recipe.reports import figures, model_card
-from recipe.reports.generations import Continuation
 from recipe.reports.model_card import Facts, versions
+from recipe.reports.section import RULE, Section
 from recipe.runtime import matmul_rate
 from recipe.storage import atomic
 
-_MISTAKES = 12
-_SHOWN_CHARS = 280
-_MOST_IN_MATRIX = 40
 _BYTES = 1_000_000
 _LONG_SECONDS = 20
 _REMEDY = "Free space there: the model and metrics.json are written."
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Predictions:
-    """The model's last answers, on the split that it is judged by."""
-
-    split: str
-    labels: Labels
-    outputs: Array
-    """[N, classes], or [N, 1] for a number."""
-    true: Array
-    """Class ids [N], 0 or 1 [N, classes], or numbers [N]."""
-    texts: Sequence[str] | None
-    """None where the data came tokenised."""
-    pairs: Sequence[str] | None = None
-    """The second text of each sample, where they are pairs."""
-
-    @property
-    def scores(self) -> Array:
-        """Probabilities [N, classes]; of a number, the number itself."""
-        outputs = self.outputs.astype(np.float64)
-        if self.labels.problem == SEVERAL:
-            return 1 / (1 + np.exp(-outputs))
-        if self.labels.problem == NUMBER:
-            return outputs
-        powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
-        return np.asarray(powers / powers.sum(axis=1, keepdims=True))
-
-    @property
-    def predicted(self) -> Array:
-        """As `true`."""
-        if self.labels.problem == SINGLE:
-            return np.asarray(self.outputs.argmax(axis=1))
-        return self.outputs[:, 0] if self.labels.problem == NUMBER else self.outputs >= 0
-
-
-@dataclass(frozen=True)
-class Shown:
-    """The model's answers, as far as there are any to show."""
-
-    predictions: Predictions | None = None
-    """None where a run was resumed after its last evaluation, or predicts no labels."""
-    continuations: Sequence[Continuation] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +32,8 @@ class Material:
     facts: Facts
     history: Sequence[Mapping[str, Any]]
     """The Trainer's log."""
-    predictions: Predictions | None
-    continuations: Sequence[Continuation] = ()
+    sections: Sequence[Section]
+    """What the task shows of the model's answers."""
     lengths: Array
     """Tokens of each training text, cut."""
     max_length: int
@@ -116,7 +69,7 @@ class FinishedRun(Protocol):
 def of_run(
     trainer: FinishedRun,
     facts: Facts,
-    show: Callable[[], Shown],
+    show: Callable[[], Sequence[Section]],
     max_length: int,
     seconds: Mapping[str, float],
     hosts: int,
@@ -125,7 +78,7 @@ def of_run(
     """Write the report on a finished run to `folder`; where it cannot be, a line says so.
 
     Args:
-        show: Gives the model's answers.
+        show: Gives what the task shows of the model's answers.
         seconds: Of each phase; the one called training has the evaluations in it.
     """
     try:
@@ -137,12 +90,10 @@ def of_run(
         )
         phases = {**seconds, "training": seconds["training"] - evaluating, "evaluation": evaluating}
         phases["saving"] = phases.pop("saving")  # last
-        shown = show()
         material = Material(
             facts=facts,
             history=trainer.state.log_history,
-            predictions=shown.predictions,
-            continuations=shown.continuations,
+            sections=show(),
             lengths=trainer.training_lengths(),
             max_length=max_length,
             places=trainer.tokens_computed(),
@@ -171,7 +122,6 @@ def write(material: Material, folder: Path) -> Path:
     # jinja2 and matplotlib take a second, and no other module needs them.
     from jinja2 import Environment, FileSystemLoader
 
-    given = material.predictions
     folder.mkdir(parents=True, exist_ok=True)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True
@@ -184,11 +134,8 @@ def write(material: Material, folder: Path) -> Path:
         tiles=_tiles(material),
         padding=padding(material),
         figures=drawn,
-        split=given.split if given else "",
-        classes=_classes(given) if given else [],
-        mistakes=_mistakes(given) if given else [],
-        continuations=material.continuations,
-        tested=len(given.true) if given else 0,
+        sections=material.sections,
+        rule=RULE,
         metrics={name: f"{value:.6g}" for name, value in material.facts.metrics.items()},
         hyperparameters=model_card.shown(material.facts.hyperparameters),
         versions=versions(),
@@ -199,48 +146,25 @@ def write(material: Material, folder: Path) -> Path:
 
 
 def _drawn(material: Material) -> list[tuple[str, Any]]:
-    given, history = material.predictions, material.history
-    made = [
+    history = material.history
+    own = [section.figure for section in material.sections if section.figure is not None]
+    return [
         ("loss", figures.loss(history)),
         ("evaluation", figures.evaluation(history)),
         ("lengths", figures.lengths(material.lengths, material.max_length)),
         ("time", figures.phases(material.phases)),
+        *((name, draw()) for name, draw in own),
     ]
-    if any("eval_perplexity" in entry for entry in history):
-        made.append(("perplexity", figures.perplexity(history)))
-    if given is None:
-        return made
-    if given.labels.problem == NUMBER:
-        made.append(("predictions", figures.scatter(given.true, given.predicted)))
-    elif given.labels.problem == SINGLE and len(given.labels.names) <= _MOST_IN_MATRIX:
-        counts = confusion(given.true, given.predicted, len(given.labels.names))
-        made.append(("confusion", figures.confusion(counts, given.labels.names)))
-    return made
-
-
-def confusion(true: Array, predicted: Array, count: int) -> Array:
-    """[count, count]: how often a text of the class of the row was given that of the column."""
-    counts = np.zeros((count, count), dtype=np.int64)
-    np.add.at(counts, (true, predicted), 1)
-    return counts
 
 
 def _tiles(material: Material) -> dict[str, str]:
     """The figures to see first."""
     metrics, real = material.facts.metrics, int(material.lengths.sum())
-    wanted = (
-        "perplexity",
-        "token_accuracy",
-        "accuracy",
-        "f1_macro",
-        "f1_micro",
-        "pearson",
-        "mse",
-        "loss",
-    )
     prefix = "test" if any(name.startswith("test_") for name in metrics) else "eval"
     found = [
-        (name, metrics[f"{prefix}_{name}"]) for name in wanted if f"{prefix}_{name}" in metrics
+        (name, metrics[f"{prefix}_{name}"])
+        for name in material.facts.about.headline
+        if f"{prefix}_{name}" in metrics
     ]
     tiles = {f"{prefix} {name.replace('_', ' ')}": f"{value:.4g}" for name, value in found[:3]}
     tiles |= _speed(material)
@@ -282,60 +206,3 @@ def _speed(material: Material) -> dict[str, str]:
         rated = f"{material.matrix_rate / 1e9:,.0f} GFLOP/s"
         tiles[f"of the bfloat16 matrix rate ({rated}, measured)"] = f"{share:.0%}"
     return tiles
-
-
-def _classes(given: Predictions) -> list[dict[str, Any]]:
-    """Precision, recall and F1 of each class."""
-    if given.labels.problem == NUMBER:
-        return []
-    rows = []
-    for number, name in enumerate(given.labels.names):
-        several = given.labels.problem == SEVERAL
-        true = given.true[:, number] > 0.5 if several else given.true == number
-        said = given.predicted[:, number] if several else given.predicted == number
-        both = int((true & said).sum())
-        precision = both / int(said.sum()) if said.any() else 0.0
-        recall = both / int(true.sum()) if true.any() else 0.0
-        total = precision + recall
-        rows.append(
-            {
-                "name": name,
-                "precision": precision,
-                "recall": recall,
-                "f1": 2 * precision * recall / total if total else 0.0,
-                "rows": int(true.sum()),
-            }
-        )
-    return rows
-
-
-def _mistakes(given: Predictions) -> list[dict[str, str | None]]:
-    """The texts that the model is most sure and most wrong about, worst first."""
-    scores, problem = given.scores, given.labels.problem
-    rows = np.arange(len(given.true))
-    if problem == SINGLE:
-        wrong = given.predicted != given.true
-        badness = scores[rows, given.predicted] - scores[rows, given.true]
-    elif problem == SEVERAL:
-        wrong = (given.predicted != (given.true > 0.5)).any(axis=1)
-        badness = np.abs(scores - given.true).max(axis=1)
-    else:
-        wrong, badness = np.ones(len(rows), dtype=bool), np.abs(given.predicted - given.true)
-    worst = sorted(rows[wrong].tolist(), key=lambda row: -badness[row])[:_MISTAKES]
-    return [_mistake(given, row, scores[row]) for row in worst]
-
-
-def _mistake(given: Predictions, row: int, scores: Array) -> dict[str, str | None]:
-    text = f"row {row}" if given.texts is None else given.texts[row]
-    sure = "" if given.labels.problem == NUMBER else f"{scores.max():.0%}"
-    return {
-        "text": _beginning(text),
-        "pair": None if given.pairs is None else _beginning(given.pairs[row]),
-        "true": given.labels.show(given.true[row]),
-        "predicted": given.labels.show(given.predicted[row]),
-        "sure": sure,
-    }
-
-
-def _beginning(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ..."

@@ -30,13 +30,12 @@ from recipe.batching import batches
 from recipe.batching import packing as plan
 from recipe.batching.batches import Batch, Layout, Samples, World
 from recipe.console import say
-from recipe.data.labels import balanced_weights
 from recipe.errors import DistributedError, DivergedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import cpu_kernels
 from recipe.runtime import ddp_hook
 from recipe.runtime.device import everyones
-from recipe.tasks.objective import CLASSES, Objective
+from recipe.tasks.base import Objective
 from recipe.training import graph_extraction as trial
 from recipe.training import job_identity
 from recipe.training.resuming import Resumable, fingerprint
@@ -78,7 +77,7 @@ def layouts(
     epochs: int,
     evaluations: Mapping[str, Samples],
     evaluation_size: int,
-    objective: Objective = CLASSES,
+    objective: Objective,
 ) -> tuple[Layout, Layout]:
     """How training and evaluation lay out their samples, each in one way for the whole run.
 
@@ -134,7 +133,7 @@ def build(
     args: TrainingArguments,
     hyperparameters: Hyperparameters,
     ready: Mapping[str, Samples],
-    objective: Objective = CLASSES,
+    objective: Objective,
 ) -> Engine:
     """The engine for samples: `train`, `evaluation`, maybe others.
 
@@ -164,7 +163,7 @@ def build(
         objective,
     )
     if args.device.type == "cpu" and not args.torch_compile:
-        cpu_kernels.lighten(model, attention=train_layout.balanced and objective is CLASSES)
+        cpu_kernels.lighten(model, attention=train_layout.balanced and objective.lightens_attention)
     return Engine(
         model=model,
         args=args,
@@ -172,22 +171,13 @@ def build(
         train_layout=train_layout,
         eval_layout=eval_layout,
         objective=objective,
-        class_weights=_class_weights(hyperparameters, training.samples, model),
+        class_weights=objective.class_weights(hyperparameters, training.samples, model),
         decisive=job_identity.decisive(hyperparameters, args),
         save_minutes=hyperparameters.save_minutes,
         eval_dataset=samples["evaluation"],
         processing_class=tokenizer,
         compute_metrics=objective.metrics(),
     )
-
-
-def _class_weights(
-    hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
-) -> list[float] | None:
-    if hyperparameters.class_weight is None or samples.labels.dtype.kind != "i":
-        return None
-    count: Any = model.config.num_labels
-    return balanced_weights(samples.labels.tolist(), count)
 
 
 def _epochs(args: TrainingArguments, training: batches.Training) -> int:
@@ -220,7 +210,7 @@ class Engine(Resumable):
         training: batches.Training,
         train_layout: Layout,
         eval_layout: Layout,
-        objective: Objective = CLASSES,
+        objective: Objective,
         class_weights: Sequence[float] | None = None,
         decisive: Mapping[str, Any] | None = None,
         **others: Any,

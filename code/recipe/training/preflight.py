@@ -5,29 +5,21 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from recipe import hyperparameters as arguments
+from recipe import task_table
 from recipe.compat import quieten
-from recipe.data import classification
-from recipe.data.classification import Splits
-from recipe.data.column_names import LABEL, PAIR, TEXT
-from recipe.data.labels import NUMBER
 from recipe.errors import RecipeError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading
 from recipe.paths import Places
-from recipe.tasks.registry import GOALS, Classification, Goal
+from recipe.tasks.base import ERROR, OK, WARNING, Finding, Task
 
-OK, WARNING, ERROR = "ok", "warning", "error"
 _SAMPLE_ROWS = 2000
-_SHOWN_ROWS = 3
-_SHOWN_CHARS = 70
-_RAREST_SHARE = 0.01
 _TRUNCATED_SHARE = 0.05
 # fp32 weights; and where they are trained, gradients and AdamW's two moments.
 _BYTES_PER_PARAMETER = 4
@@ -35,15 +27,6 @@ _BYTES_PER_TRAINED_PARAMETER = 12
 # What a transformer layer keeps of a token for the backward pass, in units of its hidden size at
 # two bytes a number: inputs, queries, keys, values, context, output, both halves of the MLP.
 _KEPT_PER_TOKEN = 34
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One thing that was looked at."""
-
-    level: str
-    what: str
-    detail: str
 
 
 def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Finding]:
@@ -56,55 +39,34 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         for line in hyperparameters.notes:
             yield Finding(level=OK, what=what, detail=line)
         what = "data"
-        goal = GOALS[hyperparameters.task](places.channels, hyperparameters)
-        for line in goal.found:
+        task: Task = task_table.load(hyperparameters.task)(places.channels, hyperparameters)
+        for line in task.found:
             yield Finding(level=OK, what=what, detail=line)
-        if isinstance(goal, Classification):
-            yield from _labelled(goal.splits)
+        yield from task.findings()
         what = "model"
         source = loading.find(hyperparameters.model_name_or_path, places.channels)
         where = "from a folder" if source.is_local else "needs the network: the Hugging Face hub"
-        model, tokenizer = goal.load(source)
+        model, tokenizer = task.load(source)
         size = model.num_parameters()
         detail = f"{source.name} can be loaded ({where}), {size / 1e6:.1f} M parameters"
         yield Finding(level=OK, what=what, detail=detail)
         what = "lengths"
-        longest = goal.longest(model, tokenizer)
-        lengths = _lengths(goal, tokenizer, hyperparameters.seed)
+        longest = task.longest(model, tokenizer)
+        lengths = _lengths(task, tokenizer, hyperparameters.seed)
         yield from _length_findings(lengths, longest, hyperparameters)
     except RecipeError as error:
         yield Finding(level=ERROR, what=what, detail=str(error))
         return
-    pieces = sum(goal.pieces(length, longest) for length in lengths) / len(lengths)
-    yield _steps(round(len(goal.train) * pieces), hyperparameters, processes)
+    pieces = sum(task.pieces(length, longest) for length in lengths) / len(lengths)
+    yield _steps(round(len(task.train) * pieces), hyperparameters, processes)
     yield _memory(model, lengths, longest, hyperparameters, processes)
 
 
-def _labelled(splits: Splits) -> Iterator[Finding]:
-    show = splits.labels.show
-    if TEXT in splits.train.column_names:
-        for row in splits.train.select(range(min(_SHOWN_ROWS, len(splits.train)))):
-            texts = [row[name] for name in (TEXT, PAIR) if name in row]
-            shown = [
-                repr(text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}...")
-                for text in texts
-            ]
-            yield Finding(level=OK, what="row", detail=f"{show(row[LABEL])}: {' + '.join(shown)}")
-    if splits.labels.problem == NUMBER:
-        return
-    rows = classification.rows_of_classes(splits.labels, splits.train[LABEL][:])
-    shares = {name: count / len(splits.train) for name, count in rows.items()}
-    rarest = min(shares, key=lambda name: shares[name])
-    detail = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-    level = WARNING if shares[rarest] < _RAREST_SHARE else OK
-    yield Finding(level=level, what="balance", detail=detail)
-
-
-def _lengths(goal: Goal, tokenizer: PreTrainedTokenizerBase, seed: int) -> list[int]:
+def _lengths(task: Task, tokenizer: PreTrainedTokenizerBase, seed: int) -> list[int]:
     """Tokens of each of a sample of the training texts, uncut, sorted."""
-    rows = len(goal.train)
+    rows = len(task.train)
     chosen = random.Random(seed).sample(range(rows), min(_SAMPLE_ROWS, rows))
-    return sorted(goal.lengths(tokenizer, sorted(chosen)))
+    return sorted(task.lengths(tokenizer, sorted(chosen)))
 
 
 def _length_findings(

@@ -25,6 +25,7 @@ from transformers import (
     set_seed,
 )
 
+from recipe import task_table
 from recipe.batching.batches import Samples
 from recipe.compat import quieten
 from recipe.console import has_terminal, is_first_process, say
@@ -38,8 +39,7 @@ from recipe.runtime.device import Device
 from recipe.runtime.distribution import Distribution
 from recipe.runtime.timer import Stopwatch
 from recipe.storage import atomic, checksums
-from recipe.tasks.objective import Objective
-from recipe.tasks.registry import GOALS, Goal
+from recipe.tasks.base import Objective, Task
 from recipe.training import engine, graph_extraction, tracking
 from recipe.training.engine import Engine
 from recipe.training.progress import Bar, MetricLines, ProgressLines
@@ -84,15 +84,15 @@ def run(
         facts = model_card.Facts(
             base_model=made.base_model,
             hyperparameters=hyperparameters,
-            about=made.goal.about(),
-            found=made.goal.found,
+            about=made.task.about(),
+            found=made.task.found,
             device=chosen.describe(),
             metrics=metrics,
         )
         _write(made.trainer, weights, made.tokenizer, places, facts)
         watch.lap("saving")
         hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
-        show = functools.partial(made.goal.shown, made.trainer, made.samples)
+        show = functools.partial(made.task.sections, made.trainer, made.samples)
         folder = places.output_data_dir
         report.of_run(made.trainer, facts, show, made.max_length, watch.seconds, hosts, folder)
     if chosen.kind == "xla":
@@ -105,7 +105,7 @@ def run(
 class _Made:
     """All that a training needs."""
 
-    goal: Goal
+    task: Task
     base_model: str
     tokenizer: PreTrainedTokenizerBase
     max_length: int
@@ -116,26 +116,26 @@ class _Made:
 def _make(
     hyperparameters: Hyperparameters, places: Places, arguments: TrainingArguments, watch: Stopwatch
 ) -> _Made:
-    goal = GOALS[hyperparameters.task](places.channels, hyperparameters)
-    for line in goal.found:
+    task: Task = task_table.load(hyperparameters.task)(places.channels, hyperparameters)
+    for line in task.found:
         say(line)
     watch.lap("data")
     source = loading.find(hyperparameters.model_name_or_path, places.channels)
     with arguments.main_process_first(desc="model"):
-        model, tokenizer = goal.load(source)
-    max_length = goal.longest(model, tokenizer)
+        model, tokenizer = task.load(source)
+    max_length = task.longest(model, tokenizer)
     say(f"model: {source.name}, {_size(model)} parameters, texts cut at {max_length} tokens")
     watch.lap("model")
     with arguments.main_process_first(desc="tokens"):
-        samples = goal.samples(tokenizer, max_length)
+        samples = task.samples(tokenizer, max_length)
     watch.lap("tokens")
     return _Made(
-        goal=goal,
+        task=task,
         base_model=source.name,
         tokenizer=tokenizer,
         max_length=max_length,
         samples=samples,
-        trainer=_trainer(model, tokenizer, arguments, hyperparameters, samples, goal.objective),
+        trainer=_trainer(model, tokenizer, arguments, hyperparameters, samples, task.objective),
     )
 
 

@@ -1,0 +1,165 @@
+"""A classifier's last answers, as a report shows them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from recipe.data.labels import NUMBER, SEVERAL, SINGLE, Labels
+from recipe.reports import figures, section
+from recipe.reports.section import RULE, Section
+
+_MISTAKES = 12
+_SHOWN_CHARS = 280
+_MOST_IN_MATRIX = 40
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """The model's last answers, on the split that it is judged by."""
+
+    split: str
+    labels: Labels
+    outputs: Array
+    """[N, classes], or [N, 1] for a number."""
+    true: Array
+    """Class ids [N], 0 or 1 [N, classes], or numbers [N]."""
+    texts: Sequence[str] | None
+    """None where the data came tokenised."""
+    pairs: Sequence[str] | None = None
+    """The second text of each sample, where they are pairs."""
+
+    @property
+    def scores(self) -> Array:
+        """Probabilities [N, classes]; of a number, the number itself."""
+        outputs = self.outputs.astype(np.float64)
+        if self.labels.problem == SEVERAL:
+            return 1 / (1 + np.exp(-outputs))
+        if self.labels.problem == NUMBER:
+            return outputs
+        powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+        return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+    @property
+    def predicted(self) -> Array:
+        """As `true`."""
+        if self.labels.problem == SINGLE:
+            return np.asarray(self.outputs.argmax(axis=1))
+        return self.outputs[:, 0] if self.labels.problem == NUMBER else self.outputs >= 0
+
+    def sections(self) -> list[Section]:
+        """The figure of them all, the scores of each class, the worst mistakes."""
+        sections = []
+        names, problem = self.labels.names, self.labels.problem
+        if problem == NUMBER:
+            title = f"Predicted and true numbers, {self.split} data"
+            draw = functools.partial(figures.scatter, self.true, self.predicted)
+            sections.append(Section(title=title, figure=("predictions", draw)))
+        elif problem == SINGLE and len(names) <= _MOST_IN_MATRIX:
+            counts = confusion(self.true, self.predicted, len(names))
+            draw = functools.partial(figures.confusion, counts, names)
+            title = f"Confusion matrix, {self.split} data"
+            sections.append(Section(title=title, figure=("confusion", draw)))
+        if problem != NUMBER:
+            scores = ("precision", "recall", "f1")
+            sections.append(
+                Section(
+                    title=f"Classes, {self.split} data",
+                    columns=[
+                        ("class", section.TEXT),
+                        ("precision", section.NUMBER),
+                        ("recall", section.NUMBER),
+                        ("F1", section.NUMBER),
+                        ("rows", section.NUMBER),
+                    ],
+                    rows=[
+                        [row["name"], *(f"{row[score]:.3f}" for score in scores), str(row["rows"])]
+                        for row in _classes(self)
+                    ],
+                )
+            )
+        mistakes = _mistakes(self)
+        sections.append(
+            Section(
+                title=f"Worst mistakes, {self.split} data",
+                note="" if mistakes else f"None in {len(self.true)} texts.",
+                columns=[
+                    ("text", section.TEXT),
+                    ("true", section.LABEL),
+                    ("predicted", section.LABEL),
+                    ("score", section.NUMBER),
+                ],
+                rows=mistakes,
+            )
+        )
+        return sections
+
+
+def confusion(true: Array, predicted: Array, count: int) -> Array:
+    """[count, count]: how often a text of the class of the row was given that of the column."""
+    counts = np.zeros((count, count), dtype=np.int64)
+    np.add.at(counts, (true, predicted), 1)
+    return counts
+
+
+def _classes(given: Predictions) -> list[dict[str, Any]]:
+    """Precision, recall and F1 of each class."""
+    if given.labels.problem == NUMBER:
+        return []
+    rows = []
+    for number, name in enumerate(given.labels.names):
+        several = given.labels.problem == SEVERAL
+        true = given.true[:, number] > 0.5 if several else given.true == number
+        said = given.predicted[:, number] if several else given.predicted == number
+        both = int((true & said).sum())
+        precision = both / int(said.sum()) if said.any() else 0.0
+        recall = both / int(true.sum()) if true.any() else 0.0
+        total = precision + recall
+        rows.append(
+            {
+                "name": name,
+                "precision": precision,
+                "recall": recall,
+                "f1": 2 * precision * recall / total if total else 0.0,
+                "rows": int(true.sum()),
+            }
+        )
+    return rows
+
+
+def _mistakes(given: Predictions) -> list[list[str]]:
+    """The texts that the model is most sure and most wrong about, worst first."""
+    scores, problem = given.scores, given.labels.problem
+    rows = np.arange(len(given.true))
+    if problem == SINGLE:
+        wrong = given.predicted != given.true
+        badness = scores[rows, given.predicted] - scores[rows, given.true]
+    elif problem == SEVERAL:
+        wrong = (given.predicted != (given.true > 0.5)).any(axis=1)
+        badness = np.abs(scores - given.true).max(axis=1)
+    else:
+        wrong, badness = np.ones(len(rows), dtype=bool), np.abs(given.predicted - given.true)
+    worst = sorted(rows[wrong].tolist(), key=lambda row: -badness[row])[:_MISTAKES]
+    return [_mistake(given, row, scores[row]) for row in worst]
+
+
+def _mistake(given: Predictions, row: int, scores: Array) -> list[str]:
+    text = f"row {row}" if given.texts is None else given.texts[row]
+    sure = "" if given.labels.problem == NUMBER else f"{scores.max():.0%}"
+    texts = [text] if given.pairs is None else [text, given.pairs[row]]
+    return [
+        RULE.join(map(_beginning, texts)),
+        given.labels.show(given.true[row]),
+        given.labels.show(given.predicted[row]),
+        sure,
+    ]
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ..."

@@ -1,0 +1,141 @@
+"""What a task is: all that training, inspection and reports ask of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import datasets
+from torch import Tensor
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+
+from recipe.batching.batches import Layout, Samples
+from recipe.batching.packing import Rows
+from recipe.errors import HyperparameterError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models.loading import Source
+from recipe.reports.model_card import About
+from recipe.reports.section import Section
+
+Model = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+Batches = Sequence[tuple[Samples, Rows]]
+"""The samples of each of some batches."""
+OK, WARNING, ERROR = "ok", "warning", "error"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that was looked at before training."""
+
+    level: str
+    """OK, WARNING or ERROR."""
+    what: str
+    detail: str
+
+
+class Objective(Protocol):
+    """What the engine asks of a task: the layout of a batch, its losses, its scores."""
+
+    packable: Collection[str]
+    """Types of models that can be packed."""
+    lightens_attention: bool
+    """Whether packed batches may use `cpu_kernels`' attention, which takes blocks of samples."""
+
+    def packs(self, model: PreTrainedModel) -> bool:
+        """Whether `model` can be packed."""
+
+    def layout(
+        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
+    ) -> Layout:
+        """A layout that each of `batches` fits into, of at most `size` samples."""
+
+    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        """Let `model` take such batches."""
+
+    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        """[samples]: each sample's loss, times its weight."""
+
+    def class_weights(
+        self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
+    ) -> Sequence[float] | None:
+        """What the loss of a sample of each class is multiplied by in training; None for one."""
+
+    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        """What the Trainer takes as its compute_metrics."""
+
+
+class Task(Protocol):
+    """A task with the data of a job."""
+
+    objective: Objective
+    """What the engine does."""
+    train: datasets.Dataset
+    """The training data, before it is tokenised."""
+    found: list[str]
+    """What was detected in the data, one line each."""
+
+    def load(self, source: Source) -> Model:
+        """The model to start from, and its tokenizer."""
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Tokens in a sample at most."""
+
+    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+        """`train`, `evaluation` and maybe `test`."""
+
+    def findings(self) -> Iterator[Finding]:
+        """What can be said of the data before the model is loaded."""
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """Tokens of some rows of the training data, uncut."""
+
+    def pieces(self, length: int, longest: int) -> int:
+        """Samples that a text of `length` tokens becomes."""
+
+    def about(self) -> About:
+        """What the model is for."""
+
+    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
+        """What a report on the finished run shows of the model's answers."""
+
+
+TaskClass = Callable[[Mapping[str, Path], Hyperparameters], Task]
+"""What a task's module calls `TASK`: called with the job's channels and hyperparameters."""
+
+
+class Splits(Protocol):
+    """The data of a job, by its use."""
+
+    @property
+    def train(self) -> datasets.Dataset: ...
+
+    @property
+    def evaluation(self) -> datasets.Dataset: ...
+
+    @property
+    def test(self) -> datasets.Dataset | None: ...
+
+
+def check_best(hyperparameters: Hyperparameters, scores: Sequence[str]) -> None:
+    """See that the metric that the best weights are chosen by is one that evaluation gives."""
+    asked = hyperparameters.passed.get("metric_for_best_model")
+    names = ("loss", *scores)
+    if asked is not None and asked.removeprefix("eval_") not in names:
+        raise HyperparameterError(
+            f"Hyperparameter metric_for_best_model has value {asked!r}, which evaluation does not "
+            "give for this data.",
+            f"Give one of: {', '.join(names)}.",
+        )
+
+
+def named(splits: Splits) -> list[tuple[str, datasets.Dataset]]:
+    """The splits that there are, with their names."""
+    named_splits = {"train": splits.train, "evaluation": splits.evaluation, "test": splits.test}
+    return [(name, split) for name, split in named_splits.items() if split is not None]
+
+
+def lengths_of(batches: Batches) -> list[list[int]]:
+    """Tokens of each sample of each batch."""
+    return [samples.lengths[rows].tolist() for samples, rows in batches]

@@ -1,0 +1,235 @@
+"""Text classification: one label, several or a number for each text, or pair of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+
+from recipe import metrics
+from recipe.batching import packing
+from recipe.batching.batches import Layout, Packed, Padded, Samples
+from recipe.data import classification
+from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS
+from recipe.data.labels import NUMBER, SEVERAL, SINGLE, balanced_weights
+from recipe.errors import HyperparameterError, ModelError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import loading, losses, packed_encoders
+from recipe.models.loading import Source
+from recipe.reports import model_card
+from recipe.reports.model_card import About
+from recipe.reports.predictions import Predictions
+from recipe.reports.section import Section
+from recipe.tasks import evaluation
+from recipe.tasks.base import (
+    OK,
+    WARNING,
+    Batches,
+    Finding,
+    Model,
+    Objective,
+    check_best,
+    lengths_of,
+    named,
+)
+from recipe.tasks.evaluation import Scores
+from recipe.tokenization import encoding
+from recipe.tokenization import texts as text_tokens
+from recipe.tokenization.encoding import takes_token_types
+
+_UNCUT = 10**6
+_SHOWN_LABELS = 20
+_SHOWN_ROWS = 3
+_SHOWN_CHARS = 70
+_RAREST_SHARE = 0.01
+
+
+SCORES_OF: Mapping[str, Sequence[str]] = {
+    SINGLE: metrics.SCORES,
+    SEVERAL: ("accuracy", "f1_micro", "f1_macro"),
+    NUMBER: ("mse", "pearson", "spearman"),
+}
+"""What an evaluation gives beside the loss, by the kind of labels."""
+_UNCUT = 10**6
+_SHOWN_LABELS = 20
+_LONGEST_DOCUMENT = 1024
+
+
+class _Classes:
+    packable: Collection[str] = packed_encoders.FAMILIES
+    lightens_attention = True
+
+    def packs(self, model: PreTrainedModel) -> bool:
+        return packed_encoders.family_of(model.config) is not None
+
+    def layout(
+        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
+    ) -> Layout:
+        family = packed_encoders.family_of(model.config)
+        typed = _has_types(model, batches)
+        if packed and family is not None:
+            shape = packing.shape(lengths_of(batches))
+            return Packed(shape, size, pad_id, family.first_position(model.config), typed=typed)
+        return Padded(packing.buckets(lengths_of(batches)), size, pad_id, typed=typed)
+
+    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        if packed:
+            packed_encoders.take_packed(model)
+
+    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        return losses.of_samples(logits, labels, smoothing)
+
+    def class_weights(
+        self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
+    ) -> Sequence[float] | None:
+        if hyperparameters.class_weight is None or samples.labels.dtype.kind != "i":
+            return None
+        count: Any = model.config.num_labels
+        return balanced_weights(samples.labels.tolist(), count)
+
+    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        return evaluation.compute_metrics()
+
+
+def _has_types(model: PreTrainedModel, batches: Batches) -> bool:
+    """Whether the tokens of pairs have types that `model` takes.
+
+    Raises:
+        ModelError: it knows fewer types than the tokenizer gives.
+    """
+    typed = {id(samples): samples.types for samples, _ in batches if samples.types is not None}
+    if not typed or not takes_token_types(model):
+        return False
+    most = max(int(types.max(initial=0)) for types in typed.values())
+    known = getattr(model.config, "type_vocab_size", None)
+    if known is not None and most >= known:
+        raise ModelError(
+            f"The tokenizer gives tokens types up to {most}, and a model of type "
+            f"{model.config.model_type} knows {known}.",
+            "Give the tokenizer that belongs to the model.",
+        )
+    return True
+
+
+CLASSES: Objective = _Classes()
+"""Labels of each sample; its loss is the mean over samples."""
+
+
+class TextClassification:
+    """Labels of texts: classes, several for each text, or a number."""
+
+    objective: Objective = CLASSES
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        self._hyperparameters = hyperparameters
+        self.splits = classification.load(channels, hyperparameters)
+        self.train, self.found = self.splits.train, self.splits.found
+        check_best(hyperparameters, SCORES_OF[self.splits.labels.problem])
+        asked, names = hyperparameters.num_labels, self.splits.labels.names
+        if asked is not None and asked != len(names):
+            listed = ", ".join(names[:_SHOWN_LABELS]) + ", ..." * (len(names) > _SHOWN_LABELS)
+            raise HyperparameterError(
+                f"Hyperparameter num_labels has value {asked}, but the data has {len(names)} "
+                f"label(s): {listed}.",
+                "Leave it out, or see why the data has others (label_column names their column).",
+            )
+
+    def load(self, source: Source) -> Model:
+        """With a head for the labels; its configuration says which columns it was trained on."""
+        model, tokenizer = loading.load(source, self.splits.labels, self._hyperparameters)
+        is_text = TEXT in self.train.column_names
+        model.config.text_columns = list(self.splits.text_columns) if is_text else None
+        return model, tokenizer
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Where longer texts are cut, by what serves the model, too."""
+        length = loading.longest_input(model, tokenizer, self._hyperparameters.max_length)
+        special = tokenizer.num_special_tokens_to_add(pair=True)
+        if PAIR in self.train.column_names and length < special + 2:
+            raise HyperparameterError(
+                f"Hyperparameter max_length has value {length}: of a pair of texts, {special} "
+                "tokens are the tokenizer's own.",
+                f"Give {special + 2} or more.",
+            )
+        tokenizer.model_max_length = length
+        return length
+
+    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+        """A sample for each text."""
+        return {
+            name: Samples.of(text_tokens.tokenise(split, tokenizer, max_length))
+            for name, split in named(self.splits)
+        }
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """With special tokens."""
+        some = self.train.select(rows)
+        if TEXT not in some.column_names:
+            return [len(ids) for ids in some[TOKEN_IDS]]
+        texts = list(some[TEXT])
+        if PAIR in some.column_names:
+            ids, _ = encoding.encode_pairs(tokenizer, texts, list(some[PAIR]), _UNCUT)
+        else:
+            ids = encoding.encode(tokenizer, texts, _UNCUT)
+        return [len(each) for each in ids]
+
+    def pieces(self, length: int, longest: int) -> int:
+        """One: a long text is cut."""
+        return 1
+
+    def about(self) -> About:
+        """A classifier of these labels."""
+        return model_card.of_labels(self.splits.labels, self.splits.text_columns)
+
+    def findings(self) -> Iterator[Finding]:
+        """Some rows as they were read, and how often each label occurs."""
+        show = self.splits.labels.show
+        if TEXT in self.splits.train.column_names:
+            for row in self.splits.train.select(range(min(_SHOWN_ROWS, len(self.splits.train)))):
+                texts = [row[name] for name in (TEXT, PAIR) if name in row]
+                shown = [
+                    repr(text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}...")
+                    for text in texts
+                ]
+                yield Finding(
+                    level=OK, what="row", detail=f"{show(row[LABEL])}: {' + '.join(shown)}"
+                )
+        if self.splits.labels.problem == NUMBER:
+            return
+        rows = classification.rows_of_classes(self.splits.labels, self.splits.train[LABEL][:])
+        shares = {name: count / len(self.splits.train) for name, count in rows.items()}
+        rarest = min(shares, key=lambda name: shares[name])
+        detail = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        level = WARNING if shares[rarest] < _RAREST_SHARE else OK
+        yield Finding(level=level, what="balance", detail=detail)
+
+    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
+        """The last answers to the data that the model is judged by.
+
+        There are none if the run was resumed after its last evaluation.
+        """
+        scores = trainer.compute_metrics
+        if not isinstance(scores, Scores) or scores.last is None:
+            return ()
+        name, split = "evaluation", self.splits.evaluation
+        if self.splits.test is not None:
+            name, split = "test", self.splits.test
+        outputs, true = scores.last
+        texts, pairs = (
+            list(split[each]) if each in split.column_names else None for each in (TEXT, PAIR)
+        )
+        predictions = Predictions(
+            split=name,
+            labels=self.splits.labels,
+            outputs=outputs,
+            true=true,
+            texts=texts,
+            pairs=pairs,
+        )
+        return predictions.sections()
+
+
+TASK = TextClassification
