@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -214,7 +215,8 @@ def _build(split: str, parts: Sequence[_Read], shape: Shape, known: Labels) -> d
             f"{', '.join(str(each.part.path) for each in parts)}.",
             "Give one kind.",
         )
-    return datasets.Dataset(pa.concat_tables(tables))
+    # A name instead of a hash of all rows, which nothing here caches by.
+    return datasets.Dataset(pa.concat_tables(tables), fingerprint=uuid.uuid4().hex)
 
 
 def _inputs(read: _Read) -> dict[str, pa.Array]:

@@ -214,7 +214,8 @@ def _words(part: Part, name: str) -> list[int]:
 
 
 def _values(part: Part, name: str) -> list[str]:
-    return [value for value in part.table[name].slice(0, SAMPLE_ROWS).to_pylist() if value]
+    values = part.table[name].slice(0, SAMPLE_ROWS).to_pylist()
+    return [value for value in values if value and isinstance(value, str)]
 
 
 def _is_metadata(part: Part, name: str) -> bool:

@@ -105,6 +105,7 @@ def _inside(
         )
     found = sources.scan(path)
     notes += found.describe(name)
+    listed: list[Card] = []
     # Of several cards, the outermost is of the whole.
     for card in found.cards:
         chosen = card.chosen(asked)
@@ -114,8 +115,15 @@ def _inside(
             return _Channel(files=_of_card(card, by_card, own, found.data, notes), sources=found)
         if chosen:
             notes.append(f"{card.folder / CARD} lists files that are not here; names decide.")
+            listed.append(card)
     root = path if path.is_dir() else path.parent
     assigned = splits.by_names(root, found.data, own, asked)
+    if listed and split_of(name) is None and len(assigned.files) < 2:
+        raise DataError(
+            f"{listed[0].folder / CARD} lists files that are not here, and the names of those that "
+            f"are tell no splits apart: {', '.join(map(str, found.data[:5]))}.",
+            "Leave the card out, or give each split in a channel of its own.",
+        )
     notes += assigned.notes
     return _Channel(files=assigned.files, sources=found, guessed=assigned.guessed)
 

@@ -18,6 +18,7 @@ from datasets.info import DatasetInfo, DatasetInfosDict
 from datasets.utils.metadata import MetadataConfigs
 from huggingface_hub import DatasetCard
 
+from recipe.data.files.part import is_arrow_folder
 from recipe.data.layout.class_names import ClassNames
 from recipe.errors import DataError, near
 
@@ -77,12 +78,15 @@ class Card:
                         f"{self.folder / CARD} says that {split} lies at {pattern}.",
                         "Put the files into the channel, and their names into the card.",
                     )
+                # What save_to_disk wrote is a folder, and the library looks for files.
+                whole = [path for path in self.folder.glob(pattern) if is_arrow_folder(path)]
+                found.setdefault(split, []).extend(whole)
                 try:
                     paths = resolve_pattern(pattern, base_path=str(self.folder.resolve()))
                     inside = [Path(path).relative_to(self.folder.resolve()) for path in paths]
                 except (FileNotFoundError, ValueError):  # Nothing there, or elsewhere.
                     continue
-                found.setdefault(split, []).extend(self.folder / path for path in inside)
+                found[split] += [self.folder / path for path in inside]
         return found
 
     def class_names(self, configurations: Sequence[str]) -> list[ClassNames]:
@@ -112,7 +116,7 @@ def read(folder: Path) -> Card | None:
     configurations, default = MetadataConfigs(), None
     for name in (INFO, INFOS, CARD):
         path = folder / name
-        if not path.is_file():
+        if not path.is_file() or (name == CARD and not _has_front_matter(path)):
             continue
         try:
             if name == CARD:
@@ -134,6 +138,11 @@ def read(folder: Path) -> Card | None:
         folder=folder, configurations=configurations, default=default, features=features,
         notes=notes,
     )  # fmt: skip
+
+
+def _has_front_matter(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(3) == b"---"
 
 
 def _class_names(features: datasets.Features) -> dict[str, list[str]]:
