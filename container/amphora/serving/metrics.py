@@ -55,6 +55,11 @@ class Metrics:
         self.restarts = Counter(
             "amphora_worker_restarts", "Model workers that were replaced.", registry=self.registry
         )
+        self.log_lines_dropped = Counter(
+            "amphora_log_lines_dropped",
+            "Lines of stdout and stderr that nobody read in time.",
+            registry=self.registry,
+        )
         self.waiting = Gauge(
             "amphora_queue_requests", "Requests that wait for a worker.", registry=self.registry
         )

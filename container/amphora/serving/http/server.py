@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 
 from amphora.common import devices
 from amphora.common.errors import ConfigError
-from amphora.serving import metrics
+from amphora.serving import log_relay, metrics
 from amphora.serving import settings as hosting
 from amphora.serving.http import acceptor, openapi, uvicorn_compat
 from amphora.serving.http.clients import Clients
@@ -49,6 +49,7 @@ def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
 
     Raises AmphoraError where the configuration is wrong or the model cannot be loaded.
     """
+    log_relay.start()
     uvicorn_compat.check()
     acceptor.raise_limit()
     found = devices.detect(environ)
@@ -83,6 +84,7 @@ class Front:
         self.settings = settings
         self.exchange = Exchange(settings)
         self.metrics = metrics.Metrics()
+        self._dropped_before = 0
         self.models: Models | None = None
         self.pool: Pool | None = None
         if settings.is_multi_model:
@@ -146,6 +148,8 @@ class Front:
 
     async def _metrics(self, request: Request) -> Response:
         self.metrics.waiting.set(sum(pool.waiting for pool in self.pools))
+        self.metrics.log_lines_dropped.inc(log_relay.dropped() - self._dropped_before)
+        self._dropped_before = log_relay.dropped()
         self.metrics.workers.set(sum(pool.living for pool in self.pools))
         return Response(self.metrics.text(), headers={"content-type": metrics.CONTENT_TYPE})
 

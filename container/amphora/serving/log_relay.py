@@ -1,0 +1,148 @@
+"""Output that nobody reads never stops the server: it is bounded, and what is beyond it is counted.
+
+A write to a full pipe blocks whoever writes: the front, and each worker that prints, by Python or
+below it. So both write to pipes that this module always reads, and threads of its own write on to
+what the container was given. Each keeps at most a megabyte, and drops whole lines.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import stat
+import struct
+import sys
+import termios
+import threading
+import time
+from collections import deque
+
+LOG = logging.getLogger("amphora.server")
+_KEPT_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
+# Between two reads, and two writes, so that a line of each request does not wake threads for each.
+_READ_PAUSE = 0.005
+_WRITE_PAUSE = 0.01
+_QUIET_SECONDS = 10.0
+# For what was printed last, where it is read at all.
+_FLUSH_SECONDS = 1.0
+
+
+class Stream:
+    """One of the process's standard outputs, with two threads between its writers and its reader.
+
+    Args:
+        descriptor: 1 or 2; from now on it is a pipe, for children too.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.dropped = 0
+        """Lines that nobody will see."""
+        self._descriptor = descriptor
+        self._target = os.dup(descriptor)
+        self._source, end = os.pipe()
+        os.dup2(end, descriptor)
+        os.close(end)
+        self._chunks: deque[bytes] = deque()
+        self._size = 0
+        self._is_writing = False
+        # Whether the last chunk that was kept, or dropped, ended within a line.
+        self._is_open_line = self._skips_line = False
+        self._change = threading.Condition()
+        self._told = (0, -_QUIET_SECONDS)
+        for work in (self._read, self._write):
+            threading.Thread(target=work, name=f"output {descriptor}", daemon=True).start()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that was printed is written, or dropped."""
+        with self._change:
+            (unread,) = struct.unpack("i", fcntl.ioctl(self._source, termios.FIONREAD, b"\0" * 4))
+            return not unread and not self._chunks and not self._is_writing
+
+    def _read(self) -> None:
+        while True:
+            select.select([self._source], [], [])
+            with self._change:
+                self._keep(os.read(self._source, _READ_BYTES))
+                self._change.notify()
+            time.sleep(_READ_PAUSE)
+
+    def _keep(self, data: bytes) -> None:
+        """Keep what fits; of the rest, the end of a line that was begun."""
+        if self._skips_line:
+            _, end_of_line, data = data.partition(b"\n")
+            self._skips_line = not end_of_line
+        if data and self._size + len(data) > _KEPT_BYTES:
+            begun, end_of_line, rest = b"", b"", data
+            if self._is_open_line:
+                begun, end_of_line, rest = data.partition(b"\n")
+            # A line that goes on for ever is cut: what is kept ends it.
+            self._skips_line = not (rest or end_of_line).endswith(b"\n")
+            self.dropped += rest.count(b"\n") + self._skips_line
+            data = begun + b"\n" if self._is_open_line else b""
+        if data:
+            self._chunks.append(data)
+            self._size += len(data)
+            self._is_open_line = not data.endswith(b"\n")
+
+    def _write(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._chunks)
+                data = b"".join(self._chunks)
+                self._chunks.clear()
+                self._is_writing = True
+            while data:
+                try:
+                    data = data[os.write(self._target, data) :]
+                except BlockingIOError:
+                    time.sleep(_WRITE_PAUSE)
+                except OSError:
+                    # Its reader is gone for good.
+                    self.dropped += data.count(b"\n")
+                    break
+            with self._change:
+                self._size = sum(map(len, self._chunks))
+                self._is_writing = False
+            self._tell()
+            time.sleep(_WRITE_PAUSE)
+
+    def _tell(self) -> None:
+        told, when = self._told
+        if self.dropped > told and time.monotonic() - when > _QUIET_SECONDS:
+            self._told = (self.dropped, time.monotonic())
+            name = "stdout" if self._descriptor == 1 else "stderr"
+            LOG.warning("%d lines of %s were dropped: nobody read them.", self.dropped, name)
+
+
+_streams: list[Stream] = []
+
+
+def start() -> None:
+    """Put streams before stdout and stderr, where they can block at all: a file cannot."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            mode = os.fstat(descriptor).st_mode
+            is_null = stat.S_ISCHR(mode) and not os.isatty(descriptor)
+            if not stat.S_ISREG(mode) and not is_null:
+                _streams.append(Stream(descriptor))
+    atexit.register(_flush)
+
+
+def dropped() -> int:
+    """Lines that were dropped since `start`."""
+    return sum(stream.dropped for stream in _streams)
+
+
+def _flush() -> None:
+    for output in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            output.flush()
+    end = time.monotonic() + _FLUSH_SECONDS
+    while time.monotonic() < end and not all(stream.is_empty for stream in _streams):
+        time.sleep(0.01)
