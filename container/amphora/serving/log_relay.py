@@ -27,6 +27,7 @@ _READ_BYTES = 1 << 16
 # Between two reads, and two writes, so that a line of each request does not wake threads for each.
 _READ_PAUSE = 0.005
 _WRITE_PAUSE = 0.01
+_LINE_SECONDS = 0.05
 _QUIET_SECONDS = 10.0
 # For what was printed last, where it is read at all.
 _FLUSH_SECONDS = 1.0
@@ -94,6 +95,9 @@ class Stream:
         while True:
             with self._change:
                 self._change.wait_for(lambda: self._chunks)
+                # Python prints a line and its end apart; a line of the other stream must not come
+                # between them. A progress bar ends none.
+                self._change.wait_for(lambda: not self._is_open_line, timeout=_LINE_SECONDS)
                 data = b"".join(self._chunks)
                 self._chunks.clear()
                 self._is_writing = True
