@@ -31,9 +31,10 @@ def model_warmup_fn(model_dir: str, model: Task) -> None:
     """Answer once, so that a model that cannot is found before a client finds it."""
     for length in (1, 16):
         request = model.example("A sentence to warm up with. " * length)
-        model.measure(request)
-        for answer in model.predict([request]):
-            answers.write_answer(answer, payloads.JSON)
+        if request is None:
+            print("warm-up: none, since what this task answers is not known", flush=True)
+            return
+        answers.write_answer(predict_fn(request, model), payloads.JSON)
 
 
 def input_fn(body: bytes, content_type: str) -> Request:
@@ -58,7 +59,10 @@ def tokens_fn(data: Request, model: Task) -> list[int]:
 def predict_fn(data: Request, model: Task) -> Any:
     """An answer for each text; an iterator of pieces where a generation is to be streamed."""
     model.measure(data)
-    return predict_batch_fn([data], model)[0]
+    (prediction,) = predict_batch_fn([data], model)
+    if isinstance(prediction, Exception):
+        raise prediction
+    return prediction
 
 
 def predict_batch_fn(inputs: Sequence[Request], model: Task) -> list[Any]:

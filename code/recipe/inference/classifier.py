@@ -13,7 +13,8 @@ from transformers import AutoModelForSequenceClassification
 from recipe.errors import ModelError
 from recipe.inference import loaded_model as encoder
 from recipe.inference import ranking
-from recipe.inference.loaded_model import Encoder, Origin
+from recipe.inference.loaded_model import Encoder
+from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, Label, Request, a_text_or_pair
 from recipe.inference.ranking import Ranking
 

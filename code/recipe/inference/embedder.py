@@ -11,7 +11,8 @@ from transformers import AutoModel
 
 from recipe.inference import loaded_model as encoder
 from recipe.inference import ranking, sentences
-from recipe.inference.loaded_model import PARAMETERS, Encoder, Origin
+from recipe.inference.loaded_model import PARAMETERS, Encoder
+from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 from recipe.inference.ranking import Ranking
 

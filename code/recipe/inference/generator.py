@@ -17,7 +17,8 @@ from transformers import (
 )
 
 from recipe.inference import loaded_model as encoder
-from recipe.inference.loaded_model import Encoder, Origin
+from recipe.inference.loaded_model import Encoder
+from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 
 PARAMETERS = {"max_new_tokens", "temperature", "top_p", "top_k", "do_sample", "stream"}

@@ -7,7 +7,6 @@ model with torch.compile.
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,17 +15,17 @@ from typing import Any, cast
 
 import torch
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils.hub import cached_file
 
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
+from recipe.inference.origin import Origin
 from recipe.inference.payloads import BadRequest, Request, Text
 from recipe.runtime import device
 from recipe.tokenization.encoding import beginning, encode, encode_pairs
@@ -41,7 +40,6 @@ batch, and what is padded is masked."""
 PADDED, EQUAL, ALONE = "texts of any length", "texts of one length", "one text at a time"
 """What goes through a model together."""
 _INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
-_ABSENCES = ("gated_repo", "missing_entries", "connection_errors")
 UNCUT = (False, "do_not_truncate")
 """Values of `truncation` by which a text that is too long is refused."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
@@ -55,91 +53,14 @@ _TOKENIZER_REMEDY = (
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where a model comes from, and how it is asked for."""
-
-    place: str
-    """A folder, or a name on the Hugging Face Hub."""
-    options: Mapping[str, Any]
-    """What every `from_pretrained` is given."""
-
-    @classmethod
-    def find(cls, model_dir: str, environ: Mapping[str, str]) -> Origin:
-        """The model in `model_dir`, else the one that HF_MODEL_ID names (a folder will do).
-
-        Raises:
-            ModelError: neither is there.
-        """
-        trust = environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true")
-        options: dict[str, Any] = {"trust_remote_code": True} if trust else {}
-        if any((Path(model_dir) / name).is_file() for name in ("config.json", "modules.json")):
-            return cls(model_dir, options)
-        name = environ.get("HF_MODEL_ID", "")
-        if not name:
-            found = ", ".join(sorted(path.name for path in Path(model_dir).glob("*"))[:10])
-            raise ModelError(
-                f"There is no config.json in {model_dir}, which holds {found or 'nothing'}.",
-                "Pack the files that save_pretrained wrote at the top of model.tar.gz, or set "
-                "HF_MODEL_ID.",
-            )
-        if revision := environ.get("HF_MODEL_REVISION"):
-            options["revision"] = revision
-        if token := environ.get("HF_API_TOKEN") or environ.get("HF_TOKEN"):
-            options["token"] = token
-        return cls(name, options)
-
-    @property
-    def adapter(self) -> dict[str, Any]:
-        """The settings of the LoRA adapter, where only that was saved; else empty."""
-        path = Path(self.place) / "adapter_config.json"
-        settings: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-        return settings
-
-    @property
-    def sentence_modules(self) -> list[dict[str, Any]]:
-        """The modules that sentence-transformers puts one after another; none where it has not
-        saved the model."""
-        modules: list[dict[str, Any]] = self._json("modules.json") or []
-        return modules
-
-    @property
-    def sentence_settings(self) -> dict[str, Any]:
-        """What sentence-transformers has saved beside the model; empty where it has not."""
-        settings: dict[str, Any] = self._json("config_sentence_transformers.json") or {}
-        return settings
-
-    def _json(self, name: str) -> Any:
-        if Path(self.place).is_dir():
-            path: str | None = str(Path(self.place) / name)
-        else:
-            silent = {f"_raise_exceptions_for_{each}": False for each in _ABSENCES}
-            options = {k: v for k, v in self.options.items() if k != "trust_remote_code"}
-            try:
-                path = cached_file(self.place, name, **silent, **options)
-            except OSError:
-                # Whether there is a model at all is said by what loads it.
-                path = None
-        return json.loads(Path(path).read_text()) if path and Path(path).is_file() else None
-
-    def config(self) -> Any:
-        """The model's configuration."""
-        try:
-            return AutoConfig.from_pretrained(self.place, **self.options)
-        except OSError as error:
-            raise ModelError(
-                f"The model {self.place!r} cannot be read: {str(error).splitlines()[0]}",
-                "Without a way to the Hub, bring the model in model.tar.gz, or give HF_MODEL_ID "
-                "the path of its folder.",
-            ) from error
-
-
-@dataclass(frozen=True)
 class Row:
     """What a model reads at once."""
 
     ids: list[int]
     types: list[int] | None = None
     """Which part of a pair each token is of, where the model asks for it."""
+    keep: list[int] | None = None
+    """The places of the tokens whose states are asked for; of all where it is None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +154,8 @@ class Encoder:
             batch, mask = self._padded([rows[place] for place in places])
             values = read(self.model(**batch), mask)
             for place, value in zip(places, values, strict=True):
-                found[place] = value.float().cpu()
+                kept = rows[place].keep
+                found[place] = (value if kept is None else value[kept]).float().cpu()
         return found
 
     def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -284,6 +206,11 @@ class Encoder:
         scale = max(float(each.abs().max()) for each in expected)
         exact = self.model.dtype == torch.float32
         tolerance = (1e-3 if exact else 0.06) * max(scale, 1e-3)
+        typed = self.typed
+        if "token_type_ids" in self.inputs and "token_type_ids" in self.tokenizer.model_input_names:
+            # Types that are all 0 are what most models assume; some add something for them.
+            told = alone.forward([Row(first.ids, [0] * len(first.ids))], _states)
+            typed |= not torch.allclose(told[0], expected[0], atol=tolerance, rtol=0)
         for merging, rows in ((PADDED, [first, second]), (EQUAL, [first, first])):
             try:
                 merged = replace(self, merging=merging).forward(rows, _states)
@@ -300,7 +227,7 @@ class Encoder:
         if merging != PADDED:
             print(f"batches: {type(self.model).__name__} answers otherwise where texts are padded: "
                   f"{merging}", flush=True)  # fmt: skip
-        return replace(self, merging=merging)
+        return replace(self, merging=merging, typed=typed)
 
 
 def _states(output: Any, mask: torch.Tensor) -> list[torch.Tensor]:
@@ -326,7 +253,7 @@ def load(origin: Origin, architecture: Any, environ: Mapping[str, str] = os.envi
         inputs=_inputs(model),
         typed=_is_typed(tokenizer),
     )
-    if architecture is not AutoModelForCausalLM:
+    if architecture not in (AutoModelForCausalLM, AutoModelForSeq2SeqLM):
         loaded = loaded.checked()
     if name == "int8":
         quantisation: Any = torch.ao.quantization

@@ -178,7 +178,7 @@ class Answers(list[Any]):
 def with_faults(prediction: Any, request: Request) -> Any:
     """`prediction` with an error in the place of each record that could not be read, so that an
     answer has as many entries as its request has records."""
-    if not request.faults:
+    if not request.faults or isinstance(prediction, Exception):
         return prediction
     entries, answered = iter(prediction), len(prediction) + len(request.faults)
     places = [place for place in range(answered) if place not in request.faults]

@@ -8,13 +8,22 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import transformers
-from transformers import AutoModel
 
 from recipe.compat import quieten
 from recipe.errors import ModelError, near
-from recipe.inference import classifier, embedder, generator, tagger
+from recipe.inference import (
+    classifier,
+    embedder,
+    fill_mask,
+    generator,
+    pipelines,
+    question_answering,
+    tagger,
+    text_to_text,
+    zero_shot,
+)
 from recipe.inference.embedder import TOKENS, VECTORS
-from recipe.inference.loaded_model import Origin
+from recipe.inference.origin import Origin
 from recipe.inference.payloads import Request
 from recipe.storage import checksums
 
@@ -22,14 +31,14 @@ from recipe.storage import checksums
 class Task(Protocol):
     """A loaded model that answers requests."""
 
-    def example(self, text: str) -> Request:
-        """A request that this task answers, made of a text."""
+    def example(self, text: str) -> Request | None:
+        """A request that this task answers, made of a text; None where that is not known."""
 
     def measure(self, request: Request) -> list[int]:
         """Tokens of each input. Raises BadRequest where the request is none for this task."""
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
-        """The prediction for each request."""
+        """The prediction for each request, or an exception in its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +53,12 @@ class Row:
 
 
 FEATURES, SENTENCES = "feature-extraction", "sentence-similarity"
+
+
+def _text_to_text(task: str) -> Callable[[Origin], Task]:
+    return lambda origin: text_to_text.load(origin, task, os.environ.get("HF_TASK") or task)
+
+
 TASKS: Mapping[str, Row] = {
     "text-classification": Row(
         load=classifier.load,
@@ -55,25 +70,42 @@ TASKS: Mapping[str, Row] = {
         architectures=("AutoModelForTokenClassification",),
         adapters=("TOKEN_CLS",),
     ),
-    "text-generation": Row(
-        load=generator.load,
-        architectures=("AutoModelForCausalLM",),
-        adapters=("CAUSAL_LM",),
+    "question-answering": Row(
+        load=question_answering.load,
+        architectures=("AutoModelForQuestionAnswering",),
+        adapters=("QUESTION_ANS",),
     ),
+    "fill-mask": Row(load=fill_mask.load, architectures=("AutoModelForMaskedLM",)),
+    text_to_text.GENERAL: Row(
+        load=_text_to_text(text_to_text.GENERAL),
+        architectures=("AutoModelForSeq2SeqLM",),
+        adapters=("SEQ_2_SEQ_LM",),
+    ),
+    text_to_text.SUMMARIES: Row(load=_text_to_text(text_to_text.SUMMARIES)),
+    text_to_text.TRANSLATIONS: Row(load=_text_to_text(text_to_text.TRANSLATIONS)),
+    "text-generation": Row(
+        load=generator.load, architectures=("AutoModelForCausalLM",), adapters=("CAUSAL_LM",)
+    ),
+    "zero-shot-classification": Row(load=zero_shot.load),
     FEATURES: Row(
         load=lambda origin: embedder.load(origin, _answers(origin, os.environ)),
         adapters=("FEATURE_EXTRACTION",),
     ),
     SENTENCES: Row(load=lambda origin: embedder.load(origin, VECTORS)),
 }
-"""The tasks, the likelier first for a model that could do several."""
+"""The tasks that requests are merged for, the likelier first for a model that could do several."""
 _SYNONYMS = {
     "sentiment-analysis": "text-classification",
     "ner": "token-classification",
     "text-ranking": "text-classification",
     "reranking": "text-classification",
     "sentence-embeddings": SENTENCES,
+    "image-to-text": "image-text-to-text",
+    "text-to-speech": "text-to-audio",
 }
+# Classes of these are of no one task: a model without a head, or one that does many things.
+_VAGUE = {"feature-extraction", "image-feature-extraction", "zero-shot-audio-classification",
+          "decision", "any-to-any"}  # fmt: skip
 
 
 def load(model_dir: str, environ: Mapping[str, str]) -> Task:
@@ -89,11 +121,13 @@ def load(model_dir: str, environ: Mapping[str, str]) -> Task:
     with checksums.verified(origin.place):
         name = environ.get("HF_TASK") or task_of(origin)
         name = _SYNONYMS.get(name, name)
-        if name not in TASKS:
-            known = [*TASKS, *_SYNONYMS]
+        if name.startswith(f"{text_to_text.TRANSLATIONS}_"):
+            name = text_to_text.TRANSLATIONS
+        known = [*TASKS, *(each for each in pipelines.names() if each not in TASKS)]
+        if name not in known:
             raise ValueError(f"HF_TASK is {name!r}. Give {', '.join(known)}. {near(name, known)}")
         print(f"task: {name}", flush=True)
-        return TASKS[name].load(origin)
+        return TASKS[name].load(origin) if name in TASKS else pipelines.load(origin, name, environ)
 
 
 def task_of(origin: Origin) -> str:
@@ -114,12 +148,32 @@ def task_of(origin: Origin) -> str:
         return found
     names = getattr(origin.config(), "architectures", None) or []
     for name in names:
-        for task, row in TASKS.items():
-            if any(name in _classes(architecture) for architecture in row.architectures):
-                return task
-        if name in _classes(AutoModel.__name__):
-            return FEATURES
+        if (claimed := _task_of_class(name)) is not None:
+            return claimed
     raise _unclaimed(origin, f"has {', '.join(names) or 'no architectures in its config.json'}")
+
+
+def _task_of_class(name: str) -> str | None:
+    # What reads images, sounds or tables first: some of these classes answer to texts' names too.
+    for task in pipelines.names():
+        if task not in TASKS and task not in _VAGUE:
+            own = set(pipelines.architectures(task)) - {"AutoModelForCausalLM"}
+            if any(name in _classes(architecture) for architecture in own):
+                return task
+    for task, row in TASKS.items():
+        if any(name in _classes(architecture) for architecture in row.architectures):
+            return task
+    if name not in _classes("AutoModel"):
+        return None
+    return FEATURES if _reads_texts(name) else "image-feature-extraction"
+
+
+def _reads_texts(name: str) -> bool:
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    mapping: Any = transformers.AutoModel._model_mapping
+    kinds = [kind for kind, each in mapping._model_mapping.items() if name in each]
+    return any(kind in TOKENIZER_MAPPING_NAMES for kind in kinds)
 
 
 def _sentence_task(origin: Origin, parts: int) -> str | None:

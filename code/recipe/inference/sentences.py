@@ -15,7 +15,8 @@ import torch
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.inference import loaded_model
-from recipe.inference.loaded_model import BATCH, Origin
+from recipe.inference.loaded_model import BATCH
+from recipe.inference.origin import Origin
 from recipe.inference.payloads import BadRequest, Request
 from recipe.tokenization.encoding import beginning
 

@@ -12,7 +12,8 @@ from transformers import AutoModelForTokenClassification
 from recipe.inference import loaded_model as encoder
 from recipe.inference import pipelines
 from recipe.inference.answers import plain
-from recipe.inference.loaded_model import Encoder, Origin, Row
+from recipe.inference.loaded_model import Encoder, Row
+from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 from recipe.tokenization.encoding import beginning
 
@@ -64,7 +65,7 @@ class Tagger:
             raise BadRequest(f"stride must be less than the {self.encoder.max_length} tokens read.")
         if asked.get("is_split_into_words"):
             if all(isinstance(each, str) for each in request.texts):
-                request.texts, request.single = [list(request.texts)], True
+                request.texts = [list(request.texts)]
             request.read(_words)
         else:
             request.read(a_text)

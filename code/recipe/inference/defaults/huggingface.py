@@ -150,10 +150,11 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
 
     from recipe.compat import quieten
     from recipe.inference import loaded_model, pipelines, registry
+    from recipe.inference import origin as origins
     from recipe.storage import checksums
 
     quieten()
-    origin = loaded_model.Origin.find(model_dir, environ)
+    origin = origins.Origin.find(model_dir, environ)
     task = environ.get("HF_TASK") or registry.task_of(origin)
     try:
         task, targets, _ = PIPELINE_REGISTRY.check_task(task)

@@ -1,0 +1,139 @@
+"""Images and sounds of requests: bytes, or base64 in JSON. No address or path is followed."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import importlib
+import io
+import re
+import shutil
+import wave
+from typing import Any
+
+import numpy as np
+
+from recipe.inference.payloads import BadRequest, NotTakenHere
+
+_MOST_PIXELS = 64_000_000
+_NAMED = re.compile(r"\s*([a-z][a-z0-9+.-]*://|/|\.{1,2}/|[A-Za-z]:\\)", re.IGNORECASE)
+_DATA = re.compile(r"data:[\w/+.;=-]*;base64,", re.IGNORECASE)
+
+
+def data_of(value: str, what: str) -> bytes:
+    """The bytes that a JSON text holds as base64, with `data:...;base64,` before it or without.
+
+    Raises:
+        BadRequest: it is an address or a path, which are never followed, or no base64.
+    """
+    head = _DATA.match(value)
+    if head is None and _NAMED.match(value) and not _is_base64(value):
+        raise BadRequest(
+            f"An input is {value[:60]!r}: addresses and paths are not followed. Send the {what} "
+            "itself, as the body or as base64."
+        )
+    try:
+        return base64.b64decode(value[head.end() if head else 0 :], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BadRequest(f"An input is {value[:40]!r}, which is no {what} in base64.") from error
+
+
+def _is_base64(value: str) -> bool:
+    # A JPEG's base64 begins with a slash, as a path does.
+    return len(value) > 64 and re.fullmatch(r"[A-Za-z0-9+/=\s]+", value) is not None
+
+
+def image(value: Any) -> Any:
+    """A picture, in RGB, of bytes or base64.
+
+    Raises:
+        BadRequest: it is none, or has more pixels than anybody's camera.
+    """
+    from PIL import Image, ImageOps
+
+    data = data_of(value, "image") if isinstance(value, str) else value
+    if not isinstance(data, bytes):
+        raise BadRequest(f"An input is {str(value)[:60]!r}, not an image. Send it as base64.")
+    try:
+        opened = Image.open(io.BytesIO(data))
+        if opened.width * opened.height > _MOST_PIXELS:
+            raise BadRequest(
+                f"The image has {opened.width} x {opened.height} pixels; {_MOST_PIXELS} are taken."
+            )
+        return ImageOps.exif_transpose(opened).convert("RGB")
+    except BadRequest:
+        raise
+    except Exception as error:
+        # Decoders of damaged pictures raise what they like.
+        raise BadRequest(f"An image cannot be read: {error}") from error
+
+
+def sound(value: Any, rate: int) -> Any:
+    """What transformers' pipelines take as a sound, at the model's sampling rate.
+
+    Args:
+        value: A file's bytes, or base64 of them; or `{"raw" or "array": numbers,
+            "sampling_rate": hertz}`.
+        rate: The sampling rate that the model reads, in hertz.
+
+    Raises:
+        BadRequest: it is none.
+        NotTakenHere: it is of a format that takes ffmpeg, which is not installed.
+    """
+    if isinstance(value, dict):
+        numbers, own = value.get("raw", value.get("array")), value.get("sampling_rate")
+        extra = set(value) - {"raw", "array", "sampling_rate"}
+        if extra or not isinstance(numbers, list) or type(own) is not int or own < 1:
+            raise BadRequest('Send a sound as {"raw": [0.0, ...], "sampling_rate": 16000}.')
+        try:
+            array = np.asarray(numbers, dtype=np.float32)
+        except (TypeError, ValueError) as error:
+            raise BadRequest(f"'raw' holds something else than numbers: {error}.") from error
+        return _resampled(array, own, rate)
+    data = data_of(value, "sound") if isinstance(value, str) else value
+    if not isinstance(data, bytes):
+        raise BadRequest(f"An input is {str(value)[:60]!r}, not a sound. Send it as base64.")
+    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
+        try:
+            return _resampled(*_wave(data), rate)
+        except (wave.Error, EOFError, ValueError) as error:
+            if shutil.which("ffmpeg") is None:
+                raise BadRequest(f"The WAV file cannot be read: {error}.") from error
+    if shutil.which("ffmpeg") is None:
+        raise NotTakenHere(
+            "Only WAV (PCM) is read here, since ffmpeg is not installed. Send audio/wav, or "
+            '{"inputs": {"raw": [...], "sampling_rate": 16000}}.'
+        )
+    from transformers.pipelines.audio_utils import ffmpeg_read
+
+    try:
+        read: Any = ffmpeg_read
+        return {"raw": read(data, rate), "sampling_rate": rate}
+    except ValueError as error:
+        raise BadRequest(f"The sound cannot be read: {error}") from error
+
+
+def _wave(data: bytes) -> tuple[np.ndarray[Any, Any], int]:
+    with wave.open(io.BytesIO(data)) as file:
+        width, channels = file.getsampwidth(), file.getnchannels()
+        raw, rate = file.readframes(file.getnframes()), file.getframerate()
+    raw = raw[: len(raw) // (width * channels) * width * channels]
+    if width == 1:
+        samples = (np.frombuffer(raw, np.uint8).astype(np.float32) - 128) / 128
+    elif width == 3:
+        parts = np.frombuffer(raw, np.uint8).reshape(-1, 3).astype(np.int32)
+        whole = (parts[:, 0] << 8) | (parts[:, 1] << 16) | (parts[:, 2] << 24)
+        samples = whole.astype(np.float32) / 2**31
+    else:
+        samples = np.frombuffer(raw, f"<i{width}").astype(np.float32) / 2 ** (8 * width - 1)
+    return samples.reshape(-1, channels).mean(1), rate
+
+
+def _resampled(samples: np.ndarray[Any, Any], own: int, rate: int) -> dict[str, Any]:
+    if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():
+        raise BadRequest("The sound must be one row of numbers, and not empty.")
+    if own != rate:
+        resample = importlib.import_module("scipy.signal").resample_poly
+        divisor = int(np.gcd(own, rate))
+        samples = resample(samples, rate // divisor, own // divisor).astype(np.float32)
+    return {"raw": samples, "sampling_rate": rate}
