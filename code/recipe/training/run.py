@@ -29,7 +29,7 @@ from recipe import task_table
 from recipe.batching.batches import Samples
 from recipe.compat import quieten
 from recipe.console import has_terminal, is_first_process, say
-from recipe.errors import HyperparameterError
+from recipe.errors import DistributedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import cpu_kernels, loading, lora
 from recipe.paths import Places
@@ -71,7 +71,7 @@ def run(
         say(line)
     _check_places(places)
     chosen, arguments = _set_up(hyperparameters, places, environ)
-    made = _make(hyperparameters, places, arguments, watch)
+    made = _make(hyperparameters, places, arguments, watch, environ)
     if is_trial:
         made.trainer.add_callback(graph_extraction.FewSteps())
     with tracking.run(cast("list[str]", arguments.report_to), hyperparameters):
@@ -114,7 +114,11 @@ class _Made:
 
 
 def _make(
-    hyperparameters: Hyperparameters, places: Places, arguments: TrainingArguments, watch: Stopwatch
+    hyperparameters: Hyperparameters,
+    places: Places,
+    arguments: TrainingArguments,
+    watch: Stopwatch,
+    environ: Mapping[str, str],
 ) -> _Made:
     task: Task = task_table.load(hyperparameters.task)(places.channels, hyperparameters)
     for line in task.found:
@@ -128,6 +132,7 @@ def _make(
     watch.lap("model")
     with arguments.main_process_first(desc="tokens"):
         samples = task.samples(tokenizer, max_length)
+    check_same_data(samples, environ)
     watch.lap("tokens")
     return _Made(
         task=task,
@@ -137,6 +142,33 @@ def _make(
         samples=samples,
         trainer=_trainer(model, tokenizer, arguments, hyperparameters, samples, task.objective),
     )
+
+
+def check_same_data(samples: Mapping[str, Samples], environ: Mapping[str, str]) -> None:
+    """See that every process has read the same samples; the processes call it together.
+
+    Each looks up row numbers of one plan in its own data: with different data they would train on
+    rows that nobody chose, and score one host's answers against another's labels.
+
+    Raises:
+        DistributedError: names two processes and what each has read.
+    """
+    here = {name: (len(split), split.fingerprint()) for name, split in samples.items()}
+    told = device.everyones((environ.get("SM_CURRENT_HOST", "this host"), here))
+    (first_host, first), *others = told
+    for rank, (host, theirs) in enumerate(others, 1):
+        if theirs == first:
+            continue
+        read = [
+            ", ".join(f"{name} {rows} rows ({digest})" for name, (rows, digest) in each.items())
+            for each in (first, theirs)
+        ]
+        raise DistributedError(
+            f"The processes have read different data: rank 0 on {first_host} has {read[0]}; "
+            f"rank {rank} on {host} has {read[1]}.",
+            "Give every host all of a channel: S3DataDistributionType FullyReplicated, not "
+            "ShardedByS3Key, and the same files on hosts of your own.",
+        )
 
 
 def _check_places(places: Places) -> None:
