@@ -113,6 +113,9 @@ def _read_splits(
             if split == "test" and like is not None and not columns.has_label(part, like.label):
                 notes.append(f"{part.path} has no column of labels and is not used.")
                 continue
+            if split == "test" and like is not None and not columns.has_text(part, like):
+                notes.append(f"{part.path} has no column of texts and is not used.")
+                continue
             part = values.with_words(part)
             part, label = values.with_indicators(part, hyperparameters.label_column)
             chosen = _choose(part, hyperparameters, label, like)

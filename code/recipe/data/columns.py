@@ -106,6 +106,14 @@ def _label_of(part: Part, texts: tuple[str, str | None]) -> str:
     return _fewest(part, but=texts)
 
 
+def has_text(part: Part, like: Columns) -> bool:
+    """Whether `part` has the columns of texts of the training data, or another that holds some."""
+    names = part.table.column_names
+    nested = any(pa.types.is_nested(kind) for kind in part.table.schema.types)
+    known = set(like.read) <= set(names) or nested
+    return known or any(text_columns.is_text(part, name) for name in names)
+
+
 def has_label(part: Part, label: str) -> bool:
     """Whether `part` has the column that the training data has its labels in (several with commas,
     where they are indicators), or one of a name that such columns have."""

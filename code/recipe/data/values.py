@@ -36,7 +36,7 @@ def with_words(part: Part) -> Part:
         DataError: the words have tags.
     """
     lists = [name for name in part.table.column_names if _are_words(part, name)]
-    for name in lists:
+    for name in [name for name in lists if plain(name) in (*TEXT_NAMES, *_WORDS)]:
         _refuse_tagged(part, name, part.table[name].to_pylist())
     names = {plain(name): name for name in part.table.column_names}
     known = next((names[name] for name in (*TEXT_NAMES, *_WORDS) if name in names), None)

@@ -56,7 +56,9 @@ def _delimiter(path: Path, encoding: str, lone_column: bool, others: str) -> str
     """The delimiter that cuts the first rows into the same number (> 1) of fields most often."""
     with open_text(path, encoding) as stream:
         sample = list(itertools.islice(stream, 200))
-    best = max(DELIMITERS, key=lambda delimiter: _agreement(sample, delimiter))
+    # A text has commas rather than tabs.
+    tabs_first = sorted(DELIMITERS, key=lambda delimiter: delimiter != "\t")
+    best = max(tabs_first, key=lambda delimiter: _agreement(sample, delimiter))
     if _agreement(sample, best) > 0:
         return best
     if lone_column:

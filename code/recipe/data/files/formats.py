@@ -257,7 +257,7 @@ def _is_archive(path: Path) -> bool:
     return path.is_file() and (packed or zipfile.is_zipfile(path))
 
 
-_SMALL_PACKED = (b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf", b"Rar!")
+_SMALL_PACKED = (b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf", b"Rar!")
 _OLD_WORKBOOK = b"\xd0\xcf\x11\xe0"
 
 FORMATS: Sequence[Format] = (

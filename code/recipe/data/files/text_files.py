@@ -33,6 +33,7 @@ _TEXT_WORDS = {
 _LABEL_WORDS = {"label", "labels", "y", "target", "targets", "classes"}
 _UNLABELLED = {"unsup", "unsupervised", "unlabeled", "unlabelled"}
 _AMONG_WORDS = re.compile(r"[-_. ]+")
+_MOST_LISTED = 20
 _FEW_FILES, _MANY_LINES = 20, 50
 
 
@@ -56,6 +57,10 @@ def units(paths: Sequence[Path], notes: list[str]) -> list[Callable[[], Part]]:
             taken |= set(left)
         calls.append(functools.partial(_read_folders, folder, files_of_class))
         taken |= {path for files in files_of_class.values() for path in files}
+        if beside := [path for path in plain if path.parent == folder and path not in taken]:
+            listed = ", ".join(path.name for path in beside[:_MOST_LISTED])
+            notes.append(f"not used, as beside the folders of classes in {folder}: {listed}.")
+            taken |= set(beside)
     for folder, file_of_class in _files([path for path in plain if path not in taken]).items():
         calls.append(functools.partial(_read_files, folder, file_of_class))
         taken |= set(file_of_class.values())

@@ -18,7 +18,7 @@ _SIDE_SUFFIXES = (
     *(".bin", ".pt", ".pth", ".safetensors", ".onnx", ".npy", ".pkl", ".vocab", ".feat", ".er"),
 )
 _SIDE_NAMES = re.compile(
-    r"(readme|licen[cs]e|notice|citation|changelog|copying|authors|contributing|manifest|checksums?"
+    r"(.*readme|licen[cs]e|notice|citation|changelog|copying|authors|contributing|manifest|checksums?"
     r"|md5sums?|sha256sums?|requirements|stop_?words|vocab|vocabulary|imdber|datasheet)(\..*)?"
     r"|(dataset_infos?|dataset_dict|state|config|metadata|stats|statistics|schema|croissant)\.json"
     r"|.*-manifest|.*submission.*\.(csv|tsv|txt)"

@@ -146,7 +146,13 @@ def _of_configurations(
         }
         if len(trained) < 2:
             return paths
+        outer = [
+            name
+            for name in trained
+            if all(other == name or other.startswith(f"{name}/") for other in trained)
+        ]
         defaults = [name for name in sorted(trained) if name == "" or name in _PLAIN_FOLDERS]
+        defaults = outer or defaults
         if not defaults:
             raise DataError(
                 f"{root} holds several configurations: {', '.join(sorted(trained))}.",

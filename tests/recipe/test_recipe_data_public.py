@@ -1,0 +1,291 @@
+"""The layouts of public data sets, recreated with rows of our own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recipe.data import classification
+from recipe.data.classification import Splits
+from recipe.errors import DataError
+from recipe.hyperparameters import Hyperparameters
+
+N = 12
+
+
+def lines(template: str, split: str = "", count: int = N, header: str = "") -> str:
+    """Numbered lines; `{c}` is 0 or 1, `{k}` pos or neg, `{n}` the number."""
+    made = [
+        template.format(n=f"{split}{n}", c=n % 2, d=1 - n % 2, k=("pos", "neg")[n % 2])
+        for n in range(count)
+    ]
+    return "\n".join([header] * bool(header) + made) + "\n"
+
+
+def folders(root: str, split: str, classes: Sequence[str], suffix: str = ".txt") -> dict[str, str]:
+    return {
+        f"{root}/{name}/{split}{n}{suffix}": f"Subject: {name}\n\nText {n}, of {split}, is {name}.\n"
+        for name in classes
+        for n in range(4)
+    }
+
+
+def jsonl(rows: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def ground_truth(job: str, value: Any, about: Mapping[str, Any], count: int = N) -> str:
+    return jsonl([
+        {"source": f"text {n}", job: [value, 0][n % 2], f"{job}-metadata": {
+            "confidence": 0.9, "job-name": f"labeling-job/{job}", "human-annotated": "yes",
+            "creation-date": "2020-11-23T16:11:36.105156", **(about if n % 2 else {**about})}}
+        for n in range(count)
+    ])  # fmt: skip
+
+
+GLUE = "sentence\tlabel"
+JIGSAW = "id,comment_text,toxic,obscene,threat"
+IMDB_CARD = """---
+task_categories: [text-classification]
+dataset_info:
+  config_name: plain_text
+  features:
+  - name: text
+    dtype: string
+  - name: label
+    dtype:
+      class_label:
+        names:
+          '0': neg
+          '1': pos
+configs:
+- config_name: plain_text
+  data_files:
+  - split: train
+    path: plain_text/train-*
+  - split: test
+    path: plain_text/test-*
+  - split: unsupervised
+    path: plain_text/unsupervised-*
+  default: true
+---
+# IMDB
+"""
+TWEET_EVAL_CARD = """---
+dataset_info:
+- config_name: irony
+  features:
+  - {name: text, dtype: string}
+  - {name: label, dtype: {class_label: {names: {'0': non_irony, '1': irony}}}}
+- config_name: hate
+  features:
+  - {name: text, dtype: string}
+  - {name: label, dtype: {class_label: {names: {'0': non-hate, '1': hate}}}}
+configs:
+- config_name: irony
+  data_files: [{split: train, path: irony/train.jsonl}, {split: test, path: irony/test.jsonl}]
+- config_name: hate
+  data_files: [{split: train, path: hate/train.jsonl}, {split: test, path: hate/test.jsonl}]
+---
+"""
+TWEET_ROWS = [{"text": f"tweet {n}", "label": n % 2} for n in range(N)]
+TWEETS = {"README.md": TWEET_EVAL_CARD, "irony/train.jsonl": jsonl(TWEET_ROWS),
+          "irony/test.jsonl": jsonl(TWEET_ROWS[:4]), "hate/train.jsonl": jsonl(TWEET_ROWS),
+          "hate/test.jsonl": jsonl(TWEET_ROWS)}  # fmt: skip
+
+READ: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, int, int], list[str], list[str]]] = [
+    # name, files, hyperparameters, (train, evaluation, test) rows, classes, words of the notes
+    ("aclImdb", {
+        **folders("aclImdb/train", "a", ["pos", "neg", "unsup"]),
+        **folders("aclImdb/test", "b", ["pos", "neg"]),
+        "aclImdb/train/urls_pos.txt": lines("http://www.imdb.com/title/tt{n}/usercomments"),
+        "aclImdb/train/urls_neg.txt": lines("http://www.imdb.com/title/tt{n}/usercomments"),
+        "aclImdb/train/urls_unsup.txt": lines("http://www.imdb.com/title/tt{n}/usercomments"),
+        "aclImdb/train/labeledBow.feat": "9 0:9 1:1\n", "aclImdb/imdb.vocab": "the\nand\n",
+        "aclImdb/imdbEr.txt": "0.049\n-0.01\n", "aclImdb/README": "Large Movie Review Dataset v1.0",
+     }, {}, (8, 8, 0), ["neg", "pos"], ["unsup", "urls_pos.txt"]),
+    ("20 Newsgroups", {
+        **folders("20news-bydate-train", "4996", ["alt.atheism", "sci.med", "talk.politics.misc"], ""),
+        **folders("20news-bydate-test", "5996", ["alt.atheism", "sci.med", "talk.politics.misc"], ""),
+     }, {}, (12, 12, 0), ["alt.atheism", "sci.med", "talk.politics.misc"], []),
+    ("MR", {"rt-polarity.pos": lines("a film number {n} that works")[:-1] + " , and well , too\n",
+            "rt-polarity.neg": lines("a film number {n} that fails")[:-1] + " , badly\n",
+            "rt-polaritydata.README.1.0.txt": "Introduction\n\nThis README v1.0"},
+     {}, (22, 2, 0), ["neg", "pos"], ["README"]),
+    ("SST-2 of GLUE", {
+        "SST-2/train.tsv": lines("it 's number {n}\t{c}", header=GLUE),
+        "SST-2/dev.tsv": lines("it is number {n}\t{c}", header=GLUE, count=6),
+        "SST-2/test.tsv": lines("{n}\twas number {n}", header="index\tsentence"),
+        "SST-2/original/datasetSentences.txt": "sentence_index\tsentence\n1\tA sentence .\n",
+        "SST-2/original/README.txt": "Stanford Sentiment Treebank V1.0"},
+     {}, (12, 6, 0), ["0", "1"], ["test.tsv has no column of labels", "datasetSentences.txt"]),
+    ("CoLA of GLUE", {
+        "CoLA/train.tsv": lines("gj04\t{c}\t\tSentence number {n} , it goes .", count=40),
+        "CoLA/dev.tsv": lines("gj04\t{c}\t\tAnother one {n} is held .", count=8),
+        "CoLA/test.tsv": lines("{n}\tBill whistled {n} .", header="index\tsentence"),
+        "CoLA/original/raw/in_domain_train.tsv": lines("gj04\t{c}\t\tSentence {n} , raw .")},
+     {"text_column": "column_3", "label_column": "column_1"},
+     (40, 8, 0), ["0", "1"], ["test.tsv has no column of labels", "original/raw"]),
+    ("Kaggle's disaster tweets", {
+        "train.csv": lines("{n},fire,Paris,tweet {n} on it,{c}",
+                           header="id,keyword,location,text,target"),
+        "test.csv": lines("{n},flood,Rome,tweet {n} on that", header="id,keyword,location,text"),
+        "sample_submission.csv": lines("{n},0", header="id,target")},
+     {}, (11, 1, 0), ["0", "1"], ["sample_submission.csv", "test.csv has no column of labels"]),
+    ("Kaggle's Jigsaw", {
+        "train.csv": lines("{n},comment {n} here,{c},{d},0", header=JIGSAW)
+                     + lines("{n},comment y{n} here,1,0,1"),
+        "test.csv": lines("{n},comment {n} there", header="id,comment_text"),
+        "test_labels.csv": lines("{n},-1,-1,-1", header="id,toxic,obscene,threat"),
+        "sample_submission.csv": lines("{n},0.5,0.5,0.5", header="id,toxic,obscene,threat")},
+     {}, (22, 2, 0), ["toxic", "obscene", "threat"], ["test_labels.csv"]),
+    ("TweetEval's files", {
+        f"sentiment/{split}_{what}.txt": text for split in ("train", "val", "test")
+        for what, text in (("text", lines("tweet {n}, at @user", split)), ("labels", lines("{c}")))
+     } | {"sentiment/mapping.txt": "0\tnegative\n1\tpositive\n"},
+     {}, (12, 12, 12), ["negative", "positive"], ["mapping.txt"]),
+    ("BlazingText", {"dbpedia.train": lines("__label__{c} text number {n} , here"),
+                     "dbpedia.validation": lines("__label__{c} and number {n}", count=6)},
+     {}, (12, 6, 0), ["0", "1"], []),
+    ("fastText, several labels", {"cooking.train": lines("__label__{k} __label__food how to {n}?"),
+                                  "cooking.valid": lines("__label__{k} how else to {n}?", count=6)},
+     {}, (12, 6, 0), ["food", "neg", "pos"], []),
+    ("Ground Truth", {"manifests/output/output.manifest": jsonl([
+        {"source": f"text {n}", "mood": n % 2, "mood-metadata": {
+            "confidence": 0.9, "class-name": ["sad", "glad"][n % 2], "human-annotated": "yes",
+            "type": "groundtruth/text-classification"}} for n in range(N)]),
+        "annotations/iteration-1.manifest": '[{"prefix": "s3://bucket/"}, "a"]'},
+     {}, (11, 1, 0), ["glad", "sad"], ["iteration-1.manifest"]),
+    ("Ground Truth, several labels", {"output.manifest": jsonl([
+        {"source": f"text {n}", "topics": [0, 1][: 1 + n % 2], "topics-metadata": {
+            "class-map": {str(at): ["news", "art"][at] for at in range(1 + n % 2)},
+            "type": "groundtruth/text-classification-multilabel"}} for n in range(N)])},
+     {}, (11, 1, 0), ["art", "news"], []),
+    ("IMDB of the hub", {
+        "README.md": IMDB_CARD,
+        "plain_text/train-00000-of-00001.jsonl": jsonl(
+            [{"text": f"film {n}", "label": n % 2} for n in range(N)]),
+        "plain_text/test-00000-of-00001.jsonl": jsonl(
+            [{"text": f"other film {n}", "label": n % 2} for n in range(6)]),
+        "plain_text/unsupervised-00000-of-00001.jsonl": jsonl(
+            [{"text": f"film {n}", "label": -1} for n in range(6)]),
+        ".gitattributes": "*.parquet filter=lfs"},
+     {}, (12, 6, 0), ["neg", "pos"], ["unsupervised-00000", "called as in"]),
+    ("TweetEval of the hub", TWEETS, {"dataset_config_name": "hate"},
+     (12, 4 * 3, 0), ["non-hate", "hate"], ["irony/train.jsonl"]),
+    ("Kaggle's emotions", {f"{split}.txt": lines("i feel {n};{k}", split)
+                           for split in ("train", "val", "test")},
+     {}, (12, 12, 12), ["neg", "pos"], []),
+    ("SMS spam", {"SMSSpamCollection": lines("{k}\tGo until {n} point, crazy.. ok"),
+                  "readme": "SMS Spam Collection v.1"}, {}, (11, 1, 0), ["neg", "pos"], ["readme"]),
+    ("fastai's texts.csv", {"texts.csv": "label,text,is_valid\n" + lines("{k},film {n},False")
+                                         + lines("{k},film v{n},True", count=4)},
+     {}, (12, 4, 0), ["neg", "pos"], ["is_valid"]),
+    ("AG News, named columns", {
+        "train.csv": lines('"{c}","Title {n} of it","The text {n} said, at length"').replace('"0"', '"2"'),
+        "test.csv": lines('"{c}","Title t{n} of it","The text t{n} said"', count=4).replace('"0"', '"2"'),
+        "classes.txt": "World\nSports\n", "readme.txt": "AG's News Topic Classification Dataset"},
+     {"text_column": "column_1,column_2", "label_column": "column_0"},
+     (12, 4, 0), ["World", "Sports"], ["classes.txt"]),
+]  # fmt: skip
+
+REFUSED: list[tuple[str, dict[str, str], list[str]]] = [
+    ("TweetEval of the hub", TWEETS, ["irony, hate", "dataset_config_name"]),
+    ("a card with one file in two splits", {
+        "README.md": "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n"
+                     '    path: "data/train.jsonl"\n  - split: test\n    path: "data/train.jsonl"\n---\n',
+        "data/train.jsonl": jsonl(TWEET_ROWS)}, ["data/train.jsonl", "another split"]),
+    ("GoEmotions", {"train.tsv": lines("My favourite is {n}\t{c}\tid{n}") + "So\t0,1\tidx\n"
+                                 + "Well then\t0,1\tidy\n"}, ["'0,1'", "label_separator"]),
+    ("CoNLL 2003", {"eng.train": "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n",
+                    "eng.testa": "CRICKET NNP B-NP O\n"}, ["token classification", "eng.train"]),
+    ("Kaggle's NER", {"ner_dataset.csv": "Sentence #,Word,POS,Tag\nSentence: 1,Thousands,NNS,O\n"
+                                         ",of,IN,O\n,London,NNP,B-geo\n,to,TO,O\n"},
+     ["Word"]),
+    ("CLINC150", {"data_full.json": json.dumps({"train": [["what is it", "translate"]] * 9,
+                                                "test": [["say it", "translate"]] * 9})}, ["data_full"]),
+    ("a zip of Kaggle's", {"train.csv.zip": "PK\x03\x04", "test.csv.zip": "PK\x03\x04"}, ["archive"]),
+    ("labels that are too few", {"texts.txt": lines("text {n}"), "labels.txt": "0\n0\n1\n"},
+     ["12 lines", "labels.txt", "3"]),
+    ("part files of plain text", {f"part-0000{n}.txt": "some words\nmore words\n" for n in range(3)},
+     ["part-00000.txt"]),
+    ("files of all rows beside a test file", {
+        "all.csv": lines("text {n},{k}", header="text,label", count=30),
+        "test.csv": lines("text {n},{k}", header="text,label", count=12)}, ["12 of the 12", "test"]),
+]  # fmt: skip
+
+
+def write(folder: Path, files: Mapping[str, str]) -> Path:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return folder
+
+
+def load(folder: Path, **hyperparameters: Any) -> Splits:
+    return classification.load({"train": folder}, Hyperparameters(**hyperparameters))
+
+
+@pytest.mark.parametrize(
+    ("files", "hyperparameters", "rows", "classes", "notes"),
+    [pytest.param(*case[1:], id=case[0]) for case in READ],
+)
+def test_a_public_layout_is_read(
+    tmp_path: Path,
+    files: dict[str, str],
+    hyperparameters: dict[str, Any],
+    rows: tuple[int, int, int],
+    classes: list[str],
+    notes: list[str],
+) -> None:
+    splits = load(write(tmp_path, files), **hyperparameters)
+    sizes = [len(splits.train), len(splits.evaluation), len(splits.test) if splits.test else 0]
+    assert sizes == list(rows), splits.found
+    assert list(splits.labels.names) == classes, splits.found
+    for word in notes:
+        assert word in "\n".join(splits.found)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"), [pytest.param(*case[1:], id=case[0]) for case in REFUSED]
+)
+def test_a_public_layout_is_refused(
+    tmp_path: Path, files: dict[str, str], words: list[str]
+) -> None:
+    with pytest.raises(DataError) as caught:
+        load(write(tmp_path, files))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_all_files_that_cannot_be_read_are_in_one_message(tmp_path: Path) -> None:
+    write(tmp_path, {"a.jsonl": '{"text": "a"\n', "b.csv": 'text,label\n"a,b\n', "c.csv": "x\n"})
+    with pytest.raises(DataError) as caught:
+        load(tmp_path)
+    assert "3 problems" in str(caught.value)
+    for name in ("a.jsonl line 1", "b.csv", "c.csv"):
+        assert name in str(caught.value)
+
+
+def test_spark_s_partitions_are_labels(tmp_path: Path) -> None:
+    for label in ("pos", "neg"):
+        for split in ("train", "test"):
+            folder = tmp_path / f"split={split}" / f"label={label}"
+            folder.mkdir(parents=True)
+            table = pa.table({"text": [f"{split} {label} {n}" for n in range(6)]})
+            pq.write_table(table, folder / "part-00000-3f1c.c000.snappy.parquet")
+            (folder / ".part-00000-3f1c.c000.snappy.parquet.crc").write_text("crc")
+    (tmp_path / "_SUCCESS").touch()
+    splits = load(tmp_path)
+    assert splits.labels.names == ("neg", "pos")
+    for split, rows in (("train", splits.train), ("test", splits.evaluation)):
+        assert len(rows) == 12
+        for text, label in zip(rows["text"], rows["label"], strict=True):
+            assert text.split()[:2] == [split, splits.labels.names[label]]
