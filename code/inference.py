@@ -14,10 +14,12 @@ error in its place, named in X-Amphora-Failed; where no record can be read, the 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from recipe.inference import answers, payloads, registry
+from recipe.inference.apis import description, reading
+from recipe.inference.origin import Origin
 from recipe.inference.payloads import Request
 from recipe.inference.registry import Task
 
@@ -37,28 +39,36 @@ def model_warmup_fn(model_dir: str, model: Task) -> None:
         answers.write_answer(predict_fn(request, model), payloads.JSON)
 
 
-def input_fn(body: bytes, content_type: str) -> Request:
-    """The texts of a request.
+def describe_fn(model_dir: str, model: Task) -> dict[str, Any]:
+    """What is served, for the page at / and the routes of clients' APIs."""
+    task = registry.chosen(Origin.find(model_dir, os.environ), os.environ)
+    return description.describe(model, task)
+
+
+def input_fn(body: bytes, content_type: str, context: Any) -> Request:
+    """What a request asks, in our own form, OpenAI's or TEI's.
 
     Raises:
         BadRequest: the body is wrong; the message says how, with an example of what is right.
         UnsupportedContentType: the content type is not supported.
     """
-    return payloads.read_request(body, content_type)
+    return reading.read(body, content_type, context.path)
 
 
 def tokens_fn(data: Request, model: Task) -> list[int]:
     """The number of tokens of each text.
 
     Raises:
-        BadRequest: a parameter is none of the model's task.
+        BadRequest: a parameter is none of the model's task, or the request is of an API that this
+            model does not answer.
     """
+    description.check(model, data)
     return model.measure(data)
 
 
 def predict_fn(data: Request, model: Task) -> Any:
     """An answer for each text; an iterator of pieces where a generation is to be streamed."""
-    model.measure(data)
+    tokens_fn(data, model)
     (prediction,) = predict_batch_fn([data], model)
     if isinstance(prediction, Exception):
         raise prediction
@@ -68,12 +78,10 @@ def predict_fn(data: Request, model: Task) -> Any:
 def predict_batch_fn(inputs: Sequence[Request], model: Task) -> list[Any]:
     """What `predict_fn` returns for each request, all of them through the model together."""
     predictions = zip(model.predict(inputs), inputs, strict=True)
-    return [payloads.with_faults(prediction, request) for prediction, request in predictions]
+    return [reading.answered(prediction, request) for prediction, request in predictions]
 
 
-def output_fn(
-    prediction: Sequence[Any] | Iterator[str], accept: str, context: Any = None
-) -> tuple[Any, str]:
+def output_fn(prediction: Any, accept: str, context: Any = None) -> tuple[Any, str]:
     """The answer as JSON, JSON Lines, CSV or NPY, as `accept` asks, and its type.
 
     Raises:

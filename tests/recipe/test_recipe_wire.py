@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,17 +148,36 @@ def test_vectors_are_numbers_in_csv_and_npy() -> None:
         answers.write_answer(ANSWER, "application/x-npy")
 
 
+TOKENS = [{"token": {"text": "a"}}, {"token": {"text": "é"}}]
+
+
 @pytest.mark.parametrize(
     ("accept", "expected"),
     [
-        ("text/plain", [b"a", b"b"]),
-        ("*/*", [b'{"generated_text": "a"}\n', b'{"generated_text": "b"}\n']),
-        ("text/event-stream", [b'data: {"generated_text": "a"}\n\n',
-                               b'data: {"generated_text": "b"}\n\n']),
+        ("text/plain", ["a", "é"]),
+        ("*/*", ['data: {"token": {"text": "a"}}\n\n', 'data: {"token": {"text": "é"}}\n\n']),
+        ("application/json", ['data: {"token": {"text": "a"}}\n\n',
+                              'data: {"token": {"text": "é"}}\n\n']),
+        ("application/jsonlines", ['{"token": {"text": "a"}}\n', '{"token": {"text": "é"}}\n']),
     ],
 )  # fmt: skip
-def test_pieces_are_written_one_by_one(accept: str, expected: list[bytes]) -> None:
-    assert list(answers.write_answer(iter(["a", "b"]), accept)[0]) == expected
+def test_tokens_are_written_one_by_one(accept: str, expected: list[str]) -> None:
+    pieces = list(answers.write_answer(iter(TOKENS), accept)[0])
+    assert [piece.decode() for piece in pieces] == expected
+
+
+def test_a_stream_that_breaks_off_says_so_before_its_connection_breaks() -> None:
+    def tokens() -> Iterator[Any]:
+        yield TOKENS[0]
+        raise RuntimeError("secret")
+
+    events = answers.write_answer(tokens(), "text/event-stream")[0]
+    next(events)
+    told = next(events)
+    assert b'"error": {"message": "The text broke off' in told
+    assert b"secret" not in told
+    with pytest.raises(RuntimeError):
+        next(events)
 
 
 def test_an_unknown_accept_is_named() -> None:

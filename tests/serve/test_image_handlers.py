@@ -286,9 +286,10 @@ def test_text_is_generated_whole_and_streamed(serve: Serve) -> None:
     ) as answer:
         assert answer.headers["transfer-encoding"] == "chunked"
         assert answer.headers["content-type"] == "text/plain"
-        assert answer.read().decode() == whole["generated_text"]
-    lines = server.invoke(order).text.splitlines()
-    assert "".join(json.loads(line)["generated_text"] for line in lines) == whole["generated_text"]
+        assert "the film" + answer.read().decode() == whole["generated_text"]
+    lines = server.invoke(order, accept="application/jsonlines").text.splitlines()
+    texts = [json.loads(line)["token"]["text"] for line in lines]
+    assert "the film" + "".join(texts) == whole["generated_text"]
     two = {"inputs": ["a", "b"], "parameters": {"stream": True}}
     assert server.invoke(two).status_code == 400
     assert server.invoke({"inputs": "a", "parameters": {"max_new_tokens": 99}}).status_code == 400
@@ -299,7 +300,9 @@ def test_texts_generated_together_are_those_generated_alone(serve: Serve) -> Non
     parameters: dict[str, Any] = {"max_new_tokens": 8}
     texts = ["the", "anna said the film was", "good in paris", "bad"]
     alone = [server.invoke({"inputs": text, "parameters": parameters}).json()[0] for text in texts]
-    assert server.invoke({"inputs": texts, "parameters": parameters}).json() == alone
+    assert server.invoke({"inputs": texts, "parameters": parameters}).json() == [
+        [each] for each in alone
+    ]
     before = _metric(server, "amphora_predictions_total")
     orders = [{"inputs": text, "parameters": parameters} for text in texts * 4]
     orders[5] = {"inputs": "the", "parameters": {"max_new_tokens": 2}}

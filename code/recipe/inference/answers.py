@@ -23,11 +23,13 @@ from recipe.inference.payloads import (
     SPELLINGS,
     TEXT,
     Answers,
+    Document,
+    EventStream,
     UnsupportedContentType,
 )
 
 
-def write_answer(prediction: Sequence[Any] | Iterator[str], accept: str) -> tuple[Any, str]:
+def write_answer(prediction: Any, accept: str) -> tuple[Any, str]:
     """The answer in the type of `accept` that is wanted most and can be written, and that type;
     JSON where any will do.
 
@@ -35,17 +37,22 @@ def write_answer(prediction: Sequence[Any] | Iterator[str], accept: str) -> tupl
     JSON Lines has an entry on each line; CSV has `label,score` rows, all labels of a text in one
     row, or a vector's numbers, and names its columns first for `text/csv; header=present`; NPY is
     the array of numbers. A record that could not be read has its error there: in CSV the row
-    `error,message`, in NPY numbers that are none (nan). An iterator of pieces of text is written
-    piece by piece, as plain text, JSON Lines or server-sent events.
+    `error,message`, in NPY numbers that are none (nan). An iterator of a text's tokens is written
+    one by one, as server-sent events, JSON Lines or plain text. A `Document` and an `EventStream`
+    have a type of their own.
 
     Raises:
         UnsupportedContentType: none of the types can be written.
         ValueError: the model has computed numbers that are none (NaN or infinity).
     """
+    if isinstance(prediction, Document):
+        return _dumped(prediction.value).encode(), JSON
+    if isinstance(prediction, EventStream):
+        return _events(prediction.events), EVENTS
     pieces = isinstance(prediction, Iterator)
     writers: Mapping[str, Any] = _PIECE_WRITERS if pieces else _WRITERS
-    # A stream is no one document of JSON: who asks for that gets its lines.
-    spellings = SPELLINGS | ({JSON: JSON_LINES} if pieces else {})
+    # A stream is no one document of JSON: who asks for that gets its events, as from TGI.
+    spellings = SPELLINGS | ({JSON: EVENTS} if pieces else {})
     for kind in accept_header.preferred(accept, list(writers), spellings):
         body = writers[kind](prediction)
         if kind == CSV and _HEADER.search(accept):
@@ -148,20 +155,38 @@ def _npy(prediction: Sequence[Any]) -> bytes:
     return out.getvalue()
 
 
-def _piece_lines(pieces: Iterator[str]) -> Iterator[bytes]:
+def _piece_lines(pieces: Iterator[Any]) -> Iterator[bytes]:
     for piece in pieces:
-        yield _json_lines([{"generated_text": piece}])
+        yield _json_lines([piece])
 
 
-def _events(pieces: Iterator[str]) -> Iterator[bytes]:
+def _events(pieces: Iterator[Any]) -> Iterator[bytes]:
+    """Server-sent events. One that breaks off says so before the connection breaks, since many a
+    client takes the end of a stream for the end of its text."""
+    try:
+        for piece in pieces:
+            text = piece if isinstance(piece, str) else _dumped(piece)
+            yield f"data: {text}\n\n".encode()
+    except Exception:
+        yield b"data: " + _dumped(_BROKEN).encode() + b"\n\n"
+        raise
+
+
+_BROKEN = {
+    "error": {
+        "message": "The text broke off: the server's log says why.",
+        "type": "server_error",
+        "param": None,
+        "code": "handler_failed",
+    },
+    "error_type": "generation",
+}
+
+
+def _plain_pieces(pieces: Iterator[Any]) -> Iterator[bytes]:
     for piece in pieces:
-        yield b"data: " + _json_lines([{"generated_text": piece}]) + b"\n"
-
-
-def _plain_pieces(pieces: Iterator[str]) -> Iterator[bytes]:
-    for piece in pieces:
-        yield piece.encode()
+        yield str(piece["token"]["text"]).encode()
 
 
 _WRITERS = {JSON: _json, JSON_LINES: _json_lines, CSV: _csv, NPY: _npy}
-_PIECE_WRITERS = {JSON_LINES: _piece_lines, EVENTS: _events, TEXT: _plain_pieces}
+_PIECE_WRITERS = {EVENTS: _events, JSON_LINES: _piece_lines, TEXT: _plain_pieces}

@@ -113,6 +113,8 @@ class TokenFeatures:
         Raises:
             BadRequest: a parameter or an input is none of this task's.
         """
+        if request.form is not None:
+            return self._vectors.measure(request)
         known = {"truncation", "max_length", "tokenize_kwargs"}
         request.only(known, "feature-extraction")
         if nested := request.parameters.get("tokenize_kwargs"):
@@ -125,10 +127,22 @@ class TokenFeatures:
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """For each request a matrix of [1, tokens, hidden size] for each text, special tokens
         included, as transformers' pipeline answers; of a text in no list that matrix alone."""
-        return [
-            Answers([[state.tolist()] for state in states], request.truncated, request.single)
-            for request, states in zip(requests, self.encoder.rows(requests, _tokens), strict=True)
-        ]
+        own = [request for request in requests if request.form is None]
+        matrices = zip(own, self.encoder.rows(own, _tokens), strict=True)
+        answers: dict[int, Any] = {
+            id(request): Answers(
+                [[state.tolist()] for state in states], request.truncated, request.single
+            )
+            for request, states in matrices
+        }
+        others = [request for request in requests if request.form is not None]
+        answers |= zip(map(id, others), self._vectors.predict(others), strict=True)
+        return [answers[id(request)] for request in requests]
+
+    @property
+    def _vectors(self) -> Embedder:
+        """What answers clients' APIs, which know vectors only."""
+        return Embedder(Means(self.encoder))
 
 
 def _mean(output: Any, mask: torch.Tensor) -> list[torch.Tensor]:

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from email.message import Message
 from typing import Any
@@ -82,6 +82,12 @@ class Request:
     faults: dict[int, str] = field(default_factory=dict)
     """Records that hold no input: their places in the answer, and why."""
     is_read: bool = False
+    route: str = ""
+    """The route of a client's API whose body this is; empty for a body of our own."""
+    settings: Any = None
+    """How texts are to be generated, where another API than pipelines' says it."""
+    form: Callable[[Any, Request], Any] | None = None
+    """What makes another API's answer of the task's; None: the task's own is the answer."""
     prepared: Any = None
     """What a task has made of the inputs for its model."""
 
@@ -129,6 +135,15 @@ class Request:
         self.texts, self.faults = inputs, faults
 
 
+def is_conversation(value: Any) -> bool:
+    """Whether a value of JSON is a list of messages, which is one input."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(each, dict) and {"role", "content"} <= set(each) for each in value)
+    )
+
+
 def a_text(value: Any) -> str:
     """`value`, which is a text. Raises BadRequest where it is not."""
     if isinstance(value, str):
@@ -158,6 +173,23 @@ def a_text_or_pair(value: Any) -> Text:
         f"An input is {json.dumps(value)[:60]}, not a text or a pair of texts. {_EXAMPLE[:-1]}"
         ', or {"inputs": [{"text": "a text", "text_pair": "another"}]}.'
     )
+
+
+@dataclass(frozen=True)
+class Document:
+    """An answer that is one value of JSON, whatever types the request accepts."""
+
+    value: Any
+    truncated: Sequence[int] = ()
+    failed: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class EventStream:
+    """An answer of server-sent events, whatever types the request accepts."""
+
+    events: Iterator[Any]
+    """Values of JSON, and texts that stand as they are."""
 
 
 class Answers(list[Any]):
@@ -229,7 +261,7 @@ def read_request(body: bytes, content_type: str) -> Request:
         raise BadRequest(f"The request holds no text. {_EXAMPLE}")
     # Only escapes make half of a pair of what is UTF-8 otherwise, and an NPY array has it as it is.
     if kind == NPY or _ESCAPED_HALF.search(body):
-        _check_encodable([request.texts, dict(request.parameters)])
+        check_encodable([request.texts, dict(request.parameters)])
     return request
 
 
@@ -252,7 +284,8 @@ def _as_utf8(body: bytes, content_type: str) -> bytes:
 _ESCAPED_HALF = re.compile(rb"\\u[dD]")
 
 
-def _check_encodable(value: Any) -> None:
+def check_encodable(value: Any) -> None:
+    """Raises BadRequest where a text, at any depth, is none that can be written as UTF-8."""
     if isinstance(value, str):
         try:
             value.encode()
@@ -260,7 +293,7 @@ def _check_encodable(value: Any) -> None:
             raise BadRequest(f"A text holds half of a surrogate pair: {value[:60]!a}.") from error
     elif isinstance(value, (list, tuple, dict)):
         for each in value.items() if isinstance(value, dict) else value:
-            _check_encodable(each)
+            check_encodable(each)
 
 
 def _decoded(body: bytes) -> str:
@@ -283,14 +316,18 @@ def _read_npy(body: bytes) -> Request:
     return Request(texts=array.ravel().tolist())
 
 
-def _read_json(body: bytes) -> Request:
+def parsed(body: bytes) -> Any:
+    """The value of a JSON body. Raises BadRequest where it is none."""
     try:
-        document = json.loads(_decoded(body), parse_constant=_refuse_constant)
+        return json.loads(_decoded(body), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         if isinstance(error, BadRequest):
             raise
         raise BadRequest(f"The body is no valid JSON: {error}. {_EXAMPLE}") from error
-    return _of_document(document)
+
+
+def _read_json(body: bytes) -> Request:
+    return _of_document(parsed(body))
 
 
 def _refuse_constant(name: str) -> None:
@@ -301,11 +338,12 @@ def _of_document(document: object) -> Request:
     parameters: dict[str, Any] = {}
     if isinstance(document, dict):
         document, parameters = _parts(document)
-    inputs = document if isinstance(document, list) else [document]
+    is_list = isinstance(document, list) and not is_conversation(document)
+    inputs: Any = document if is_list else [document]
     return Request(
         texts=[_input(each) for each in inputs],
         parameters=parameters,
-        single=not isinstance(document, list),
+        single=not is_list,
         raw=document,
     )
 

@@ -15,7 +15,6 @@ from recipe.inference import (
     classifier,
     embedder,
     fill_mask,
-    generator,
     pipelines,
     question_answering,
     tagger,
@@ -23,6 +22,7 @@ from recipe.inference import (
     zero_shot,
 )
 from recipe.inference.embedder import TOKENS, VECTORS
+from recipe.inference.generation import generator
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Request
 from recipe.storage import checksums
@@ -119,15 +119,26 @@ def load(model_dir: str, environ: Mapping[str, str]) -> Task:
     quieten()
     origin = Origin.find(model_dir, environ)
     with checksums.verified(origin.place):
-        name = environ.get("HF_TASK") or task_of(origin)
-        name = _SYNONYMS.get(name, name)
-        if name.startswith(f"{text_to_text.TRANSLATIONS}_"):
-            name = text_to_text.TRANSLATIONS
-        known = [*TASKS, *(each for each in pipelines.names() if each not in TASKS)]
-        if name not in known:
-            raise ValueError(f"HF_TASK is {name!r}. Give {', '.join(known)}. {near(name, known)}")
+        name = chosen(origin, environ)
         print(f"task: {name}", flush=True)
         return TASKS[name].load(origin) if name in TASKS else pipelines.load(origin, name, environ)
+
+
+def chosen(origin: Origin, environ: Mapping[str, str]) -> str:
+    """The task of HF_TASK, else what the model's head is made for.
+
+    Raises:
+        ModelError: nothing here answers with its head.
+        ValueError: HF_TASK names a task that these handlers cannot do.
+    """
+    name = environ.get("HF_TASK") or task_of(origin)
+    name = _SYNONYMS.get(name, name)
+    if name.startswith(f"{text_to_text.TRANSLATIONS}_"):
+        name = text_to_text.TRANSLATIONS
+    known = [*TASKS, *(each for each in pipelines.names() if each not in TASKS)]
+    if name not in known:
+        raise ValueError(f"HF_TASK is {name!r}. Give {', '.join(known)}. {near(name, known)}")
+    return name
 
 
 def task_of(origin: Origin) -> str:

@@ -32,6 +32,17 @@ def beginning(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) ->
     return head if len(ids) == enough else text
 
 
+def ending(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> str:
+    """As much of a text as decides its last `max_length` tokens, as `beginning` its first."""
+    size = _CHARACTERS * max_length
+    if len(text) <= size:
+        return text
+    # Where it begins a word may have been cut: that must lie well before the first token.
+    tail = text[-size:]
+    ids = tokenizer(tail, add_special_tokens=False, verbose=False)["input_ids"]
+    return tail if len(ids) >= 2 * max_length else text
+
+
 def encode(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
 ) -> list[list[int]]:

@@ -1,0 +1,95 @@
+"""What a loaded model is, for the server's front: its page at / and the clients' routes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from recipe.inference.apis import openai, openai_forms, tei
+from recipe.inference.classifier import Classifier
+from recipe.inference.embedder import Embedder, TokenFeatures
+from recipe.inference.generation.generator import Generator
+from recipe.inference.payloads import BadRequest, Request
+
+_FORMS = {
+    "text-generation": "text",
+    "text-classification": "pair",
+    "token-classification": "text",
+    "feature-extraction": "text",
+    "sentence-similarity": "similarity",
+    "zero-shot-classification": "labels",
+    "fill-mask": "mask",
+    "question-answering": "question",
+    "document-question-answering": "json",
+    "table-question-answering": "table",
+    "summarization": "text",
+    "translation": "text",
+    "text2text-generation": "text",
+    "image-classification": "image",
+    "image-segmentation": "image",
+    "image-feature-extraction": "image",
+    "image-to-text": "image",
+    "depth-estimation": "image",
+    "object-detection": "image",
+    "automatic-speech-recognition": "audio",
+    "audio-classification": "audio",
+}
+"""The form of the page for each task; JSON for others."""
+
+
+def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """The model, its task, the routes of clients' APIs that it answers, and how it is tried.
+
+    Args:
+        model: What `tasks.load` returned.
+        task: Its task.
+        environ: AMPHORA_MODEL_NAME and HF_MODEL_ID name the model.
+
+    Returns:
+        What JSON holds: `model`, `task`, `routes`, `form` (of the page), and where they are known
+        `architecture`, `max_length` (in tokens) and `example_text`.
+    """
+    described: dict[str, Any] = {
+        "model": openai_forms.served_name(environ),
+        "task": task,
+        "routes": routes(model),
+        "form": _FORMS.get(task, "json"),
+    }
+    if isinstance(model, Generator) and model.has_template:
+        described["form"] = "chat"
+    if isinstance(model, Embedder):
+        described["form"] = "similarity"
+    if isinstance(model, Classifier) and model.encoder.model.config.num_labels == 1:
+        described["form"] = "rank"
+    loaded = getattr(model, "encoder", None)
+    if loaded is not None:
+        described["architecture"] = type(loaded.model).__name__
+        if loaded.max_length < 1 << 30:
+            described["max_length"] = loaded.max_length
+        if task == "fill-mask":
+            described["example_text"] = f"Paris is the {loaded.tokenizer.mask_token} of France."
+    return described
+
+
+def check(model: Any, request: Request) -> None:
+    """Raises BadRequest where the request is of an API that the model does not answer."""
+    answered = routes(model)
+    if isinstance(model, Generator) and request.route == openai.CHAT:
+        return  # where there is no chat template, the generator says so
+    if request.route and request.route not in answered:
+        there = f"answers {', '.join(answered)}" if answered else "answers none of these APIs"
+        raise BadRequest(f"The body is one of {request.route}, and this model {there}.")
+
+
+def routes(model: Any) -> list[str]:
+    """The routes of clients' APIs that a model answers."""
+    if isinstance(model, Generator):
+        chat = [openai.CHAT] if model.has_template else []
+        return [*chat, openai.COMPLETIONS]
+    if isinstance(model, (Embedder, TokenFeatures)):
+        return [openai.EMBEDDINGS, tei.EMBED, tei.SIMILARITY]
+    if isinstance(model, Classifier):
+        ranks = model.encoder.model.config.num_labels == 1
+        return [tei.PREDICT, *([tei.RERANK] if ranks else [])]
+    return []

@@ -1,0 +1,273 @@
+"""Answers of OpenAI's API: generated texts and vectors as its documents and streams."""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from recipe.inference.generation.decoding import LENGTH, Event, Token, Written
+from recipe.inference.generation.options import Settings
+from recipe.inference.payloads import Answers, BadRequest, Document, EventStream, Request
+
+
+def served_name(environ: Mapping[str, str] = os.environ) -> str:
+    """The model's name in answers: AMPHORA_MODEL_NAME, else HF_MODEL_ID, else `model`."""
+    return environ.get("AMPHORA_MODEL_NAME") or environ.get("HF_MODEL_ID") or "model"
+
+
+@dataclass
+class _Choice:
+    """How much of a text may be shown: a stop text never is, nor what may become one."""
+
+    stops: tuple[str, ...]
+    held: str = ""
+    is_over: bool = False
+
+    def show(self, piece: str, *, is_last: bool) -> str:
+        """What can be shown now that `piece` has been written."""
+        self.held += piece
+        cut = _before(self.held, self.stops)
+        if cut < len(self.held) or is_last:
+            self.is_over = True
+            shown, self.held = self.held[:cut], ""
+            return shown
+        safe = len(self.held)
+        for stop in self.stops:
+            for size in range(1, min(len(stop), len(self.held) + 1)):
+                if self.held.endswith(stop[:size]):
+                    safe = min(safe, len(self.held) - size)
+        shown, self.held = self.held[:safe], self.held[safe:]
+        return shown
+
+
+def _before(text: str, stops: Sequence[str]) -> int:
+    """Where the first stop text begins; the text's length where there is none."""
+    places = [place for stop in stops if (place := text.find(stop)) >= 0]
+    return min(places, default=len(text))
+
+
+def _reason(text: Written) -> str:
+    return "length" if text.finish == LENGTH else "stop"
+
+
+def _within(tokens: Sequence[Token], size: int) -> list[Token]:
+    """The tokens of a text's first `size` characters, without special ones."""
+    kept, length = [], 0
+    for token in tokens:
+        if token.is_special or length >= size:
+            break
+        kept.append(token)
+        length += len(token.text)
+    return kept
+
+
+def _bytes(text: str) -> list[int] | None:
+    return None if "\ufffd" in text else list(text.encode())
+
+
+class ChatChoices:
+    """Choices of chat completions."""
+
+    prefix, kind, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def choice(self, text: str, tokens: Sequence[Token] | None, prompt: int) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"message": message, "logprobs": self._logprobs(tokens)}
+
+    def first(self, prompt: int) -> dict[str, Any] | None:
+        return {"delta": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None}
+
+    def piece(self, text: str, tokens: Sequence[Token] | None) -> dict[str, Any]:
+        return {"delta": {"content": text}, "logprobs": self._logprobs(tokens)}
+
+    def last(self) -> dict[str, Any]:
+        return {"delta": {}, "logprobs": None}
+
+    def _logprobs(self, tokens: Sequence[Token] | None) -> dict[str, Any] | None:
+        if tokens is None:
+            return None
+        content = [
+            {
+                "token": token.text,
+                "logprob": token.logprob,
+                "bytes": _bytes(token.text),
+                "top_logprobs": [
+                    {"token": text, "logprob": logprob, "bytes": _bytes(text)}
+                    for _, text, logprob in token.likeliest
+                ],
+            }
+            for token in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+
+@dataclass
+class CompletionChoices:
+    """Choices of completions."""
+
+    echoed: Sequence[str] | None
+    """The prompts, where they are to stand before their texts."""
+    prefix = "cmpl-"
+    kind = chunk = "text_completion"
+
+    def choice(self, text: str, tokens: Sequence[Token] | None, prompt: int) -> dict[str, Any]:
+        before = self.echoed[prompt] if self.echoed is not None else ""
+        return {"text": before + text, "logprobs": self._logprobs(tokens)}
+
+    def first(self, prompt: int) -> dict[str, Any] | None:
+        return self.choice("", None, prompt) if self.echoed is not None else None
+
+    def piece(self, text: str, tokens: Sequence[Token] | None) -> dict[str, Any]:
+        return {"text": text, "logprobs": self._logprobs(tokens)}
+
+    def last(self) -> dict[str, Any]:
+        return {"text": "", "logprobs": None}
+
+    def _logprobs(self, tokens: Sequence[Token] | None) -> dict[str, Any] | None:
+        if tokens is None:
+            return None
+        offsets, place = [], 0
+        for token in tokens:
+            offsets.append(place)
+            place += len(token.text)
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [
+                {text: logprob for _, text, logprob in token.likeliest} for token in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextsForm:
+    """Makes the API's answer of generated texts: a document, or a stream of events."""
+
+    asked: Mapping[str, Any]
+    settings: Settings
+    writer: Any
+    created: int = field(default_factory=lambda: int(time.time()))
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __call__(self, prediction: Any, request: Request) -> Any:
+        """`Answers` of lists of `Written`, or an iterator over events, in the API's form."""
+        if isinstance(prediction, Iterator):
+            return EventStream(self._chunks(prediction, request))
+        choices: list[dict[str, Any]] = []
+        generated = 0
+        # Without sampling one text is as many as were asked for.
+        copies = self.asked.get("n", 1) // self.settings.sequences
+        for prompt, texts in enumerate(prediction):
+            for text in [each for each in texts for _ in range(copies)]:
+                shown = text.text[: _before(text.text, self.settings.stop)]
+                tokens = self._noted(text.tokens, len(shown))
+                choice = self.writer.choice(shown, tokens, prompt)
+                reason = {"finish_reason": _reason(text)}
+                choices.append({"index": len(choices), **choice, **reason})
+                generated += len(text.tokens)
+        body = self._head(self.writer.kind)
+        return Document({**body, "choices": choices, "usage": _usage(request, generated)})
+
+    def _noted(self, tokens: Sequence[Token], size: int) -> list[Token] | None:
+        return None if self.settings.logprobs is None else _within(tokens, size)
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.writer.prefix + self.id,
+            "object": kind,
+            "created": self.created,
+            "model": served_name(),
+            "system_fingerprint": None,
+        }
+
+    def _chunks(self, events: Iterator[Event], request: Request) -> Iterator[Any]:
+        copies = self.asked.get("n", 1) // self.settings.sequences
+        usage = (self.asked.get("stream_options") or {}).get("include_usage", False)
+        choices: dict[int, _Choice] = {}
+        noted: dict[int, list[Token]] = {}
+        generated = 0
+
+        def chunk(index: int, choice: Mapping[str, Any], reason: str | None = None) -> Any:
+            body = self._head(self.writer.chunk)
+            entry = {"index": index, **choice, "finish_reason": reason}
+            return {**body, "choices": [entry], **({"usage": None} if usage else {})}
+
+        for event in events:
+            generated += copies
+            first = (event.prompt * self.settings.sequences + event.place) * copies
+            for index in range(first, first + copies):
+                if index not in choices:
+                    choices[index] = _Choice(self.settings.stop)
+                    if (opening := self.writer.first(event.prompt)) is not None:
+                        yield chunk(index, opening)
+                state = choices[index]
+                noted.setdefault(index, []).append(event.token)
+                if not state.is_over:
+                    text = state.show(event.text, is_last=event.finished is not None)
+                    if text:
+                        yield chunk(
+                            index, self.writer.piece(text, self._noted(noted[index], 1 << 30))
+                        )
+                        noted[index] = []
+                if event.finished is not None:
+                    yield chunk(index, self.writer.last(), _reason(event.finished))
+        if usage:
+            body = self._head(self.writer.chunk)
+            yield {**body, "choices": [], "usage": _usage(request, generated)}
+        yield "[DONE]"
+
+
+def _usage(request: Request, generated: int) -> dict[str, int]:
+    prompts = sum(map(len, request.token_ids or []))
+    return {
+        "prompt_tokens": prompts,
+        "completion_tokens": generated,
+        "total_tokens": prompts + generated,
+    }
+
+
+@dataclass(frozen=True)
+class EmbeddingsForm:
+    """Makes the API's answer of vectors."""
+
+    asked: Mapping[str, Any]
+
+    def __call__(self, prediction: Answers, request: Request) -> Document:
+        """The vectors as lists, or packed in base64 as little-endian float32.
+
+        Raises:
+            BadRequest: other dimensions were asked for than the model has.
+        """
+        check_dimensions(prediction, self.asked.get("dimensions"))
+        is_packed = self.asked.get("encoding_format") == "base64"
+        data = [
+            {
+                "object": "embedding",
+                "index": place,
+                "embedding": _packed(each) if is_packed else each,
+            }
+            for place, each in enumerate(prediction)
+        ]
+        prompts = sum(map(len, request.token_ids or []))
+        usage = {"prompt_tokens": prompts, "total_tokens": prompts}
+        body = {"object": "list", "data": data, "model": served_name(), "usage": usage}
+        return Document(body, prediction.truncated)
+
+
+def check_dimensions(vectors: Sequence[Sequence[float]], dimensions: int | None) -> None:
+    """Raises BadRequest where vectors of another size are asked for: cut, those of most models mean
+    nothing."""
+    if dimensions is not None and (own := len(vectors[0])) != dimensions:
+        raise BadRequest(f"dimensions is {dimensions}, and the model's vectors have {own}.")
+
+
+def _packed(vector: Sequence[float]) -> str:
+    return base64.b64encode(np.asarray(vector, dtype="<f4").tobytes()).decode()

@@ -1,0 +1,70 @@
+"""Which API a request speaks: by the route that it came by, else by the keys of its body."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipe.inference import payloads
+from recipe.inference.apis import openai, tei
+from recipe.inference.payloads import BadRequest, Request, UnsupportedContentType
+
+_OPENAI = (openai.CHAT, openai.COMPLETIONS, openai.EMBEDDINGS)
+_TEI = (tei.EMBED, tei.RERANK, tei.PREDICT, tei.SIMILARITY)
+# A body without `inputs` that has this key is one of this route.
+_KEYS = {
+    "messages": openai.CHAT,
+    "prompt": openai.COMPLETIONS,
+    "input": openai.EMBEDDINGS,
+}
+_MARKS = tuple(f'"{name}"'.encode() for name in _KEYS)
+
+
+def read(body: bytes, content_type: str, path: str) -> Request:
+    """The request of a body, whatever API it is written for.
+
+    Raises:
+        BadRequest: the body is wrong; the message says how.
+        UnsupportedContentType: the content type is not supported.
+    """
+    kind = payloads.media_type(content_type)
+    if path in _OPENAI or path in _TEI:
+        if kind != payloads.JSON:
+            raise UnsupportedContentType(f"{path} takes {payloads.JSON}, not {content_type!r}.")
+        return _of(path, payloads.parsed(body))
+    # Most bodies are the image's own, and parsed there.
+    if kind == payloads.JSON and any(mark in body for mark in _MARKS):
+        document = payloads.parsed(body)
+        if isinstance(document, dict) and (route := _route(document)):
+            return _of(route, document)
+    return payloads.read_request(body, content_type)
+
+
+def _route(document: dict[str, Any]) -> str:
+    """The route of OpenAI's API whose body this is; empty where it is another body."""
+    if "inputs" in document:
+        return ""
+    routes = [route for key, route in _KEYS.items() if key in document]
+    # `input` alone may name a text in a request of ours.
+    if routes == [openai.EMBEDDINGS] and "model" not in document:
+        return ""
+    if len(routes) > 1:
+        keys = " and ".join(key for key in _KEYS if key in document)
+        raise BadRequest(f"The body has {keys}, which belong to different APIs: keep one.")
+    return routes[0] if routes else ""
+
+
+def _of(path: str, document: Any) -> Request:
+    request: Request = (openai if path in _OPENAI else tei).read(path, document)
+    request.route = path
+    payloads.check_encodable([request.texts, dict(request.parameters)])
+    return request
+
+
+def answered(prediction: Any, request: Request) -> Any:
+    """A task's answer in the form that the request's API has; an exception where it has none."""
+    if request.form is None:
+        return payloads.with_faults(prediction, request)
+    try:
+        return request.form(prediction, request)
+    except BadRequest as error:
+        return error

@@ -1,0 +1,212 @@
+"""What `generate` writes, token by token: its text, its end, its log-probabilities."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCriteria
+
+LENGTH, END, STOPPED = "length", "eos_token", "stop_sequence"
+_HALF = "\ufffd"
+"""What the bytes of a character are decoded to before its last one is there."""
+
+
+@dataclass
+class Token:
+    """A token that was generated."""
+
+    id: int
+    text: str
+    """By itself; a character's first bytes have none."""
+    is_special: bool
+    logprob: float | None = None
+    likeliest: list[tuple[int, str, float]] = field(default_factory=list)
+    """The tokens that the model held likeliest in its place: id, text and log-probability."""
+
+
+@dataclass
+class Written:
+    """A text that was, or is being, generated."""
+
+    prompt: int
+    """The place of its prompt in its request."""
+    place: int
+    """Which of its prompt's texts it is."""
+    text: str = ""
+    tokens: list[Token] = field(default_factory=list)
+    finish: str = ""
+    """`LENGTH`, `END` or `STOPPED`; empty while it is being written."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A token of a stream, and the text that it adds."""
+
+    prompt: int
+    place: int
+    """Which of its prompt's texts it is of."""
+    token: Token
+    text: str
+    finished: Written | None
+    """The whole text, with its last token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """What ends a text."""
+
+    ids: frozenset[int]
+    """End tokens."""
+    stop: tuple[str, ...]
+    most: int
+    """Tokens."""
+
+
+class Writer:
+    """Makes a `Written` of tokens, one after the other."""
+
+    def __init__(
+        self, written: Written, tokenizer: PreTrainedTokenizerBase, ends: Ends, follows: bool
+    ) -> None:
+        """
+        Args:
+            written: Empty still.
+            tokenizer: The model's.
+            ends: What ends the text.
+            follows: Whether each token's text is wanted, and not only the whole one's.
+        """
+        self.written = written
+        self._tokenizer = tokenizer
+        self._special = set(tokenizer.all_special_ids)
+        self._ends = ends
+        self._follows = follows or bool(ends.stop)
+        self._ids: list[int] = []
+        self._start = 0
+        self._shown = 0
+
+    def take(self, number: int, logprobs: torch.Tensor | None = None, count: int = 0) -> str:
+        """Add a token; returns the text that it adds.
+
+        Args:
+            number: The token's id.
+            logprobs: Of every token in its place, shape (vocabulary,).
+            count: How many of the likeliest are noted.
+        """
+        self._ids.append(number)
+        written = self.written
+        token = Token(number, "", number in self._special)
+        written.tokens.append(token)
+        if logprobs is not None:
+            token.logprob = float(logprobs[number])
+            best = logprobs.topk(min(count, len(logprobs)))
+            token.likeliest = [
+                (each, self._decode([each], keep=True), value)
+                for each, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            ]
+        shown = written.text
+        if self._follows:
+            token.text = self._decode([number], keep=True)
+            written.text += self._piece()
+        tail = written.text[max(0, len(shown) - max(map(len, self._ends.stop), default=0)) :]
+        if any(stop in tail for stop in self._ends.stop):
+            written.finish = STOPPED
+        elif number in self._ends.ids:
+            written.finish = END
+        elif len(self._ids) >= self._ends.most:
+            written.finish = LENGTH
+        if written.finish:
+            # As pipelines decode: pieces may differ from the whole where a tokenizer tidies up.
+            written.text = self._decode(self._ids)
+        return written.text[len(shown) :] if written.text.startswith(shown) else ""
+
+    def end(self) -> None:
+        """All is written: where nothing of `ends` has ended the text, the model's own settings
+        have."""
+        if not self.written.finish:
+            at_most = len(self._ids) >= self._ends.most
+            self.written.finish = LENGTH if at_most else STOPPED
+            self.written.text = self._decode(self._ids)
+
+    def _decode(self, ids: Sequence[int], *, keep: bool = False) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=not keep))
+
+    def _piece(self) -> str:
+        """The text that the last tokens add; nothing while a character is half there."""
+        known = self._decode(self._ids[self._start : self._shown])
+        text = self._decode(self._ids[self._start :])
+        if len(text) <= len(known) or text.endswith(_HALF):
+            return ""
+        self._start, self._shown = self._shown, len(self._ids)
+        return text[len(known) :]
+
+
+class Penalties(LogitsProcessor):
+    """OpenAI's penalties, on tokens that the text has already, and biases of single tokens."""
+
+    def __init__(
+        self, prompt: int, frequency: float, presence: float, bias: Sequence[tuple[int, float]]
+    ) -> None:
+        self._prompt = prompt
+        self._frequency = frequency
+        self._presence = presence
+        self._bias = bias
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The scores with penalties and biases; shapes (texts, tokens), (texts, vocabulary)."""
+        new = input_ids[:, self._prompt :]
+        if new.shape[1] and (self._frequency or self._presence):
+            counts = torch.zeros_like(scores).scatter_add_(1, new, torch.ones_like(new).to(scores))
+            scores = scores - self._frequency * counts - self._presence * (counts > 0)
+        if self._bias:
+            ids, values = zip(*self._bias, strict=True)
+            scores = scores.clone()
+            scores[:, list(ids)] += torch.tensor(values, device=scores.device, dtype=scores.dtype)
+        return scores
+
+
+class Notes(LogitsProcessor):
+    """Keeps the log-probabilities of the step that comes, before temperature and top_p."""
+
+    def __init__(self) -> None:
+        self.logprobs: torch.Tensor | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The scores as they are."""
+        self.logprobs = scores.float().log_softmax(-1)
+        return scores
+
+
+class Watch(StoppingCriteria):
+    """Gives each step's tokens to the writers of their texts, and ends those that are finished."""
+
+    def __init__(
+        self,
+        writers: Sequence[Writer],
+        notes: Notes | None,
+        count: int,
+        tell: Callable[[Written, str], None] | None = None,
+    ) -> None:
+        self.is_left = threading.Event()
+        """Set where nobody reads on."""
+        self._writers = writers
+        self._notes = notes
+        self._count = count
+        self._tell = tell
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+        """Which texts are finished, shape (texts,)."""
+        rows: Any = None if self._notes is None else self._notes.logprobs
+        for place, number in enumerate(input_ids[:, -1].tolist()):
+            writer = self._writers[place]
+            if not writer.written.finish:
+                row = None if rows is None else rows[place]
+                piece = writer.take(number, row, self._count)
+                if self._tell is not None:
+                    self._tell(writer.written, piece)
+        left = self.is_left.is_set()
+        done = [left or bool(writer.written.finish) for writer in self._writers]
+        return torch.tensor(done, device=input_ids.device)

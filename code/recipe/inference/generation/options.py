@@ -1,0 +1,214 @@
+"""How texts are to be generated: what transformers' pipelines, TGI and OpenAI's clients may ask."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+from recipe.inference.payloads import BadRequest
+
+DEFAULT_NEW_TOKENS = 64
+MOST_SEQUENCES = 32
+"""Texts that are generated at once, beams included: each has a cache of its own."""
+CUT, REFUSE = "cut", "refuse"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What decides on a text that is generated, beside its prompt."""
+
+    max_new_tokens: int | None = None
+    """None: what `default_new_tokens` and the model's positions allow."""
+    max_length: int | None = None
+    """Tokens of prompt and text; `max_new_tokens` takes precedence, as in transformers."""
+    default_new_tokens: int = DEFAULT_NEW_TOKENS
+    do_sample: bool = False
+    chosen: tuple[tuple[str, Any], ...] = ()
+    """What else transformers' `generate` is told, by its names; what is not there, the model's
+    generation_config or transformers decides."""
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    num_beams: int = 1
+    sequences: int = 1
+    """Texts for each prompt."""
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    """Likeliest tokens to name in the place of each one; None: no log-probabilities."""
+    truncate: int | None = None
+    """Tokens of a prompt to keep, counted from its end."""
+    long_prompts: str = CUT
+    """What becomes of a prompt that is too long: `CUT` on the left, or `REFUSE`."""
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether what a prompt holds weighs on what is generated in other ways than by the model:
+        then its padding would, too."""
+        return any(
+            name in ("repetition_penalty", "no_repeat_ngram_size") for name, _ in self.chosen
+        )
+
+    def options(self) -> dict[str, Any]:
+        """Arguments of transformers' `generate`, but for lengths and the numbers of tokens."""
+        options: dict[str, Any] = {
+            "do_sample": self.do_sample,
+            "num_beams": self.num_beams,
+            "num_return_sequences": self.sequences,
+        }
+        kept = (pair for pair in self.chosen if self.do_sample or pair[0] not in SAMPLING)
+        return {**options, **dict(kept)}
+
+
+def _whole(least: int) -> tuple[Any, str]:
+    return (lambda value: type(value) is int and value >= least, f"a whole number from {least}")
+
+
+def _number(least: float, most: float = math.inf, *, above: bool = False) -> tuple[Any, str]:
+    said = f"more than {least:g}" if above else f"{least:g} or more"
+    said = said if most == math.inf else f"{said}, and at most {most:g}"
+
+    def is_right(value: Any) -> bool:
+        if type(value) not in (int, float) or not math.isfinite(value) or value > most:
+            return False
+        return bool(value > least if above else value >= least)
+
+    return is_right, said
+
+
+_FLAG: tuple[Any, str] = (lambda value: type(value) is bool, "true or false")
+_STOP: tuple[Any, str] = (
+    lambda value: (
+        (isinstance(value, str) and bool(value))
+        or (isinstance(value, list) and all(isinstance(each, str) and each for each in value))
+    ),
+    "a text or a list of texts, none of them empty",
+)
+_SEED = (
+    lambda value: type(value) is int and -(2**63) <= value < 2**64,
+    "a whole number of 64 bits",
+)
+_UNLIT: tuple[Any, str] = (lambda value: value is False, "false: it is not supported")
+
+PARAMETERS: Mapping[str, tuple[Any, str]] = {
+    "max_new_tokens": _whole(1),
+    "max_length": _whole(1),
+    "min_new_tokens": _whole(0),
+    "do_sample": _FLAG,
+    "temperature": _number(0),
+    "top_p": _number(0, 1, above=True),
+    "top_k": _whole(0),
+    "typical_p": _number(0, 1, above=True),
+    "min_p": _number(0, 1),
+    "repetition_penalty": _number(0, above=True),
+    "no_repeat_ngram_size": _whole(0),
+    "length_penalty": _number(-1e6, 1e6),
+    "early_stopping": _FLAG,
+    "frequency_penalty": _number(-2, 2),
+    "num_beams": _whole(1),
+    "num_return_sequences": _whole(1),
+    "seed": _SEED,
+    "stop": _STOP,
+    "stop_sequences": _STOP,
+    "stop_sequence": _STOP,
+    "truncate": _whole(1),
+    "truncation": _FLAG,
+    "return_full_text": _FLAG,
+    "details": _FLAG,
+    "stream": _FLAG,
+    # What older clients send in every request, as false.
+    "watermark": _UNLIT,
+    "decoder_input_details": _UNLIT,
+    "best_of": (lambda value: value == 1, "1: for several texts there is num_return_sequences"),
+}
+"""Of each parameter whether a value is one, and how that is said."""
+_STOPS = ("stop", "stop_sequences", "stop_sequence")
+SAMPLING = ("temperature", "top_p", "top_k", "typical_p", "min_p")
+"""What only a sampled text knows; to ask for one of these is to ask for sampling."""
+_CHOSEN = (
+    *SAMPLING, "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "length_penalty",
+    "early_stopping",
+)  # fmt: skip
+
+
+def only(parameters: Mapping[str, Any], known: Set[str], task: str) -> None:
+    """Raises BadRequest where there is a parameter that is not `known`, with all that are."""
+    unknown = ", ".join(repr(name) for name in parameters if name not in known)
+    if unknown:
+        raise BadRequest(f"{task} does not take {unknown}, but {', '.join(sorted(known))}.")
+
+
+def faults(values: Mapping[str, Any], checks: Mapping[str, tuple[Any, str]]) -> list[str]:
+    """What is wrong with `values`, all at once; a value without a check is not looked at."""
+    return [
+        f"{name} is {json.dumps(value)[:60]}: give {checks[name][1]}, or leave it out"
+        for name, value in values.items()
+        if name in checks and not checks[name][0](value)
+    ]
+
+
+def read(parameters: Mapping[str, Any], long_prompts: str = CUT) -> Settings:
+    """The settings that a request's `parameters` ask for; those that are None are left out.
+
+    Raises:
+        BadRequest: one is unknown, or no value of its kind, or they contradict each other; all
+            that is wrong is said.
+    """
+    only(parameters, set(PARAMETERS), "text-generation")
+    values = {name: value for name, value in parameters.items() if value is not None}
+    if wrong := faults(values, PARAMETERS):
+        raise BadRequest(". ".join(wrong) + ".")
+    stops = {name: values[name] for name in _STOPS if name in values}
+    if len(stops) > 1:
+        raise BadRequest(f"{' and '.join(stops)} mean the same: give one of them.")
+    samples = values.get("do_sample")
+    if samples is None:
+        samples = any(name in values for name in SAMPLING)
+    if values.get("temperature") == 0:
+        if values.get("do_sample"):
+            raise BadRequest("temperature is 0, which samples nothing, and do_sample is true.")
+        samples = False
+    if "truncation" in values:
+        long_prompts = CUT if values["truncation"] else REFUSE
+    same = ("max_new_tokens", "max_length", "frequency_penalty", "num_beams", "seed", "truncate")
+    settings = Settings(
+        **{name: values[name] for name in same if name in values},
+        chosen=tuple((name, values[name]) for name in _CHOSEN if name in values),
+        do_sample=samples,
+        sequences=values.get("num_return_sequences", 1),
+        stop=_texts(next(iter(stops.values()), [])),
+        logprobs=0 if values.get("details") else None,
+        long_prompts=long_prompts,
+    )
+    check(settings)
+    return settings
+
+
+def _texts(value: str | list[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def check(settings: Settings) -> None:
+    """Raises BadRequest where settings that are right one by one contradict each other."""
+    wrong = []
+    if (
+        settings.sequences > 1
+        and not settings.do_sample
+        and settings.sequences > settings.num_beams
+    ):
+        wrong.append(
+            f"num_return_sequences is {settings.sequences}, and without sampling there are"
+            f" {settings.num_beams}: set do_sample, or num_beams"
+        )
+    if (rows := max(settings.sequences, settings.num_beams)) > MOST_SEQUENCES:
+        wrong.append(f"{rows} texts at once are too many: at most {MOST_SEQUENCES} are generated")
+    if settings.num_beams > 1 and (settings.stop or settings.logprobs is not None):
+        wrong.append("with num_beams there are neither stop nor details: leave one out")
+    least = dict(settings.chosen).get("min_new_tokens", 0)
+    if settings.max_new_tokens is not None and least > settings.max_new_tokens:
+        wrong.append(f"min_new_tokens is {least}, max_new_tokens {settings.max_new_tokens}")
+    if wrong:
+        raise BadRequest(". ".join(wrong) + ".")

@@ -1,0 +1,64 @@
+"""A tiny causal model whose every answer is known: each character has one successor."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+REPLY = "Ciaoé!"
+"""What it says to everything; é is two tokens."""
+TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] not in ('system', 'user', 'assistant') %}"
+    "{{ raise_exception('Only system, user and assistant speak.') }}{% endif %}"
+    "{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+_SPECIAL = ["<|end|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>"]
+
+
+def save(folder: Path, *, template: str | None = TEMPLATE, positions: int = 64) -> Any:
+    """Write the model, and return its tokenizer, whose tokens are bytes.
+
+    After `<|assistant|>` comes `REPLY`, then the end; of digits each is followed by the next one.
+    """
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([*_SPECIAL, *letters])}
+    bytewise = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = decoders.ByteLevel()
+    bytewise.add_special_tokens(_SPECIAL)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bytewise, eos_token="<|end|>", pad_token="<|pad|>",
+        additional_special_tokens=_SPECIAL[2:], model_max_length=positions,
+    )  # fmt: skip
+    tokenizer.chat_template = template
+    size = len(vocabulary)
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=size,
+            n_embd=64,
+            n_layer=1,
+            n_head=2,
+            n_positions=positions,
+            bos_token_id=0,
+            eos_token_id=0,
+            tie_word_embeddings=False,
+        )
+    )
+    chains = [["<|assistant|>", *bytewise.encode(REPLY).tokens, "<|end|>"], list("01234567890")]
+    with torch.no_grad():
+        embeddings = torch.nn.init.normal_(model.transformer.wte.weight)
+        model.transformer.wpe.weight.zero_()
+        model.lm_head.weight.zero_()
+        for chain in chains:
+            for before, after in itertools.pairwise(chain):
+                model.lm_head.weight[vocabulary[after]] += embeddings[vocabulary[before]] / 8
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
