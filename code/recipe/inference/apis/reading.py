@@ -61,7 +61,9 @@ def _of(path: str, document: Any) -> Request:
 
 
 def answered(prediction: Any, request: Request) -> Any:
-    """A task's answer in the form that the request's API has; an exception where it has none."""
+    """A task's answer in the form that the request's API has; an exception where there is none."""
+    if isinstance(prediction, Exception):
+        return prediction
     if request.form is None:
         return payloads.with_faults(prediction, request)
     try:
