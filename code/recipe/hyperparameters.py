@@ -175,6 +175,16 @@ class Hyperparameters:
         strategy, asked = self.passed.get("eval_strategy"), self.passed.get("do_eval")
         return bool(asked) or strategy not in ("no", None) or (strategy is None and asked is None)
 
+    @property
+    def trains(self) -> bool:
+        """Whether the job trains: unless it is told not to."""
+        return self.passed.get("do_train") is not False
+
+    @property
+    def predicts(self) -> bool:
+        """Whether predictions are to be written."""
+        return bool(self.passed.get("do_predict"))
+
     def _out_of_range(self) -> Iterator[str]:
         values = {name: getattr(self, name) for name in _own_fields()}
         yield from value_ranges.problems({**self.passed, **values})
@@ -193,6 +203,8 @@ class Hyperparameters:
                     f"Hyperparameter {name} has value {values[name]!r}, but belongs to "
                     f"task={task}, and the task is {self.task}. Leave it out, or give task={task}."
                 )
+        if not (self.trains or self.passed.get("do_eval") or self.predicts):
+            yield "do_train=False leaves nothing to do. Give do_eval=True or do_predict=True, too."
         kinds = {"text_column": "text", "prompt_column": "prompt", "completion_column": "prompt"}
         kinds["messages_column"] = "messages"
         given = [name for name in kinds if getattr(self, name) is not None]

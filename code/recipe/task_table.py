@@ -27,7 +27,7 @@ TASKS: Mapping[str, Row] = {
     CLASSIFICATION: Row(
         "text_classification",
         ("text_pair_column", "label_column", "problem_type", "label_separator", "class_weight",
-         "num_labels", "label_smoothing_factor"),
+         "num_labels", "label_smoothing_factor", "do_predict"),
     ),
     CAUSAL_LM: Row(
         "causal_lm",

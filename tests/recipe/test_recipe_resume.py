@@ -24,7 +24,7 @@ from recipe.errors import CheckpointError
 from recipe.storage import checkpoints
 from recipe.training.interruptions import EXIT_CODE
 
-CODE = Path(checkpoints.__file__).resolve().parents[1]
+CODE = Path(__file__).resolve().parents[2] / "code"
 Reviews = Callable[[int], list[tuple[str, str]]]
 STEPS = 100
 """Of an epoch; there are two."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import circulating
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from recipe import metrics
 
@@ -265,3 +265,33 @@ def test_without_an_evaluation_there_is_none_and_checkpoints_leave_the_models_fo
     assert f"checkpoints go to {tmp_path}/checkpoints" in done.stdout
     assert "max_train_steps=2 decides when training ends, not num_train_epochs=5" in done.stdout
     assert (tmp_path / "output" / "data" / "report.html").is_file(), done.stdout
+
+
+def test_do_train_false_judges_a_model_by_its_own_labels_and_writes_no_other(
+    trained: Trained, tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
+) -> None:
+    start = tmp_path / "start"
+    shutil.copytree(trained.base / "model", start)
+    # The same model with its labels the other way round, as another image may have saved it.
+    weights = load_file(start / "model.safetensors")
+    for name in ("classifier.weight", "classifier.bias"):
+        weights[name] = weights[name].flip(0).contiguous()
+    save_file(weights, start / "model.safetensors", {"format": "pt"})
+    (start / "SHA256SUMS").unlink()
+    config = json.loads((start / "config.json").read_text())
+    config |= {"id2label": {"0": "pos", "1": "neg"}, "label2id": {"pos": 0, "neg": 1}}
+    (start / "config.json").write_text(json.dumps(config))
+    channels = {"test": write_csv(tmp_path / "in", reviews(20)), "model": start}
+    done = train(tmp_path, channels, "--do_train", "False", "--do_predict", "True")
+    assert done.returncode == 0, done.stderr
+    output = tmp_path / "output" / "data"
+    assert json.loads((output / "metrics.json").read_text())["eval_accuracy"] == 1.0
+    rows = [json.loads(line) for line in (output / "predictions.jsonl").read_text().splitlines()]
+    assert [row["true"] for row in rows] == [label for _, label in reviews(20)]
+    assert all(row["label"] == row["true"] and row["score"] > 0.5 for row in rows)
+    assert not list((tmp_path / "model").rglob("*.safetensors"))
+    assert " loss=" not in done.stdout and "20 predictions for the evaluation data" in done.stdout
+    channels["model"] = tiny_model
+    done = train(tmp_path, channels, "--do_train", "False", "--do_eval", "True")
+    assert done.returncode != 0
+    assert "do_train=False" in done.stderr.splitlines()[-1]

@@ -112,6 +112,12 @@ def load(
     )
     new = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
+    if new and not hyperparameters.trains:
+        raise ModelError(
+            f"The model {source.name} lacks {len(new)} weights of a classifier of these labels "
+            f"({new[0]} ...), which training would make: do_train=False has nothing to judge.",
+            "Give a trained classifier, or leave do_train out.",
+        )
     return lora.wrap(model, hyperparameters, new, "SEQ_CLS", trains_head=True), tokenizer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import datasets
 from torch import Tensor
@@ -17,6 +17,7 @@ from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models.loading import Source
 from recipe.reports.model_card import About
+from recipe.reports.predictions import Predictions
 from recipe.reports.section import Section
 
 Model = tuple[PreTrainedModel, PreTrainedTokenizerBase]
@@ -99,6 +100,14 @@ class Task(Protocol):
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
         """What a report on the finished run shows of the model's answers."""
+
+
+@runtime_checkable
+class Answering(Protocol):
+    """A task whose answers can be written, a line for each row (do_predict)."""
+
+    def answers(self, trainer: Trainer) -> Predictions | None:
+        """The last answers to the data that the model is judged by; None before there are any."""
 
 
 TaskClass = Callable[[Mapping[str, Path], Hyperparameters], Task]

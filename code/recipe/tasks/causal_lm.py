@@ -21,7 +21,7 @@ from recipe.reports import figures, generations
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.runtime import xla
-from recipe.tasks import evaluation
+from recipe.tasks import evaluation, judging
 from recipe.tasks.base import Batches, Finding, Model, Objective, check_best, lengths_of, named
 from recipe.tokenization import documents as document_tokens
 
@@ -70,6 +70,7 @@ class CausalLm:
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         check_best(hyperparameters, ("perplexity", "token_accuracy"))
         self._hyperparameters = hyperparameters
+        channels = judging.channels(channels, hyperparameters)
         self._texts = language_modeling.load(channels, hyperparameters)
         self.train, self.found = self._texts.train, self._texts.found
 

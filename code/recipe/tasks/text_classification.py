@@ -23,7 +23,7 @@ from recipe.reports import model_card
 from recipe.reports.model_card import About
 from recipe.reports.predictions import Predictions
 from recipe.reports.section import Section
-from recipe.tasks import evaluation
+from recipe.tasks import evaluation, judging
 from recipe.tasks.base import (
     OK,
     WARNING,
@@ -125,6 +125,7 @@ class TextClassification:
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         self._hyperparameters = hyperparameters
+        channels = judging.channels(channels, hyperparameters)
         self.splits = classification.load(channels, hyperparameters)
         self.train, self.found = self.splits.train, self.splits.found
         check_best(hyperparameters, SCORES_OF[self.splits.labels.problem])
@@ -139,6 +140,9 @@ class TextClassification:
 
     def load(self, source: Source) -> Model:
         """With a head for the labels; its configuration says which columns it was trained on."""
+        if not self._hyperparameters.trains:
+            self.splits = judging.with_labels_of(source, self.splits, self._hyperparameters)
+            self.train = self.splits.train
         model, tokenizer = loading.load(source, self.splits.labels, self._hyperparameters)
         is_text = TEXT in self.train.column_names
         model.config.text_columns = list(self.splits.text_columns) if is_text else None
@@ -211,9 +215,14 @@ class TextClassification:
 
         There are none if the run was resumed after its last evaluation.
         """
+        answers = self.answers(trainer)
+        return () if answers is None else answers.sections()
+
+    def answers(self, trainer: Trainer) -> Predictions | None:
+        """Those last answers themselves."""
         scores = trainer.compute_metrics
         if not isinstance(scores, Scores) or scores.last is None:
-            return ()
+            return None
         name, split = "evaluation", self.splits.evaluation
         if self.splits.test is not None:
             name, split = "test", self.splits.test
@@ -221,7 +230,7 @@ class TextClassification:
         texts, pairs = (
             list(split[each]) if each in split.column_names else None for each in (TEXT, PAIR)
         )
-        predictions = Predictions(
+        return Predictions(
             split=name,
             labels=self.splits.labels,
             outputs=outputs,
@@ -229,7 +238,6 @@ class TextClassification:
             texts=texts,
             pairs=pairs,
         )
-        return predictions.sections()
 
 
 TASK = TextClassification

@@ -33,13 +33,13 @@ from recipe.errors import DistributedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import cpu_kernels, loading, lora
 from recipe.paths import Places
-from recipe.reports import model_card, report
+from recipe.reports import answers, model_card, report
 from recipe.runtime import device, distribution, xla
 from recipe.runtime.device import Device
 from recipe.runtime.distribution import Distribution
 from recipe.runtime.timer import Stopwatch
 from recipe.storage import atomic, checksums
-from recipe.tasks.base import Objective, Task
+from recipe.tasks.base import Answering, Objective, Task
 from recipe.training import engine, graph_extraction, tracking
 from recipe.training.engine import Engine
 from recipe.training.progress import Bar, MetricLines, ProgressLines
@@ -89,12 +89,19 @@ def run(
             device=chosen.describe(),
             metrics=metrics,
         )
-        _write(made.trainer, weights, made.tokenizer, places, facts)
+        if hyperparameters.trains:
+            _write_folder(made.trainer, weights, made.tokenizer, places, facts)
+        _write_metrics(facts, places)
         watch.lap("saving")
         hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
         show = functools.partial(made.task.sections, made.trainer, made.samples)
         folder = places.output_data_dir
-        report.of_run(made.trainer, facts, show, made.max_length, watch.seconds, hosts, folder)
+        if hyperparameters.predicts and isinstance(made.task, Answering):
+            predictions = made.task.answers(made.trainer)
+            assert predictions is not None  # _train has evaluated
+            answers.write(predictions, folder, _REMEDY)
+        if hyperparameters.trains:
+            report.of_run(made.trainer, facts, show, made.max_length, watch.seconds, hosts, folder)
     if chosen.kind == "xla":
         say("torch-xla compiled {} graphs in {:.0f} s".format(*xla.compiled()))
     device.leave_world()
@@ -312,11 +319,14 @@ def _trainer(
 def _train(
     trainer: Engine, test: Samples | None, hyperparameters: Hyperparameters
 ) -> dict[str, float]:
-    """Train and evaluate; every process takes part, and gets the same metrics."""
-    metrics = trainer.run()
-    if hyperparameters.evaluates:
-        metrics |= _last_evaluation(trainer) or trainer.evaluate()
-    if test is not None and (hyperparameters.evaluates or hyperparameters.passed.get("do_predict")):
+    """Train, and evaluate; every process takes part, and gets the same metrics."""
+    metrics = trainer.run() if hyperparameters.trains else {}
+    done = _last_evaluation(trainer) if hyperparameters.trains else None
+    if hyperparameters.predicts and test is None:
+        metrics |= trainer.evaluate()  # whose answers are what is predicted
+    elif hyperparameters.evaluates:
+        metrics |= done or trainer.evaluate()
+    if test is not None and (hyperparameters.evaluates or hyperparameters.predicts):
         metrics |= trainer.evaluate(test, metric_key_prefix="test")
     metrics.pop("total_flos", None)
     return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
@@ -332,7 +342,7 @@ def _last_evaluation(trainer: Trainer) -> dict[str, float] | None:
     return {key: value for key, value in at_end[-1].items() if key.startswith("eval_")}
 
 
-def _write(
+def _write_folder(
     trainer: Trainer,
     weights: dict[str, Any] | None,
     tokenizer: PreTrainedTokenizerBase,
@@ -344,11 +354,15 @@ def _write(
     with atomic.results("The model", places.model_dir, needed, _REMEDY) as folder:
         _write_model(trainer, weights, tokenizer, facts.hyperparameters, folder)
         (folder / "README.md").write_text(model_card.write(facts), encoding="utf-8")
+    say(f"model written to {places.model_dir}")
+
+
+def _write_metrics(facts: model_card.Facts, places: Places) -> None:
     metrics = json.dumps(dict(facts.metrics), indent=2) + "\n"
     output = places.output_data_dir
     with atomic.results("metrics.json", output, len(metrics), _REMEDY) as folder:
         (folder / "metrics.json").write_text(metrics)
-    say(f"model written to {places.model_dir}, metrics to {output}/metrics.json")
+    say(f"metrics written to {output}/metrics.json")
 
 
 def _write_model(

@@ -1,0 +1,68 @@
+"""A job that trains nothing, but evaluates or predicts (`do_train=False`): its data and labels."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import datasets
+from transformers import AutoConfig
+
+from recipe.data.classification import Splits
+from recipe.data.column_names import LABEL, split_of
+from recipe.data.labels import SINGLE, Labels
+from recipe.errors import ModelError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models.loading import Source
+
+
+def channels(given: Mapping[str, Path], hyperparameters: Hyperparameters) -> Mapping[str, Path]:
+    """A job's channels; what is judged stands for the training data too, where there is none."""
+    splits = {split_of(name): path for name, path in given.items()}
+    judged = splits.get("test", splits.get("validation"))
+    if hyperparameters.trains or "train" in splits or judged is None:
+        return given
+    return {**given, "train": judged}
+
+
+def with_labels_of(source: Source, splits: Splits, hyperparameters: Hyperparameters) -> Splits:
+    """The data with the class ids of the model in `source`, which are those of its answers.
+
+    Raises:
+        ModelError: the model does not know the labels of the data.
+    """
+    try:
+        config: Any = AutoConfig.from_pretrained(
+            source.name, trust_remote_code=hyperparameters.trust_remote_code
+        )
+    except (OSError, ValueError):
+        return splits  # what loading the model says is better
+    known = splits.labels
+    names = tuple(str(config.id2label[number]) for number in range(config.num_labels))
+    if names == known.names:
+        return splits
+    if known.problem != SINGLE or not set(known.names) <= set(names):
+        raise ModelError(
+            f"The model {source.name} answers with the labels {', '.join(names)}, and the data has "
+            f"{', '.join(known.names)}: do_train=False cannot judge the one by the other.",
+            "Give data with the model's labels, or train.",
+        )
+    ids = [names.index(name) for name in known.names]
+
+    def renumbered(split: datasets.Dataset | None) -> datasets.Dataset | None:
+        if split is None:
+            return None
+        column = [ids[number] for number in split[LABEL]]
+        return split.remove_columns(LABEL).add_column(LABEL, column)
+
+    train, evaluation = renumbered(splits.train), renumbered(splits.evaluation)
+    assert train is not None and evaluation is not None
+    return dataclasses.replace(
+        splits,
+        labels=Labels(names, known.problem),
+        train=train,
+        evaluation=evaluation,
+        test=renumbered(splits.test),
+    )
