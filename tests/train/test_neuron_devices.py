@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from amphora.common import devices
+from amphora.common import devices, neuron_cores, probe
 from amphora.common.errors import ConfigError
 from amphora.contract.job import read_job
 from amphora.contract.sm_variables import sm_variables
@@ -70,8 +70,8 @@ def printing(folder: Path, listing: object, option: str = "-j") -> dict[str, str
 @pytest.fixture(autouse=True)
 def no_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A /dev of this test's own."""
-    monkeypatch.setattr(devices, "_DEV", tmp_path / "dev")
-    monkeypatch.setattr(devices, "_NEURON_TOOLS", str(tmp_path / "opt"))
+    monkeypatch.setattr(neuron_cores, "_DEV", tmp_path / "dev")
+    monkeypatch.setattr(neuron_cores, "_NEURON_TOOLS", str(tmp_path / "opt"))
     (tmp_path / "dev").mkdir()
     return tmp_path / "dev"
 
@@ -200,7 +200,7 @@ def test_a_tool_that_tells_nothing(
     script: str | None,
     says: str,
 ) -> None:
-    monkeypatch.setattr(devices, "_PROBE_SECONDS", 0.3)
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 0.3)
     environ = {"PATH": "/usr/bin:/bin"} if script is None else neuron_ls(tmp_path, script)
     found = devices.detect(environ)
     assert found.kind == "cpu" and says in found.reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,19 +83,56 @@ def _precision(kind: str, asked: bool | None, fp16: bool) -> tuple[bool, str]:
         return False, "fp16 was asked for"
     if asked is not None:
         return asked, f"bf16={asked} was asked for"
-    if kind == "cuda":
-        has = torch.cuda.is_bf16_supported(including_emulation=False)
-        return has, f"this GPU {'computes' if has else 'does not compute'} in bfloat16"
-    if kind == "cpu":
-        flag = next((flag for flag in _CPU_BF16_FLAGS if flag in cpu_flags()), None)
-        return flag is not None, f"this CPU has {flag or 'no ' + ', no '.join(_CPU_BF16_FLAGS)}"
-    if kind == "xla":
-        computes_in = xla.device_type()
-        return computes_in == "NEURON", f"PJRT_DEVICE is {computes_in}"
-    if kind == "neuron":
-        has = bool(torch.get_device_module(kind).is_bf16_supported())
-        return has, f"torch.neuron {'computes' if has else 'does not compute'} in bfloat16"
+    return kind_of(kind).bf16()
+
+
+def _of_cuda() -> tuple[bool, str]:
+    has = torch.cuda.is_bf16_supported(including_emulation=False)
+    return has, f"this GPU {'computes' if has else 'does not compute'} in bfloat16"
+
+
+def _of_cpu() -> tuple[bool, str]:
+    flag = next((flag for flag in _CPU_BF16_FLAGS if flag in cpu_flags()), None)
+    return flag is not None, f"this CPU has {flag or 'no ' + ', no '.join(_CPU_BF16_FLAGS)}"
+
+
+def _of_xla() -> tuple[bool, str]:
+    computes_in = xla.device_type()
+    return computes_in == "NEURON", f"PJRT_DEVICE is {computes_in}"
+
+
+def _of_neuron() -> tuple[bool, str]:
+    has = bool(torch.get_device_module("neuron").is_bf16_supported())
+    return has, f"torch.neuron {'computes' if has else 'does not compute'} in bfloat16"
+
+
+def _unknown(kind: str) -> tuple[bool, str]:
     return False, f"nothing is known of bfloat16 on {kind}: set bf16=True to use it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of device: what training does differently on it. Others are taken as they come."""
+
+    bf16: Callable[[], tuple[bool, str]]
+    """Whether it computes in bfloat16, and what says so."""
+    backend: str = "its own"
+    """What sums over processes, for the log."""
+    has_fused_optimizer: bool = False
+    pins_memory: bool = True
+
+
+KINDS: Mapping[str, Kind] = {
+    "cuda": Kind(bf16=_of_cuda, backend="nccl", has_fused_optimizer=True),
+    "cpu": Kind(bf16=_of_cpu, backend="gloo", has_fused_optimizer=True, pins_memory=False),
+    "neuron": Kind(bf16=_of_neuron),
+    "xla": Kind(bf16=_of_xla),
+}
+
+
+def kind_of(name: str) -> Kind:
+    """The row of a kind, by its name in PyTorch; one of its own for a kind that has none."""
+    return KINDS.get(name) or Kind(bf16=functools.partial(_unknown, name))
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:

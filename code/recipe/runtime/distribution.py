@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, Trainer
 
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.runtime.device import Device
+from recipe.runtime.device import Device, kind_of
 
 _SMDDP = "sagemaker_distributed_dataparallel_enabled"
 _COMPILER = "sagemaker_training_compiler_enabled"
@@ -130,7 +130,7 @@ def _backend(smddp: bool, chosen: Device) -> Distribution:
     if chosen.kind == "cuda" and _has_smddp():
         said = "smdistributed dataparallel: torch DDP with the smddp backend"
         return Distribution(arguments={"ddp_backend": "smddp"}, said=(said,))
-    backend = "nccl" if chosen.kind == "cuda" else "gloo" if chosen.kind == "cpu" else "its own"
+    backend = kind_of(chosen.kind).backend
     said = f"smdistributed dataparallel: torch DDP with the {backend} backend, smddp is not here"
     return Distribution(said=(said,))
 

@@ -235,7 +235,7 @@ def training_arguments(
     on_cpu = chosen.kind == "cpu"
     # The Trainer makes the folder even where it saves nothing.
     unused = tempfile.gettempdir() if hyperparameters.passed.get("save_strategy") == "no" else None
-    has_fused = chosen.kind in ("cpu", "cuda")
+    kind = device.kind_of(chosen.kind)
     values: dict[str, Any] = {
         "output_dir": hyperparameters.output_dir or unused or str(places.checkpoints),
         "num_train_epochs": hyperparameters.num_train_epochs,
@@ -251,8 +251,8 @@ def training_arguments(
         "use_cpu": on_cpu,
         # Without both, processes on a CPU train apart from each other without saying so.
         "ddp_backend": "gloo" if on_cpu and chosen.processes > 1 else None,
-        "optim": "adamw_torch_fused" if has_fused else "adamw_torch",
-        "dataloader_pin_memory": not on_cpu,
+        "optim": "adamw_torch_fused" if kind.has_fused_optimizer else "adamw_torch",
+        "dataloader_pin_memory": kind.pins_memory,
         # Every parameter takes part in every step, so there is none to look for.
         "ddp_find_unused_parameters": False,
         # It would wait for the device on each step, to replace what is no number.

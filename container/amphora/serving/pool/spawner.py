@@ -18,13 +18,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from amphora.common import devices
 from amphora.common.errors import AmphoraError, CodeError
 from amphora.serving.pool.user_code import Provision
 from amphora.serving.protocol import framing
 from amphora.serving.settings import Hosting
 
 LOG = logging.getLogger("amphora.pool")
-_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "neuron": "NEURON_RT_VISIBLE_CORES"}
 
 
 class ModelError(AmphoraError):
@@ -131,7 +131,7 @@ class Nursery:
     def __init__(self, hosting: Hosting, environ: Mapping[str, str]) -> None:
         self._hosting = hosting
         self._environ = environ
-        self._share = hosting.device_kind == "cpu" and sys.platform == "linux"
+        self._share = hosting.device_kind == devices.CPU and sys.platform == "linux"
         self._parent: Host | None = None
         self._hosts: dict[int, Host] = {}
         self._loaded: Loaded | None = None
@@ -207,12 +207,12 @@ def worker_environment(
     # Before a fork there must be no pool of threads; the forks set their own count.
     child["OMP_NUM_THREADS"] = "1" if share else str(hosting.threads)
     child.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if hosting.device_kind == "cpu":
+    if hosting.device_kind == devices.CPU:
         # oneDNN keeps compiled kernels for every shape it has seen, and texts come in all shapes: a
         # worker grew by 276 MB; so by 7, for as much CPU (docs/LAB.md).
         child.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
         child.setdefault("LRU_CACHE_CAPACITY", "1")
-    visible = _VISIBLE.get(hosting.device_kind)
+    visible = devices.KINDS[hosting.device_kind].visible
     if visible is not None:
         count = max(1, hosting.accelerators)
         listed = (

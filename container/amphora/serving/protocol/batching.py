@@ -13,10 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# What one call costs beside its tokens, in tokens: where that is little, as on a CPU, another
-# call is cheaper than the padding that it saves. benchmarks/bench_serve.py measures it.
-CALL_TOKENS = {"cpu": 24, "cuda": 4096, "neuron": 4096}
-
 
 @dataclass(frozen=True)
 class Size:

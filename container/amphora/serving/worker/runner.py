@@ -19,6 +19,7 @@ from typing import Any
 
 import amphora
 from amphora.common import logs
+from amphora.common.devices import KINDS
 from amphora.serving.protocol import batching, framing, media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.worker.context import Context
@@ -178,7 +179,7 @@ def _answer(sock: socket.socket, engine: Engine, items: list[Item]) -> tuple[int
         _answer_alone(sock, engine, items[0])
         return 0, 0, 1
     ready = [item for item in items if _prepare(sock, engine, item)]
-    call_tokens = batching.CALL_TOKENS[engine.settings.device_kind]
+    call_tokens = KINDS[engine.settings.device_kind].call_tokens
     groups = batching.plan([item.size for item in ready], engine.settings.batch_tokens, call_tokens)
     for group in groups:
         _answer_group(sock, engine, [ready[place] for place in group.members])

@@ -1,0 +1,174 @@
+"""How many logical Neuron cores a host has, and how many of them this job may use."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from amphora.common.errors import ConfigError
+from amphora.common.probe import PROBE_SECONDS, probe
+
+_SAID_CHARACTERS = 200
+_DEV = Path("/dev")
+# Where AWS's packages put it; PATH has that only in a login shell.
+_NEURON_TOOLS = "/opt/aws/neuron/bin"
+_CORES_OF_TRAINIUM2 = 8
+"""Physical cores of one trn2 or trn3 device."""
+_MOST_CORES = 4096
+
+
+def count(environ: Mapping[str, str], instance_type: str) -> tuple[int, str]:
+    """The logical cores that this job may use, and where the number comes from."""
+    listing, silence = _neuron_ls(environ)
+    if listing is None:
+        return _cores_without_tool(environ, silence)
+    cores, reason = _neuron_cores(listing, environ, instance_type)
+    chosen, limit = _chosen_cores(cores, environ)
+    return chosen, f"{reason}{limit}"
+
+
+def _neuron_ls(environ: Mapping[str, str]) -> tuple[str | None, str]:
+    """What neuron-ls prints as JSON, or None and the reason."""
+    path = f"{environ.get('PATH', '')}{os.pathsep}{_NEURON_TOOLS}"
+    tool = shutil.which("neuron-ls", path=path)
+    if tool is None:
+        return None, "no neuron-ls"
+    said = ""
+    for options in (["-j"], ["--output-format", "json"]):  # Neuron 2.34 ends the first.
+        result = probe([tool, *options], environ)
+        if result is None:
+            return None, f"neuron-ls does not answer (waited {PROBE_SECONDS:g} s at most)"
+        if result.returncode == 0:
+            return result.stdout, ""
+        said = said or " ".join((result.stderr or result.stdout).split())[-_SAID_CHARACTERS:]
+    return None, f"neuron-ls finds no device ({said or 'without a word'})"
+
+
+def _cores_without_tool(environ: Mapping[str, str], silence: str) -> tuple[int, str]:
+    given = environ.get("SM_NUM_NEURONS", "")
+    if given.isdecimal() and int(given):
+        chosen, limit = _chosen_cores(range(int(given)), environ)
+        return chosen, f"SM_NUM_NEURONS is {given}, as {silence}{limit}"
+    present = sorted(path.name for path in _DEV.glob("neuron[0-9]*"))
+    if present:
+        raise ConfigError(
+            f"This host has Neuron devices ({_DEV / present[0]}), but {silence}.",
+            "Run `neuron-ls` in the container to see why, or set SM_NUM_NEURONS to the number of"
+            " cores to train on.",
+        )
+    return 0, silence
+
+
+def _neuron_cores(
+    listing: str, environ: Mapping[str, str], instance_type: str
+) -> tuple[Sequence[int], str]:
+    """The ids of the logical cores, as NEURON_RT_VISIBLE_CORES counts them."""
+    try:
+        devices = _neuron_devices(json.loads(listing))
+        counts = [int(device["nc_count"]) for device in devices]
+        told = {int(device.get("logical_neuroncore_config", 0)) for device in devices}
+        ids = [int(core) for device in devices for core in device.get("neuroncore_ids") or ()]
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ConfigError(
+            f"`neuron-ls -j` printed what is not a list of devices ({error!r}).",
+            "Run it on this host to see, and check that the Neuron driver and tools fit, or set"
+            " SM_NUM_NEURONS and take neuron-ls off PATH.",
+        ) from error
+    types = {str(device.get("instance_type", instance_type)) for device in devices}
+    lnc_told = max(told, default=0)
+    joins = bool(lnc_told) or any(name in each for name in ("trn2", "trn3") for each in types)
+    lnc = _lnc(environ, joins=joins or max(counts, default=0) == _CORES_OF_TRAINIUM2)
+    if lnc is None:
+        total = sum(counts)
+        reason = f"neuron-ls lists {total} Neuron cores"
+    else:
+        # Older tools count physical cores and tell no LNC; newer ones count logical ones.
+        physical = sum(counts) * lnc_told if lnc_told else len(counts) * _CORES_OF_TRAINIUM2
+        total = physical // lnc
+        reason = f"neuron-ls lists {total} logical Neuron cores at LNC {lnc}"
+    return (ids if len(ids) == total else range(total)), reason
+
+
+def _neuron_devices(listing: Any) -> list[dict[str, Any]]:
+    """The listing itself, or (announced for Neuron 2.34) a list in an object about the host."""
+    if isinstance(listing, dict):
+        lists = [value for value in listing.values() if isinstance(value, list)]
+        listing = next(
+            (
+                each
+                for each in lists
+                if any("nc_count" in item for item in each if isinstance(item, dict))
+            ),
+            None,
+        )
+    if not isinstance(listing, list):
+        raise ValueError("no list")
+    return listing
+
+
+def _lnc(environ: Mapping[str, str], joins: bool) -> int | None:
+    """Physical cores in a logical one; None where the hardware joins none (trn1, inf2)."""
+    asked = environ.get("NEURON_LOGICAL_NC_CONFIG", "")
+    if asked not in ("", "1", "2"):
+        raise ConfigError(
+            f"NEURON_LOGICAL_NC_CONFIG is {asked!r}.",
+            "Give 1 or 2, the physical cores that make one logical core.",
+        )
+    if joins:
+        return int(asked or 2)
+    if asked == "2":
+        raise ConfigError(
+            "NEURON_LOGICAL_NC_CONFIG is 2, but cores are joined on trn2 and trn3 only.",
+            "Leave it out on this instance type.",
+        )
+    return None
+
+
+def _chosen_cores(cores: Sequence[int], environ: Mapping[str, str]) -> tuple[int, str]:
+    """How many of `cores` the environment leaves to this job, and by which variable."""
+    visible = environ.get("NEURON_RT_VISIBLE_CORES", "")
+    if visible:
+        chosen = _core_list(visible)
+        if not set(chosen) <= set(cores):
+            raise ConfigError(
+                f"NEURON_RT_VISIBLE_CORES is {visible!r}, but the cores of this host are"
+                f" {_span(cores)}.",
+                "Name cores that it has, counted as logical cores on trn2 and trn3.",
+            )
+        return len(chosen), f", NEURON_RT_VISIBLE_CORES={visible} leaves {len(chosen)}"
+    number = environ.get("NEURON_RT_NUM_CORES", "")
+    if number in ("", "0"):  # The runtime takes 0 for all of them.
+        return len(cores), ""
+    if not number.isdecimal() or int(number) > len(cores):
+        raise ConfigError(
+            f"NEURON_RT_NUM_CORES is {number!r}, and this host has {len(cores)} cores.",
+            "Give a number between 1 and that.",
+        )
+    return int(number), f", NEURON_RT_NUM_CORES={number} leaves {int(number)}"
+
+
+def _core_list(text: str) -> list[int]:
+    """The cores that '0', '0-3' or '0,2-3' names."""
+    cores: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last or last > _MOST_CORES:
+            break
+        cores += range(first, last + 1)
+    else:
+        if len(set(cores)) == len(cores):
+            return cores
+    raise ConfigError(
+        f"NEURON_RT_VISIBLE_CORES is {text!r}.",
+        "Give one core, a range or a list, each core once: 3 or 0-3 or 0,2.",
+    )
+
+
+def _span(cores: Sequence[int]) -> str:
+    return f"{cores[0]}-{cores[-1]}" if len(cores) > 1 else ", ".join(map(str, cores)) or "none"
