@@ -21,9 +21,12 @@ import openpyxl  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets.data_files import DataFilesDict, get_data_patterns
 
 from recipe.data import classification
 from recipe.data.classification import Splits
+from recipe.data.files.formats import FORMATS as FORMAT_ROWS
+from recipe.data.layout import channels
 from recipe.errors import DataError
 from recipe.hyperparameters import Hyperparameters
 
@@ -346,7 +349,7 @@ def cases() -> list[Case]:
 def make(folder: Path, case: Case, draw: random.Random) -> tuple[dict[str, Path], Truth]:
     """The channels of a case, and the rows of each split: (text ..., class)."""
     layout, name, kind = case
-    channels: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     truth: Truth = {}
     hyphens = itertools.count()
     for path, split in layout.files.items():
@@ -372,14 +375,14 @@ def make(folder: Path, case: Case, draw: random.Random) -> tuple[dict[str, Path]
         target.parent.mkdir(parents=True, exist_ok=True)
         FORMATS[name].write(target, rows)
         channel = path.partition("/")[0]
-        channels[channel] = folder / channel
-    first = next(iter(channels.values()))
+        folders[channel] = folder / channel
+    first = next(iter(folders.values()))
     for side, content in {**dict(draw.sample(sorted(SIDE_FILES.items()), 3)), **kind.files}.items():
         (first / side).write_text(content)
     if layout.card:
         (first / "README.md").write_text(f"---\n{layout.card}---\n")
     truth.pop(NOWHERE, None)
-    return channels, truth
+    return folders, truth
 
 
 def rows_of(splits: Splits, name: str) -> set[tuple[Any, ...]]:
@@ -391,13 +394,13 @@ def rows_of(splits: Splits, name: str) -> set[tuple[Any, ...]]:
     return set(rows)
 
 
-def judge(channels: Mapping[str, Path], truth: Truth, case: Case) -> str | None:
+def judge(folders: Mapping[str, Path], truth: Truth, case: Case) -> str | None:
     """What is wrong with how a case is read."""
     layout, _, kind = case
     refused = [*layout.refused, *kind.refused]
     try:
         splits = classification.load(
-            channels, Hyperparameters(**{**layout.hyperparameters, **kind.hyperparameters})
+            folders, Hyperparameters(**{**layout.hyperparameters, **kind.hyperparameters})
         )
     except DataError as error:
         if not refused:
@@ -428,7 +431,47 @@ def test_made_up_data_is_read_as_it_is_or_refused(tmp_path: Path) -> None:
     datasets.disable_progress_bars()
     for number, case in enumerate(made):
         folder = tmp_path / str(number)
-        channels, truth = make(folder, case, draw)
-        if said := judge(channels, truth, case):
+        channel_folders, truth = make(folder, case, draw)
+        if said := judge(channel_folders, truth, case):
             wrong.append(f"{number}: {case[0].name} | {case[1]} | {case[2].name}: {said[:600]}")
     assert not wrong, f"{len(wrong)} of {len(made)}:\n" + "\n".join(wrong)
+
+
+DIFFERS = {
+    *("unnamed beside test", "unnamed folder beside test", "a project's name", "dev within train"),
+    *("both in a name", "configurations", "a configuration asked for", "an unknown configuration"),
+    *("two configurations asked for", "a default configuration", "only test", "train within test"),
+    *("imdb.{}.v2 eval", "data/{} evaluation", "x/{}/y devset", "imdb.{}.v2 held-out"),
+    *("{}-00000-of-00001 holdout", "data/{} testset"),
+}
+"""Layouts that the datasets library resolves otherwise; docs/DATA.md says where."""
+
+
+def test_names_say_what_they_say_to_the_datasets_library(tmp_path: Path) -> None:
+    unlike = set()
+    for number, layout in enumerate(LAYOUTS):
+        one_channel = len({path.partition("/")[0] for path in layout.files}) == 1
+        if layout.card or layout.column or not one_channel:
+            continue
+        for path in layout.files:
+            file = tmp_path / str(number) / f"{path}.jsonl"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text('{"text": "a", "label": 1}\n')
+        root = (tmp_path / str(number) / path.partition("/")[0]).resolve()
+        theirs = DataFilesDict.from_patterns(get_data_patterns(str(root)), base_path=str(root))
+        expected = {str(split): {Path(each) for each in files} for split, files in theirs.items()}
+        asked = layout.hyperparameters.get("dataset_config_name")
+        try:
+            ours = channels.find({root.name: root}, asked).files
+        except DataError:
+            unlike.add(layout.name)
+            continue
+        if {split: set(files) for split, files in ours.items()} != expected:
+            unlike.add(layout.name)
+    assert unlike == DIFFERS
+
+
+def test_the_table_of_formats_is_that_of_the_code() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "DATA.md").read_text()
+    for each in FORMAT_ROWS:
+        assert f"| {each.name} | {each.suffixes} | {each.what} |" in text
