@@ -11,7 +11,10 @@ import transformers
 
 from recipe.compat import quieten
 from recipe.errors import ModelError, near
-from recipe.inference import (
+from recipe.inference.generation import generator
+from recipe.inference.origin import Origin
+from recipe.inference.payloads import Request
+from recipe.inference.tasks import (
     classifier,
     embedder,
     fill_mask,
@@ -21,10 +24,7 @@ from recipe.inference import (
     text_to_text,
     zero_shot,
 )
-from recipe.inference.embedder import TOKENS, VECTORS
-from recipe.inference.generation import generator
-from recipe.inference.origin import Origin
-from recipe.inference.payloads import Request
+from recipe.inference.tasks.embedder import TOKENS, VECTORS
 from recipe.storage import checksums
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe.inference.apis import openai, openai_forms, tei
-from recipe.inference.classifier import Classifier
-from recipe.inference.embedder import Embedder, TokenFeatures
 from recipe.inference.generation.generator import Generator
 from recipe.inference.payloads import BadRequest, Request
+from recipe.inference.tasks.classifier import Classifier
+from recipe.inference.tasks.embedder import Embedder, TokenFeatures
 
 _FORMS = {
     "text-generation": "text",

@@ -149,8 +149,9 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     from transformers.pipelines import PIPELINE_REGISTRY
 
     from recipe.compat import quieten
-    from recipe.inference import loaded_model, pipelines, registry
+    from recipe.inference import loaded_model, registry
     from recipe.inference import origin as origins
+    from recipe.inference.tasks import pipelines
     from recipe.storage import checksums
 
     quieten()

@@ -14,11 +14,12 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import loaded_model, media
+from recipe.inference import loaded_model
 from recipe.inference.answers import plain
 from recipe.inference.loaded_model import Encoder
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, NotTakenHere, Request
+from recipe.inference.tasks import media
 
 _SOUNDS = {"automatic-speech-recognition", "audio-classification", "zero-shot-audio-classification"}
 _WORDS = {"text-to-audio", "table-question-answering"}

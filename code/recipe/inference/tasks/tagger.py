@@ -10,11 +10,11 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from recipe.inference import loaded_model as encoder
-from recipe.inference import pipelines
 from recipe.inference.answers import plain
 from recipe.inference.loaded_model import Encoder, Row
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
+from recipe.inference.tasks import pipelines
 from recipe.tokenization.encoding import beginning
 
 PARAMETERS = {

@@ -10,10 +10,11 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from recipe.errors import ModelError
-from recipe.inference import loaded_model, pipelines
+from recipe.inference import loaded_model
 from recipe.inference.loaded_model import Encoder, Row
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
+from recipe.inference.tasks import pipelines
 
 PARAMETERS = {"top_k", "targets", "tokenizer_kwargs"} | loaded_model.PARAMETERS
 _TOP_K = 5

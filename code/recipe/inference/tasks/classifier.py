@@ -12,11 +12,11 @@ from transformers import AutoModelForSequenceClassification
 
 from recipe.errors import ModelError
 from recipe.inference import loaded_model as encoder
-from recipe.inference import ranking
 from recipe.inference.loaded_model import Encoder
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, Label, Request, a_text_or_pair
-from recipe.inference.ranking import Ranking
+from recipe.inference.tasks import ranking
+from recipe.inference.tasks.ranking import Ranking
 
 PARAMETERS = {"top_k", "function_to_apply", "return_all_scores", "return_text"} | encoder.PARAMETERS
 _MULTI_LABEL = "multi_label_classification"

@@ -10,11 +10,11 @@ import torch
 from transformers import AutoModel
 
 from recipe.inference import loaded_model as encoder
-from recipe.inference import ranking, sentences
 from recipe.inference.loaded_model import PARAMETERS, Encoder
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
-from recipe.inference.ranking import Ranking
+from recipe.inference.tasks import ranking, sentences
+from recipe.inference.tasks.ranking import Ranking
 
 TOKENS, VECTORS = "huggingface", "vectors"
 """What AMPHORA_ANSWERS may be: a vector of each token, as Hugging Face's image answers, or one of
