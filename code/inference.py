@@ -45,14 +45,14 @@ def describe_fn(model_dir: str, model: Task) -> dict[str, Any]:
     return description.describe(model, task)
 
 
-def input_fn(body: bytes, content_type: str, context: Any) -> Request:
+def input_fn(body: bytes, content_type: str, context: Any = None) -> Request:
     """What a request asks, in our own form, OpenAI's or TEI's.
 
     Raises:
         BadRequest: the body is wrong; the message says how, with an example of what is right.
         UnsupportedContentType: the content type is not supported.
     """
-    return reading.read(body, content_type, context.path)
+    return reading.read(body, content_type, getattr(context, "path", "/invocations"))
 
 
 def tokens_fn(data: Request, model: Task) -> list[int]:
