@@ -53,7 +53,12 @@ class Wire:
             self.watch_reading()
             return
         self._is_lingering = True
-        self._transport.write_eof()
+        try:
+            self._transport.write_eof()
+        except OSError:
+            # The client has reset the connection, which the event loop has yet to see.
+            self._transport.abort()
+            return
         self._transport.resume_reading()
         self._loop.call_later(_LINGER_SECONDS, self._transport.abort)
 

@@ -34,6 +34,8 @@ _DISCARDED_BYTES = 1 << 20
 # What a server over its bound for connections still answers, and for how long it waits for it.
 _VITAL = (b"/ping", b"/metrics")
 _CROWDED_SECONDS = 2.0
+# For the request of a connection that is about to be closed for another one.
+_NEW_SECONDS = 0.1
 # What `check` looks for: attributes of classes, and names that `__init__` sets.
 _USED: dict[type, tuple[str, ...]] = {
     uvicorn.Server: ("startup", "shutdown", "capture_signals"),
@@ -102,6 +104,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._idle_since = self.loop.time()
         self._was_used = False
         self._bounds = bounds
+        self._most_head_bytes, self._most_headers = bounds.header_bytes, bounds.header_count
         self._note = note
         self._crowded = crowded
         self._wait_seconds = bounds.header_seconds
@@ -125,8 +128,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether closing takes no answer from anybody."""
-        return not self._is_answering and not self._wire.get_write_buffer_size()
+        """Whether closing takes no answer from anybody, nor a request that is just on its way."""
+        return (
+            not self._is_answering
+            and self.loop.time() - self._idle_since > _NEW_SECONDS
+            and not self._wire.get_write_buffer_size()
+        )
 
     @property
     def rank(self) -> tuple[bool, float]:
@@ -193,7 +200,7 @@ class HttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse(self._refusal or _BROKEN)
             return
-        if self._is_answering and not self._in_head and not self._in_body:
+        if not self._in_head and not self._in_body and self._is_answering:
             return
         after = (self._messages, self._in_head, self._in_body, self._body_bytes)
         now = self.loop.time()
@@ -241,23 +248,24 @@ class HttpProtocol(HttpToolsProtocol):
         if not self._in_head:
             return
         self._head_bytes += len(name) + len(value) + 4
-        if (
-            self._head_bytes > self._bounds.header_bytes
-            or len(self.headers) >= self._bounds.header_count
-        ):
+        headers = self.headers
+        if self._head_bytes > self._most_head_bytes or len(headers) >= self._most_headers:
             self._refusal = self._head_too_large()
             raise ValueError
-        super().on_header(name, value)
+        # As uvicorn does, without a second call for each header of each request.
+        name = name.lower()
+        if name == b"expect":
+            self.expect_100_continue = value.strip().lower() == b"100-continue"
+            if not self.expect_100_continue:
+                self._stop(417, "expectation_failed", "The only Expect is 100-continue.")
+        elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            self._stop(501, "not_implemented", "The only Transfer-Encoding is chunked.")
+        headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Begin to answer, unless what is asked for is not to be had."""
         self._in_head = False
         self._began = None
-        for name, value in self.headers:
-            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-                self._stop(501, "not_implemented", "The only Transfer-Encoding is chunked.")
-            if name == b"expect" and value.strip().lower() != b"100-continue":
-                self._stop(417, "expectation_failed", "The only Expect is 100-continue.")
         if self._crowded and self.url.partition(b"?")[0].rstrip(b"/") not in _VITAL:
             self._stop(503, "overloaded", "Too many connections are open.")
         if len(self.pipeline) >= _MOST_PIPELINED:
