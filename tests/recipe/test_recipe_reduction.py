@@ -92,9 +92,55 @@ def test_a_sum_that_fails_ends_the_step(
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         model = DistributedDataParallel(Model(tied))
-        ddp_hook.sum_touched_rows(model)
         monkeypatch.setattr(ddp_hook, "_sum", fails)
+        ddp_hook.sum_touched_rows(model)
         with pytest.raises(RuntimeError, match="a peer is gone"):
             model(torch.arange(100)).square().mean().backward()
     finally:
         dist.destroy_process_group()
+
+
+class Deep(nn.Module):
+    """More than one bucket of gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(ROWS, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH * (1 + n % 2), 2 * WIDTH) for n in range(6))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        found = self.embedding(ids)
+        for layer in self.layers:
+            found = layer(found[..., : layer.in_features]).tanh()
+        return found
+
+
+def process_of_three(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=3)
+    found = []
+    for by_rows in (False, True):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(Deep(), bucket_cap_mb=1)
+        if by_rows:
+            ddp_hook.sum_touched_rows(model)
+        for _ in range(2):  # DDP lays its buckets out anew between the two
+            model.zero_grad(set_to_none=True)
+            model(torch.arange(300) * (rank + 2)).square().mean().backward()
+            found.append([weight.grad.clone() for weight in model.parameters()])  # type: ignore[union-attr]
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_three_processes_sum_a_first_step_as_every_other(tmp_path: Path) -> None:
+    mp.spawn(process_of_three, (str(tmp_path),), nprocs=3)
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
+    ddps, ddps_next, first, second = ranks[0]
+    for one, other in ((first, second), (first, ranks[1][2]), (first, ranks[2][3])):
+        assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+    for one, other in zip(ddps, first, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-9)
+    # What it is for: DDP's own sums are not those of its first step.
+    assert not all(torch.equal(*pair) for pair in zip(ddps, ddps_next, strict=True))

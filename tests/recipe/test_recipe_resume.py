@@ -152,6 +152,18 @@ def test_a_run_killed_and_stopped_ends_with_the_same_weights(
     assert job.weights() == whole.weights()
 
 
+@pytest.mark.heavy()
+def test_three_processes_resume_exactly(tmp_path: Path, tiny_model: Path, data: Path) -> None:
+    """Sums of three numbers have an order; those of two, which the other tests sum, have none."""
+    whole, job = (Job(tmp_path / name, tiny_model, data, processes=3) for name in ("whole", "cut"))
+    for each in (whole, job):
+        each.arguments += ["--save_total_limit", "99", "--max_train_steps", "40"]
+    whole.finish()
+    shutil.copytree(whole.checkpoints / "checkpoint-21", job.checkpoints / "checkpoint-21")
+    assert f"resuming from {job.checkpoints}/checkpoint-21" in job.finish()
+    assert job.weights() == whole.weights()
+
+
 def test_a_stop_during_an_evaluation_repeats_it(
     tmp_path: Path, tiny_model: Path, reviews: Reviews
 ) -> None:

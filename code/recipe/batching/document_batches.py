@@ -3,8 +3,9 @@
 A batch is laid out as that of any samples (`batches`), and beside it has, of one size for all
 batches: `places`, where in the flattened blocks a token stands whose successor is learned;
 `targets`, that successor (`NOT_LEARNED` where a place is unused); `owners`, the number of its
-document in the batch. So a model's head runs on these places only. `answers` [documents, 2] is
-where their sums go.
+document in the batch. So a model's head runs on these places only. `answers` [documents, 2] has
+the shape of their sums; whole numbers, as inputs with a fraction are rounded by a model that is
+sharded in bfloat16.
 """
 
 from __future__ import annotations
@@ -95,6 +96,6 @@ def _successors(samples: Samples, rows: Rows, first: Rows, learned: int) -> Batc
         places[start:end], targets[start:end] = first[number] + offsets, successors
         owners[start:end] = number
         start = end
-    answers = np.zeros((len(first), 2), dtype=np.float32)
+    answers = np.zeros((len(first), 2), dtype=np.int8)
     arrays = {"places": places, "targets": targets, "owners": owners, "answers": answers}
     return {name: torch.from_numpy(array) for name, array in arrays.items()}

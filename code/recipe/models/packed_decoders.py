@@ -65,7 +65,8 @@ def _forward(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -
         inner = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         states, head = usual(**inner, use_cache=False).logits, _as_it_is
     tokens = _of_tokens(states.flatten(0, 1)[places], head, targets)
-    return CausalLMOutput(logits=answers.index_add(0, owners, tokens))
+    sums = torch.zeros(answers.shape, dtype=tokens.dtype, device=tokens.device)
+    return CausalLMOutput(logits=sums.index_add(0, owners, tokens))
 
 
 def _as_it_is(logits: Tensor) -> Tensor:

@@ -2,10 +2,17 @@
 
 Half of a small encoder's weights are its token embedding, and a step reads some hundred of its
 30,000 rows. DDP would send the gradients of all of them over the network.
+
+Each number is summed in the order of the ranks. A collective sum of three and more processes takes
+another order for each place in what is summed, and after its first step DDP lays gradients out
+anew: so the first step after a resume would be rounded otherwise than in a run that went on.
 """
 
 from __future__ import annotations
 
+import queue
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,11 +38,14 @@ def sum_touched_rows(model: nn.Module) -> None:
         for layer in model.modules()
         if isinstance(layer, nn.Embedding) and layer.weight.numel() >= _LARGE
     }
+    add = _sum if dist.get_world_size() <= 2 else _Sums().sum
     # DDP compares the annotations of what it is given, and these are strings.
-    model.register_comm_hook(None, lambda _, bucket: _mean(embeddings, bucket))
+    model.register_comm_hook(None, lambda _, bucket: _mean(embeddings, bucket, add))
 
 
-def _mean(embeddings: set[int], bucket: Any) -> Future[Tensor]:
+def _mean(
+    embeddings: set[int], bucket: Any, add: Callable[[Tensor], Future[Any]]
+) -> Future[Tensor]:
     """DDP's communication hook: the processes' mean of `bucket`, in its place."""
     buffer: Tensor = bucket.buffer()
     processes = dist.get_world_size()
@@ -44,7 +54,7 @@ def _mean(embeddings: set[int], bucket: Any) -> Future[Tensor]:
         rows = _touched(gradient) if id(weight) in embeddings else None
         sent.append((gradient, rows))
     if all(rows is None for _, rows in sent):
-        return _sum(buffer.div_(processes)).then(lambda done: _checked(done, buffer))
+        return add(buffer.div_(processes)).then(lambda done: _checked(done, buffer))
     parts = [(part if rows is None else part[rows]).flatten() for part, rows in sent]
     packed = torch.cat(parts).div_(processes)
 
@@ -57,13 +67,58 @@ def _mean(embeddings: set[int], bucket: Any) -> Future[Tensor]:
                 gradient[rows] = values.view(len(rows), -1)
         return _checked(done, buffer)
 
-    return _sum(packed).then(unpack)
+    return add(packed).then(unpack)
 
 
 def _sum(values: Tensor) -> Future[Any]:
+    """Of two processes: there is one order."""
     work: Any = dist.all_reduce(values, async_op=True)
     future: Future[Any] = work.get_future()
     return future
+
+
+class _Sums:
+    """Sums over all processes, each number in the order of the ranks, one after the other.
+
+    They are made in a thread and a process group of their own, beside the backward pass, as many
+    numbers being sent as in a ring: every process adds up a part, and sends its sums to all.
+    """
+
+    def __init__(self) -> None:
+        self._group = dist.new_group()
+        self._waiting: queue.SimpleQueue[tuple[Tensor, Future[Tensor]]] = queue.SimpleQueue()
+        # One that waits for a process that is gone must not keep this one from ending.
+        threading.Thread(target=self._work, name="sums of gradients", daemon=True).start()
+
+    def sum(self, values: Tensor) -> Future[Tensor]:
+        """The sums of `values`, in their place."""
+        future: Future[Tensor] = Future()
+        self._waiting.put((values, future))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            values, future = self._waiting.get()
+            try:
+                self._sum(values)
+            except Exception as error:
+                reason: Any = error  # whose annotation is wrong
+                future.set_exception(reason)
+            else:
+                future.set_result(values)
+
+    def _sum(self, values: Tensor) -> None:
+        processes = dist.get_world_size()
+        part = -(-len(values) // processes)
+        padded = values.new_zeros(processes * part)
+        padded[: len(values)] = values
+        received = torch.empty_like(padded)
+        dist.all_to_all_single(received, padded, group=self._group)
+        first, *others = received.view(processes, part)
+        for other in others:
+            first += other
+        dist.all_gather_into_tensor(padded, first, group=self._group)
+        values.copy_(padded[: len(values)])
 
 
 def _checked(done: Future[Any], buffer: Tensor) -> Tensor:

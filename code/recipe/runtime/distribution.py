@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import re
@@ -160,6 +161,12 @@ def shard(trainer: Trainer) -> None:
         trainer.is_fsdp_enabled = True
         trainer.accelerator.get_state_dict = _gather
     plugin = state.fsdp_plugin
+    if plugin.mixed_precision_policy is not None:
+        # accelerate has all of it in bfloat16: what blocks and models answer, the sums of losses
+        # among it, and the sums of gradients, which DDP makes in float32.
+        plugin.mixed_precision_policy = dataclasses.replace(
+            plugin.mixed_precision_policy, output_dtype=None, reduce_dtype=torch.float32
+        )
     model = trainer.accelerator.unwrap_model(trainer.model)
     plugin.transformer_cls_names_to_wrap = plugin.transformer_cls_names_to_wrap or _blocks(model)
 
