@@ -238,13 +238,16 @@ def _records(frame: Any) -> list[dict[Any, Any]]:
     names = list(frame.columns)
     if len(set(names)) < len(names):
         raise Unencodable(f"The DataFrame has columns of one name: {names}.")
-    columns = [[_cell(each) for each in frame[name].tolist()] for name in names]
+    columns = [_cells(frame[name]) for name in names]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _cell(value: Any) -> Any:
-    """pandas' two signs of what is missing are null; a float that is NaN stays one."""
-    return None if type(value).__name__ in ("NaTType", "NAType") else value
+def _cells(column: Any) -> list[Any]:
+    """A column's values; what is missing is null. Only in a column of floats NaN is a number."""
+    if getattr(column.dtype, "kind", "O") == "f":
+        return list(column.tolist())
+    pairs = zip(column.tolist(), column.isna(), strict=True)
+    return [None if missing else each for each, missing in pairs]
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -280,7 +283,7 @@ _SIMPLER: Sequence[tuple[Callable[[Any], bool], Callable[[Any], Any]]] = (
     (_is_frame, _records),
     (
         lambda value: _is_from(value, "pandas", "Series", "Index", "ExtensionArray"),
-        lambda value: [_cell(each) for each in value.tolist()],
+        _cells,
     ),
     (_is_image, _base64),
     (lambda value: dataclasses.is_dataclass(value) and not isinstance(value, type), _fields),

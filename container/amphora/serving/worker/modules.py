@@ -114,7 +114,8 @@ def load_image(image_code: Path, name: str) -> ModuleType:
         return _execute(path, f"amphora_image_{name}", spec)
     LOG.info("The user's %s is not the image's: each has its own.", ", ".join(shadowed))
     finder = _PrivateFinder(image_code, shadowed)
-    sys.meta_path.append(finder)
+    # First, since Python would find what is inside of a package by itself, and not rename it.
+    sys.meta_path.insert(0, finder)
     return _execute(path, f"amphora_image_{name}", finder.spec(f"amphora_image_{name}", path))
 
 

@@ -1,0 +1,329 @@
+"""Predictions of every kind as answers, and which type of answer a client gets."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import uuid
+from collections import OrderedDict, UserDict, deque, namedtuple
+from collections.abc import Iterator
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from recipe.inference import accept
+from recipe.inference.accept import NotAcceptable
+from recipe.inference.defaults import serialization
+from recipe.inference.defaults.serialization import Unencodable, encode
+
+JSON, LINES, CSV = "application/json", "application/jsonlines", "text/csv"
+NPY, TEXT = "application/x-npy", "text/plain"
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Found:
+    label: str
+    vector: torch.Tensor
+
+
+Pair = namedtuple("Pair", "one other")
+
+
+def as_json(value: Any) -> Any:
+    body, kind = encode(value, JSON)
+    assert kind == JSON
+    assert isinstance(body, bytes)
+    return json.loads(body)
+
+
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_tensors_of_every_float_are_their_numbers(dtype: torch.dtype) -> None:
+    assert as_json(torch.tensor([[1.5, -2.0]]).to(dtype)) == [[1.5, -2.0]]
+    assert as_json({"deep": [torch.tensor(0.5).to(dtype)]}) == {"deep": [0.5]}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (torch.tensor([1, 2]), [1, 2]),
+        (torch.tensor(True), True),
+        (torch.tensor([]), []),
+        (torch.tensor(2**60), 2**60),
+        (torch.ones(2, requires_grad=True) * 2, [2.0, 2.0]),
+        (torch.nn.Parameter(torch.ones(1)), [1.0]),
+        (torch.eye(2).T[::1], [[1.0, 0.0], [0.0, 1.0]]),
+        (torch.tensor([[0, 5.0]]).to_sparse(), [[0.0, 5.0]]),
+        (torch.tensor([1 + 2j]).conj().imag, [-2.0]),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3),
+        (np.bool_(True), True),
+        (np.str_("a"), "a"),
+        (np.longdouble(0.5), 0.5),
+        (np.array([["a", "b"]]), [["a", "b"]]),
+        (np.array([1, "x", None], dtype=object), [1, "x", None]),
+        (np.ma.masked_array([1, 2], mask=[False, True]), [1, None]),
+        (np.array([(1, 0.5)], dtype=[("n", "i4"), ("x", "f8")]), [{"n": 1, "x": 0.5}]),
+        (np.array(["2026-01-02", "NaT"], dtype="datetime64[ns]"), ["2026-01-02T00:00:00.000000000", None]),
+        (np.array([90], dtype="timedelta64[s]"), ["0:01:30"]),
+        (sparse.csr_matrix([[0, 1]]), [[0, 1]]),
+        ({"a": {1: [np.int8(1)]}}, {"a": {"1": [1]}}),
+        ({np.int64(4): 1, Colour.RED: 2, None: 3}, {"4": 1, "red": 2, "null": 3}),
+        (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
+        (UserDict({"a": torch.ones(1)}), {"a": [1.0]}),
+        (Found("x", torch.ones(1)), {"label": "x", "vector": [1.0]}),
+        (SequenceClassifierOutput(logits=torch.ones(1, 2)), {"logits": [[1.0, 1.0]]}),
+        (Pair(1, "b"), [1, "b"]),
+        ((1, (2, 3)), [1, [2, 3]]),
+        ({3, 1, 2}, [1, 2, 3]),
+        (frozenset(["b", "a"]), ["a", "b"]),
+        (deque([1]), [1]),
+        (range(3), [0, 1, 2]),
+        ({"k": 1}.values(), [1]),
+        ({"inner": (each for each in "ab")}, {"inner": ["a", "b"]}),
+        ("a text", "a text"),
+        ("", ""),
+        (None, None),
+        (True, True),
+        (0, 0),
+        (datetime(2026, 1, 2, 3, 4), "2026-01-02 03:04:00"),
+        ([date(2026, 1, 2), time(3, 4), timedelta(hours=1)], ["2026-01-02", "03:04:00", "1:00:00"]),
+        ([Decimal("1.50"), Decimal("10000000000000000000001")], [1.5, 10000000000000000000001]),
+        (uuid.UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+        (Path("/a/b"), "/a/b"),
+        (Colour.RED, "red"),
+        (pd.DataFrame({"a": [1, 2], "b": ["x", None]}), [{"a": 1, "b": "x"}, {"a": 2, "b": None}]),
+        (pd.DataFrame({"t": [pd.Timestamp("2026-01-02"), pd.NaT]}), [{"t": "2026-01-02 00:00:00"}, {"t": None}]),
+        (pd.Series([1, 2]), [1, 2]),
+        (pd.Series([1, None], dtype="Int64"), [1, None]),
+        (pd.Index(["a"]), ["a"]),
+        ("half \ud800", "half \ud800"),
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_a_prediction_is_its_json(value: Any, expected: Any) -> None:
+    assert as_json(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (float("nan"), "prediction is nan"),
+        ({"a": [1, float("inf")]}, r"prediction\['a'\]\[1\] is inf"),
+        (torch.tensor([[1.0, float("-inf")]]), r"prediction\[0\]\[1\] is -inf"),
+        (np.array([np.nan]), r"prediction\[0\] is nan"),
+        (pd.DataFrame({"x": [np.nan]}), r"prediction\[0\]\['x'\] is nan"),
+        (Decimal("NaN"), "is nan"),
+        ([object()], "holds a object"),
+        ({"f": Found}, "holds a type"),
+        ({"raw": b"bytes"}, "holds a bytes"),
+        (np.array([b"x"]), "holds a bytes"),
+        (1j, "holds a complex"),
+        (torch.tensor([1j]), "complex64"),
+        ({(1, 2): 3}, "A key of the prediction is a tuple"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "columns of one name"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_no_answer_can_hold_is_named(value: Any, words: str) -> None:
+    with pytest.raises(Unencodable, match=words):
+        encode(value, JSON)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_nested_tensor_is_named() -> None:
+    nested: Any = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    with pytest.raises(Unencodable, match="nested tensor"):
+        encode(nested, JSON)
+
+
+def test_what_holds_itself_is_refused() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(Unencodable, match="cannot be written as JSON"):
+        encode(endless, JSON)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "expected"),
+    [
+        ([1.5, 2], CSV, "1.5\n2\n"),
+        ([[1, 2], [3, 4]], CSV, "1,2\n3,4\n"),
+        (torch.tensor([[0.5, 1.0]]), CSV, "0.5,1.0\n"),
+        ({"label": "a", "score": 1}, CSV, "label,score\na,1\n"),
+        ([{"a": 1}, {"b": [2]}], CSV, "a,b\n1,\n,[2]\n"),
+        ("one, two", CSV, '"one, two"\n'),
+        (5, CSV, "5\n"),
+        (pd.DataFrame({"a": [1], "b": ["x"]}), CSV, "a,b\n1,x\n"),
+        (["a", {"b": 1}], LINES, '"a"\n{"b":1}\n'),
+        ({"a": 1}, LINES, '{"a":1}\n'),
+        (pd.DataFrame({"a": [1, 2]}), LINES, '{"a":1}\n{"a":2}\n'),
+        ("a text", TEXT, "a text"),
+        ({"a": "é"}, TEXT, '{"a":"é"}'),
+        (["a", "b"], TEXT, '["a","b"]'),
+    ],
+)
+def test_rows_lines_and_text(value: Any, kind: str, expected: str) -> None:
+    body, answered = encode(value, kind)
+    assert isinstance(body, bytes)
+    assert (body.decode(), answered) == (expected, kind)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "shape"),
+    [
+        (torch.ones(2, 3), "float32", (2, 3)),
+        (torch.ones(1, dtype=torch.bfloat16), "float32", (1,)),
+        (torch.ones(1, dtype=torch.int64), "int64", (1,)),
+        ([[1.0, 2.0]], "float64", (1, 2)),
+        (pd.DataFrame({"a": [1, 2]}), "int64", (2, 1)),
+        (np.float32(1), "float32", ()),
+        (["ab"], "<U2", (1,)),
+    ],
+)
+def test_npy_holds_the_array(value: Any, dtype: str, shape: tuple[int, ...]) -> None:
+    body, _ = encode(value, NPY)
+    assert isinstance(body, bytes)
+    array = np.load(io.BytesIO(body))
+    assert (array.dtype, array.shape) == (np.dtype(dtype), shape)
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, [[1], [2, 3]], [None, "x"], [{"a": 1}]])
+def test_what_is_no_array_is_no_npy(value: Any) -> None:
+    with pytest.raises(NotAcceptable, match="no array"):
+        encode(value, NPY)
+    assert encode(value, f"{NPY}, application/json;q=0.1")[1] == JSON
+
+
+@pytest.mark.parametrize(
+    ("body", "accepted", "kind"),
+    [
+        (b'{"a": 1}', JSON, JSON),
+        (b"\x89PNG", JSON, "application/octet-stream"),
+        (b"a,b", CSV, CSV),
+        (b"\0", "image/png", "image/png"),
+        (b"\0", "*/*", "application/octet-stream"),
+        (bytearray(b"1"), "*/*", JSON),
+    ],
+)
+def test_bytes_are_sent_as_they_are(body: bytes, accepted: str, kind: str) -> None:
+    assert encode(body, accepted) == (bytes(body), kind)
+
+
+def test_a_picture_is_what_was_asked_for() -> None:
+    from PIL import Image
+
+    picture = Image.new("RGBA", (2, 2))
+    for accepted in ("image/png", "image/jpeg", "image/webp;q=0.9, application/json;q=0.1"):
+        body, kind = encode(picture, accepted)
+        assert isinstance(body, bytes)
+        assert kind == accepted.partition(";")[0]
+        assert Image.open(io.BytesIO(body)).size == (2, 2)
+    assert isinstance(as_json(picture), str)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "accepted", "expected", "kind"),
+    [
+        (["a", "b"], JSON, [b"a", b"b"], TEXT),
+        (["a"], "text/event-stream", [b"a"], "text/event-stream"),
+        ([b"\0"], "*/*", [b"\0"], "application/octet-stream"),
+        ([{"a": 1}, [torch.ones(1)]], JSON, [b'{"a":1}\n', b"[[1.0]]\n"], LINES),
+        ([], JSON, [], LINES),
+    ],
+)
+def test_a_generator_is_streamed(
+    pieces: list[Any], accepted: str, expected: list[bytes], kind: str
+) -> None:
+    body, answered = encode((piece for piece in pieces), accepted)
+    assert isinstance(body, Iterator)
+    assert (list(body), answered) == (expected, kind)
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("", [JSON, CSV, NPY]),
+        ("*/*", [JSON, CSV, NPY]),
+        ("text/csv", [CSV]),
+        ("text/csv;q=0.2, application/json;q=0.9", [JSON, CSV]),
+        ("application/json;q=0.5, text/csv", [CSV, JSON]),
+        ("text/html, application/xhtml+xml, */*;q=0.8", [JSON, CSV, NPY]),
+        ("*/*, application/json;q=0", [CSV, NPY]),
+        ("application/*;q=0.1, text/*", [CSV, JSON, NPY]),
+        ("application/x-npy ; q = 1 , text/csv;header=present; q=0.999", [NPY, CSV]),
+        ("text/html", []),
+        ("application/json;q=0", []),
+        ("APPLICATION/JSON;Q=0.3,text/csv;q=nonsense", [CSV, JSON]),
+        ("text/x-comma, ,text/csv", [CSV]),
+        ("application/json, text/plain, */*", [JSON, CSV, NPY]),
+    ],
+)
+def test_a_client_gets_what_it_likes_best(header: str, expected: list[str]) -> None:
+    assert accept.preferred(header, [JSON, CSV, NPY], {"text/x-comma": CSV}) == expected
+
+
+def test_nothing_acceptable_is_406() -> None:
+    with pytest.raises(NotAcceptable, match="text/html") as caught:
+        encode([1], "text/html")
+    assert caught.value.status_code == 406
+
+
+NUMBERS = st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.floats())
+VALUES = st.recursive(
+    NUMBERS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.tuples(inner),
+        st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(VALUES)
+def test_an_answer_is_the_prediction_or_an_error(value: Any) -> None:
+    """No value becomes another one on its way, and no answer is invalid JSON."""
+    try:
+        body, _ = encode(value, JSON)
+    except Unencodable:
+        assert "nan" in repr(value) or "inf" in repr(value)
+        return
+    assert isinstance(body, bytes)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    assert json.loads(body, parse_constant=refuse) == serialization.plain(value)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1), st.sampled_from(FLOATS[:4]))
+def test_tensors_keep_their_numbers(numbers: list[float], dtype: torch.dtype) -> None:
+    tensor = torch.tensor(numbers, dtype=torch.float64).to(dtype)
+    expected = tensor.to(torch.float64).tolist()
+    if all(map(math.isfinite, expected)):
+        assert as_json(tensor) == expected
+    else:
+        with pytest.raises(Unencodable):
+            encode(tensor, JSON)
