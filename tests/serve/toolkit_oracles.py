@@ -49,7 +49,7 @@ class ServersContext:
 
 
 class PyTorchDefaults(default_inference_handler.DefaultInferenceHandler):  # type: ignore[misc]
-    """As sagemaker-pytorch-inference-toolkit 2.0.24 documents and computes them, on a CPU."""
+    """As sagemaker-pytorch-inference-toolkit 2.0.26.dev0 documents and computes them, on a CPU."""
 
     def default_model_fn(self, model_dir: str) -> Any:
         files = [path for path in Path(model_dir).iterdir() if path.suffix in (".pt", ".pth")]
