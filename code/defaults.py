@@ -128,6 +128,8 @@ class Defaults:
             return self.setting, f"{VARIABLE} is {self.setting}"
         parts = _parts(model)
         name = type(model).__name__
+        if isinstance(model, huggingface.TaskPipeline):
+            return HUGGING_FACE, f"the model answers {model.task} as a pipeline"
         if any(_libraries(part) & _HUB_LIBRARIES for part in parts):
             return HUGGING_FACE, f"the model is a {name} of Hugging Face's libraries"
         if any("torch" in _libraries(part) for part in parts):
@@ -258,10 +260,13 @@ def _of_image(own: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
             payloads.with_faults(answer, request)
             for answer, request in zip(model.predict(requests), requests, strict=True)
         ]
-        return list(map(_plain, predictions)) if "output_fn" in own else predictions
+        return list(map(_given, predictions)) if "output_fn" in own else predictions
 
     def predict_fn(data: Any, model: Any) -> Any:
-        return predict_batch_fn([data], model)[0]
+        (prediction,) = predict_batch_fn([data], model)
+        if isinstance(prediction, Exception):
+            raise prediction
+        return prediction
 
     def output_fn(prediction: Any, accept: str) -> Any:
         return answers.write_answer(prediction, accept)
@@ -275,9 +280,6 @@ def _of_image(own: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
     }
 
 
-def _plain(answer: Any) -> Any:
-    """What a user's output_fn is given: lists and dicts, or a stream of texts."""
-    if isinstance(answer, Iterator):
-        return answer
-    entries = serialization.plain(answer)
-    return entries[0] if getattr(answer, "single", False) else entries
+def _given(answer: Any) -> Any:
+    """What a user's output_fn is given: plain values; an error in an answer's place stays one."""
+    return answer if isinstance(answer, Exception) else huggingface.as_values(answer)

@@ -154,6 +154,36 @@ def test_the_images_own_model_behind_a_users_input_and_output(
     assert labels[0].startswith("LABEL_")
 
 
+def test_a_task_whose_pipeline_transformers_has_dropped(
+    load: Load, tmp_path: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hugging Face's image has that pipeline; a file for it calls it by these names."""
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=32,
+    )  # fmt: skip
+    BertForQuestionAnswering(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    loaded = load(
+        """
+        import torch
+        def predict_fn(data, model):
+            named = model(question=data["inputs"]["question"], context=data["inputs"]["context"])
+            return [named, model(data["inputs"]), model(data["inputs"], top_k=2)]
+        """
+    )
+    assert "Hugging Face image, since the model answers question-answering" in (
+        capsys.readouterr().out
+    )
+    asked = {"question": "said anna", "context": "anna said the film was good in paris"}
+    named, given, best = json.loads(answer(loaded, json.dumps({"inputs": asked}).encode())[0])
+    assert named == given == best[0]
+    assert set(named) == {"score", "start", "end", "answer"}
+    assert named["answer"] == asked["context"][named["start"] : named["end"]]
+
+
 SHADOWING = """
     import check, train, utils, recipe
     from recipe import inference

@@ -96,7 +96,13 @@ def place(
 ) -> Iterator[Callable[[File], Path]]:
     """place(file): a model's folder with that file as its code."""
     toolkit_oracles.prepare(monkeypatch)
-    monkeypatch.delenv("HF_TASK", raising=False)
+    # The toolkit writes HF_TASK: what was set here before is set again after the test.
+    monkeypatch.setenv("HF_TASK", "")
+    monkeypatch.delenv("HF_TASK")
+    # As in an image, where nobody but the server knows the folder with the image's inference.py.
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if Path(each).resolve() != CODE])
+    for name in ("inference", "handler_service"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     before = set(sys.modules)
 
     def write(file: File) -> Path:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+
+from recipe.inference.defaults import serialization
 
 _NESTED = {"zero-shot-classification", "table-question-answering"}
 _CSV_NAMES = ("question", "context", "inputs")
@@ -139,40 +141,74 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     """transformers' pipeline for the model in `model_dir`, or of HF_MODEL_ID, on this device.
 
     It computes in float32, as in Hugging Face's image, unless AMPHORA_DTYPE names another
-    precision: users' code calls `.numpy()`, which knows no bfloat16.
+    precision: users' code calls `.numpy()`, which knows no bfloat16. For the tasks whose pipelines
+    transformers 5 has dropped, which that image has, it is a `TaskPipeline`.
 
     Raises:
         ModelError: There is no model, its files are damaged, or lack weights.
-        ValueError: transformers has no pipeline for the task.
+        ValueError: Nothing here knows the task that HF_TASK names.
     """
-    import transformers
     from transformers.pipelines import PIPELINE_REGISTRY
 
     from recipe.compat import quieten
     from recipe.inference import loaded_model, registry
-    from recipe.inference import origin as origins
+    from recipe.inference.origin import Origin
     from recipe.inference.tasks import pipelines
     from recipe.storage import checksums
 
     quieten()
-    origin = origins.Origin.find(model_dir, environ)
-    task = environ.get("HF_TASK") or registry.task_of(origin)
+    origin = Origin.find(model_dir, environ)
+    asked = environ.get("HF_TASK") or registry.task_of(origin)
     try:
-        task, targets, _ = PIPELINE_REGISTRY.check_task(task)
-    except KeyError as error:
-        raise ValueError(
-            f"transformers {transformers.__version__} has no pipeline for the task {task!r}."
-            " Define model_fn in inference.py, or set HF_TASK."
-        ) from error
+        task, targets, _ = PIPELINE_REGISTRY.check_task(asked)
+    except KeyError:
+        return TaskPipeline(asked, registry.load(model_dir, environ))
     precise = {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
-    make: Any = transformers.pipeline
     with checksums.verified(origin.place):
-        if targets["type"] == "text":
-            return pipelines.around(task, loaded_model.load(origin, targets["pt"][0], precise))
-        return make(task, model=origin.place, device=_device(environ), **origin.options)
+        if task not in registry.TASKS:
+            return pipelines.load(origin, task, precise).pipeline
+        return pipelines.around(task, loaded_model.load(origin, targets["pt"][0], precise))
 
 
-def _device(environ: Mapping[str, str]) -> str:
-    from recipe.runtime import device
+class TaskPipeline:
+    """One of the image's own tasks, called as transformers' pipelines are called.
 
-    return device.choose(environ, bf16=None, use_cpu=False, fp16=False).kind
+    Attributes:
+        task: Its name.
+        model: The model.
+        tokenizer: Its tokenizer.
+    """
+
+    def __init__(self, name: str, answering: Any) -> None:
+        self.task = name
+        self._answering = answering
+        loaded = getattr(answering, "encoder", None)
+        self.model = getattr(loaded, "model", None)
+        self.tokenizer = getattr(loaded, "tokenizer", None)
+
+    def __call__(self, inputs: Any = None, **parameters: Any) -> Any:
+        """The answer for `{"inputs": inputs, "parameters": parameters}`, as lists and dicts.
+
+        `question` and `context` may be named instead of `inputs`. Raises BadRequest (400) where
+        the inputs or a parameter are none of the task's.
+        """
+        from recipe.inference import payloads
+
+        if inputs is None:
+            names = ("question", "context")
+            inputs = {name: parameters.pop(name) for name in names if name in parameters}
+        document = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
+        request = payloads.read_request(document, payloads.JSON)
+        self._answering.measure(request)
+        (answer,) = self._answering.predict([request])
+        if isinstance(answer, Exception):
+            raise answer
+        return as_values(answer)
+
+
+def as_values(answer: Any) -> Any:
+    """An answer of the image's own tasks as lists and dicts; a stream of texts as it is."""
+    if isinstance(answer, Iterator):
+        return answer
+    entries = serialization.plain(answer)
+    return entries[0] if getattr(answer, "single", False) else entries
