@@ -13,38 +13,7 @@ import pytest
 CODE = Path(__file__).resolve().parents[2] / "code"
 sys.path.insert(0, str(CODE))
 
-WORDS = ["the", "film", "was", "good", "great", "bad", "awful", "truly", "number", ","]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT of two layers, hidden size 32, with a WordPiece tokenizer, saved without a head."""
-    import torch
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-    from transformers import BertConfig, BertModel, BertTokenizerFast
-
-    folder = tmp_path_factory.mktemp("model") / "tiny-bert"
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    digits = [str(digit) for digit in range(10)]
-    pieces = [*special, *WORDS, *digits, *(f"##{digit}" for digit in digits)]
-    vocabulary = {piece: number for number, piece in enumerate(pieces)}
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    fast = BertTokenizerFast(tokenizer_object=tokenizer, vocab=vocabulary, model_max_length=64)
-    config = BertConfig(
-        vocab_size=len(pieces),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-    )
-    torch.manual_seed(0)
-    BertModel(config).save_pretrained(folder)
-    fast.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -88,7 +88,7 @@ def test_lists_are_learned_as_sets_of_labels(
 def tiny_decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A decoder of two layers whose tokenizer has an end token and none for padding."""
     import torch
-    from conftest import WORDS
+    from tests.conftest import WORDS
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import (
         AutoModelForCausalLM,

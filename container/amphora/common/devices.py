@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from amphora.common import neuron_cores
@@ -28,6 +28,8 @@ class Devices:
     cpus: int
     """CPUs this process may use: its affinity, and the container's quota."""
     efa: bool
+    more: Mapping[str, int] = field(default_factory=dict)
+    """Accelerators of other kinds than these, by the name of their row."""
     has_other: bool = False
     """Whether there is an accelerator that is not counted here, which a script may know."""
     interfaces: tuple[str, ...] = ()
@@ -37,13 +39,17 @@ class Devices:
 
     @property
     def kind(self) -> str:
-        """CUDA, NEURON or CPU."""
-        return CUDA if self.gpus else NEURON if self.neuron_cores else CPU
+        """The name of its row: CUDA, NEURON, CPU ..."""
+        return next((name for name, count in self._counts.items() if count), CPU)
 
     @property
     def accelerators(self) -> int:
-        """GPUs or Neuron cores; 0 on a CPU host."""
-        return self.gpus or self.neuron_cores
+        """Of that kind; 0 on a CPU host."""
+        return self._counts.get(self.kind, 0)
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        return {CUDA: self.gpus, NEURON: self.neuron_cores, **self.more}
 
 
 def detect(environ: Mapping[str, str], instance_type: str = "local") -> Devices:
@@ -64,8 +70,9 @@ def detect(environ: Mapping[str, str], instance_type: str = "local") -> Devices:
     if not any(counts.values()):
         reasons = [*filter(None, reasons), f"{cpus} usable CPUs"]
     return Devices(
-        gpus=counts.get(CUDA, 0),
-        neuron_cores=counts.get(NEURON, 0),
+        gpus=counts.pop(CUDA, 0),
+        neuron_cores=counts.pop(NEURON, 0),
+        more=counts,
         cpus=cpus,
         interfaces=tuple(sorted(path.name for path in Path("/sys/class/net").glob("*"))),
         has_other=any((_DEV / name).exists() for name in _OTHERS),

@@ -1,0 +1,148 @@
+"""CONTRIBUTING.md's five changes, followed to the letter on a copy of the code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STEP = re.compile(r"<!-- (file|before|after): (\S+?)(?:: (.*?))? -->\n```text\n(.*?)```", re.DOTALL)
+
+
+class Copy:
+    """The code after one of the changes."""
+
+    def __init__(self, folder: Path, title: str) -> None:
+        self.folder = folder
+        for name in ("code", "container/amphora"):
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        text = (ROOT / "CONTRIBUTING.md").read_text()
+        section = text.split(f"\n### {title}\n")[1].split("\n### ")[0]
+        steps = STEP.findall(section)
+        assert steps, title
+        for where, name, anchor, code in steps:
+            path = folder / name
+            if where == "file":
+                path.write_text(code)
+                continue
+            lines = path.read_text().splitlines(keepends=True)
+            (at,) = [number for number, line in enumerate(lines) if anchor in line]
+            at += where == "after"
+            path.write_text("".join([*lines[:at], code, *lines[at:]]))
+
+    def run(self, *command: str, **variables: str) -> str:
+        path = os.pathsep.join(str(self.folder / name) for name in ("container", "code"))
+        environ = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, *command],
+            env=environ | {"SAGEMAKER_BASE_DIR": str(self.folder / "ml")} | variables,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def train(self, *arguments: str, **variables: str) -> str:
+        common = ["--batch_size", "4", "--save_strategy", "no"]
+        return self.run("code/train.py", *common, *arguments, **variables)
+
+
+@pytest.fixture
+def follow(tmp_path: Path) -> Callable[[str], Copy]:
+    return lambda title: Copy(tmp_path, title)
+
+
+REVIEWS = [("a good film", "good"), ("a bad film", "bad")] * 10
+
+
+def test_a_hyperparameter(follow: Callable[[str], Copy], tiny_model: Path, tmp_path: Path) -> None:
+    copy = follow("Add a hyperparameter")
+    (tmp_path / "train.csv").write_text("\n".join(["text,label", *(",".join(r) for r in REVIEWS)]))
+    output = copy.train(
+        *("--model_id", str(tiny_model), "--print_rows", "2", "--epochs", "1"),
+        SM_CHANNEL_TRAIN=str(tmp_path / "train.csv"),
+    )
+    assert len(re.findall("^row: ", output, re.MULTILINE)) == 2
+
+
+def test_a_format(follow: Callable[[str], Copy], tmp_path: Path) -> None:
+    copy = follow("Add a format")
+    lines = [f"{label:8}{text}" for text, label in REVIEWS]
+    (tmp_path / "reviews.fix").write_text("\n".join(["#fixed", *lines]) + "\n")
+    program = (
+        "import pathlib\nfrom recipe.data.files import formats\n"
+        f"part = formats.read(pathlib.Path({str(tmp_path / 'reviews.fix')!r}))\n"
+        "print(part.table.num_rows, part.table.slice(1, 1).to_pylist(), formats.known_formats())"
+    )
+    output = copy.run("-c", program)
+    assert output.startswith("20 [{'label': 'bad', 'text': 'a bad film'}] fixed columns, ")
+
+
+def test_a_task(follow: Callable[[str], Copy], tiny_model: Path, tmp_path: Path) -> None:
+    """The words' own letters tell their tags, so that it can be learned."""
+    copy = follow("Add a task")
+    samples = [
+        {"tokens": text.split(), "tags": ["THING" if w == "film" else "O" for w in text.split()]}
+        for text, _ in REVIEWS * 4
+    ]
+    lines = (json.dumps(sample) for sample in samples)
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    output = copy.train(
+        *(
+            "--task",
+            "word-tags",
+            "--model_id",
+            str(tiny_model),
+            "--lr",
+            "1e-2",
+            "--max_length",
+            "16",
+        ),
+        *("--epochs", "4"),
+        SM_CHANNEL_TRAIN=str(tmp_path / "train.jsonl"),
+    )
+    scores = [float(score) for score in re.findall(r"eval_accuracy=(\S+)", output)]
+    assert scores[-1] > 0.95, output
+    saved = json.loads((tmp_path / "ml" / "model" / "config.json").read_text())
+    assert saved["architectures"] == ["BertForTokenClassification"]
+    assert (tmp_path / "ml" / "output" / "data" / "report.html").is_file()
+
+
+def test_a_device(follow: Callable[[str], Copy]) -> None:
+    copy = follow("Add a device")
+    program = (
+        "import os\nfrom amphora.common import devices\nfrom recipe.runtime import device\n"
+        "found = devices.detect(os.environ)\n"
+        "print(found.kind, found.accelerators, found.reason, device.kind_of('abacus').bf16())"
+    )
+    environ = {"ABACI": "3", "PATH": "/nowhere"}
+    assert copy.run("-c", program, **environ) == (
+        "abacus 3 ABACI says so (False, 'beads are whole numbers')\n"
+    )
+
+
+def test_a_route(follow: Callable[[str], Copy]) -> None:
+    copy = follow("Add a route")
+    program = (
+        "import asyncio, os, pathlib, httpx\n"
+        "from amphora.common import devices\nfrom amphora.serving import settings\n"
+        "from amphora.serving.http.server import Front\n"
+        "async def ask():\n"
+        "    read = settings.read(pathlib.Path('ml'), {}, devices.detect(os.environ))\n"
+        "    transport = httpx.ASGITransport(Front(read, {}).application())\n"
+        "    async with httpx.AsyncClient(transport=transport, base_url='http://front') as client:\n"
+        "        print((await client.get('/version')).text)\n"
+        "asyncio.run(ask())"
+    )
+    assert "amphora 0." in copy.run("-c", program)
