@@ -187,6 +187,9 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, int, int], list
     ("fastai's texts.csv", {"texts.csv": "label,text,is_valid\n" + lines("{k},film {n},False")
                                          + lines("{k},film v{n},True", count=4)},
      {}, (12, 4, 0), ["neg", "pos"], ["is_valid"]),
+    ("stars", {"a.csv": "text,stars\n" + lines("text {n},{c}").replace(",0", ",2"),
+               "classes.txt": "1 star\n2 stars\n", "categories.json": '{"a": {"b": ["c"]}}'},
+     {}, (11, 1, 0), ["1 star", "2 stars"], ["categories.json", "called as in"]),
     ("AG News, named columns", {
         "train.csv": lines('"{c}","Title {n} of it","The text {n} said, at length"').replace('"0"', '"2"'),
         "test.csv": lines('"{c}","Title t{n} of it","The text t{n} said"', count=4).replace('"0"', '"2"'),
@@ -215,6 +218,14 @@ REFUSED: list[tuple[str, dict[str, str], list[str]]] = [
      ["12 lines", "labels.txt", "3"]),
     ("part files of plain text", {f"part-0000{n}.txt": "some words\nmore words\n" for n in range(3)},
      ["part-00000.txt"]),
+    ("dates as labels", {"a.csv": "text,label\n" + lines("text {n},2020-01-0{c}")}, ["dates", "'label'"]),
+    ("decimal commas", {"a.csv": "text;label\n" + lines("text {n};{c},5")}, ["points", "'0,5'"]),
+    ("records beside texts", {"a.jsonl": jsonl([{"text": "a b", "label": 1}, {"text": {"b": "c"},
+                                                                            "label": 0}] * 9)},
+     ["a.jsonl line 2", "'text'"]),
+    ("two lists of names", {"a.csv": "text,label\n" + lines("text {n},{c}"),
+                            "classes.txt": "neg\npos\n", "label_map.json": '{"pos": 0, "neg": 1}'},
+     ["classes.txt", "label_map.json", "different names"]),
     ("files of all rows beside a test file", {
         "all.csv": lines("text {n},{k}", header="text,label", count=30),
         "test.csv": lines("text {n},{k}", header="text,label", count=12)}, ["12 of the 12", "test"]),

@@ -85,7 +85,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
         hyperparameters.problem_type,
     )
     if shape.problem == labels.SINGLE and hyperparameters.problem_type is None:
-        values.check_separators([(each.part, each.columns.label) for each in read["train"]])
+        values.check_classes([(each.part, each.columns.label) for each in read["train"]])
     known = _classes(read["train"], shape)
     built = {split: _build(split, each, shape, known) for split, each in read.items()}
     _check_overlap(built, places.guessed, notes)
@@ -145,34 +145,43 @@ def _choose(
 def _name_classes(
     read: dict[str, list[_Read]], known: Sequence[ClassNames], notes: list[str]
 ) -> None:
-    """Give the integers in the columns of labels the names that a file beside them has."""
+    """Give the integers in the columns of labels the names that a file beside them has.
+
+    Raises:
+        DataError: two files give them different names.
+    """
     parts = [each for of_split in read.values() for each in of_split]
-    used: ClassNames | None = None
-    for each in known:
-        if each.column is not None and each.column not in {one.columns.label for one in parts}:
+    columns_of_labels = {each.columns.label for each in parts}
+    codes = [values.integers(each.part, each.columns.label) for each in parts]
+    seen = {code for of_part in codes for code in of_part or ()}
+    texts = {text for each in parts for text in values.strings(each.part, each.columns.label)}
+    used: tuple[str, Mapping[int, str]] | None = None
+    for each in [one for one in known if one.column is None or one.column in columns_of_labels]:
+        names = each.of(seen)
+        if any(one.columns.label in one.part.class_names for one in parts):
+            why = "the data has names of its own"
+        elif texts and texts <= set(each.names.values()):
+            why = "the labels are names already, and agree"
+        elif any(of_part is None for of_part in codes):
+            why = "the labels are no integers"
+        elif isinstance(names, str):
+            why = names
+        elif used is None:
+            used = each.source, names
             continue
-        why = "the data has names of its own"
-        if used is not None:
-            why = f"those of {used.source} are"
-        elif not any(one.columns.label in one.part.class_names for one in parts):
-            codes = [values.integers(one.part, one.columns.label) for one in parts]
-            texts = {
-                value for one in parts for value in values.strings(one.part, one.columns.label)
-            }
-            names = each.of({code for of_part in codes for code in of_part or ()})
-            if texts and texts <= set(each.names.values()):
-                why = "the labels are names already, and agree"
-            elif any(of_part is None for of_part in codes):
-                why = "the labels are no integers"
-            elif isinstance(names, str):
-                why = names
-            else:
-                used = each
-                for of_split in read.values():
-                    of_split[:] = [_named(one, names) for one in of_split]
-                notes.append(f"classes: called as in {each.source}: {_some(list(names.values()))}")
-                continue
+        elif any(names[code] != used[1][code] for code in seen - {-1}):
+            raise DataError(
+                f"{used[0]} and {each.source} give the classes different names: "
+                f"{_some(list(used[1].values()))}; {_some(list(names.values()))}.",
+                "Keep the one that is right.",
+            )
+        else:
+            continue
         notes.append(f"the names of classes in {each.source} are not used: {why}.")
+    if used is not None:
+        for of_split in read.values():
+            of_split[:] = [_named(each, used[1]) for each in of_split]
+        notes.append(f"classes: called as in {used[0]}: {_some(list(used[1].values()))}")
 
 
 def _named(read: _Read, names: Mapping[int, str]) -> _Read:

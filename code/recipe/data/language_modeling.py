@@ -57,6 +57,9 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
         name: getattr(hyperparameters, f"{name}_column")
         for name in (TEXT, PROMPT, COMPLETION, MESSAGES)
     }
+    for names in places.class_names:
+        if names.column is None:
+            notes.append(f"{names.source} has names of classes and is not used.")
     read: dict[str, list[_Read]] = {}
     like = None
 

@@ -24,6 +24,7 @@ _TAG_COLUMNS = re.compile(
 )
 _WORDS = ("tokens", "words")
 _WHOLE = re.compile(r"[-+]?\d+(\.0+)?")
+_COMMAS = re.compile(r"[-+]?\d+(,\d+)*")
 _MOST_ATOMS = 200
 _SEPARATORS = (";", "|", ",")
 _IDENTIFIERS = ("id", "index", "idx", "guid", "uid", "uuid", "tweet_id", "text_id", "comment_id")
@@ -61,6 +62,12 @@ def with_texts(part: Part, column: str) -> Part:
     """
     if column == TOKEN_IDS:
         return part
+    if column in part.mixed:
+        raise DataError(
+            f"{part.mixed[column]} has a list or a record in column {column!r}, where other rows "
+            "have something else.",
+            _NAME_TEXTS,
+        )
     values = part.table[column]
     kind = values.type
     if pa.types.is_null(kind):
@@ -326,11 +333,12 @@ def with_positions(part: Part, column: str, codes: Sequence[int]) -> Part:
     return part.with_column(column, pa.array(rows))
 
 
-def check_separators(parts: Sequence[tuple[Part, str]]) -> None:
-    """See that no cell of labels holds several, where nobody said so.
+def check_classes(parts: Sequence[tuple[Part, str]]) -> None:
+    """See that strings that are taken for classes are not something else, where nobody said so.
 
     Raises:
-        DataError: of the labels with a separator, most pieces are labels elsewhere, too.
+        DataError: they are dates; or numbers with decimal commas; or several classes in a cell: of
+            the labels with a separator, most pieces are labels elsewhere, too.
     """
     distinct: set[str] = set()
     for part, column in parts:
@@ -338,17 +346,29 @@ def check_separators(parts: Sequence[tuple[Part, str]]) -> None:
         if column in part.class_names or not _is_string(values.type):
             return
         distinct |= {value.strip() for value in values.unique().to_pylist() if value}
+    one_class = "or problem_type=single_label_classification if each of them is one class."
+    part, column = parts[0]
+    if distinct and all(_DATE.fullmatch(each) for each in distinct):
+        raise DataError(
+            f"Column {column!r} of {part.path} holds dates, such as {min(distinct)!r}.",
+            f"Name the column of the classes in label_column, {one_class}",
+        )
+    if any("," in each for each in distinct) and all(map(_COMMAS.fullmatch, distinct)):
+        raise DataError(
+            f"Column {column!r} of {part.path} holds numbers with commas, such as "
+            f"{next(each for each in sorted(distinct) if ',' in each)!r}.",
+            "Write numbers with points; give label_separator=',' if these are several classes, "
+            f"{one_class}",
+        )
     for separator in _SEPARATORS:
         cut = {each: {piece.strip() for piece in each.split(separator)} for each in distinct}
         several = {each for each, pieces in cut.items() if len(pieces) > 1}
         atoms = {piece for each in several for piece in cut[each]}
         shared = [atom for atom in atoms if sum(atom in pieces for pieces in cut.values()) > 1]
         if several and len(atoms) <= _MOST_ATOMS and len(shared) * 2 >= len(atoms):
-            example = sorted(several)[0]
-            part, column = parts[0]
+            example = min(several)
             raise DataError(
                 f"Column {column!r} of {part.path} has labels such as {example!r}, which look like "
                 f"several with {separator!r} between.",
-                f"Give label_separator={separator!r}, or problem_type=single_label_classification "
-                "if each of them is one class.",
+                f"Give label_separator={separator!r}, {one_class}",
             )

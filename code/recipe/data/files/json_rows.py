@@ -111,7 +111,17 @@ def _records(path: Path, name: str, records: list[Any], lines: list[int] | None)
             f"{part.where(row)} holds half of a surrogate pair (an escape such as \\ud83d alone).",
             "Write the character itself, or both escapes.",
         ) from error
-    return Part(path=path, format=name, table=table, lines=lines)
+    mixed = {
+        key: part.where(containers[0])
+        for key in names
+        if pa.types.is_string(table.schema.field(key).type)
+        and (
+            containers := [
+                at for at, each in enumerate(records) if isinstance(each.get(key), (list, dict))
+            ]
+        )
+    }
+    return Part(path=path, format=name, table=table, lines=lines, mixed=mixed)
 
 
 def _of_ground_truth(part: Part, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -33,6 +33,10 @@ class Part:
     class_names: Mapping[str, list[str]] = field(default_factory=dict)
     """Names of the classes of each column of ClassLabels, or of lists of them."""
 
+    mixed: Mapping[str, str] = field(default_factory=dict)
+    """Columns in which some values are lists or records and others are none, with the place of the
+    first: these are written as JSON."""
+
     def where(self, row: int) -> str:
         """The place of row number `row` (from 0), for messages: `train.csv line 7`."""
         if self.places is not None:

@@ -18,6 +18,7 @@ _STEMS = (
     *("labelmap", "label_mapping", "label_dict", "label2id", "id2label", "label_to_id"),
     *("id_to_label", "mapping", "categories", "category", "category_names", "intents", "names"),
 )
+_MAYBE_ROWS = ("labels", "label", "names", "class", "category", "intents", "mapping")
 _SUFFIXES = (".txt", ".json", ".csv", ".tsv", ".names", "")
 _LARGEST = 1_000_000  # bytes
 _NUMBERED = re.compile(r"\s*(\d+)\s*[\t,;:= ]\s*(\S.*?)\s*")
@@ -61,6 +62,11 @@ def is_candidate(path: Path) -> bool:
     )
 
 
+def is_sure(path: Path) -> bool:
+    """Whether a file's name says that it lists classes, and holds no rows."""
+    return is_candidate(path) and plain(path.stem) not in _MAYBE_ROWS
+
+
 def read(path: Path) -> ClassNames | None:
     """The names in a file that lists classes; None where it holds something else."""
     try:
@@ -81,7 +87,11 @@ def read(path: Path) -> ClassNames | None:
     matches = [_NUMBERED.fullmatch(line) for line in lines]
     if all(matches):
         numbers = {int(each[1]): each[2] for each in matches if each}
-        return _named(path, numbers, len(lines), True)
+        # `1 star` and `2 stars` are names, `0 negative` has a number and a name.
+        is_marked = all(re.match(r"\s*\d+\s*[\t,;:=]", line) for line in lines)
+        known = _named(path, numbers, len(lines), True)
+        if known is not None and (is_marked or 0 in numbers):
+            return known
     names = [line.strip() for line in lines]
     return _named(path, dict(enumerate(names)), len(names), False)
 

@@ -53,6 +53,10 @@ def scan(path: Path) -> Sources:
     """What lies below a channel's folder; a channel may be a file."""
     found = Sources()
     _scan(path, found, ())
+    if not found.data:
+        # A corpus of names may be called names.txt.
+        found.data = [Path(names.source) for names in found.class_names]
+        found.class_names = []
     found.data.sort()
     return found
 
@@ -89,5 +93,7 @@ def _sort_file(path: Path, found: Sources) -> None:
         found.notes.append(f"{path} is empty and not used.")
     elif class_names.is_candidate(path) and (names := class_names.read(path)):
         found.class_names.append(names)
+    elif class_names.is_sure(path):
+        found.passed_over.append(path)
     else:
         found.data.append(path)
