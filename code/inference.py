@@ -1,14 +1,15 @@
 """Serve a model: what `amphora serve` calls where a model has no code of its own.
 
-Tasks: text-classification (one label, several, or a number), token-classification,
-feature-extraction, text-generation. HF_TASK chooses; without it the model's own head does.
+Tasks: those of transformers' pipelines, and question answering, summarization, translation,
+text2text-generation and sentence-similarity. HF_TASK chooses; without it the model's head does.
 
-Requests: `{"inputs": "text"}`, `{"inputs": ["text", ...], "parameters": {"top_k": 2}}`, a bare
-string or list, JSON Lines, CSV with a text in each row, plain text, or an NPY array of texts.
-Answers: a list with an entry for each text, for a classifier `{"label": name, "score": number}`;
-with top_k, a list of those. Texts longer than the model reads are cut, and the answer's header
-X-Amphora-Truncated names their places. A record of JSON Lines or CSV that cannot be read has an
-error in its place, named in X-Amphora-Failed; where no record can be read, the request is refused.
+Requests: `{"inputs": "text"}`, `{"inputs": ["text", ...], "parameters": {"top_k": 2}}`, pairs,
+questions with their contexts, a bare string or list, JSON Lines, CSV with a record in each row,
+plain text, an NPY array of texts, or the bytes of an image or a sound. Answers have the shape that
+Hugging Face's image gives (docs/SERVING.md has the table). Texts longer than the model reads are
+cut, and the answer's header X-Amphora-Truncated names their places. A record of JSON Lines or CSV
+that cannot be read has an error in its place, named in X-Amphora-Failed; where no record can be
+read, the request is refused.
 """
 
 from __future__ import annotations

@@ -183,7 +183,8 @@ def _reads_texts(name: str) -> bool:
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
     mapping: Any = transformers.AutoModel._model_mapping
-    kinds = [kind for kind, each in mapping._model_mapping.items() if name in each]
+    names = mapping._model_mapping.items()
+    kinds = [kind for kind, each in names if name in ([each] if isinstance(each, str) else each)]
     return any(kind in TOKENIZER_MAPPING_NAMES for kind in kinds)
 
 
