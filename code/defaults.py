@@ -245,12 +245,12 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 def _of_image(own: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
     """The image's own handlers around a user's input_fn or output_fn, or both."""
-    from recipe.inference import answers, payloads
+    from recipe.inference import answers, bodies, payloads
 
     def request_of(data: Any) -> payloads.Request:
         if isinstance(data, payloads.Request):
             return data
-        return payloads.read_request(serialization.to_json(data), payloads.JSON)
+        return bodies.read_request(serialization.to_json(data), payloads.JSON)
 
     def predict_batch_fn(inputs: list[Any], model: Any) -> list[Any]:
         requests = [request_of(data) for data in inputs]
@@ -273,7 +273,7 @@ def _of_image(own: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
 
     print(f"handlers: the rest is the image's own, since {VARIABLE} is {IMAGE}", flush=True)
     return {
-        "input_fn": payloads.read_request,
+        "input_fn": bodies.read_request,
         "predict_fn": predict_fn,
         "predict_batch_fn": predict_batch_fn,
         "output_fn": output_fn,

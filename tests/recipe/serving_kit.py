@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -74,6 +75,9 @@ def save(kind: str, folder: Path, seed: int = 0, **config: Any) -> Path:
     return folder
 
 
+_INVOCATIONS = SimpleNamespace(path="/invocations")
+
+
 class Handlers:
     """The image's handlers over one model, called as a worker calls them."""
 
@@ -93,9 +97,12 @@ class Handlers:
             if isinstance(body, tuple):
                 body, kind = body
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
-            requests.append(self._functions.input_fn(data, kind))
+            requests.append(self._functions.input_fn(data, kind, _INVOCATIONS))
             self._functions.tokens_fn(requests[-1], self.model)
         predictions = self._functions.predict_batch_fn(requests, self.model)
+        for each in predictions:
+            if isinstance(each, Exception):
+                raise each
         written = [self._functions.output_fn(each, accept)[0] for each in predictions]
         return [json.loads(each) if "json" in accept else each for each in written]
 

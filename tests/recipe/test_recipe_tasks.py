@@ -351,3 +351,17 @@ def test_rows_that_heed_no_mask_are_not_padded_together(tmp_path: Path) -> None:
             logits = model(**encoded).logits[0]
         expected = sorted(logits.tolist(), reverse=True)
         assert [each["score"] for each in answer] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_users_function_calls_a_pipeline_that_transformers_no_longer_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recipe.inference.defaults import huggingface
+
+    monkeypatch.setenv("AMPHORA_DTYPE", "float32")
+    folder = save("BertForQuestionAnswering", tmp_path / "model")
+    model = huggingface.make_pipeline(str(folder), {})
+    question = {"question": "who said", "context": TEXTS[1]}
+    served = Handlers(folder)
+    assert model(question, top_k=2) == served.ask({"inputs": question, "top_k": 2})
+    assert model([question, question]) == served.ask([question, question])

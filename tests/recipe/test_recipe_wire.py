@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipe.inference import answers, payloads
+from recipe.inference import answers, bodies, payloads
 from recipe.inference.payloads import BadRequest, UnsupportedContentType
 
 
@@ -35,7 +35,7 @@ from recipe.inference.payloads import BadRequest, UnsupportedContentType
 def test_a_request_is_read(
     content_type: str, body: str, texts: list[str], top_k: int | None
 ) -> None:
-    request = payloads.read_request(body.encode(), content_type)
+    request = bodies.read_request(body.encode(), content_type)
     assert (list(request.texts), request.parameters.get("top_k")) == (texts, top_k)
 
 
@@ -69,7 +69,7 @@ def test_a_bad_request_is_told_what_is_right(
     content_type: str, body: bytes, words: list[str]
 ) -> None:
     with pytest.raises(BadRequest) as caught:
-        request = payloads.read_request(body, content_type)
+        request = bodies.read_request(body, content_type)
         request.only({"top_k"}, "text-classification", nullable={"top_k"})
         request.read(payloads.a_text)
     for word in words:
@@ -89,7 +89,7 @@ def test_a_bad_request_is_told_what_is_right(
 def test_a_bad_record_is_its_own_fault(
     content_type: str, body: bytes, texts: list[str], faults: dict[int, str]
 ) -> None:
-    request = payloads.read_request(body, content_type)
+    request = bodies.read_request(body, content_type)
     request.read(payloads.a_text)
     assert list(request.texts) == texts
     assert set(request.faults) == set(faults)
@@ -116,7 +116,7 @@ def test_an_error_stands_in_its_records_place_in_every_format() -> None:
 @pytest.mark.parametrize("content_type", ["application/zip", ""])
 def test_an_unknown_content_type_is_named(content_type: str) -> None:
     with pytest.raises(UnsupportedContentType, match="application/json"):
-        payloads.read_request(b"a", content_type)
+        bodies.read_request(b"a", content_type)
 
 
 ANSWER: list[payloads.Label | list[payloads.Label]] = [
@@ -192,13 +192,13 @@ def npy(array: object) -> bytes:
 
 
 def test_texts_come_as_an_npy_array_but_nothing_is_unpickled() -> None:
-    assert payloads.read_request(npy(["a", "é"]), "application/x-npy").texts == ["a", "é"]
+    assert bodies.read_request(npy(["a", "é"]), "application/x-npy").texts == ["a", "é"]
     with pytest.raises(BadRequest, match="float64, not texts"):
-        payloads.read_request(npy([1.0]), "application/x-npy")
+        bodies.read_request(npy([1.0]), "application/x-npy")
     with pytest.raises(BadRequest, match="allow_pickle=False"):
-        payloads.read_request(npy(np.array([{"a": 1}], dtype=object)), "application/x-npy")
+        bodies.read_request(npy(np.array([{"a": 1}], dtype=object)), "application/x-npy")
     with pytest.raises(BadRequest):
-        payloads.read_request(b"no array", "application/x-npy")
+        bodies.read_request(b"no array", "application/x-npy")
 
 
 def crafted(shape: str, kind: str) -> bytes:
@@ -222,11 +222,11 @@ def crafted(shape: str, kind: str) -> bytes:
 )
 def test_a_body_made_up_to_harm_is_refused_at_once(body: bytes, kind: str) -> None:
     with pytest.raises(BadRequest):
-        payloads.read_request(body, kind)
+        bodies.read_request(body, kind)
 
 
 def test_a_parameter_of_another_task_is_named() -> None:
-    request = payloads.read_request(
+    request = bodies.read_request(
         b'{"inputs": "a", "parameters": {"temperature": 0.5}}', "application/json"
     )
     with pytest.raises(BadRequest, match=r"'temperature'.*text-classification.*takes top_k"):
@@ -243,12 +243,12 @@ def test_a_parameter_of_another_task_is_named() -> None:
     ],
 )
 def test_the_images_handlers_read_every_charset(kind: str, body: str, charset: str) -> None:
-    request = payloads.read_request(body.encode(charset), f"{kind}; charset={charset}")
+    request = bodies.read_request(body.encode(charset), f"{kind}; charset={charset}")
     assert list(request.texts) == ["Grün", "ÿ"]
 
 
 def test_the_images_handlers_refuse_what_is_no_charset_or_not_in_it() -> None:
     with pytest.raises(payloads.UnsupportedContentType, match="klingon"):
-        payloads.read_request(b'"a"', "application/json; charset=klingon")
+        bodies.read_request(b'"a"', "application/json; charset=klingon")
     with pytest.raises(payloads.BadRequest, match="utf-16"):
-        payloads.read_request(b'"a"', "application/json; charset=utf-16")
+        bodies.read_request(b'"a"', "application/json; charset=utf-16")

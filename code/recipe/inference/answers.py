@@ -93,8 +93,8 @@ _NO_NUMBER = "the model answered with numbers that are none (NaN or infinity): s
 
 
 def _json(prediction: Sequence[Any]) -> bytes:
-    single = isinstance(prediction, Answers) and prediction.single
-    return _dumped(prediction[0] if single else list(prediction)).encode()
+    whole = prediction.document if isinstance(prediction, Answers) else list(prediction)
+    return _dumped(whole).encode()
 
 
 def _json_lines(prediction: Sequence[Any]) -> bytes:

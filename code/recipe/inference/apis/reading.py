@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipe.inference import payloads
+from recipe.inference import bodies, payloads
 from recipe.inference.apis import openai, tei
 from recipe.inference.payloads import BadRequest, Request, UnsupportedContentType
 
@@ -30,13 +30,13 @@ def read(body: bytes, content_type: str, path: str) -> Request:
     if path in _OPENAI or path in _TEI:
         if kind != payloads.JSON:
             raise UnsupportedContentType(f"{path} takes {payloads.JSON}, not {content_type!r}.")
-        return _of(path, payloads.parsed(body))
+        return _of(path, bodies.parsed(body))
     # Most bodies are the image's own, and parsed there.
     if kind == payloads.JSON and any(mark in body for mark in _MARKS):
-        document = payloads.parsed(body)
+        document = bodies.parsed(body)
         if isinstance(document, dict) and (route := _route(document)):
             return _of(route, document)
-    return payloads.read_request(body, content_type)
+    return bodies.read_request(body, content_type)
 
 
 def _route(document: dict[str, Any]) -> str:
@@ -56,7 +56,7 @@ def _route(document: dict[str, Any]) -> str:
 def _of(path: str, document: Any) -> Request:
     request: Request = (openai if path in _OPENAI else tei).read(path, document)
     request.route = path
-    payloads.check_encodable([request.texts, dict(request.parameters)])
+    bodies.check_encodable([request.texts, dict(request.parameters)])
     return request
 
 

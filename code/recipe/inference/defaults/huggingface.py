@@ -192,13 +192,13 @@ class TaskPipeline:
         `question` and `context` may be named instead of `inputs`. Raises BadRequest (400) where
         the inputs or a parameter are none of the task's.
         """
-        from recipe.inference import payloads
+        from recipe.inference import bodies, payloads
 
         if inputs is None:
             names = ("question", "context")
             inputs = {name: parameters.pop(name) for name in names if name in parameters}
         document = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
-        request = payloads.read_request(document, payloads.JSON)
+        request = bodies.read_request(document, payloads.JSON)
         self._answering.measure(request)
         (answer,) = self._answering.predict([request])
         if isinstance(answer, Exception):
