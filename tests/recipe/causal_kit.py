@@ -102,7 +102,8 @@ def served(base: Path, code: Path) -> Iterator[Callable[[str], str]]:
     http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
 
     def ask(prompt: str) -> str:
-        body = {"inputs": prompt, "parameters": {"max_new_tokens": 16}}
+        parameters = {"max_new_tokens": 16, "return_full_text": False}
+        body = {"inputs": prompt, "parameters": parameters}
         reply = http.post("/invocations", json=body)
         assert reply.status_code == 200, reply.text
         (said,) = reply.json()

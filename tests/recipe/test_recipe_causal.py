@@ -308,9 +308,10 @@ def test_a_run_whose_model_is_served_at_once(
     assert "# Language model" in card
     monkeypatch.setenv("AMPHORA_DTYPE", "float32")
     served = inference.model_fn(str(tmp_path / "model"))
-    body = {"inputs": ["blue cat:", "red dog:"], "parameters": {"max_new_tokens": 20}}
+    parameters = {"max_new_tokens": 20, "return_full_text": False}
+    body = {"inputs": ["blue cat:", "red dog:"], "parameters": parameters}
     request = inference.input_fn(json.dumps(body).encode(), "application/json")
-    said = [each["generated_text"] for each in inference.predict_fn(request, served)]
+    said = [each["generated_text"] for (each,) in inference.predict_fn(request, served)]
     assert said == ["catcatcat", "dog"], "and it stops where the completion ends"
     assert served.encoder.max_length == 128, "not where training cut"
     del served
