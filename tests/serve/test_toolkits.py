@@ -35,7 +35,8 @@ from amphora.serving.protocol import framing
 from amphora.serving.worker import handlers, runner
 from tests.serve import toolkit_oracles
 from tests.serve.conftest import WORDS
-from tests.serve.toolkit_files import CSV, FILES, NPY, File, Question
+from tests.serve.toolkit_files import FILES
+from tests.serve.toolkit_questions import CSV, NPY, File, Question
 
 CODE = Path(__file__).resolve().parents[2] / "code"
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

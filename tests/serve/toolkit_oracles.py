@@ -21,7 +21,7 @@ import pytest
 import torch
 from sagemaker_inference import decoder, default_inference_handler, encoder, transformer, utils
 
-from tests.serve.toolkit_files import Question
+from tests.serve.toolkit_questions import Question
 
 
 class ServersContext:
