@@ -225,7 +225,6 @@ ADVICE: Mapping[str, str] = {
     "dataset_name": "Data comes in channels: save the data set (to_parquet, save_to_disk) to S3 "
     "and give that prefix as the channel called train.",
     "dataset": "Save the data set to S3 and give that prefix as the channel called train.",
-    "dataset_config_name": "Give the files of that configuration as the channel called train.",
     "task_name": "The data says what the task is: give GLUE's files as channels train and test.",
     "tokenizer_name": f"Leave it out: {_CHOSEN}.",
     "config_name": "Leave it out: the configuration is the model's.",

@@ -244,7 +244,7 @@ def test_one_file_of_several_is_refused_as_all_would_be_read(where: Places) -> N
 
 def test_no_foreign_name_hides_a_name_of_the_recipe() -> None:
     own = hyperparameters._own_fields()
-    assert not own & foreign_names.KNOWN - {"dataset_config_name"}
+    assert not own & foreign_names.KNOWN
     named = {*foreign_names.RENAMED.values()}
     assert named <= own | hyperparameters._training_fields()
 
