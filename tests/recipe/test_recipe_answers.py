@@ -204,8 +204,14 @@ def test_questions_are_answered_by_the_likeliest_words(tmp_path: Path) -> None:
             served.ask(wrong)
 
 
-@pytest.mark.parametrize("kind", ["T5ForConditionalGeneration", "BartForConditionalGeneration",
-                                  "MarianMTModel"])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "T5ForConditionalGeneration",
+        pytest.param("BartForConditionalGeneration", marks=pytest.mark.heavy),
+        pytest.param("MarianMTModel", marks=pytest.mark.heavy),
+    ],
+)
 def test_texts_are_written_as_generate_writes_them(kind: str, tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
