@@ -159,6 +159,12 @@ def test_what_cannot_be_is_refused_with_the_reason(
         assert word in str(caught.value)
 
 
+def test_a_bias_of_a_token_that_is_not_there_is_refused(chained: Generator) -> None:
+    body = {"prompt": "01", "temperature": 0, "logit_bias": {"99999": 1}}
+    with pytest.raises(BadRequest, match="99999"):
+        ask(chained, body)
+
+
 def test_what_says_nothing_is_taken(chained: Generator) -> None:
     parameters = {
         "top_k": None, "watermark": False, "decoder_input_details": False, "best_of": 1,

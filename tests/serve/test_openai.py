@@ -180,6 +180,7 @@ def test_prompts_are_completed_in_their_order(client: openai.OpenAI) -> None:
         ({"response_format": {"type": "json_object"}}, ["response_format"]),
         ({"temperature": 3}, ["temperature is 3", "0 to 2"]),
         ({"n": 99}, ["n is 99", "32"]),
+        ({"logit_bias": {"99999": 1}}, ["logit_bias", "99999"]),
         ({"messages": [{"role": "robot", "content": "x"}]}, ["messages[0]", "robot", "assistant"]),
         ({"messages": []}, ["messages"]),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, ["images"]),

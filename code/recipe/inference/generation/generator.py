@@ -53,6 +53,11 @@ class _Prompt:
     new: int
     """The most tokens to generate."""
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether it is a conversation."""
+        return not isinstance(self.owner.texts[self.place], str)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Generator:
@@ -110,6 +115,9 @@ class Generator:
                 raise BadRequest(
                     "Beams are known when all is written: num_beams cannot be streamed."
                 )
+            size = self.encoder.model.get_input_embeddings().num_embeddings
+            if lost := [number for number, _ in settings.logit_bias if number >= size]:
+                raise BadRequest(f"logit_bias names {lost}, and the model has {size} tokens.")
             request.read(a_prompt)
             cut: list[int] = []
             request.prepared = [
@@ -235,7 +243,7 @@ class Generator:
         # Chat models often end their turns with a token that only their tokenizer names.
         own = [self.encoder.tokenizer.eos_token_id]
         if configured is not None:
-            chats = any(not isinstance(prompt.owner.texts[0], str) for prompt in prompts)
+            chats = prompts[0].is_chat
             listed = configured if isinstance(configured, list) else [configured]
             own = [*listed, *(own if chats else [])]
         ends = Ends(
@@ -369,7 +377,7 @@ def _groups(prompts: Sequence[_Prompt]) -> Iterator[list[_Prompt]]:
     alike: dict[Any, list[_Prompt]] = {}
     for prompt in prompts:
         settings = prompt.settings
-        key: list[Any] = [settings, prompt.new, isinstance(prompt.owner.texts[0], str)]
+        key: list[Any] = [settings, prompt.new, prompt.is_chat]
         if settings.looks_back:
             key.append(len(prompt.ids))
         if settings.seed is not None:
