@@ -9,6 +9,8 @@ import pytest
 from recipe import task_table
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import parse
+from recipe.paths import Places
+from recipe.training import preflight
 
 ROWS = {
     "classes": ["good", "bad", "so"],
@@ -73,3 +75,26 @@ def test_a_number_of_labels_that_the_data_has_not_is_refused(tmp_path: Path) -> 
 )
 def test_an_evaluation_is_made_unless_it_is_declined(argv: list[str], evaluates: bool) -> None:
     assert parse(argv).evaluates is evaluates
+
+
+def test_without_an_evaluation_all_rows_train(tmp_path: Path) -> None:
+    declined = parse(["--eval_strategy", "no"])
+    task = task_table.load(declined.task)(channels(tmp_path, "classes"), declined)
+    assert task.train.num_rows == 12
+    assert "evaluation: none was asked for, so that all rows train" in task.found
+    usual = parse([])
+    assert task_table.load(usual.task)(channels(tmp_path, "classes"), usual).train.num_rows < 12
+
+
+def test_doctor_sees_values_that_the_trainer_refuses_together(tmp_path: Path) -> None:
+    places = Places(
+        channels=channels(tmp_path, "classes"),
+        model_dir=tmp_path,
+        output_data_dir=tmp_path,
+        checkpoints=tmp_path,
+        tensorboard=tmp_path,
+    )
+    asked = ["--eval_strategy", "no", "--early_stopping_patience", "2"]
+    (only,) = preflight.inspect(asked, places, 2)
+    assert (only.level, only.what) == ("error", "hyperparameters")
+    assert "do not fit together" in only.detail

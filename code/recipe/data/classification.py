@@ -91,7 +91,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
     _check_overlap(built, places.guessed, notes)
     found = [_describe(split, each) for split, each in read.items()]
     strata = (lambda split: split[LABEL][:]) if known.problem == labels.SINGLE else None
-    train, evaluation, test, rule = assign(built, strata, hyperparameters.seed)
+    train, evaluation, test, rule = assign(built, strata, hyperparameters)
     return Splits(
         train=train,
         evaluation=evaluation,
@@ -271,7 +271,7 @@ def _encoded(split: str, read: _Read, shape: Shape, known: Labels) -> pa.Array:
 def assign(
     built: Mapping[str, datasets.Dataset],
     strata: Callable[[datasets.Dataset], Any] | None,
-    seed: int,
+    hyperparameters: Hyperparameters,
 ) -> tuple[datasets.Dataset, datasets.Dataset, datasets.Dataset | None, str]:
     """Training, evaluation and (beside validation data) test data, and in a line how they came.
 
@@ -285,10 +285,14 @@ def assign(
         return train, validation, test, f"evaluation: on the validation data{also}"
     if test is not None:
         return train, test, None, "evaluation: on the test data"
+    if not (hyperparameters.evaluates or hyperparameters.predicts):
+        # The engine lays out a batch of it, and never computes one.
+        rule = "evaluation: none was asked for, so that all rows train"
+        return train, train.select([0]), None, rule
     given = strata(train) if strata else [0] * len(train)
-    kept, held_out = hold_out(given, HELD_OUT, seed)
+    kept, held_out = hold_out(given, HELD_OUT, hyperparameters.seed)
     how = "stratified, " if strata else ""
-    rule = f"evaluation: {len(held_out)} training rows held out, {how}seed {seed}"
+    rule = f"evaluation: {len(held_out)} training rows held out, {how}seed {hyperparameters.seed}"
     return train.select(kept), train.select(held_out), None, rule
 
 

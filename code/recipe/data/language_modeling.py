@@ -85,7 +85,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
         for split, files in read.items()
     }
     found = [_describe(split, files) for split, files in read.items()]
-    train, evaluation, test, rule = classification.assign(built, None, hyperparameters.seed)
+    train, evaluation, test, rule = classification.assign(built, None, hyperparameters)
     return Texts(train=train, evaluation=evaluation, test=test, found=[*notes, *found, rule])
 
 
