@@ -1,4 +1,4 @@
-"""What README.md shows is run, or says in a comment before it why not; then stand-ins are called."""
+"""What README.md and docs/TRAINING.md show is run, or says in a comment before it why not; then stand-ins are called."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from .aws import Aws
 from .conftest import ROOT, Run
 
-README = (ROOT / "README.md").read_text()
+README = "\n".join((ROOT / name).read_text() for name in ("README.md", "docs/TRAINING.md"))
 NOT_RUN = r"<!-- not run: (?P<why>.+?) -->\n"
 BLOCK = re.compile(
     rf"(?:{NOT_RUN})?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
@@ -166,7 +166,7 @@ def test_other_python_blocks_show_hyperparameters_that_exist() -> None:
 
 @pytest.mark.heavy
 def test_the_table_of_hyperparameters_names_what_exists() -> None:
-    table = README.partition("### Hyperparameters of the recipe")[2].partition("\n\n`python")[0]
+    table = README.partition("## Hyperparameters of the recipe")[2].partition("\n\n`python")[0]
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")][1:]
     names = [name for cell in cells for name in re.findall(r"\w+", cell)]
     assert {"model_id", "lr", "save_total_limit"} <= set(names)
@@ -187,12 +187,13 @@ def known(hyperparameters: dict[str, object]) -> None:
     "page", sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("*/*.md")), ids=lambda p: p.name
 )
 def test_files_that_a_page_names_exist(page: Path) -> None:
-    for name in set(
+    text = page.read_text()
+    named = set(
         re.findall(
-            r"\b(?:docs|examples|tests|code/recipe|container|benchmarks)/[\w/.-]+\.\w+",
-            page.read_text(),
+            r"\b(?:docs|examples|tests|code/recipe|container|benchmarks)/[\w/.-]+\.\w+", text
         )
-    ):
+    )
+    for name in named - set(re.findall(r"<!-- file: (\S+) -->", text)):
         if not name.endswith((".log", ".egg-info")):
             assert (ROOT / name).exists(), f"{page.name} names {name}"
 
