@@ -43,9 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--spot", action="store_true", help="spot instances; wants --checkpoints")
     parser.add_argument("--keep-alive", type=int, help="seconds a warm pool stays; not with --spot")
     parser.add_argument("--local", action="store_true", help="in containers on this machine")
-    parser.add_argument(
-        "hyperparameters", nargs="*", metavar="KEY=VALUE", help="as in docs/TRAINING.md"
-    )
+    parser.add_argument("hyperparameters", nargs="*", metavar="KEY=VALUE", help="docs/TRAINING.md")
     return parser.parse_args()
 
 

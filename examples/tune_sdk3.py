@@ -36,9 +36,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--objective", default="eval_f1_macro", choices=METRICS["metric_names"]())
     parser.add_argument("--jobs", type=int, default=10)
     parser.add_argument("--parallel", type=int, default=2)
-    parser.add_argument(
-        "hyperparameters", nargs="*", metavar="KEY=VALUE", help="as in docs/TRAINING.md"
-    )
+    parser.add_argument("hyperparameters", nargs="*", metavar="KEY=VALUE", help="docs/TRAINING.md")
     return parser.parse_args()
 
 
