@@ -96,12 +96,12 @@ def gradients(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Ten
 
 
 def packed(documents: Documents, rows: Any, size: int = SIZE) -> PackedDocuments:
-    shape = plan.shape([documents.lengths[rows].tolist()])
+    shape = plan.shape([documents.lengths[rows]])
     return PackedDocuments(shape, size, PAD, 0, documents.weight(rows) + 3)
 
 
 def padded(documents: Documents, rows: Any, size: int = SIZE) -> PaddedDocuments:
-    lengths = plan.buckets([documents.lengths[rows].tolist()])
+    lengths = plan.buckets([documents.lengths[rows]])
     return PaddedDocuments(lengths, size, PAD, documents.weight(rows) + 3)
 
 

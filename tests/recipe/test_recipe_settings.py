@@ -25,7 +25,7 @@ def engine(folder: Path, class_weights: list[float] | None = None, **changes: An
     torch.manual_seed(0)
     run = batches.Training(samples=samples_of(tweet_lengths(16)), size=8, seed=3)
     layout = Packed(
-        packing.shape([run.samples.lengths[rows].tolist() for rows in run.rows(4, True)]), 8, PAD, 0
+        packing.shape([run.samples.lengths[rows] for rows in run.rows(4, True)]), 8, PAD, 0
     )
     model = make("bert")
     packed_encoders.take_packed(model)

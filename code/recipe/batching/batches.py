@@ -76,6 +76,14 @@ class Samples:
         ids: Rows = self.token_ids[self.starts[row] : self.starts[row + 1]]
         return ids
 
+    def places(self, rows: Rows) -> tuple[Rows, Rows, Rows]:
+        """Of each token of the samples at `rows`, one sample after the other: its position in
+        `token_ids`; the number of its sample among `rows`; its position in that sample."""
+        lengths = self.lengths[rows]
+        owners = np.repeat(np.arange(len(rows)), lengths)
+        within = np.arange(len(owners)) - (np.cumsum(lengths) - lengths)[owners]
+        return self.starts[rows][owners] + within, owners, within
+
     def types_of(self, row: int) -> Rows:
         """The types of the tokens of one sample, of `types` that are there."""
         assert self.types is not None
@@ -113,36 +121,44 @@ class Packed:
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
         """input_ids, position_ids, segments and maybe token_type_ids [rows, length], first
-        [size]."""
-        lengths = samples.lengths[rows].tolist()
+        [size].
+
+        A batch that the shape has no room for gets the blocks that it lacks.
+        """
+        lengths = samples.lengths[rows]
         blocks = self.shape.place(lengths)
-        assert blocks is not None  # the shape was made for all batches
-        ids = np.full((self.shape.rows, self.shape.length), self.pad_id)
+        by_block = np.argsort(blocks, kind="stable")
+        first_in_block = np.searchsorted(blocks[by_block], blocks[by_block])
+        ends = np.cumsum(lengths[by_block])
+        starts, numbers = np.empty_like(lengths), np.empty_like(lengths)
+        starts[by_block] = ends - lengths[by_block] - (ends - lengths[by_block])[first_in_block]
+        numbers[by_block] = np.arange(len(rows)) - first_in_block + 1
+        assert (starts + lengths <= self.shape.length).all()
+        first = np.zeros(self.size, dtype=np.int64)
+        first[: len(rows)] = blocks * self.shape.length + starts
+        source, owners, within = samples.places(rows)
+        to = first[owners] + within
+        count = max(self.shape.rows, int(blocks.max(initial=0)) + 1)
+        ids = np.full(count * self.shape.length, self.pad_id)
         positions = np.full_like(ids, self.first_position)
         segments, types = np.zeros_like(ids), np.zeros_like(ids)
-        first = np.zeros(self.size, dtype=np.int64)
-        for block, members in enumerate(blocks):
-            start = 0
-            for number, member in enumerate(members, 1):
-                end = start + lengths[member]
-                ids[block, start:end] = samples.tokens(rows[member])
-                positions[block, start:end] += np.arange(lengths[member])
-                segments[block, start:end] = number
-                if self.typed:
-                    types[block, start:end] = samples.types_of(rows[member])
-                first[member] = block * self.shape.length + start
-                start = end
-        arrays = {"input_ids": ids, "position_ids": positions, "segments": segments, "first": first}
+        ids[to] = samples.token_ids[source]
+        positions[to] += within
+        segments[to] = numbers[owners]
+        arrays = {"input_ids": ids, "position_ids": positions, "segments": segments}
         if self.typed:
+            assert samples.types is not None
+            types[to] = samples.types[source]
             arrays[TYPE_IDS] = types
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        in_blocks = {name: array.reshape(count, -1) for name, array in arrays.items()}
+        return {name: torch.from_numpy(a) for name, a in {**in_blocks, "first": first}.items()}
 
     def describe(self) -> str:
         """The block shape."""
         return f"packed into {self.shape.rows} blocks of {self.shape.length} tokens"
 
     def places(self, samples: Samples, rows: Rows) -> int:
-        """The tokens of all blocks."""
+        """The tokens of all blocks of the shape."""
         return self.shape.tokens
 
 
@@ -164,12 +180,12 @@ class Padded:
         mask, types = np.zeros_like(ids), np.zeros_like(ids)
         # A row without a sample attends to one token: attention to none has no value.
         mask[:, 0] = 1
-        for at, row in enumerate(rows):
-            tokens = samples.tokens(row)
-            ids[at, : len(tokens)] = tokens
-            mask[at, : len(tokens)] = 1
-            if self.typed:
-                types[at, : len(tokens)] = samples.types_of(row)
+        source, owners, within = samples.places(rows)
+        ids[owners, within] = samples.token_ids[source]
+        mask[owners, within] = 1
+        if self.typed:
+            assert samples.types is not None
+            types[owners, within] = samples.types[source]
         arrays = {"input_ids": ids, "attention_mask": mask}
         if self.typed:
             arrays[TYPE_IDS] = types
@@ -207,26 +223,50 @@ class Training:
     seed: int = 0
     world: World = World()
 
-    def epoch(self, epoch: int, balanced: bool) -> list[list[tuple[Rows, int]]]:
-        """For each batch of this epoch, for each process: its rows, and the weight of the step."""
-        parts = self.world.processes * self.accumulation
-        lengths = self.samples.lengths
-        made = []
-        for step in packing.steps(lengths, self.size * parts, self.seed, epoch, balanced):
-            shared = packing.split(step, lengths, parts, self.size, balanced)
-            for start in range(0, parts, self.world.processes):
-                of_processes = shared[start : start + self.world.processes]
-                made.append([(rows, self.samples.weight(step)) for rows in of_processes])
-        return made
+    def epoch(self, epoch: int, balanced: bool) -> Epoch:
+        """The batches of an epoch; nothing is computed of any other epoch."""
+        size = self.size * self.world.processes * self.accumulation
+        steps = packing.steps(self.samples.lengths, size, self.seed, epoch, balanced)
+        return Epoch(self, steps, balanced)
 
     def rows(self, epochs: int, balanced: bool) -> list[Rows]:
-        """The rows of every batch of all processes in all epochs."""
+        """The rows of every batch of all processes in the first `epochs` epochs."""
         return [
             rows
             for epoch in range(epochs)
             for batch in self.epoch(epoch, balanced)
             for rows, _ in batch
         ]
+
+
+class Epoch:
+    """For each batch of an epoch, for each process: its rows, and the weight of the step.
+
+    A step is split over processes and accumulated batches when the first of these is asked for.
+    """
+
+    def __init__(self, training: Training, steps: Sequence[Rows], balanced: bool) -> None:
+        self._training, self._steps, self._balanced = training, steps, balanced
+        self._split = functools.lru_cache(maxsize=1)(self._split_step)
+
+    def __len__(self) -> int:
+        return len(self._steps) * self._training.accumulation
+
+    def __getitem__(self, number: int) -> list[tuple[Rows, int]]:
+        step, part = divmod(number, self._training.accumulation)
+        processes = self._training.world.processes
+        batches, weight = self._split(step)
+        return [(rows, weight) for rows in batches[part * processes : (part + 1) * processes]]
+
+    def __iter__(self) -> Iterator[list[tuple[Rows, int]]]:
+        return (self[number] for number in range(len(self)))
+
+    def _split_step(self, number: int) -> tuple[list[Rows], int]:
+        training, step = self._training, self._steps[number]
+        parts = training.world.processes * training.accumulation
+        lengths = training.samples.lengths
+        batches = packing.split(step, lengths, parts, training.size, self._balanced)
+        return batches, training.samples.weight(step)
 
 
 class _Drawn(Dataset[Batch]):
@@ -306,8 +346,9 @@ def evaluation_batches(
     batches = packing.in_order(samples.lengths, size, layout.balanced)
     none = np.empty(0, dtype=np.int64)
     batches += [none] * (-len(batches) % world.processes)
+    weight = samples.weight(np.arange(len(samples)))
     for rows in batches[world.rank :: world.processes]:
-        yield _finish(samples, layout, rows, size, samples.weight(np.arange(len(samples))))
+        yield _finish(samples, layout, rows, size, weight)
 
 
 def _finish(samples: Samples, layout: Layout, rows: Rows, size: int, total: int) -> Batch:

@@ -1,11 +1,11 @@
 """Documents to batches for learning the next token; which tokens are learned is said for each.
 
 A batch is laid out as that of any samples (`batches`), and beside it has, of one size for all
-batches: `places`, where in the flattened blocks a token stands whose successor is learned;
-`targets`, that successor (`NOT_LEARNED` where a place is unused); `owners`, the number of its
-document in the batch. So a model's head runs on these places only. `answers` [documents, 2] has
-the shape of their sums; whole numbers, as inputs with a fraction are rounded by a model that is
-sharded in bfloat16.
+batches but a rare fuller one: `places`, where in the flattened blocks a token stands whose
+successor is learned; `targets`, that successor (`NOT_LEARNED` where a place is unused); `owners`,
+the number of its document in the batch. So a model's head runs on these places only. `answers`
+[documents, 2] has the shape of their sums; whole numbers, as inputs with a fraction are rounded by
+a model that is sharded in bfloat16.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PackedDocuments(Packed):
     """Documents end to end in blocks of one shape."""
 
     learned: int
-    """Most learned tokens in a batch."""
+    """Most learned tokens in a batch, but for a rare one."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
         """What Packed gives but `first`, and what is learned."""
@@ -76,7 +76,7 @@ class PaddedDocuments(Padded):
     """A document in each row, padded to one of a few lengths."""
 
     learned: int
-    """Most learned tokens in a batch."""
+    """Most learned tokens in a batch, but for a rare one."""
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
         """What Padded gives, and what is learned."""
@@ -86,16 +86,18 @@ class PaddedDocuments(Padded):
 
 
 def _successors(samples: Samples, rows: Rows, first: Rows, learned: int) -> Batch:
+    """What is learned, in `learned` places; in more, by steps of a quarter, where that is more."""
     assert isinstance(samples, Documents)
-    places, owners = np.zeros((2, learned), dtype=np.int64)
+    source, owner, within = samples.places(rows)
+    at = np.flatnonzero(samples.learned[source])
+    step = max(1, learned // 4)
+    size = learned + step * max(0, -(-(len(at) - learned) // step))
+    places, owners = np.zeros((2, size), dtype=np.int64)
     targets = np.full_like(places, NOT_LEARNED)
-    start = 0
-    for number, row in enumerate(rows):
-        offsets, successors = samples.successors(row)
-        end = start + len(offsets)
-        places[start:end], targets[start:end] = first[number] + offsets, successors
-        owners[start:end] = number
-        start = end
+    # Where the token before it stands: the first one of a document is never learned.
+    places[: len(at)] = (first[owner] + within)[at] - 1
+    targets[: len(at)] = samples.token_ids[source[at]]
+    owners[: len(at)] = owner[at]
     answers = np.zeros((len(first), 2), dtype=np.int8)
     arrays = {"places": places, "targets": targets, "owners": owners, "answers": answers}
     return {name: torch.from_numpy(array) for name, array in arrays.items()}

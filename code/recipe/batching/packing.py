@@ -1,32 +1,45 @@
 """Which samples make an optimizer step, and where each of them lies. Numbers only, no tensors.
 
 Everything here is a pure function of its arguments. A step has exactly as many samples as was
-asked for, as in any other Trainer. What is chosen is *which* ones: samples are shuffled, cut into
-chunks of about `CHUNK`, and inside a chunk dealt out so that the steps have nearly equal sums of
-tokens. So one block shape fits every step with little padding, and the number of steps in an epoch,
-the schedule and the loss stay those of unpacked training.
+asked for, as in any other Trainer. What is chosen is *which* ones: samples are dealt out so that
+the steps of an epoch have nearly equal sums of tokens. So one block shape fits every step with
+little padding, and the number of steps in an epoch, the schedule and the loss stay those of
+unpacked training.
+
+All of it takes time in proportion to the samples (but for sorting), whatever the size of a step.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+VERSION = 2
+"""Of the rules in this module. Others would go on with a checkpoint's epoch in another order."""
 CHUNK = 16_384
-"""Samples that are balanced, or grouped by length, together."""
+"""Samples that are grouped by length together."""
 ALIGNMENT = 4
 """Block lengths are multiples of this, as matrix units and attention kernels like it."""
 _JITTER = 0.1
+# From this size on, one sample of each length class balances a step (docs/LAB.md).
+_STRATA = 32
 _WANTED_FILL = 0.95
-_TRIED = 200
+_OF_THE_POSSIBLE = 0.99
+_COMPARED = 8
+_MANY = 64
+_NEARLY = 1.05
+_CHECKED = 256
+_CANDIDATES = 400
 _ORDERS = 30
+_PLACED_AGAIN = 2_000
+_BUCKETS_TRIED = 1_024
 # Attention and its mask cost more the longer a block is: at this length as much as all the rest
 # (measured with MiniLM's shape and dropout, see docs/LAB.md).
 _EVEN_LENGTH = 320
@@ -46,25 +59,26 @@ def steps(lengths: Rows, size: int, seed: int, epoch: int, balanced: bool) -> li
     """
     random = np.random.default_rng((seed, epoch))
     order = random.permutation(len(lengths))
-    count = -(-len(order) // size)
-    # Sorted by length alone, the same samples would meet in every epoch.
-    jitter = _JITTER if balanced else 0
-    sizes = lengths * random.uniform(1 - jitter, 1 + jitter, len(lengths))
-    made: list[Rows] = []
-    for chunk in np.array_split(np.arange(count), max(1, round(len(order) / CHUNK))):
-        rows = order[chunk[0] * size : (chunk[-1] + 1) * size]
-        rows = rows[np.argsort(-sizes[rows], kind="stable")]
-        made += _deal(rows, lengths, size) if balanced else _cut(rows, size)
+    if balanced:
+        dealt = _deal(order, lengths, size, random)
+    else:
+        dealt = []
+        count = -(-len(order) // size)
+        for chunk in np.array_split(np.arange(count), max(1, round(len(order) / CHUNK))):
+            rows = order[chunk[0] * size : (chunk[-1] + 1) * size]
+            dealt += _cut(_longest_first(rows, lengths), size)
     # The step with fewer samples is the last one of the epoch.
-    whole = [step for step in made if len(step) == size]
+    whole = [step for step in dealt if len(step) == size]
     shuffled = [whole[at] for at in random.permutation(len(whole))]
-    return shuffled + [step for step in made if len(step) != size]
+    return shuffled + [step for step in dealt if len(step) != size]
 
 
 def in_order(lengths: Rows, size: int, balanced: bool) -> list[Rows]:
     """The rows of each batch of an evaluation: each row once, nothing drawn at random."""
-    rows = np.argsort(-lengths, kind="stable")
-    return _deal(rows, lengths, size) if balanced else _cut(rows, size)
+    rows = np.arange(len(lengths))
+    return (
+        _deal(rows, lengths, size, None) if balanced else _cut(_longest_first(rows, lengths), size)
+    )
 
 
 def split(step: Rows, lengths: Rows, parts: int, size: int, balanced: bool) -> list[Rows]:
@@ -72,31 +86,104 @@ def split(step: Rows, lengths: Rows, parts: int, size: int, balanced: bool) -> l
 
     Batches get like sums of tokens, or (not balanced) neighbours in length.
     """
-    if balanced:
-        longest_first = step[np.argsort(-lengths[step], kind="stable")]
-        return _balance(longest_first, lengths, [size] * parts)
-    return np.array_split(step, parts)
+    if not balanced:
+        return np.array_split(step, parts)
+    if parts == 1:
+        return [step]
+    # Each of the rows, longest first, to the batch with the fewest tokens that has room for one.
+    batches: list[list[int]] = [[] for _ in range(parts)]
+    heap = [(0, number) for number in range(parts)]
+    rows = _longest_first(step, lengths)
+    for row, length in zip(rows.tolist(), lengths[rows].tolist(), strict=True):
+        tokens, number = heappop(heap)
+        batches[number].append(row)
+        if len(batches[number]) < size:
+            heappush(heap, (tokens + length, number))
+    return [np.asarray(batch, dtype=np.int64) for batch in batches]
 
 
-def _deal(rows: Rows, lengths: Rows, size: int) -> list[Rows]:
-    full, rest = divmod(len(rows), size)
-    return _balance(rows, lengths, [size] * full + [rest] * (rest > 0))
+def _longest_first(rows: Rows, lengths: Rows) -> Rows:
+    """`rows` by length; those of one length stay in their order."""
+    of_rows = lengths[rows]
+    shorter = of_rows.max(initial=0) - of_rows
+    if shorter.max(initial=0) < 1 << 16:
+        shorter = shorter.astype(np.uint16)  # which NumPy sorts by counting
+    longest_first: Rows = rows[np.argsort(shorter, kind="stable")]
+    return longest_first
 
 
 def _cut(rows: Rows, size: int) -> list[Rows]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def _balance(rows: Rows, lengths: Rows, capacities: Sequence[int]) -> list[Rows]:
-    """Each of `rows`, longest first, to the group with the fewest tokens that has room for one."""
-    groups: list[list[int]] = [[] for _ in capacities]
-    heap = [(0, number) for number in range(len(groups))]
-    for row in rows.tolist():
-        tokens, number = heapq.heappop(heap)
-        groups[number].append(row)
-        if len(groups[number]) < capacities[number]:
-            heapq.heappush(heap, (tokens + int(lengths[row]), number))
-    return [np.asarray(group, dtype=np.int64) for group in groups]
+def _deal(order: Rows, lengths: Rows, size: int, random: np.random.Generator | None) -> list[Rows]:
+    """Steps with like sums of tokens; without `random`, the same each time."""
+    rows = _longest_first(order, lengths)
+    if len(rows) <= size:
+        return [rows] if len(rows) else []
+    return (_of_strata if size >= _STRATA else _by_level)(rows, lengths, size, random)
+
+
+def _jittered(lengths: Rows, random: np.random.Generator | None) -> Rows:
+    """Lengths to sort by. By length alone, the same samples would meet in every epoch."""
+    if random is None:
+        return lengths
+    jittered: Rows = lengths * random.uniform(1 - _JITTER, 1 + _JITTER, len(lengths))
+    return jittered
+
+
+def _of_strata(
+    rows: Rows, lengths: Rows, size: int, random: np.random.Generator | None
+) -> list[Rows]:
+    """To each step one sample of each of `size` equal parts of `rows`, which are longest first.
+
+    In a part, the longest goes to the step that has the fewest tokens so far. Parts whose samples
+    are all of one length need no such choice, so that the work does not grow with `size`.
+    """
+    count, rest = divmod(len(rows), size)
+    starts = np.arange(size + 1) * len(rows) // size
+    larger = np.flatnonzero(np.diff(starts) > count)  # these give one to the last step, too
+    for_last = starts[larger]
+    if random is not None:
+        for_last = for_last + random.integers(0, count + 1, len(larger))
+    strata = np.delete(rows, for_last).reshape(size, count)
+    tokens = lengths[strata]
+    spread = tokens.max(axis=1) - tokens.min(axis=1)
+    sums = tokens[spread == 0].sum(axis=0)
+    for at in np.argsort(-spread, kind="stable")[: np.count_nonzero(spread)]:
+        longest_first = np.argsort(-_jittered(tokens[at], random), kind="stable")
+        emptiest_first = np.argsort(sums, kind="stable")
+        sums[emptiest_first] += tokens[at, longest_first]
+        strata[at, emptiest_first] = strata[at, longest_first]
+    return [*strata.T.copy(), *([rows[for_last]] if rest else [])]
+
+
+def _by_level(
+    rows: Rows, lengths: Rows, size: int, random: np.random.Generator | None
+) -> list[Rows]:
+    """Each of `rows`, longest first, to the step with the fewest tokens that has room for one.
+
+    As many steps at once as get their next sample before any of them gets a second one.
+    """
+    rows = rows[np.argsort(-_jittered(lengths[rows], random), kind="stable")]
+    step_of = np.empty(len(rows), dtype=np.int64)
+    room = np.full(-(-len(rows) // size), size)
+    room[-1] -= len(room) * size - len(rows)
+    sums = np.zeros(len(room), dtype=np.int64)
+    start = 0
+    while start < len(rows):
+        emptiest_first = np.flatnonzero(room)
+        emptiest_first = emptiest_first[np.argsort(sums[emptiest_first], kind="stable")]
+        level = sums[emptiest_first[0]] + lengths[rows[start]]
+        served = emptiest_first[: np.searchsorted(sums[emptiest_first], level, side="right")]
+        served = served[: len(rows) - start]
+        end = start + len(served)
+        step_of[start:end] = served
+        sums[served] += lengths[rows[start:end]]
+        room[served] -= 1
+        start = end
+    by_step = rows[np.argsort(step_of, kind="stable")]
+    return _cut(by_step, size)
 
 
 @dataclass(frozen=True)
@@ -111,99 +198,134 @@ class Shape:
         """Places for tokens in a batch."""
         return self.rows * self.length
 
-    def place(self, lengths: Sequence[int]) -> list[list[int]] | None:
-        """For each block the samples laid into it, as positions in `lengths`; None: no room found.
+    def place(self, lengths: Rows) -> Rows:
+        """The number of the block that each sample is laid into.
 
-        Longest first, each into the fullest block that has room for it; where that fails, in
-        other orders, the same each time.
+        Longest first, each into the fullest block that has room for it; where that takes more than
+        `rows` blocks, in other orders, the same each time. Where all do, in more blocks: no sample
+        is longer than a block, so that there is always a place.
+
+        Raises:
+            ValueError: a sample is longer than a block.
         """
-        random = Random(0)
-        spread = 0.0
-        for _ in range(_ORDERS):
-            keys = [length * random.uniform(1 - spread, 1) for length in lengths]
-            order = sorted(range(len(lengths)), key=lambda at: -keys[at])
-            if (blocks := self._best_fit(lengths, order)) is not None:
-                return blocks
-            if sum(lengths) > self.tokens:
-                return None
-            spread = 0.3
-        return None
+        if lengths.max(initial=0) > self.length:
+            raise ValueError(f"a sample of {lengths.max()} tokens in blocks of {self.length}")
+        listed = lengths.tolist()
+        blocks, used = _best_fit(listed, np.argsort(-lengths, kind="stable").tolist(), self.length)
+        if used > self.rows and lengths.sum() <= self.tokens:
+            random = Random(0)
+            for _ in range(min(_ORDERS, _PLACED_AGAIN // len(listed))):
+                keys = [length * random.uniform(0.7, 1) for length in listed]
+                order = sorted(range(len(listed)), key=lambda at: -keys[at])
+                other, needed = _best_fit(listed, order, self.length)
+                if needed < used:
+                    blocks, used = other, needed
+                if used <= self.rows:
+                    break
+        return np.asarray(blocks, dtype=np.int64)
 
-    def _best_fit(self, lengths: Sequence[int], order: Sequence[int]) -> list[list[int]] | None:
-        room = [self.length] * self.rows
-        blocks: list[list[int]] = [[] for _ in room]
-        for at in order:
-            best = -1
-            for block, free in enumerate(room):
-                if free >= lengths[at] and (best < 0 or free < room[best]):
-                    best = block
-            if best < 0:
-                return None
-            blocks[best].append(at)
-            room[best] -= lengths[at]
-        return blocks
+    def holds(self, lengths: Rows) -> bool:
+        """Whether samples of these lengths are placed in no more than `rows` blocks."""
+        return int(self.place(lengths).max(initial=-1)) < self.rows
 
 
-def shape(batches: Sequence[Sequence[int]]) -> Shape:
+def _best_fit(lengths: Sequence[int], order: Sequence[int], length: int) -> tuple[list[int], int]:
+    """The block of each sample, and how many blocks there are."""
+    blocks = [0] * len(lengths)
+    opened: list[tuple[int, int]] = []  # (room, block), sorted
+    used = 0
+    for at in order:
+        needed = lengths[at]
+        best = bisect_left(opened, (needed, 0))
+        if best < len(opened):
+            room, block = opened.pop(best)
+        else:
+            room, block = length, used
+            used += 1
+        blocks[at] = block
+        insort(opened, (room - needed, block))
+    return blocks, used
+
+
+def shape(batches: Sequence[Rows]) -> Shape:
     """The shape into which each of `batches` (lengths of its samples) can be laid.
 
     Of the shapes with at least 95 % real tokens, the cheapest: many short blocks cost less
-    attention and mask memory than few long ones. Where none has that, the one with the most.
+    attention and mask memory than few long ones. Where none has that, of those with nearly the
+    most. Found with a few of the fullest batches, and held against some 500 at most: a batch that
+    needs a block more than these can have it (`Shape.place`).
     """
-    fullest = sorted(batches, key=sum, reverse=True)
-    most = max(1, sum(fullest[0]))
-    mean = sum(map(sum, batches)) / len(batches)
-    longest = _aligned(max((length for batch in batches for length in batch), default=1))
-    found = list(_candidates(fullest[:_TRIED], most, longest))
-    good = [each for each in found if mean >= _WANTED_FILL * each.tokens]
-    chosen = min(good or found, key=_cost if good else _size)
-    while not all(chosen.place(batch) is not None for batch in fullest):
-        chosen = Shape(chosen.rows, chosen.length + ALIGNMENT)
-    return chosen
+    batches = [np.asarray(batch) for batch in batches]
+    sums = np.asarray([batch.sum() for batch in batches])
+    mean, most = sums.mean(), max(1, int(sums.max()))
+    wanted = min(_WANTED_FILL, _OF_THE_POSSIBLE * mean / most)
 
+    def rank(tried: Shape) -> tuple[bool, float, int, int]:
+        is_poor = bool(mean < wanted * tried.tokens)
+        cost = tried.tokens * (1.0 if is_poor else 1 + tried.length / _EVEN_LENGTH)
+        return is_poor, cost, tried.length, tried.rows
 
-def _candidates(batches: Sequence[Sequence[int]], most: int, longest: int) -> Iterator[Shape]:
-    for rows in range(1, max(1, most // longest) + 2):
-        length = max(longest, _aligned(-(-most // rows)))
+    fullest = [batches[at] for at in np.argsort(-sums, kind="stable")]
+    compared = [
+        (batch.tolist(), np.argsort(-batch, kind="stable").tolist())
+        for batch in fullest[:_COMPARED]
+    ]
+    longest = max(int(batch.max(initial=1)) for batch in batches)
+    # How many samples fit together differs from batch to batch where they are few.
+    many = len(fullest[0]) > _MANY
+    ranked: list[tuple[bool, float, int, int]] = []
+    for length in _block_lengths(most, -(-longest // ALIGNMENT) * ALIGNMENT):
+        is_poor, least = (True, 0.0) if not ranked else ranked[0][:2]
+        if many and not is_poor and most * (1 + length / _EVEN_LENGTH) > _NEARLY * least:
+            break  # no longer block can be cheaper
+        rows = max(1, *(_best_fit(lengths, order, length)[1] for lengths, order in compared))
+        heappush(ranked, rank(Shape(rows, length)))
+        # Other orders may do with fewer blocks, a little longer.
+        if rows > -(-most // length) and not many:
+            heappush(ranked, rank(Shape(-(-most // length), length)))
+    checked = [*fullest[:_CHECKED], *fullest[_CHECKED :: max(1, len(fullest) // _CHECKED)]]
+    while True:
+        *_, length, rows = heappop(ranked)
         tried = Shape(rows, length)
-        while not all(tried.place(batch) is not None for batch in batches):
-            tried = Shape(rows, tried.length + ALIGNMENT)
-        yield tried
+        lacking = next((at for at, batch in enumerate(checked) if not tried.holds(batch)), None)
+        if lacking is None:
+            return tried
+        checked.insert(0, checked.pop(lacking))  # what others are likely to lack room for, too
+        heappush(ranked, rank(Shape(rows, length + ALIGNMENT)))
 
 
-def _aligned(length: int) -> int:
-    return -(-length // ALIGNMENT) * ALIGNMENT
+def _block_lengths(most: int, longest: int) -> list[int]:
+    """Lengths of blocks to try, shortest first: those into whose multiples `most` tokens just go,
+    or go with a few more places."""
+    rows = np.arange(1, max(1, most // longest) + 2)
+    spare = 1 + np.asarray([0, 0.01, 0.02, 0.035, 0.05])
+    exact = np.ceil(most / rows[:, None] * spare).astype(np.int64)
+    lengths = np.unique(np.maximum(longest, -(-exact // ALIGNMENT) * ALIGNMENT))
+    return [int(length) for length in lengths[:: -(-len(lengths) // _CANDIDATES)]]
 
 
-def _cost(of: Shape) -> float:
-    return of.tokens * (1 + of.length / _EVEN_LENGTH)
-
-
-def _size(of: Shape) -> tuple[int, int]:
-    return of.tokens, of.length
-
-
-def buckets(batches: Sequence[Sequence[int]], most: int = 4) -> tuple[int, ...]:
+def buckets(batches: Sequence[Rows], most: int = 4) -> tuple[int, ...]:
     """At most `most` lengths; each batch is padded to the smallest that takes it.
 
     Chosen so that as few places as possible are padding.
     """
-    counts = Counter(_aligned(max(batch)) for batch in batches if len(batch))
-    lengths = sorted(counts) or [ALIGNMENT]
-    # (places, lengths chosen) for the batches up to each length, with one length more each round.
-    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
-    for _ in range(most):
-        best = {0: (0, ()), **{top: _extend(best, top, counts) for top in lengths}}
-    return best[lengths[-1]][1]
-
-
-def _extend(
-    best: dict[int, tuple[int, tuple[int, ...]]], top: int, counts: Counter[int]
-) -> tuple[int, tuple[int, ...]]:
-    return min(
-        (places + top * sum(counts[length] for length in counts if below < length <= top), chosen)
-        for below, (places, chosen) in (
-            (below, (places, (*chosen, top))) for below, (places, chosen) in best.items()
-        )
-        if below < top
+    longest = np.asarray([batch.max() for batch in map(np.asarray, batches) if len(batch)] or [1])
+    alignment = ALIGNMENT * -(-int(longest.max()) // (ALIGNMENT * _BUCKETS_TRIED))
+    lengths, counts = np.unique(-(-longest // alignment) * alignment, return_counts=True)
+    tops, up_to = np.append(0, lengths), np.append(0, np.cumsum(counts))
+    # places[below, top]: of the batches above one length and up to another, padded to that.
+    places = np.where(
+        tops[:, None] < tops, tops * (up_to - up_to[:, None]).astype(np.float64), np.inf
     )
+    best, below = np.append(0, np.full(len(lengths), np.inf)), []
+    for _ in range(most):
+        total = best[:, None] + places
+        below.append(total.argmin(axis=0))
+        best = np.append(0, total.min(axis=0)[1:])
+    chosen: list[int] = []
+    at = len(lengths)
+    for lower in reversed(below):
+        if at:
+            chosen.append(int(tops[at]))
+            at = int(lower[at])
+    return tuple(reversed(chosen))

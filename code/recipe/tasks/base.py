@@ -50,7 +50,11 @@ class Objective(Protocol):
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
-        """A layout that each of `batches` fits into, of at most `size` samples."""
+        """A layout of at most `size` samples, of a shape that `batches` fit into.
+
+        Other batches of the same samples can be laid out too, the few that lack room in a larger
+        shape.
+        """
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         """Let `model` take such batches."""
@@ -145,6 +149,6 @@ def named(splits: Splits) -> list[tuple[str, datasets.Dataset]]:
     return [(name, split) for name, split in named_splits.items() if split is not None]
 
 
-def lengths_of(batches: Batches) -> list[list[int]]:
+def lengths_of(batches: Batches) -> list[Rows]:
     """Tokens of each sample of each batch."""
-    return [samples.lengths[rows].tolist() for samples, rows in batches]
+    return [samples.lengths[rows] for samples, rows in batches]

@@ -35,7 +35,7 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.models import cpu_kernels
 from recipe.runtime import ddp_hook
 from recipe.runtime.device import everyones
-from recipe.tasks.base import Objective
+from recipe.tasks.base import Batches, Objective
 from recipe.training import graph_extraction as trial
 from recipe.training import job_identity
 from recipe.training.resuming import Resumable, fingerprint
@@ -74,12 +74,14 @@ def layouts(
     pad_id: int,
     packing: bool | None,
     training: batches.Training,
-    epochs: int,
     evaluations: Mapping[str, Samples],
     evaluation_size: int,
     objective: Objective,
 ) -> tuple[Layout, Layout]:
     """How training and evaluation lay out their samples, each in one way for the whole run.
+
+    That of training is made for the batches of its first epoch, which hold every sample: those of
+    the others have like sums of tokens.
 
     Args:
         packing: The hyperparameter; None packs where the model can be packed.
@@ -95,7 +97,7 @@ def layouts(
             f"Leave it out. What can be packed: {', '.join(objective.packable)}.",
         )
     packs = can_pack and packing is not False
-    drawn = [(training.samples, rows) for rows in training.rows(epochs, packs)]
+    drawn = [(training.samples, rows) for rows in training.rows(1, packs)]
     evaluated = [
         (samples, rows)
         for samples in evaluations.values()
@@ -106,23 +108,23 @@ def layouts(
         for size, given in ((training.size, drawn), (evaluation_size, evaluated))
     ]
     objective.prepare(model, packs)
-    _describe(model, packing, training, made[0], made[1])
+    _describe(model, packing, training.size, drawn, made[0], made[1])
     return made[0], made[1]
 
 
 def _describe(
     model: PreTrainedModel,
     packing: bool | None,
-    training: batches.Training,
+    size: int,
+    drawn: Batches,
     layout: Layout,
     evaluation: Layout,
 ) -> None:
-    drawn = [rows for rows in training.rows(1, layout.balanced) if len(rows)]
-    places = sum(layout.places(training.samples, rows) for rows in drawn)
-    real = int(training.samples.lengths.sum()) / places
+    places = sum(layout.places(samples, rows) for samples, rows in drawn if len(rows))
+    real = sum(int(samples.lengths[rows].sum()) for samples, rows in drawn) / places
     why = f" ({model.config.model_type} cannot be packed)" if packing is None else ""
     say(
-        f"batches: {training.size} texts {layout.describe()}{'' if layout.balanced else why}, "
+        f"batches: {size} texts {layout.describe()}{'' if layout.balanced else why}, "
         f"{real:.1%} of them real; evaluation {evaluation.describe()}"
     )
 
@@ -157,7 +159,6 @@ def build(
         pad_id,
         hyperparameters.packing,
         training,
-        _epochs(args, training),
         samples,
         args.eval_batch_size,
         objective,
@@ -178,14 +179,6 @@ def build(
         processing_class=tokenizer,
         compute_metrics=objective.metrics(),
     )
-
-
-def _epochs(args: TrainingArguments, training: batches.Training) -> int:
-    """Epochs that are begun."""
-    if args.max_steps <= 0:
-        return math.ceil(args.num_train_epochs)
-    at_once = training.size * training.accumulation * training.world.processes
-    return math.ceil(args.max_steps / math.ceil(len(training.samples) / at_once))
 
 
 class Engine(Resumable):
@@ -384,6 +377,7 @@ def _job(
         "data": training.samples.fingerprint(),
         "model": fingerprint(model),
         "batches": layout.describe(),
+        "version of the plan of batches": plan.VERSION,
         "optim": str(args.optim),
         "lr_scheduler_type": str(args.lr_scheduler_type),
         **{name: getattr(args, name) for name in (*same, *also)},
