@@ -255,7 +255,7 @@ def shape(batches: Sequence[Rows]) -> Shape:
     most. Found with a few of the fullest batches, and held against some 500 at most: a batch that
     needs a block more than these can have it (`Shape.place`).
     """
-    batches = [np.asarray(batch) for batch in batches]
+    batches = [np.asarray(batch) for batch in batches] or [np.zeros(0, dtype=np.int64)]
     sums = np.asarray([batch.sum() for batch in batches])
     mean, most = sums.mean(), max(1, int(sums.max()))
     wanted = min(_WANTED_FILL, _OF_THE_POSSIBLE * mean / most)
