@@ -45,17 +45,12 @@ _SHOWN_LABELS = 20
 _SHOWN_ROWS = 3
 _SHOWN_CHARS = 70
 _RAREST_SHARE = 0.01
-
-
 SCORES_OF: Mapping[str, Sequence[str]] = {
     SINGLE: metrics.SCORES,
     SEVERAL: ("accuracy", "f1_micro", "f1_macro"),
     NUMBER: ("mse", "pearson", "spearman"),
 }
 """What an evaluation gives beside the loss, by the kind of labels."""
-_UNCUT = 10**6
-_SHOWN_LABELS = 20
-_LONGEST_DOCUMENT = 1024
 
 
 class _Classes:
