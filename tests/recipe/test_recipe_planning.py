@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as some
 from test_recipe_causal_packing import documents_of
 from test_recipe_packing import PAD, samples_of
+from test_recipe_settings import engine
 
 from recipe.batching import batches, packing
 from recipe.batching.batches import Packed, Padded, Samples, World
 from recipe.batching.document_batches import Documents, PackedDocuments, PaddedDocuments
 from recipe.batching.packing import Rows, Shape
+from recipe.errors import CheckpointError
+from recipe.storage import checkpoints
+from recipe.storage.checkpoints import Checkpoint
 
 LENGTHS = some.one_of(
     some.lists(some.integers(1, 70), min_size=1, max_size=300),
@@ -269,6 +274,19 @@ def test_nothing_is_planned_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     loader.set_epoch(5)
     assert len([batch for batch in loader if isinstance(batch["rows"], torch.Tensor)]) == 7
     assert planned == [0, 5]
+
+
+def test_a_checkpoint_of_another_plan_is_refused(tmp_path: Path) -> None:
+    job = dict(engine(tmp_path).job)
+    checkpoints.check_same(Checkpoint(tmp_path, job, False), job)
+    version = job.pop("version of the plan of batches")
+    assert version == packing.VERSION
+    for others in (job, {**job, "version of the plan of batches": version + 1}):
+        with pytest.raises(CheckpointError, match=r"version of the plan of batches was .* and is"):
+            checkpoints.check_same(
+                Checkpoint(tmp_path, others, False),
+                {**job, "version of the plan of batches": version},
+            )
 
 
 def least_seconds(work: Callable[[], object]) -> float:
