@@ -95,7 +95,7 @@ def test_every_dropout_is_replaced_wherever_it_lies() -> None:
 def test_memory_that_is_kept_is_not_mapped_again() -> None:
     program = """
 import resource, sys, torch
-from recipe import cpu
+from recipe.models import cpu_kernels as cpu
 if sys.argv[1] == "keep":
     cpu.keep_memory()
 def faults():

@@ -142,12 +142,14 @@ import sys
 sys.path[:0] = [{str(CODE)!r}, {str(tmp_path)!r}]
 import torch_neuronx
 from pathlib import Path
-from recipe import arguments, device, distribution, places, training
-given = arguments.parse(["--compile"])
+from recipe import hyperparameters, paths
+from recipe.runtime import device, distribution
+from recipe.training import run
+given = hyperparameters.parse(["--compile"])
 chosen = device.choose({{}}, bf16=None, use_cpu=False, fp16=False)
-there = places.from_environment({{"SAGEMAKER_BASE_DIR": {str(tmp_path)!r}}})
+there = paths.from_environment({{"SAGEMAKER_BASE_DIR": {str(tmp_path)!r}}})
 shared = distribution.choose(given, chosen, {{}})
-made = training.training_arguments(given, there, chosen, shared)
+made = run.training_arguments(given, there, chosen, shared)
 print(chosen.kind, made.device, made.bf16, made.optim.value, made.torch_compile_backend)
 """
     done = subprocess.run(
