@@ -26,7 +26,7 @@ def main(argv: list[str]) -> None:
     gc.enable()
     processes, *rest = argv
     found = paths.from_environment(os.environ)
-    for finding in preflight.inspect(rest, found, int(processes), os.environ):
+    for finding in preflight.inspect(rest, found, int(processes)):
         print(f"amphora-check {json.dumps(dataclasses.asdict(finding))}", flush=True)
 
 

@@ -50,6 +50,7 @@ def without_dropout(model: Path, copy: Path) -> Path:
     return copy
 
 
+@pytest.mark.heavy
 def test_a_sharded_run_saves_the_whole_model_that_ddp_would_save(
     tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
 ) -> None:
@@ -95,6 +96,7 @@ def test_unreadable_mp_parameters_are_named(written: str) -> None:
         distribution.choose(parse(["--mp_parameters", written]), device(2), {})
 
 
+@pytest.mark.heavy
 def test_training_compiler_keys_compile(
     tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
 ) -> None:

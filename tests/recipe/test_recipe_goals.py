@@ -97,4 +97,4 @@ def test_doctor_sees_values_that_the_trainer_refuses_together(tmp_path: Path) ->
     asked = ["--eval_strategy", "no", "--early_stopping_patience", "2"]
     (only,) = preflight.inspect(asked, places, 2)
     assert (only.level, only.what) == ("error", "hyperparameters")
-    assert "do not fit together" in only.detail
+    assert "do not fit together: --load_best_model_at_end requires" in only.detail

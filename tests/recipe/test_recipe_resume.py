@@ -116,10 +116,11 @@ def data(tmp_path_factory: pytest.TempPathFactory, reviews: Reviews) -> Path:
     return path
 
 
+TWO = pytest.param(2, (), marks=pytest.mark.heavy)
 SHARDED = pytest.param(2, ("--mp_parameters", "partitions=2"), marks=pytest.mark.heavy)
 
 
-@pytest.mark.parametrize(("processes", "more"), [(1, ()), (2, ()), SHARDED])
+@pytest.mark.parametrize(("processes", "more"), [(1, ()), TWO, SHARDED])
 def test_a_run_killed_and_stopped_ends_with_the_same_weights(
     tmp_path: Path, tiny_model: Path, data: Path, processes: int, more: tuple[str, ...]
 ) -> None:
@@ -164,6 +165,7 @@ def test_three_processes_resume_exactly(tmp_path: Path, tiny_model: Path, data: 
     assert job.weights() == whole.weights()
 
 
+@pytest.mark.heavy
 def test_a_stop_during_an_evaluation_repeats_it(
     tmp_path: Path, tiny_model: Path, reviews: Reviews
 ) -> None:

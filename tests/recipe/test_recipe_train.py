@@ -156,7 +156,7 @@ def test_the_handlers_answer_from_it(trained: Trained, monkeypatch: pytest.Monke
     for together, single in zip(answers, alone, strict=False):
         assert together["label"] == single["label"]
         assert together["score"] == pytest.approx(single["score"], abs=1e-5)
-    (ranked,) = ask({"inputs": good, "parameters": {"top_k": 9}})
+    ranked = ask({"inputs": good, "parameters": {"top_k": 9}})
     assert [entry["label"] for entry in ranked] == ["pos", "neg"]
     assert sum(entry["score"] for entry in ranked) == pytest.approx(1.0)
 

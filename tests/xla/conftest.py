@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.recipe.conftest import CODE, reviews, tiny_model
+from tests.recipe.conftest import CODE, reviews
 
-__all__ = ["CODE", "reviews", "tiny_model"]
+__all__ = ["CODE", "reviews"]
 Reviews = Callable[[int], list[tuple[str, str]]]
 
 

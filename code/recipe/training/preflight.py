@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -17,7 +17,8 @@ from recipe.errors import RecipeError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading
 from recipe.paths import Places
-from recipe.runtime import device, distribution
+from recipe.runtime import device
+from recipe.runtime.distribution import Distribution
 from recipe.tasks.base import ERROR, OK, WARNING, Finding, Task
 from recipe.training import run
 
@@ -31,15 +32,13 @@ _BYTES_PER_TRAINED_PARAMETER = 12
 _KEPT_PER_TOKEN = 34
 
 
-def inspect(
-    argv: Sequence[str], places: Places, processes: int, environ: Mapping[str, str] | None = None
-) -> Iterator[Finding]:
+def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Finding]:
     """Findings about the job that `argv` and `places` describe; the first error is the last one."""
     quieten()
     what = "hyperparameters"
     try:
         hyperparameters = arguments.parse(argv, places)
-        _see_to_combinations(hyperparameters, places, processes, environ or {})
+        _see_to_combinations(hyperparameters, places)
         yield Finding(level=OK, what=what, detail="every name and value is known")
         for line in hyperparameters.notes:
             yield Finding(level=OK, what=what, detail=line)
@@ -67,17 +66,14 @@ def inspect(
     yield _memory(model, lengths, longest, hyperparameters, processes)
 
 
-def _see_to_combinations(
-    hyperparameters: Hyperparameters, places: Places, processes: int, environ: Mapping[str, str]
-) -> None:
+def _see_to_combinations(hyperparameters: Hyperparameters, places: Places) -> None:
     """Raises HyperparameterError where the Trainer would refuse them together."""
-    world = {**environ, "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     passed = hyperparameters.passed
+    # Of one process: several would have to form a group, which the values do not depend on.
     chosen = device.choose(
-        world, hyperparameters.bf16, passed.get("use_cpu", False), passed.get("fp16", False)
+        {}, hyperparameters.bf16, passed.get("use_cpu", False), passed.get("fp16", False)
     )
-    shared = distribution.choose(hyperparameters, chosen, world)
-    run.training_arguments(hyperparameters, places, chosen, shared)
+    run.training_arguments(hyperparameters, places, chosen, Distribution())
 
 
 def _lengths(task: Task, tokenizer: PreTrainedTokenizerBase, seed: int) -> list[int]:
