@@ -284,8 +284,9 @@ def test_a_half_closed_client_gets_its_answer(server: Running) -> None:
             sock.shutdown(socket.SHUT_WR)
             answer = rest_of(sock)
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        # rest_of has read to the end: the server closed. Whether the answer says so in a header
+        # depends on which came first, the end of the client's side or the answer.
         assert answer.count(b"HTTP/1.1") == 1
-        assert b"connection: close" in answer
     with connected(server) as sock:
         sock.sendall(b"GET /ping HTTP/1.0\r\n\r\n")
         sock.shutdown(socket.SHUT_WR)
