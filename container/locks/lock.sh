@@ -31,7 +31,7 @@ lock() {
 also_out=sagemaker-training
 lock dev 3.11 recipe image test
 also_out=
-lock gpu 3.11 recipe image
+lock gpu 3.11 recipe image gpu
 lock neuron-native 3.11 recipe image
 lock neuron-xla 3.10 recipe-xla image
 
