@@ -17,7 +17,7 @@ import pytest
 from amphora.common.errors import CodeError
 from amphora.serving.pool.user_code import Provision
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.settings import Hosting
+from amphora.serving.settings import ServerSettings
 from amphora.serving.worker import handlers, runner
 from amphora.serving.worker.context import Context
 from tests.serve.conftest import Start
@@ -391,12 +391,12 @@ def provision(tmp_path: Path) -> Iterator[Callable[..., Path]]:
         (model / "code").mkdir(parents=True, exist_ok=True)
         if code:
             (model / "code" / (program or "inference.py")).write_text(code)
-        fields = dict.fromkeys(Hosting.__dataclass_fields__)
+        fields = dict.fromkeys(ServerSettings.__dataclass_fields__)
         given: Any = {
             **fields, "code_dir": model / "code", "submitted": submitted, "program": program,
             "is_multi_model": multi,
         }  # fmt: skip
-        made.append(Provision(Hosting(**given), {}))
+        made.append(Provision(ServerSettings(**given), {}))
         return made[-1].code_dir()
 
     made: list[Provision] = []

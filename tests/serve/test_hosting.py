@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from amphora.common import variables
 from amphora.common.devices import Devices
 from amphora.common.errors import ConfigError
 from amphora.serving import settings
 from amphora.serving.pool import spawner
 
 
-def read(devices: dict[str, int] | None = None, **environ: str) -> settings.Hosting:
+def read(devices: dict[str, int] | None = None, **environ: str) -> settings.ServerSettings:
     counts: dict[str, Any] = {"gpus": 0, "neuron_cores": 0, "cpus": 8, **(devices or {})}
     return settings.read(Path("/ml"), environ, Devices(efa=False, reason="test", **counts))
 
@@ -79,6 +80,25 @@ def test_the_time_out_by_any_of_its_names(environ: dict[str, str], seconds: floa
 def test_a_wrong_value_is_named(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is '?{value}"):
         read(**{name: value})
+
+
+def test_all_wrong_values_are_named_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(SAGEMAKER_TS_BATCH_SIZE="many", SAGEMAKER_MULTI_MODEL="maybe", AMPHORA_BODY_RATE="0")
+    for problem in (
+        "SAGEMAKER_TS_BATCH_SIZE is 'many'. Give a whole number of at least 1, or leave it out.",
+        "SAGEMAKER_MULTI_MODEL is 'maybe'. Give true or false, or leave it out.",
+        "AMPHORA_BODY_RATE is '0'. Give a number of at least 1, or leave it out.",
+    ):
+        assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", "1e999"])
+def test_a_time_that_is_not_above_zero_is_refused(value: str) -> None:
+    assert variables.seconds({"X": " 2.5 "}, "X", 9.0) == 2.5
+    assert variables.seconds({"X": ""}, "X", 9.0) == 9
+    with pytest.raises(ConfigError, match=rf"X is '{value}'. Give a number of seconds"):
+        variables.seconds({"X": value}, "X", 9.0)
 
 
 def test_bounds_that_contradict_each_other_are_named() -> None:

@@ -1,48 +1,49 @@
-"""The hosting contract's environment, read once into one frozen `Hosting`.
+"""The hosting contract's environment, read once into one frozen `ServerSettings`.
 
 Names are SageMaker's own where it has one; those that only Amphora knows begin with AMPHORA_.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from amphora.common.devices import Devices
-from amphora.common.errors import ConfigError
+from amphora.common.variables import Variables
 
-T = TypeVar("T")
 MIB = 1024 * 1024
 MOST_TRANSFORM_MB = 100
-"""Payload times concurrent requests of a batch transform job, at most, by the service's rule."""
-# What the service takes where neither the job nor the container says.
+"""The service's limit on a batch transform job: payload times concurrent requests."""
+# What the service assumes if neither the job nor the container names a payload.
 _TRANSFORM_MB = 6
-_ENDLESS_MIB = 1024
+# For a transform job without a limit: bodies are held in memory as a whole.
+_UNLIMITED_MIB = 1024
+_LEAST_SECONDS = 0.001
+# What a person on a laptop may set too; every other SAGEMAKER_ name speaks of an endpoint.
+_LAPTOP_VARIABLES = {"SAGEMAKER_BASE_DIR", "SAGEMAKER_BIND_TO_PORT"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """What one client may take of the server."""
+class ClientLimits:
+    """What one client may use of the server."""
 
     header_bytes: int = 65536
     header_count: int = 128
     header_seconds: float = 20.0
-    """From a connection's beginning, or a request's first byte, to the last of its headers."""
+    """From the start of a connection, or the first byte of a request, to its last header."""
     body_seconds: float = 20.0
-    """The longest pause in a body, of a request or of an answer that the client reads."""
+    """The longest pause within the body of a request, or of an answer that the client reads."""
     body_rate: float = 512.0
-    """Bytes in a second, on average, that a body must come or be read at."""
+    """Bytes per second, on average, at which a body must arrive or be read."""
     keep_alive_seconds: float = 75.0
-    """From an answer to the next request in the same connection."""
+    """From an answer to the next request on the same connection."""
     connections: int = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hosting:
-    """How one container answers: everything `amphora serve` takes from its environment."""
+class ServerSettings:
+    """Everything that `amphora serve` reads from its environment."""
 
     model_name: str = "model"
     """The multi-model API's name of the model."""
@@ -53,7 +54,7 @@ class Hosting:
     code_dir: Path
     """The user's code folder; it need not exist."""
     submitted: str
-    """An archive with the user's code, on S3 or in a file; it takes the place of `code_dir`."""
+    """An archive with the user's code, on S3 or in a file, used instead of `code_dir`; or ''."""
     program: str | None
     """SAGEMAKER_PROGRAM: the user's file in `code_dir`; None means inference.py, if it is there."""
     default_accept: str
@@ -66,170 +67,110 @@ class Hosting:
     batch_size: int
     """The most requests merged into one prediction."""
     max_delay: float
-    """The longest that a request waits for others to join its batch, in seconds."""
+    """The longest time that a request waits for others to join its batch, in seconds."""
     batch_tokens: int
-    """The most tokens, padding included, in one prediction."""
+    """The most tokens in one prediction, padding included."""
     queue_limit: int
     """Requests that may wait; one more is answered 503."""
     timeout: float
-    """Seconds from a request's arrival to its answer's beginning."""
+    """Seconds from the arrival of a request to the start of its answer."""
     startup_timeout: float
     max_body: int
-    """Bytes of a request's body, as it comes and decoded."""
+    """The most bytes of a request's body, both as it arrives and decoded."""
     transform_payload: int
-    """The MiB that batch transform is told to send at most in one request."""
-    bounds: Bounds
+    """The most MiB in one request, as batch transform is told."""
+    limits: ClientLimits
     session_lifetime: float
-    """Seconds after which a session that nobody uses ends."""
+    """Seconds after which an unused session ends."""
     is_multi_model: bool
     shows_page: bool
-    """Whether `/` is a page to try the model, as on a laptop, and not on an endpoint."""
+    """Whether `/` is a page to try the model: on a laptop, not on an endpoint."""
 
 
-def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Hosting:
-    """Raises ConfigError, naming the variable, its value and what it may be."""
-    env = _Environment(environ)
-    workers = _workers(env, devices)
+def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> ServerSettings:
+    """Raises ConfigError that names each wrong variable, its value and what it may be."""
+    env = Variables(environ)
+    workers = _worker_count(env, devices)
     model_dir = base_dir / "model"
-    # A transform job says 0 for bodies of any length; here one is held in memory, whole.
-    payload_mib = env.number("SAGEMAKER_MAX_PAYLOAD_IN_MB", 25.0, float, least=0)
-    max_body = int((payload_mib or _ENDLESS_MIB) * MIB)
-    return Hosting(
+    # A transform job says 0 for bodies of any length.
+    payload_mib = env.number("SAGEMAKER_MAX_PAYLOAD_IN_MB", 25.0, least=0)
+    max_body = int((payload_mib or _UNLIMITED_MIB) * MIB)
+    most_transform = MOST_TRANSFORM_MB if env.text("SAGEMAKER_MAX_PAYLOAD_IN_MB") else _TRANSFORM_MB
+    submitted = env.text("SAGEMAKER_SUBMIT_DIRECTORY")
+    submitted_path = Path(submitted.removeprefix("file://"))
+    is_archive = submitted.startswith("s3://") or submitted_path.is_file()
+    is_folder = submitted_path.is_absolute() and submitted_path.is_dir()
+    is_laptop = all(name in _LAPTOP_VARIABLES for name in environ if name.startswith("SAGEMAKER_"))
+    settings = ServerSettings(
         model_dir=model_dir,
         image_code=image_code(environ),
-        code_dir=_code_dir(env, model_dir),
-        submitted=_archive(env),
+        code_dir=submitted_path if is_folder else model_dir / "code",
+        submitted=submitted if is_archive else "",
         program=env.text("SAGEMAKER_PROGRAM") or None,
         default_accept=env.text("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT") or "application/json",
-        port=_port(env),
+        port=env.number("SAGEMAKER_BIND_TO_PORT", 8080, least=1, most=65535),
         workers=workers,
-        threads=env.number("OMP_NUM_THREADS", max(1, devices.cpus // workers), int, least=1),
+        threads=env.number("OMP_NUM_THREADS", max(1, devices.cpus // workers), least=1),
         accelerators=devices.accelerators,
         device_kind=devices.kind,
-        batch_size=env.number("SAGEMAKER_TS_BATCH_SIZE", 32, int, least=1),
-        max_delay=env.number("SAGEMAKER_TS_MAX_BATCH_DELAY", 20.0, float, least=0) / 1000,
-        batch_tokens=env.number("AMPHORA_BATCH_TOKENS", 16384, int, least=1),
-        queue_limit=env.number("AMPHORA_QUEUE_LIMIT", 512, int, least=1),
+        batch_size=env.number("SAGEMAKER_TS_BATCH_SIZE", 32, least=1),
+        max_delay=env.number("SAGEMAKER_TS_MAX_BATCH_DELAY", 20.0, least=0) / 1000,
+        batch_tokens=env.number("AMPHORA_BATCH_TOKENS", 16384, least=1),
+        queue_limit=env.number("AMPHORA_QUEUE_LIMIT", 512, least=1),
         timeout=_timeout(env),
-        startup_timeout=env.number("SAGEMAKER_STARTUP_TIMEOUT", 480.0, float, least=1),
+        startup_timeout=env.number("SAGEMAKER_STARTUP_TIMEOUT", 480.0, least=1),
         max_body=max_body,
-        transform_payload=_transform_payload(env, max_body),
-        bounds=_bounds(env),
-        session_lifetime=env.number("AMPHORA_SESSION_SECONDS", 1200.0, float, least=0),
+        transform_payload=min(max(1, max_body // MIB), most_transform),
+        limits=_client_limits(env),
+        session_lifetime=env.number("AMPHORA_SESSION_SECONDS", 1200.0, least=0),
         is_multi_model=env.flag("SAGEMAKER_MULTI_MODEL"),
-        shows_page=_shows_page(env, environ),
+        shows_page=env.flag("AMPHORA_UI") if env.text("AMPHORA_UI") else is_laptop,
     )
+    env.check()
+    return settings
 
 
 def image_code(environ: Mapping[str, str]) -> Path:
-    """Where the image keeps its own handlers: /opt/amphora/code, or code/ of a source checkout."""
+    """The folder of the image's own handlers: /opt/amphora/code, or code/ of a source checkout."""
     if named := environ.get("AMPHORA_CODE_DIR"):
         return Path(named)
     checkout = Path(__file__).resolve().parents[3] / "code"
     return checkout if (checkout / "inference.py").is_file() else Path("/opt/amphora/code")
 
 
-class _Environment:
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-
-    def text(self, name: str) -> str:
-        return self._environ.get(name, "").strip()
-
-    def flag(self, name: str) -> bool:
-        value = self.text(name).lower()
-        if value not in ("", "0", "1", "true", "false"):
-            raise ConfigError(f"{name} is {value!r}.", "Give true or false, or leave it out.")
-        return value in ("1", "true")
-
-    def number(self, name: str, default: T, cast: Callable[[str], T], least: float) -> T:
-        value = self.text(name)
-        if not value:
-            return default
-        try:
-            number = cast(value)
-        except ValueError:
-            number = None
-        # Written so that nan is refused too.
-        if number is None or not least <= number < float("inf"):  # type: ignore[operator]
-            raise ConfigError(
-                f"{name} is {value!r}.", f"Give a number of at least {least:g}, or leave it out."
-            )
-        return number
-
-
-# What a person on a laptop may set too; every other SAGEMAKER_ name speaks of an endpoint.
-_LOCAL = {"SAGEMAKER_BASE_DIR", "SAGEMAKER_BIND_TO_PORT"}
-
-
-def _shows_page(env: _Environment, environ: Mapping[str, str]) -> bool:
-    if env.text("AMPHORA_UI"):
-        return env.flag("AMPHORA_UI")
-    return not any(name.startswith("SAGEMAKER_") and name not in _LOCAL for name in environ)
-
-
-def _workers(env: _Environment, devices: Devices) -> int:
+def _worker_count(env: Variables, devices: Devices) -> int:
     default = devices.accelerators or devices.cpus
-    least = env.number("SAGEMAKER_TS_MIN_WORKERS", 1, int, least=1)
-    most = env.number("SAGEMAKER_TS_MAX_WORKERS", max(default, least), int, least=1)
+    least = env.number("SAGEMAKER_TS_MIN_WORKERS", 1, least=1)
+    most = env.number("SAGEMAKER_TS_MAX_WORKERS", max(default, least), least=1)
     if least > most:
-        raise ConfigError(
-            f"SAGEMAKER_TS_MIN_WORKERS is {least}, SAGEMAKER_TS_MAX_WORKERS is {most}.",
-            "The least cannot be above the most.",
+        env.refuse(
+            f"SAGEMAKER_TS_MIN_WORKERS is {least}, SAGEMAKER_TS_MAX_WORKERS is {most}."
+            " The smallest number cannot be above the largest."
         )
-    return env.number(
-        "SAGEMAKER_MODEL_SERVER_WORKERS", min(max(default, least), most), int, least=1
-    )
+    return env.number("SAGEMAKER_MODEL_SERVER_WORKERS", min(max(default, least), most), least=1)
 
 
-def _port(env: _Environment) -> int:
-    port = env.number("SAGEMAKER_BIND_TO_PORT", 8080, int, least=1)
-    if port > 65535:
-        raise ConfigError(f"SAGEMAKER_BIND_TO_PORT is {port}.", "A port is at most 65535.")
-    return port
-
-
-def _timeout(env: _Environment) -> float:
+def _timeout(env: Variables) -> float:
     for name in ("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "SAGEMAKER_TS_RESPONSE_TIMEOUT"):
         if env.text(name):
-            return env.number(name, 60.0, float, least=0.001)
+            return env.number(name, 60.0, least=_LEAST_SECONDS)
     # Seconds by its documentation; an old server read it as minutes, and an hour of waiting helps
     # nobody behind an endpoint that gives up after one minute.
-    return env.number("SAGEMAKER_MODEL_SERVER_TIMEOUT", 60.0, float, least=0.001)
+    return env.number("SAGEMAKER_MODEL_SERVER_TIMEOUT", 60.0, least=_LEAST_SECONDS)
 
 
-def _bounds(env: _Environment) -> Bounds:
-    usual = Bounds()
-    seconds = 0.001
-    return Bounds(
-        header_bytes=env.number("AMPHORA_HEADER_BYTES", usual.header_bytes, int, least=256),
-        header_count=env.number("AMPHORA_HEADER_COUNT", usual.header_count, int, least=1),
+def _client_limits(env: Variables) -> ClientLimits:
+    usual = ClientLimits()
+    return ClientLimits(
+        header_bytes=env.number("AMPHORA_HEADER_BYTES", usual.header_bytes, least=256),
+        header_count=env.number("AMPHORA_HEADER_COUNT", usual.header_count, least=1),
         header_seconds=env.number(
-            "AMPHORA_HEADER_SECONDS", usual.header_seconds, float, least=seconds
+            "AMPHORA_HEADER_SECONDS", usual.header_seconds, least=_LEAST_SECONDS
         ),
-        body_seconds=env.number("AMPHORA_BODY_SECONDS", usual.body_seconds, float, least=seconds),
-        body_rate=env.number("AMPHORA_BODY_RATE", usual.body_rate, float, least=1),
+        body_seconds=env.number("AMPHORA_BODY_SECONDS", usual.body_seconds, least=_LEAST_SECONDS),
+        body_rate=env.number("AMPHORA_BODY_RATE", usual.body_rate, least=1),
         keep_alive_seconds=env.number(
-            "AMPHORA_KEEP_ALIVE_SECONDS", usual.keep_alive_seconds, float, least=seconds
+            "AMPHORA_KEEP_ALIVE_SECONDS", usual.keep_alive_seconds, least=_LEAST_SECONDS
         ),
-        connections=env.number("AMPHORA_CONNECTIONS", usual.connections, int, least=1),
+        connections=env.number("AMPHORA_CONNECTIONS", usual.connections, least=1),
     )
-
-
-def _transform_payload(env: _Environment, max_body: int) -> int:
-    most = MOST_TRANSFORM_MB if env.text("SAGEMAKER_MAX_PAYLOAD_IN_MB") else _TRANSFORM_MB
-    return min(max(1, max_body // MIB), most)
-
-
-def _code_dir(env: _Environment, model_dir: Path) -> Path:
-    submitted = env.text("SAGEMAKER_SUBMIT_DIRECTORY").removeprefix("file://")
-    if submitted.startswith(os.sep) and Path(submitted).is_dir():
-        return Path(submitted)
-    return model_dir / "code"
-
-
-def _archive(env: _Environment) -> str:
-    """SAGEMAKER_SUBMIT_DIRECTORY where it is an archive; a folder that is not there is none."""
-    place = env.text("SAGEMAKER_SUBMIT_DIRECTORY")
-    is_file = Path(place.removeprefix("file://")).is_file()
-    return place if place.startswith("s3://") or is_file else ""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
+from amphora.common import variables
 from amphora.common.errors import ConfigError
 
 log = logging.getLogger("amphora")
@@ -128,7 +129,7 @@ def linked(
         yield link
         link._close()
         return
-    wait = seconds(environ, "AMPHORA_HOST_WAIT_SECONDS", HOST_WAIT_SECONDS)
+    wait = variables.seconds(environ, "AMPHORA_HOST_WAIT_SECONDS", HOST_WAIT_SECONDS)
     until = _Deadline(wait, stopped)
     _resolve(hosts, until)
     talk = _Listener(link, until) if host == hosts[0] else _Caller(link, hosts[0], until)
@@ -140,18 +141,6 @@ def linked(
         talk.stop.set()
         thread.join(2 * _BEAT_SECONDS)
         link._close()
-
-
-def seconds(environ: Mapping[str, str], name: str, default: float) -> float:
-    """The seconds that a variable sets. Raises ConfigError where it is no such number."""
-    value = environ.get(name)
-    try:
-        number = float(value) if value else default
-    except ValueError:
-        number = -1.0
-    if not 0 < number < float("inf"):
-        raise ConfigError(f"{name} is {value!r}.", "Give a number of seconds.")
-    return number
 
 
 class _Deadline:
@@ -351,7 +340,9 @@ def await_port(
     hosts: Sequence[str], port: int, environ: Mapping[str, str], stopped: Callable[[], bool]
 ) -> None:
     """Wait until each host answers on a port. Raises ConfigError where one does not in time."""
-    until = _Deadline(seconds(environ, "AMPHORA_HOST_WAIT_SECONDS", HOST_WAIT_SECONDS), stopped)
+    until = _Deadline(
+        variables.seconds(environ, "AMPHORA_HOST_WAIT_SECONDS", HOST_WAIT_SECONDS), stopped
+    )
     for host in hosts:
         _connected(host, port, until).close()
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from amphora.common import devices, logs
+from amphora.common import devices, logs, variables
 from amphora.common.errors import AmphoraError, CodeError, ConfigError
 from amphora.contract.job import Job, Paths, read_job
 from amphora.training import (
@@ -74,7 +74,7 @@ def _run(
     sdk_command: str | None,
 ) -> int:
     """The job on this host, and its word to the others."""
-    budget = cluster.seconds(environ, "AMPHORA_STOP_SECONDS", process_tree.STOP_BUDGET_SECONDS)
+    budget = variables.seconds(environ, "AMPHORA_STOP_SECONDS", process_tree.STOP_BUDGET_SECONDS)
     error_dir = scratch / "errors"
     error_dir.mkdir()
     try:

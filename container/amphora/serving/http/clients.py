@@ -18,14 +18,14 @@ from amphora import __version__
 from amphora.serving.http.invocations import OPENAI_ROUTES, TEI_ROUTES, Exchange
 from amphora.serving.pool.pool import Pool
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.settings import Hosting
+from amphora.serving.settings import ServerSettings
 
 
 class Clients:
     """The clients' routes of one model."""
 
     def __init__(
-        self, settings: Hosting, exchange: Exchange, pool_of: Callable[[Request], Pool]
+        self, settings: ServerSettings, exchange: Exchange, pool_of: Callable[[Request], Pool]
     ) -> None:
         self._settings = settings
         self._exchange = exchange

@@ -20,7 +20,7 @@ from amphora.serving.pool.connections import Call, Reply
 from amphora.serving.pool.pool import Pool, too_late
 from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.settings import MIB, Hosting
+from amphora.serving.settings import MIB, ServerSettings
 
 LOG = logging.getLogger("amphora.server")
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
@@ -41,7 +41,7 @@ _DECODED_AT_ONCE = 4096
 class Exchange:
     """How requests become calls and replies become answers, for every route alike."""
 
-    def __init__(self, settings: Hosting) -> None:
+    def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self.draining = False
         """Whether every answer asks its client to close the connection."""

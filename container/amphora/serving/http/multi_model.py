@@ -25,7 +25,7 @@ from amphora.serving.metrics import Metrics
 from amphora.serving.pool import spawner
 from amphora.serving.pool.pool import Pool
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.settings import MIB, Hosting
+from amphora.serving.settings import MIB, ServerSettings
 
 LOG = logging.getLogger("amphora.server")
 _PAGE = 100
@@ -52,7 +52,11 @@ class Models:
     """The loaded models, and the routes that manage them."""
 
     def __init__(
-        self, settings: Hosting, environ: Mapping[str, str], metrics: Metrics, exchange: Exchange
+        self,
+        settings: ServerSettings,
+        environ: Mapping[str, str],
+        metrics: Metrics,
+        exchange: Exchange,
     ) -> None:
         self._settings = settings
         self._environ = environ
@@ -177,7 +181,7 @@ def _number(request: Request, name: str, default: int) -> int:
     return int(value) if value else default
 
 
-def _check_memory(name: str, folder: Path, settings: Hosting) -> None:
+def _check_memory(name: str, folder: Path, settings: ServerSettings) -> None:
     """Raises Fault (507) where the model would not fit."""
     weights = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     processes = 1 if settings.device_kind == "cpu" else settings.workers

@@ -10,7 +10,7 @@ from typing import Any
 
 from amphora import __version__
 from amphora.serving.http.invocations import OPENAI_ROUTES, TEI_ROUTES
-from amphora.serving.settings import MIB, Hosting
+from amphora.serving.settings import MIB, ServerSettings
 
 _JSON, _EVENTS = "application/json", "application/vnd.amazon.eventstream"
 _MEANINGS = {
@@ -43,7 +43,7 @@ _SCHEMAS = {
 }
 
 
-def describe(settings: Hosting) -> dict[str, Any]:
+def describe(settings: ServerSettings) -> dict[str, Any]:
     """The document for a server with these settings."""
     paths = _many() if settings.is_multi_model else _one(settings)
     if settings.shows_page:
@@ -76,7 +76,7 @@ def _common() -> dict[str, Any]:
     return {path: _with_parameters(path, item) for path, item in paths.items()}
 
 
-def _one(settings: Hosting) -> dict[str, Any]:
+def _one(settings: ServerSettings) -> dict[str, Any]:
     most = f"An invocation, of at most {settings.max_body / MIB:g} MiB."
     invoked = _operation(most, _INVOKED, body=True, answers="*/*")
     listed = _operation("The model, as OpenAI's API lists models.", (200, 503))

@@ -25,7 +25,6 @@ from starlette.types import ASGIApp
 from amphora.common import devices
 from amphora.common.errors import ConfigError
 from amphora.serving import log_relay, metrics
-from amphora.serving import settings as hosting
 from amphora.serving.http import acceptor, openapi, uvicorn_compat
 from amphora.serving.http.clients import Clients
 from amphora.serving.http.invocations import Exchange
@@ -34,6 +33,8 @@ from amphora.serving.http.refusal import Refusal
 from amphora.serving.http.runtime_api import Runtime
 from amphora.serving.http.websocket import Duplex
 from amphora.serving.pool.pool import Pool
+from amphora.serving.settings import MOST_TRANSFORM_MB, ServerSettings
+from amphora.serving.settings import read as read_settings
 
 LOG = logging.getLogger("amphora.server")
 # SageMaker kills 30 s after SIGTERM.
@@ -53,7 +54,7 @@ def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
     uvicorn_compat.check()
     acceptor.raise_limit()
     found = devices.detect(environ)
-    settings = hosting.read(base_dir, environ, found)
+    settings = read_settings(base_dir, environ, found)
     LOG.info(
         "Serving on port %d, on %s (%s), with %d workers of %d threads.",
         settings.port, found.kind, found.reason, settings.workers, settings.threads,
@@ -80,7 +81,7 @@ def _listen(port: int) -> socket.socket:
 class Front:
     """The application: the routes of one model, or of the multi-model API."""
 
-    def __init__(self, settings: hosting.Hosting, environ: Mapping[str, str]) -> None:
+    def __init__(self, settings: ServerSettings, environ: Mapping[str, str]) -> None:
         self.settings = settings
         self.exchange = Exchange(settings)
         self.metrics = metrics.Metrics()
@@ -179,7 +180,7 @@ class Front:
         merged = settings.batch_size if self.pool is not None and self.pool.merges else 1
         useful = settings.workers * max(2, merged)
         payload = settings.transform_payload
-        most = min(useful, settings.queue_limit, hosting.MOST_TRANSFORM_MB // payload)
+        most = min(useful, settings.queue_limit, MOST_TRANSFORM_MB // payload)
         return self.exchange.reply(
             200,
             {
@@ -191,7 +192,7 @@ class Front:
 
 
 def _server(front: Front) -> uvicorn_compat.Server:
-    bounds = front.settings.bounds
+    limits = front.settings.limits
     config = uvicorn.Config(
         front.application(),
         http="httptools",
@@ -199,18 +200,18 @@ def _server(front: Front) -> uvicorn_compat.Server:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=cast(int, bounds.keep_alive_seconds),
+        timeout_keep_alive=cast(int, limits.keep_alive_seconds),
         timeout_graceful_shutdown=_DRAIN_SECONDS,
         backlog=_BACKLOG,
         ws=uvicorn_compat.Upgrades,
         ws_max_size=front.settings.max_body,
     )
-    connections = acceptor.affordable(bounds.connections, front.settings.workers)
-    bounds = replace(bounds, connections=connections)
-    return uvicorn_compat.Server(config, bounds, front.note_refusal, _LINGER_SECONDS)
+    connections = acceptor.affordable(limits.connections, front.settings.workers)
+    limits = replace(limits, connections=connections)
+    return uvicorn_compat.Server(config, limits, front.note_refusal, _LINGER_SECONDS)
 
 
-async def _run(settings: hosting.Hosting, environ: Mapping[str, str], sock: socket.socket) -> int:
+async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socket.socket) -> int:
     front = Front(settings, environ)
     server = _server(front)
     stop = asyncio.Event()

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-from amphora.serving.settings import Bounds
+from amphora.serving.settings import ClientLimits
 
 # Where an answer was sent before its request was read whole, what still comes is read and thrown
 # away for so long.
@@ -26,10 +26,12 @@ class Reader(Protocol):
 class Wire:
     """A connection's transport: closes without destroying what is on its way, and not for ever."""
 
-    def __init__(self, transport: asyncio.Transport, protocol: Reader, bounds: Bounds) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, protocol: Reader, limits: ClientLimits
+    ) -> None:
         self._transport = transport
         self._protocol = protocol
-        self._bounds = bounds
+        self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._is_lingering = False
         self._unread: int | None = None
@@ -66,12 +68,12 @@ class Wire:
         """Break the connection where the client does not read what was written."""
         if self._unread is None and (size := self._transport.get_write_buffer_size()):
             self._unread = size
-            self._loop.call_later(self._bounds.body_seconds, self._look)
+            self._loop.call_later(self._limits.body_seconds, self._look)
 
     def _look(self) -> None:
         unread, self._unread = cast(int, self._unread), None
         size = 0 if self.is_lost else self._transport.get_write_buffer_size()
-        if size > unread - self._bounds.body_seconds * self._bounds.body_rate and size > 0:
+        if size > unread - self._limits.body_seconds * self._limits.body_rate and size > 0:
             self._transport.abort()
         else:
             self.watch_reading()

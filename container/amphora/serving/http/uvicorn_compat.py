@@ -1,4 +1,4 @@
-"""Uvicorn with bounds: every place where the server rests on what uvicorn does not document.
+"""Uvicorn with limits: every place where the server rests on what uvicorn does not document.
 
 Uvicorn leaves open, for ever, a connection that sends nothing or a byte at a time; keeps headers
 of any size; drops the answer to a client that has closed its half of the connection. It has no
@@ -25,7 +25,7 @@ from amphora.common.errors import AmphoraError
 from amphora.serving.http.acceptor import Acceptor
 from amphora.serving.http.refusal import Refusal
 from amphora.serving.http.transport import Wire
-from amphora.serving.settings import Bounds
+from amphora.serving.settings import ClientLimits
 
 # Requests that a client has sent ahead of the answers to earlier ones.
 _MOST_PIPELINED = 64
@@ -96,20 +96,20 @@ class HttpProtocol(HttpToolsProtocol):
         self,
         config: uvicorn.Config,
         server_state: ServerState,
-        bounds: Bounds,
+        limits: ClientLimits,
         note: Note,
         crowded: bool = False,
     ) -> None:
         super().__init__(config, server_state, {})
         self._idle_since = self.loop.time()
         self._was_used = False
-        self._bounds = bounds
-        self._most_head_bytes, self._most_headers = bounds.header_bytes, bounds.header_count
+        self._limits = limits
+        self._most_head_bytes, self._most_headers = limits.header_bytes, limits.header_count
         self._note = note
         self._crowded = crowded
-        self._wait_seconds = bounds.header_seconds
+        self._wait_seconds = limits.header_seconds
         if crowded:
-            self._wait_seconds = min(_CROWDED_SECONDS, bounds.header_seconds)
+            self._wait_seconds = min(_CROWDED_SECONDS, limits.header_seconds)
         self._wire: Wire = None  # type: ignore[assignment]
         self._running: RequestResponseCycle | None = None
         self._in_head = self._in_body = False
@@ -154,7 +154,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for a request, and not for ever."""
         stream = cast(asyncio.Transport, transport)
-        self._wire = Wire(stream, self, self._bounds)
+        self._wire = Wire(stream, self, self._limits)
         super().connection_made(cast(asyncio.Transport, self._wire))
         self._watch_for(self._wait_seconds)
 
@@ -211,10 +211,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._progressed = now
         else:
             self._stray_bytes += len(data)
-            if self._stray_bytes > self._bounds.header_bytes:
+            if self._stray_bytes > self._limits.header_bytes:
                 self._refuse(_BROKEN if self._in_body else self._head_too_large())
                 return
-        self._watch_for(self._bounds.body_seconds if self._in_body else self._wait_seconds)
+        self._watch_for(self._limits.body_seconds if self._in_body else self._wait_seconds)
 
     def _upgrade(self, rest: bytes) -> None:
         if not self._should_upgrade():
@@ -240,7 +240,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         """A part of the path."""
         super().on_url(url)
-        if len(self.url) > self._bounds.header_bytes:
+        if len(self.url) > self._limits.header_bytes:
             self._stop(414, "uri_too_long", "The path is too long.")
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -327,8 +327,8 @@ class HttpProtocol(HttpToolsProtocol):
             # It is the server that does not read.
             self._began = self._progressed = now
         if self._in_body:
-            grace = self._body_bytes / self._bounds.body_rate
-            due = min(self._progressed, self._began + grace) + self._bounds.body_seconds
+            grace = self._body_bytes / self._limits.body_rate
+            due = min(self._progressed, self._began + grace) + self._limits.body_seconds
         else:
             due = self._began + self._wait_seconds
         if now < due:
@@ -345,11 +345,11 @@ class HttpProtocol(HttpToolsProtocol):
         raise ValueError(message)
 
     def _head_too_large(self) -> Refusal:
-        bounds = self._bounds
+        limits = self._limits
         return Refusal(
             431,
             "headers_too_large",
-            f"Send at most {bounds.header_bytes} bytes in {bounds.header_count} headers.",
+            f"Send at most {limits.header_bytes} bytes in {limits.header_count} headers.",
         )
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -409,32 +409,34 @@ class Server(uvicorn.Server):
 
     Args:
         config: Uvicorn's settings.
-        bounds: For connections.
+        limits: For connections.
         note: Told of each refused request.
         linger: Seconds, once the port is closed, for requests on their way in connections.
     """
 
-    def __init__(self, config: uvicorn.Config, bounds: Bounds, note: Note, linger: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, limits: ClientLimits, note: Note, linger: float
+    ) -> None:
         super().__init__(config)
-        self._bounds = bounds
+        self._limits = limits
         self._note = note
         self._linger = linger
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen."""
         connections = cast(set[Any], self.server_state.connections)
-        backlog, bounds = self.config.backlog, self._bounds
+        backlog, limits = self.config.backlog, self._limits
         self.servers = cast(
             Any,
             [
-                Acceptor(sock, self._protocol, connections, backlog, bounds.connections)
+                Acceptor(sock, self._protocol, connections, backlog, limits.connections)
                 for sock in sockets or []
             ],
         )
         self.started = True
 
     def _protocol(self, crowded: bool) -> HttpProtocol:
-        return HttpProtocol(self.config, self.server_state, self._bounds, self._note, crowded)
+        return HttpProtocol(self.config, self.server_state, self._limits, self._note, crowded)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the port, and not the connections that came last: they are accepted to the last

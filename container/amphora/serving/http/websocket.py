@@ -17,13 +17,13 @@ from amphora.serving.pool.connections import Call
 from amphora.serving.pool.pool import Pool, too_late
 from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.settings import Hosting
+from amphora.serving.settings import ServerSettings
 
 
 class Duplex:
     """The WebSocket route of one model."""
 
-    def __init__(self, settings: Hosting, exchange: Exchange, pool: Pool) -> None:
+    def __init__(self, settings: ServerSettings, exchange: Exchange, pool: Pool) -> None:
         self._settings = settings
         self._exchange = exchange
         self._pool = pool

@@ -22,7 +22,7 @@ from amphora.serving.pool.sessions import HEADER, SessionGone, Sessions
 from amphora.serving.pool.spawner import Loaded, ModelError, Nursery
 from amphora.serving.protocol import batching, framing
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.settings import Hosting
+from amphora.serving.settings import ServerSettings
 
 LOG = logging.getLogger("amphora.pool")
 # Failed loads in a row, no worker living, after which the container gives up.
@@ -36,18 +36,20 @@ _YOUNG = 5.0
 class Pool:
     """The workers of one model, and the requests that wait for them."""
 
-    def __init__(self, hosting: Hosting, environ: Mapping[str, str], metrics: Metrics) -> None:
-        self.hosting = hosting
-        self.sessions = Sessions(hosting.session_lifetime)
+    def __init__(
+        self, settings: ServerSettings, environ: Mapping[str, str], metrics: Metrics
+    ) -> None:
+        self.settings = settings
+        self.sessions = Sessions(settings.session_lifetime)
         self._metrics = metrics
-        self._nursery = Nursery(hosting, environ)
+        self._nursery = Nursery(settings, environ)
         self._queue: deque[Call] = deque()
         self._links: dict[int, Link] = {}
         self._slots: list[asyncio.Task[None]] = []
         self._failures = 0
         self._closing = False
         self._loaded: Loaded | None = None
-        self._patience = batching.Patience(hosting.max_delay)
+        self._patience = batching.Patience(settings.max_delay)
         self._alarm: asyncio.TimerHandle | None = None
         self.failed: asyncio.Future[ModelError] = asyncio.get_running_loop().create_future()
         """Done when the pool has given up; the reason is its result."""
@@ -95,7 +97,7 @@ class Pool:
             await self._keep(0)
 
     def _start_the_others(self) -> None:
-        others = range(len(self._slots), self.hosting.workers)
+        others = range(len(self._slots), self.settings.workers)
         self._slots += [asyncio.create_task(self._keep(index)) for index in others]
 
     async def close(self) -> None:
@@ -112,7 +114,7 @@ class Pool:
         """Queue a request. Raises Fault at once: not ready, too many wait, or no such session."""
         if self._loaded is None:
             raise Fault(503, "not_ready", "The model is not loaded yet.")
-        if (waiting := self.waiting) >= self.hosting.queue_limit:
+        if (waiting := self.waiting) >= self.settings.queue_limit:
             raise Fault(503, "overloaded", f"{waiting} requests wait already.")
         if header := call.headers.get(HEADER):
             self._bind(call, header)
@@ -167,7 +169,7 @@ class Pool:
 
     def _take(self, sharers: int) -> list[Call]:
         """The next batch: a fair share of what waits, for that many idle workers."""
-        most = min(self.hosting.batch_size, -(-len(self._queue) // sharers)) if self.merges else 1
+        most = min(self.settings.batch_size, -(-len(self._queue) // sharers)) if self.merges else 1
         batch: list[Call] = []
         while len(batch) < most and (call := self._next(self._queue)):
             batch.append(call)
@@ -185,13 +187,13 @@ class Pool:
 
     def _send(self, link: Link, batch: list[Call]) -> None:
         link.send(batch)
-        link.watch(self.hosting.timeout, self._hangs)
+        link.watch(self.settings.timeout, self._hangs)
         self._metrics.batch_size.observe(len(batch))
         for call in batch:
             self._metrics.queued_seconds.observe(link.sent_at - call.arrived)
 
     def _hangs(self, link: Link) -> None:
-        seconds = self.hosting.timeout
+        seconds = self.settings.timeout
         LOG.error("Model worker %d has not answered for %g s; it is replaced.", link.pid, seconds)
         link.kill()
 
@@ -230,7 +232,7 @@ class Pool:
         """Whether to stop trying: at once before the first success, else after several failures."""
         self._failures += 1
         never_loaded = self._loaded is None and isinstance(error, ModelError)
-        hopeless = self._failures >= _GIVE_UP_AFTER * self.hosting.workers and not self._links
+        hopeless = self._failures >= _GIVE_UP_AFTER * self.settings.workers and not self._links
         if not never_loaded and not hopeless:
             LOG.error("A model worker could not be started: %s", error)
             return False
@@ -249,7 +251,7 @@ class Pool:
                 elif header.get("op") == "begun":
                     link.begun = True
                 else:
-                    link.watch(self.hosting.timeout, self._hangs)
+                    link.watch(self.settings.timeout, self._hangs)
                     await self._deliver(link, header, body)
 
     def _rest(self, link: Link, header: framing.Header) -> None:
@@ -292,10 +294,10 @@ class Pool:
         link.unwatch()
         try:
             # A full queue stops the reading here, so that the worker waits for a slow client.
-            await asyncio.wait_for(chunks.put(chunk), self.hosting.timeout)
+            await asyncio.wait_for(chunks.put(chunk), self.settings.timeout)
         except asyncio.TimeoutError:
             self.cancel(call)
-        link.watch(self.hosting.timeout, self._hangs)
+        link.watch(self.settings.timeout, self._hangs)
 
     def _lose(self, link: Link) -> None:
         """A worker is gone: its calls are tried once more, or failed."""

@@ -22,7 +22,7 @@ from amphora.common import devices
 from amphora.common.errors import AmphoraError, CodeError
 from amphora.serving.pool.user_code import Provision
 from amphora.serving.protocol import framing
-from amphora.serving.settings import Hosting
+from amphora.serving.settings import ServerSettings
 
 LOG = logging.getLogger("amphora.pool")
 
@@ -50,29 +50,29 @@ class Host:
     """One started process and its control socket. All methods block."""
 
     def __init__(
-        self, hosting: Hosting, environ: Mapping[str, str], index: int, share: bool
+        self, settings: ServerSettings, environ: Mapping[str, str], index: int, share: bool
     ) -> None:
-        self._hosting = hosting
+        self._settings = settings
         self._share = share
         self._index = index
         self.control, child = socket.socketpair()
         with child:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "amphora.serving.worker.main", str(child.fileno())],
-                env=worker_environment(hosting, environ, index, share),
+                env=worker_environment(settings, environ, index, share),
                 pass_fds=[child.fileno()],
             )
 
     def load(self) -> Loaded:
         """Raises ModelError with the reason; taking longer than the start-up time-out is one."""
-        self.control.settimeout(self._hosting.startup_timeout)
+        self.control.settimeout(self._settings.startup_timeout)
         try:
             self.control.sendall(framing.pack(self._order()))
             header, _ = framing.receive(self.control)
         except TimeoutError:
             self.end()
             raise ModelError(
-                f"The model was not loaded within {self._hosting.startup_timeout:g} s.",
+                f"The model was not loaded within {self._settings.startup_timeout:g} s.",
                 "Make SAGEMAKER_STARTUP_TIMEOUT larger, or the model smaller.",
             ) from None
         except (EOFError, OSError) as error:
@@ -81,26 +81,26 @@ class Host:
         if "failed" in header:
             self.end()
             raise ModelError(
-                f"The model in {self._hosting.model_dir} cannot be served: {header['failed']}"
+                f"The model in {self._settings.model_dir} cannot be served: {header['failed']}"
             )
         return Loaded(**header)
 
     def _order(self) -> framing.Header:
-        hosting = self._hosting
+        settings = self._settings
         return {
             "op": "load",
             "log_level": logging.getLogger("amphora").getEffectiveLevel(),
             "share": self._share,
-            "code_dir": str(hosting.code_dir),
-            "image_code": str(hosting.image_code),
-            "program": hosting.program,
+            "code_dir": str(settings.code_dir),
+            "image_code": str(settings.image_code),
+            "program": settings.program,
             "engine": {
-                "model_dir": str(hosting.model_dir),
-                "device_kind": hosting.device_kind,
+                "model_dir": str(settings.model_dir),
+                "device_kind": settings.device_kind,
                 "device_index": self._index,
-                "batch_size": hosting.batch_size,
-                "batch_tokens": hosting.batch_tokens,
-                "model_name": hosting.model_name,
+                "batch_size": settings.batch_size,
+                "batch_tokens": settings.batch_tokens,
+                "model_name": settings.model_name,
             },
         }
 
@@ -108,14 +108,14 @@ class Host:
         """A worker's socket and process id. Raises EOFError or OSError where this one is dead."""
         ours, theirs = socket.socketpair()
         with theirs:
-            self.control.sendall(framing.pack({"op": "fork", "threads": self._hosting.threads}))
+            self.control.sendall(framing.pack({"op": "fork", "threads": self._settings.threads}))
             socket.send_fds(self.control, [b"F"], [theirs.fileno()])
             header, _ = framing.receive(self.control)
         return ours, header["pid"]
 
     def serve(self) -> tuple[socket.socket, int]:
         """Turn the process itself into the worker."""
-        self.control.sendall(framing.pack({"op": "serve", "threads": self._hosting.threads}))
+        self.control.sendall(framing.pack({"op": "serve", "threads": self._settings.threads}))
         return self.control, self.process.pid
 
     def end(self) -> None:
@@ -128,15 +128,15 @@ class Host:
 class Nursery:
     """Makes workers, the first time and again."""
 
-    def __init__(self, hosting: Hosting, environ: Mapping[str, str]) -> None:
-        self._hosting = hosting
+    def __init__(self, settings: ServerSettings, environ: Mapping[str, str]) -> None:
+        self._settings = settings
         self._environ = environ
-        self._share = hosting.device_kind == devices.CPU and sys.platform == "linux"
+        self._share = settings.device_kind == devices.CPU and sys.platform == "linux"
         self._parent: Host | None = None
         self._hosts: dict[int, Host] = {}
         self._loaded: Loaded | None = None
         self._turn = asyncio.Lock()
-        self._provision = Provision(hosting, environ)
+        self._provision = Provision(settings, environ)
 
     async def prepare(self) -> None:
         """Make the user's code ready, once, before the first worker. Raises ModelError."""
@@ -144,7 +144,7 @@ class Nursery:
             code_dir = await asyncio.to_thread(self._provision.code_dir)
         except CodeError as error:
             raise ModelError(str(error)) from error
-        self._hosting = replace(self._hosting, code_dir=code_dir)
+        self._settings = replace(self._settings, code_dir=code_dir)
 
     async def worker(self, index: int) -> tuple[socket.socket, int, Loaded]:
         """A worker that has loaded the model. Raises ModelError, EOFError or OSError."""
@@ -177,7 +177,7 @@ class Nursery:
     async def _start(self, index: int) -> Host:
         if (old := self._hosts.pop(index, None)) is not None:
             await asyncio.to_thread(old.end)
-        host = await asyncio.to_thread(Host, self._hosting, self._environ, index, self._share)
+        host = await asyncio.to_thread(Host, self._settings, self._environ, index, self._share)
         self._hosts[index] = host
         return host
 
@@ -192,12 +192,12 @@ class Nursery:
 
 
 def worker_environment(
-    hosting: Hosting, environ: Mapping[str, str], index: int, share: bool
+    settings: ServerSettings, environ: Mapping[str, str], index: int, share: bool
 ) -> dict[str, str]:
-    """What a worker's process is started with: its device, its threads, its caches' bounds.
+    """What a worker's process is started with: its device, its threads, its caches' limits.
 
     Args:
-        hosting: The host's settings.
+        settings: The host's settings.
         environ: The container's environment.
         index: Which worker it is.
         share: Whether the process is to be forked.
@@ -205,16 +205,16 @@ def worker_environment(
     child = dict(environ)
     child["PYTHONUNBUFFERED"] = "1"
     # Before a fork there must be no pool of threads; the forks set their own count.
-    child["OMP_NUM_THREADS"] = "1" if share else str(hosting.threads)
+    child["OMP_NUM_THREADS"] = "1" if share else str(settings.threads)
     child.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if hosting.device_kind == devices.CPU:
+    if settings.device_kind == devices.CPU:
         # oneDNN keeps compiled kernels for every shape it has seen, and texts come in all shapes: a
         # worker grew by 276 MB; so by 7, for as much CPU (docs/LAB.md).
         child.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
         child.setdefault("LRU_CACHE_CAPACITY", "1")
-    visible = devices.KINDS[hosting.device_kind].visible
+    visible = devices.KINDS[settings.device_kind].visible
     if visible is not None:
-        count = max(1, hosting.accelerators)
+        count = max(1, settings.accelerators)
         listed = (
             environ[visible].split(",") if environ.get(visible) else list(map(str, range(count)))
         )

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from amphora.common import archives
 from amphora.common.errors import CodeError
 from amphora.serving import programs
-from amphora.serving.settings import Hosting
+from amphora.serving.settings import ServerSettings
 
 LOG = logging.getLogger("amphora.pool")
 _TAIL_LINES = 3
@@ -22,18 +22,18 @@ _TAIL_LINES = 3
 class Provision:
     """One model's code. The methods block; `cancel` ends a pip that runs."""
 
-    def __init__(self, hosting: Hosting, environ: Mapping[str, str]) -> None:
-        self._hosting = hosting
+    def __init__(self, settings: ServerSettings, environ: Mapping[str, str]) -> None:
+        self._settings = settings
         self._environ = environ
         self._pip: subprocess.Popen[str] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def code_dir(self) -> Path:
         """The folder of the user's code, ready to import. Raises CodeError where it cannot be."""
-        hosting = self._hosting
-        code = programs.inner_folder(hosting.code_dir, hosting.program)
-        if hosting.submitted and not self._is_superfluous(hosting.submitted):
-            code = programs.inner_folder(self._fetched(hosting.submitted), hosting.program)
+        settings = self._settings
+        code = programs.inner_folder(settings.code_dir, settings.program)
+        if settings.submitted and not self._is_superfluous(settings.submitted):
+            code = programs.inner_folder(self._fetched(settings.submitted), settings.program)
         if (code / "requirements.txt").is_file():
             self._install(code)
         return code
@@ -44,17 +44,19 @@ class Provision:
 
         Raises CodeError where it is a prefix and the code is nowhere.
         """
-        hosting = self._hosting
-        has_code = programs.has_handlers(hosting.code_dir, hosting.program)
+        settings = self._settings
+        has_code = programs.has_handlers(settings.code_dir, settings.program)
         name = urlsplit(place).path.rpartition("/")[2]
         is_prefix = place.startswith("s3://") and "." not in name
-        if is_prefix and hosting.program and not has_code and not hosting.is_multi_model:
+        if is_prefix and settings.program and not has_code and not settings.is_multi_model:
             raise CodeError(
                 f"SAGEMAKER_SUBMIT_DIRECTORY is {place!r}, a prefix and no archive, and"
-                f" {hosting.code_dir} does not have SAGEMAKER_PROGRAM {hosting.program!r}.",
+                f" {settings.code_dir} does not have SAGEMAKER_PROGRAM {settings.program!r}.",
                 "Name a .tar.gz, or bring the code in the model archive's folder code/.",
             )
-        superfluous = is_prefix or (has_code and (name == "model.tar.gz" or hosting.is_multi_model))
+        superfluous = is_prefix or (
+            has_code and (name == "model.tar.gz" or settings.is_multi_model)
+        )
         if superfluous:
             LOG.info("SAGEMAKER_SUBMIT_DIRECTORY %s is left: the model's own code counts.", place)
         return superfluous
