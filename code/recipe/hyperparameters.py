@@ -197,11 +197,13 @@ class Hyperparameters:
     def _of_other_tasks(self) -> Iterator[str]:
         """What is given that the task would pass over."""
         values = {name: getattr(self, name, self.passed.get(name)) for name in _OF_TASKS}
-        for name, task in _OF_TASKS.items():
-            if task != self.task and values.get(name) not in (None, 0.0, _DEFAULTS.get(name)):
+        usual = {item.name: item.default for item in dataclasses.fields(Hyperparameters)}
+        for name, tasks in _OF_TASKS.items():
+            if self.task not in tasks and values.get(name) not in (None, 0.0, usual.get(name)):
+                listed = " or ".join(f"task={task}" for task in tasks)
                 yield (
-                    f"Hyperparameter {name} has value {values[name]!r}, but belongs to "
-                    f"task={task}, and the task is {self.task}. Leave it out, or give task={task}."
+                    f"Hyperparameter {name} has value {values[name]!r}, but belongs to {listed}, "
+                    f"and the task is {self.task}. Leave it out, or give {listed}."
                 )
         if not (self.trains or self.passed.get("do_eval") or self.predicts):
             yield "do_train=False leaves nothing to do. Give do_eval=True or do_predict=True, too."
@@ -236,8 +238,11 @@ _CHOICES: Mapping[str, Sequence[str]] = {
     "sample_by": ("line", "paragraph", "document"),
     "long_texts": (SPLIT, TRUNCATE),
 }
-_OF_TASKS = {name: task for task, row in TASKS.items() for name in row.hyperparameters}
-_DEFAULTS = {"sample_by": "line"}
+_OF_TASKS: Mapping[str, Sequence[str]] = {
+    name: [task for task, row in TASKS.items() if name in row.hyperparameters]
+    for each in TASKS.values()
+    for name in each.hyperparameters
+}
 _SECRET_WORDS = ("token", "secret", "password", "key")
 _TRUE = ("true", "1", "yes")
 _KEY = re.compile(r"--?[A-Za-z]")

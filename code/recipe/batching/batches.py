@@ -63,6 +63,10 @@ class Samples:
         """What the samples at `rows` weigh in a mean of losses: one each."""
         return len(rows)
 
+    def in_epoch(self, seed: int, epoch: int) -> Samples:
+        """As an epoch of a training sees them: the same each time, for the same arguments."""
+        return self
+
     def fingerprint(self) -> str:
         """What tells this data apart from other data."""
         digest = hashlib.sha256()
@@ -227,7 +231,7 @@ class Training:
         """The batches of an epoch; nothing is computed of any other epoch."""
         size = self.size * self.world.processes * self.accumulation
         steps = packing.steps(self.samples.lengths, size, self.seed, epoch, balanced)
-        return Epoch(self, steps, balanced)
+        return Epoch(self, self.samples.in_epoch(self.seed, epoch), steps, balanced)
 
     def rows(self, epochs: int, balanced: bool) -> list[Rows]:
         """The rows of every batch of all processes in the first `epochs` epochs."""
@@ -245,8 +249,12 @@ class Epoch:
     A step is split over processes and accumulated batches when the first of these is asked for.
     """
 
-    def __init__(self, training: Training, steps: Sequence[Rows], balanced: bool) -> None:
+    def __init__(
+        self, training: Training, samples: Samples, steps: Sequence[Rows], balanced: bool
+    ) -> None:
         self._training, self._steps, self._balanced = training, steps, balanced
+        self.samples = samples
+        """As this epoch sees them."""
         self._split = functools.lru_cache(maxsize=1)(self._split_step)
 
     def __len__(self) -> int:
@@ -266,7 +274,7 @@ class Epoch:
         parts = training.world.processes * training.accumulation
         lengths = training.samples.lengths
         batches = packing.split(step, lengths, parts, training.size, self._balanced)
-        return batches, training.samples.weight(step)
+        return batches, self.samples.weight(step)
 
 
 class _Drawn(Dataset[Batch]):
@@ -281,9 +289,9 @@ class _Drawn(Dataset[Batch]):
 
     def __getitem__(self, at: tuple[int, int]) -> Batch:
         epoch, number = at
-        batch = self._epoch(epoch, self._layout.balanced)[number]
-        rows, total = batch[self._training.world.rank]
-        return _finish(self._training.samples, self._layout, rows, self._training.size, total)
+        drawn = self._epoch(epoch, self._layout.balanced)
+        rows, total = drawn[number][self._training.world.rank]
+        return _finish(drawn.samples, self._layout, rows, self._training.size, total)
 
 
 class _Numbers(BatchSampler):

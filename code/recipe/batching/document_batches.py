@@ -86,18 +86,26 @@ class PaddedDocuments(Padded):
 
 
 def _successors(samples: Samples, rows: Rows, first: Rows, learned: int) -> Batch:
-    """What is learned, in `learned` places; in more, by steps of a quarter, where that is more."""
+    """What is learned of the documents at `rows`, whose first tokens stand at `first`."""
     assert isinstance(samples, Documents)
     source, owner, within = samples.places(rows)
     at = np.flatnonzero(samples.learned[source])
-    step = max(1, learned // 4)
-    size = learned + step * max(0, -(-(len(at) - learned) // step))
-    places, owners = np.zeros((2, size), dtype=np.int64)
-    targets = np.full_like(places, NOT_LEARNED)
     # Where the token before it stands: the first one of a document is never learned.
-    places[: len(at)] = (first[owner] + within)[at] - 1
-    targets[: len(at)] = samples.token_ids[source[at]]
-    owners[: len(at)] = owner[at]
-    answers = np.zeros((len(first), 2), dtype=np.int8)
-    arrays = {"places": places, "targets": targets, "owners": owners, "answers": answers}
+    places = (first[owner] + within)[at] - 1
+    return of_places(places, samples.token_ids[source[at]], owner[at], len(first), learned)
+
+
+def of_places(places: Rows, targets: Rows, owners: Rows, documents: int, learned: int) -> Batch:
+    """`places`, `targets` and `owners` in `learned` places; in more, by steps of a quarter, where
+    that is more; and `answers` for so many documents."""
+    step = max(1, learned // 4)
+    size = learned + step * max(0, -(-(len(places) - learned) // step))
+    arrays = {
+        "places": np.zeros(size, dtype=np.int64),
+        "targets": np.full(size, NOT_LEARNED, dtype=np.int64),
+        "owners": np.zeros(size, dtype=np.int64),
+    }
+    for name, values in (("places", places), ("targets", targets), ("owners", owners)):
+        arrays[name][: len(places)] = values
+    arrays["answers"] = np.zeros((documents, 2), dtype=np.int8)
     return {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -64,9 +64,8 @@ def _forward(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -
     else:
         inner = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         states, head = usual(**inner, use_cache=False).logits, _as_it_is
-    tokens = _of_tokens(states.flatten(0, 1)[places], head, targets)
-    sums = torch.zeros(answers.shape, dtype=tokens.dtype, device=tokens.device)
-    return CausalLMOutput(logits=sums.index_add(0, owners, tokens))
+    tokens = of_tokens(states.flatten(0, 1)[places], head, targets, _vocabulary(head, states))
+    return CausalLMOutput(logits=sums_of(tokens, owners, answers))
 
 
 def _as_it_is(logits: Tensor) -> Tensor:
@@ -105,16 +104,34 @@ def _as_taken(mask: Tensor, config: Any) -> Tensor:
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo().min)
 
 
-def _of_tokens(states: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
+def sums_of(tokens: Tensor, owners: Tensor, answers: Tensor) -> Tensor:
+    """[documents, 2]: what `of_tokens` gave, summed over the tokens of each document."""
+    sums = torch.zeros(answers.shape, dtype=tokens.dtype, device=tokens.device)
+    return sums.index_add(0, owners, tokens)
+
+
+def of_tokens(
+    states: Tensor,
+    head: Callable[[Tensor], Tensor],
+    targets: Tensor,
+    vocabulary: int,
+    smoothing: float = 0.0,
+) -> Tensor:
     """[places, 2]: each token's loss, and whether it would have been said; 0 for an unused place.
 
     In parts where all logits would take much memory; a part's are computed again for its gradient.
+
+    Args:
+        states: [places, hidden].
+        head: States to logits over `vocabulary` tokens.
+        targets: [places], NOT_LEARNED where one is unused.
+        smoothing: Share of the target that goes to all tokens alike.
     """
-    parts = -(-len(targets) * _vocabulary(head, states) // _MOST_LOGITS)
-    if parts == 1:
-        return _of_some(states, head, targets)
+    parts = -(-len(targets) * vocabulary // _MOST_LOGITS)
+    if parts <= 1:
+        return _of_some(states, head, targets, smoothing)
     found = [
-        checkpoint(_of_some, each, head, wanted, use_reentrant=False)
+        checkpoint(_of_some, each, head, wanted, smoothing, use_reentrant=False)
         for each, wanted in zip(states.chunk(parts), targets.chunk(parts), strict=True)
     ]
     return torch.cat(found)
@@ -124,8 +141,12 @@ def _vocabulary(head: Any, states: Tensor) -> int:
     return int(head.weight.shape[0] if hasattr(head, "weight") else states.shape[-1])
 
 
-def _of_some(states: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
+def _of_some(
+    states: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, smoothing: float
+) -> Tensor:
     logits = head(states).float()
-    losses = functional.cross_entropy(logits, targets, reduction="none", ignore_index=NOT_LEARNED)
+    losses = functional.cross_entropy(
+        logits, targets, reduction="none", ignore_index=NOT_LEARNED, label_smoothing=smoothing
+    )
     said = logits.detach().argmax(dim=-1) == targets
     return torch.stack([losses, said.float()], dim=-1)

@@ -32,6 +32,8 @@ class Family:
 
     head: Callable[[Any, Tensor], Any]
     """(model, hidden states [samples, hidden]) to logits, by the model's own modules."""
+    masked: Callable[[Any, Tensor], Any]
+    """As `head`, of the model with a head for masked tokens: logits over the vocabulary."""
     first_position: Callable[[Any], int] = lambda config: 0
     masks: Callable[[Any, Tensor, Tensor], Any] = lambda config, own, segments: own
     """(configuration, may attend [rows, 1, length, length], segments) to what the model takes."""
@@ -56,6 +58,27 @@ def _modernbert(model: Any, hidden: Tensor) -> Any:
     return model.classifier(model.drop(model.head(hidden)))
 
 
+def _masked_bert(model: Any, hidden: Tensor) -> Any:
+    return model.cls(hidden)
+
+
+def _masked_distilbert(model: Any, hidden: Tensor) -> Any:
+    transformed = model.activation(model.vocab_transform(hidden))
+    return model.vocab_projector(model.vocab_layer_norm(transformed))
+
+
+def _masked_electra(model: Any, hidden: Tensor) -> Any:
+    return model.generator_lm_head(model.generator_predictions(hidden))
+
+
+def _masked_roberta(model: Any, hidden: Tensor) -> Any:
+    return model.lm_head(hidden)
+
+
+def _masked_modernbert(model: Any, hidden: Tensor) -> Any:
+    return model.decoder(model.head(hidden))
+
+
 def _modernbert_masks(config: Any, own: Tensor, segments: Tensor) -> dict[str, Tensor]:
     at = torch.arange(segments.shape[1], device=segments.device)
     near = (at[:, None] - at[None, :]).abs() <= config.sliding_window
@@ -63,17 +86,20 @@ def _modernbert_masks(config: Any, own: Tensor, segments: Tensor) -> dict[str, T
 
 
 _ROBERTA = Family(
-    head=_first_of_features, first_position=lambda config: int(config.pad_token_id) + 1
+    head=_first_of_features,
+    masked=_masked_roberta,
+    first_position=lambda config: int(config.pad_token_id) + 1,
 )
 FAMILIES: Mapping[str, Family] = {
-    "bert": Family(head=_bert),
-    "distilbert": Family(head=_distilbert, in_older=False),
-    "electra": Family(head=_first_of_features),
+    "bert": Family(head=_bert, masked=_masked_bert),
+    "distilbert": Family(head=_distilbert, masked=_masked_distilbert, in_older=False),
+    "electra": Family(head=_first_of_features, masked=_masked_electra),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
     "modernbert": Family(
         head=_modernbert,
+        masked=_masked_modernbert,
         masks=_modernbert_masks,
         pools_mean=lambda config: bool(config.classifier_pooling == "mean"),
         in_older=False,
@@ -104,20 +130,32 @@ def _forward(
     segments, first = inputs.pop("segments", None), inputs.pop("first", None)
     if segments is None:
         return unpacked(*args, **inputs)
+    hidden = states(model, family, inputs, segments)
+    pool = _means if family.pools_mean(model.config) else _firsts
+    return SequenceClassifierOutput(logits=family.head(model, pool(hidden, segments, first)))
+
+
+def states(model: Any, family: Family, inputs: Mapping[str, Any], segments: Tensor) -> Tensor:
+    """[rows, length, hidden] of a packed batch, each token's by its own sample alone.
+
+    Args:
+        model: With any head, which is not computed.
+        inputs: `input_ids`, `position_ids` and maybe `token_type_ids`.
+    """
     own = segments[:, None, :, None] == segments[:, None, None, :]
     masks = family.masks(model.config, own, segments)
     types = {name: inputs[name] for name in (TYPE_IDS,) if name in inputs}
     if IS_OLDER:
         # By itself transformers 4 has token types for as many tokens as a sample may have only.
         types = {TYPE_IDS: torch.zeros_like(segments), **types}
-    hidden = model.base_model(
+    output = model.base_model(
         input_ids=inputs["input_ids"],
         position_ids=inputs["position_ids"],
         attention_mask=_as_taken(masks, model.config),
         **types,
-    ).last_hidden_state
-    pool = _means if family.pools_mean(model.config) else _firsts
-    return SequenceClassifierOutput(logits=family.head(model, pool(hidden, segments, first)))
+    )
+    hidden: Tensor = output.last_hidden_state
+    return hidden
 
 
 def _as_taken(mask: Any, config: Any) -> Any:
