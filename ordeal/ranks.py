@@ -2,7 +2,7 @@
 
 The script trains by gloo, whose time-out is 25 s here: only by that is a stopped process seen.
 It writes a model at its end; the hosts are network namespaces, as in
-tests/train/test_hosts.py.
+tests/amphora/training/test_hosts.py.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-WORDS = ["the", "film", "was", "good", "great", "bad", "awful", "truly", "number", ","]
+from tests.support.words import WORDS
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +38,18 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     BertModel(config).save_pretrained(folder)
     fast.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def reviews() -> Callable[[int], list[tuple[str, str]]]:
+    """A function of n to n (text, label) rows that a tiny model can learn to tell apart."""
+
+    def make(count: int) -> list[tuple[str, str]]:
+        kinds = [("good", "great", "pos"), ("bad", "awful", "neg")]
+        rows = []
+        for number in range(count):
+            first, second, label = kinds[number % 2]
+            rows.append((f"the film number {number} was {first} , truly {second}", label))
+        return rows
+
+    return make

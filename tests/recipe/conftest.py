@@ -10,25 +10,11 @@ from pathlib import Path
 
 import pytest
 
-CODE = Path(__file__).resolve().parents[2] / "code"
+from tests.support.paths import CODE
+
 sys.path.insert(0, str(CODE))
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture(scope="session")
-def reviews() -> Callable[[int], list[tuple[str, str]]]:
-    """A function of n to n (text, label) rows that a tiny model can learn to tell apart."""
-
-    def make(count: int) -> list[tuple[str, str]]:
-        kinds = [("good", "great", "pos"), ("bad", "awful", "neg")]
-        rows = []
-        for number in range(count):
-            first, second, label = kinds[number % 2]
-            rows.append((f"the film number {number} was {first} , truly {second}", label))
-        return rows
-
-    return make
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.xla.conftest import CODE, Job
+from tests.support.paths import CODE
+from tests.support.xla_job import Job
 
 pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 GRAPHS = 3
@@ -142,7 +143,7 @@ def test_bfloat16_is_autocast(tmp_path: Path, still_model: Path, write_data: Dat
 def test_the_model_is_served_by_the_ordinary_server(
     tmp_path: Path, tiny_model: Path, write_data: Data
 ) -> None:
-    from tests.serve.conftest import Running
+    from tests.support.servers import Running
 
     job = Job(tmp_path / "job", tiny_model, write_data(60), epochs=8)
     job.run()

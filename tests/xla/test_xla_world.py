@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.xla.conftest import CODE, Job
+from tests.support.paths import CODE
+from tests.support.xla_job import Job
 
 pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 WORLD = Path(__file__).with_name("gloo_world.py")

@@ -1,0 +1,185 @@
+"""Neuron cores counted from neuron-ls, a stand-in that prints what AWS's own prints.
+
+The listings have the fields and values of AWS's neuron-ls guide (trn2, Neuron 2.28) and of outputs
+that others published (trn1.2xlarge, trn2.3xlarge). No Neuron device was asked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amphora.common import devices, neuron_cores, probe
+from amphora.common.errors import ConfigError
+from amphora.contract.job import read_job
+from amphora.contract.sm_variables import sm_variables
+from tests.support.job_tree import Tree
+from tests.support.neuron_devices import device, neuron_ls, printing, trn1
+
+
+def trn2(count: int, lnc: int, kind: str) -> list[dict[str, Any]]:
+    told = {"instance_type": kind, "instance_id": "i-0", "logical_neuroncore_config": lnc}
+    return [device(number, 8 // lnc, 103079215104, **told) for number in range(count)]
+
+
+def old_trn2(count: int) -> list[dict[str, Any]]:
+    """As Neuron 2.21 counted: physical cores, and no word of their joining."""
+    listed = [device(number, 8, 103079215104) for number in range(count)]
+    for each in listed:
+        del each["neuroncore_ids"]
+    return listed
+
+
+@pytest.fixture(autouse=True)
+def no_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A /dev of this test's own."""
+    monkeypatch.setattr(neuron_cores, "_DEV", tmp_path / "dev")
+    monkeypatch.setattr(neuron_cores, "_NEURON_TOOLS", str(tmp_path / "opt"))
+    (tmp_path / "dev").mkdir()
+    return tmp_path / "dev"
+
+
+@pytest.mark.parametrize(
+    ("listing", "instance_type", "environ", "cores", "says"),
+    [
+        (trn1(1), "ml.trn1.2xlarge", {}, 2, "2 Neuron cores"),
+        (trn1(16), "ml.trn1.32xlarge", {}, 32, "32 Neuron cores"),
+        (trn1(1), "ml.inf2.xlarge", {}, 2, "2 Neuron cores"),
+        (trn1(12), "ml.inf2.48xlarge", {}, 24, "24 Neuron cores"),
+        (trn1(1), "local", {"NEURON_LOGICAL_NC_CONFIG": "1"}, 2, "2 Neuron cores"),
+        (trn2(1, 2, "trn2.3xlarge"), "ml.trn2.3xlarge", {}, 4, "4 logical Neuron cores at LNC 2"),
+        (trn2(16, 2, "trn2.48xlarge"), "ml.trn2.48xlarge", {}, 64, "at LNC 2"),
+        (trn2(16, 1, "trn2.48xlarge"), "ml.trn2.48xlarge", {"NEURON_LOGICAL_NC_CONFIG": "1"}, 128,
+         "at LNC 1"),
+        (trn2(16, 2, "trn2.48xlarge"), "ml.trn2.48xlarge", {"NEURON_LOGICAL_NC_CONFIG": "1"}, 128,
+         "at LNC 1"),
+        (trn2(16, 2, "trn3pd98.3xlarge"), "local", {"NEURON_LOGICAL_NC_CONFIG": "2"}, 64,
+         "at LNC 2"),
+        (old_trn2(16), "ml.trn2.48xlarge", {}, 64, "at LNC 2"),
+        (old_trn2(16), "local", {"NEURON_LOGICAL_NC_CONFIG": "1"}, 128, "at LNC 1"),
+    ],
+)  # fmt: skip
+def test_cores_are_counted_as_the_runtime_counts_them(
+    tmp_path: Path,
+    listing: list[dict[str, Any]],
+    instance_type: str,
+    environ: dict[str, str],
+    cores: int,
+    says: str,
+) -> None:
+    found = devices.detect(printing(tmp_path, listing) | environ, instance_type)
+    assert (found.kind, found.neuron_cores, found.accelerators) == ("neuron", cores, cores)
+    assert says in found.reason
+
+
+def test_the_count_is_sm_num_neurons(tmp_path: Path, tree: Tree) -> None:
+    found = devices.detect(printing(tmp_path, trn1(1)))
+    job = read_job({"SAGEMAKER_BASE_DIR": str(tree.configure().base)})
+    assert sm_variables(job, found, {})["SM_NUM_NEURONS"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("environ", "cores"),
+    [
+        ({"NEURON_RT_VISIBLE_CORES": "0-3"}, 4),
+        ({"NEURON_RT_VISIBLE_CORES": "31"}, 1),
+        ({"NEURON_RT_VISIBLE_CORES": "0,2, 8-9"}, 4),
+        ({"NEURON_RT_NUM_CORES": "8"}, 8),
+        ({"NEURON_RT_NUM_CORES": "0"}, 32),
+        # The runtime's own rule: the list takes precedence over the number.
+        ({"NEURON_RT_VISIBLE_CORES": "4-5", "NEURON_RT_NUM_CORES": "8"}, 2),
+    ],
+)
+def test_the_users_choice_of_cores_is_honoured(
+    tmp_path: Path, environ: dict[str, str], cores: int
+) -> None:
+    found = devices.detect(printing(tmp_path, trn1(16)) | environ)
+    assert found.neuron_cores == cores
+    assert next(iter(environ)) in found.reason or cores == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NEURON_RT_VISIBLE_CORES", "3-0"),
+        ("NEURON_RT_VISIBLE_CORES", "0,0"),
+        ("NEURON_RT_VISIBLE_CORES", "0-"),
+        ("NEURON_RT_VISIBLE_CORES", "all"),
+        ("NEURON_RT_VISIBLE_CORES", "0-99999999999"),
+        ("NEURON_RT_VISIBLE_CORES", "30-32"),
+        ("NEURON_RT_NUM_CORES", "33"),
+        ("NEURON_RT_NUM_CORES", "-1"),
+        ("NEURON_RT_NUM_CORES", "two"),
+        ("NEURON_LOGICAL_NC_CONFIG", "2"),
+        ("NEURON_LOGICAL_NC_CONFIG", "4"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_named(tmp_path: Path, name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is '?{value}'?"):
+        devices.detect(printing(tmp_path, trn1(16)) | {name: value})
+
+
+@pytest.mark.parametrize("value", ["0", "3", "two"])
+def test_trainium2_joins_one_core_or_two(tmp_path: Path, value: str) -> None:
+    with pytest.raises(ConfigError, match="NEURON_LOGICAL_NC_CONFIG"):
+        devices.detect(
+            printing(tmp_path, trn2(1, 2, "trn2.3xlarge")) | {"NEURON_LOGICAL_NC_CONFIG": value}
+        )
+
+
+def test_visible_cores_are_logical_ones(tmp_path: Path) -> None:
+    listing = printing(tmp_path, trn2(1, 2, "trn2.3xlarge"))
+    assert devices.detect(listing | {"NEURON_RT_VISIBLE_CORES": "0-3"}).neuron_cores == 4
+    with pytest.raises(ConfigError, match="the cores of this host are 0-3"):
+        devices.detect(listing | {"NEURON_RT_VISIBLE_CORES": "4"})
+
+
+def test_the_option_that_replaces_j_is_understood(tmp_path: Path) -> None:
+    """Announced for Neuron 2.34, its shape not yet documented: an object about the host."""
+    listing = {"instance_type": "trn1.2xlarge", "numa_nodes": [0], "neuron_devices": trn1(1)}
+    assert devices.detect(printing(tmp_path, listing, "--output-format json")).neuron_cores == 2
+
+
+def test_the_tool_is_found_where_aws_puts_it(tmp_path: Path) -> None:
+    (tmp_path / "opt").mkdir()
+    printing(tmp_path, trn1(1))
+    (tmp_path / "neuron-ls").rename(tmp_path / "opt" / "neuron-ls")
+    assert devices.detect({"PATH": "/usr/bin:/bin"}).neuron_cores == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        (None, "no neuron-ls"),
+        ("echo 'error: no neuron device found' >&2; exit 1", "no neuron device found"),
+        ("exit 3", "without a word"),
+        ("exec sleep 60", "does not answer"),
+    ],
+)
+def test_a_tool_that_tells_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    no_devices: Path,
+    script: str | None,
+    says: str,
+) -> None:
+    monkeypatch.setattr(probe, "PROBE_SECONDS", 0.3)
+    environ = {"PATH": "/usr/bin:/bin"} if script is None else neuron_ls(tmp_path, script)
+    found = devices.detect(environ)
+    assert found.kind == "cpu" and says in found.reason
+    given = devices.detect(environ | {"SM_NUM_NEURONS": "2", "NEURON_RT_NUM_CORES": "1"})
+    assert (given.kind, given.neuron_cores) == ("neuron", 1) and says in given.reason
+    (no_devices / "neuron0").touch()
+    with pytest.raises(ConfigError, match=rf"neuron0\), but .*{says}.*set SM_NUM_NEURONS"):
+        devices.detect(environ)
+
+
+@pytest.mark.parametrize(
+    "printed", ["no json", "{}", '{"a": 1}', "[1]", '[{"nc_count": "x"}]', "[{}]", "null", ""]
+)
+def test_garbage_is_an_error_that_names_the_tool(tmp_path: Path, printed: str) -> None:
+    (tmp_path / "listing").write_text(printed)
+    with pytest.raises(ConfigError, match=r"neuron-ls -j` printed .* driver and tools fit"):
+        devices.detect(neuron_ls(tmp_path, f"cat {tmp_path}/listing"))

@@ -1,0 +1,64 @@
+"""A job's tree in a temporary folder, and real `amphora train` processes on it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.job_tree import Tree
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path / "ml")
+
+
+@pytest.fixture
+def scripted(tree: Tree) -> Tree:
+    """A tree whose job runs script.py."""
+    return tree.configure({"sagemaker_program": "script.py"})
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], str]]:
+    """Puts a file into the bucket `code`; returns the server's address."""
+    program = Path(sys.executable).with_name("moto_server")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [str(program), "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+
+    def put(path: str, data: bytes = b"") -> None:
+        request = urllib.request.Request(
+            f"{url}/{path}", data=data, headers={"Content-Type": "application/gzip"}, method="PUT"
+        )
+        urllib.request.urlopen(request, timeout=10).close()
+
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            put("code")
+            break
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    def upload(path: Path) -> str:
+        put(f"code/job/{path.name}", path.read_bytes())
+        return url
+
+    yield upload
+    server.terminate()
+    server.wait(10)

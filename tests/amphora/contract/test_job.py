@@ -1,0 +1,136 @@
+"""Reading /opt/ml/input: what is accepted, and what is refused with key, value and remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from amphora.common.errors import ConfigError
+from amphora.contract.job import decode, read_job
+from tests.support.job_tree import Tree
+
+
+def read(tree: Tree, **environ: str):
+    return read_job({"SAGEMAKER_BASE_DIR": str(tree.base), **environ})
+
+
+def test_values_are_decoded_in_every_encoding(tree: Tree) -> None:
+    tree.configure({"epochs": "3", "name": '"bert"', "raw": "bert-base", "on": "true", "n": 2})
+    assert read(tree).hyperparameters == {
+        "epochs": 3, "name": "bert", "raw": "bert-base", "on": True, "n": 2,
+    }  # fmt: skip
+
+
+def test_a_number_keeps_its_spelling_in_argv(tree: Tree) -> None:
+    job = read(tree.configure({"version": "1.10", "lr": "5e-5", "quoted": '"1.10"'}))
+    assert job.arguments == {"version": "1.10", "lr": "5e-5", "quoted": "1.10"}
+    assert job.hyperparameters["lr"] == 5e-5
+
+
+def test_platform_keys_are_kept_apart(tree: Tree) -> None:
+    job = read(
+        tree.configure({"sagemaker_program": '"t.py"', "a": "1", "_tuning_objective_metric": "x"})
+    )
+    assert (job.entry_point, dict(job.hyperparameters)) == ("t.py", {"a": 1})
+
+
+def test_the_environment_names_the_program_first(tree: Tree) -> None:
+    tree.configure({"sagemaker_program": "a.py"})
+    assert read(tree, SAGEMAKER_PROGRAM="b.py").entry_point == "b.py"
+
+
+def test_rank_is_the_place_among_sorted_hosts(tree: Tree) -> None:
+    tree.configure(resourceconfig={"current_host": "algo-2", "hosts": ["algo-2", "algo-1"]})
+    assert (read(tree).hosts, read(tree).rank) == (("algo-1", "algo-2"), 1)
+
+
+def test_missing_files_are_noted_and_assumed(tree: Tree) -> None:
+    job = read(tree.configure().channel("train", **{"a.csv": "text,label\n"}))
+    assert list(job.channels) == ["train"] and job.hosts == ("algo-1",)
+    assert len(job.notes) == 2
+
+
+def test_a_byte_order_mark_is_no_error(tree: Tree) -> None:
+    assert read(tree.configure('\ufeff{"a": "1"}')).hyperparameters == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"hyperparameters": "{"}, ["hyperparameters.json", "not valid JSON"]),
+        ({"hyperparameters": "[1]"}, ["hyperparameters.json", "list"]),
+        ({"hyperparameters": "[" * 100_000}, ["hyperparameters.json", "not valid JSON"]),
+        ({"hyperparameters": {"a": "x\0y"}}, ["'a'", "NUL"]),
+        ({"hyperparameters": {"a": "\ud800"}}, ["'a'", "surrogate"]),
+        ({"hyperparameters": {"a=b": "1"}}, ["'a=b'", "="]),
+        ({"hyperparameters": {"sagemaker_container_log_level": "loud"}}, ["log_level", "loud"]),
+        ({"inputdataconfig": {"train": {}}}, ["'train'", "does not exist", "Mount"]),
+        ({"inputdataconfig": {"../x": {}}}, ["'../x'", "channel"]),
+        ({"resourceconfig": {"current_host": "a", "hosts": []}}, ["'hosts'", "[]"]),
+        ({"resourceconfig": {"current_host": "a", "hosts": ["b"]}}, ["'current_host'", "'a'"]),
+        ({"resourceconfig": {"current_host": "a", "hosts": ["a"], "instance_groups": [1]}},
+         ["instance_groups", "1"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(tree: Tree, files: dict[str, object], says: list[str]) -> None:
+    tree.configure(**files)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as error:
+        read(tree)
+    for part in says:
+        assert part in str(error.value)
+
+
+def test_no_configuration_folder(tree: Tree) -> None:
+    with pytest.raises(ConfigError, match="no configuration folder"):
+        read(tree)
+
+
+def test_a_pipe_mode_channel_has_no_folder(tree: Tree) -> None:
+    tree.configure(inputdataconfig={"train": {"TrainingInputMode": "Pipe"}})
+    assert list(read(tree).channels) == ["train"]
+
+
+def test_decode_leaves_what_is_no_json() -> None:
+    assert [decode(value) for value in ("a b", "'x'", "[1", 7, None)] == [
+        "a b",
+        "'x'",
+        "[1",
+        7,
+        None,
+    ]
+
+
+class TestConfigChannel:
+    """Hyperparameters from a file in the channel `config`."""
+
+    def job(self, tree: Tree, file: str, text: str, **own: str) -> Tree:
+        tree.channel("config", **{file: text})
+        return tree.configure(own, inputdataconfig={"config": {}})
+
+    @pytest.mark.parametrize(
+        ("file", "text"),
+        [("any.yaml", "epochs: 2\nname: bert\n"), ("any.json", '{"epochs": 2, "name": "bert"}')],
+    )
+    def test_the_jobs_own_win(self, tree: Tree, file: str, text: str) -> None:
+        job = read(self.job(tree, file, text, epochs="5"))
+        assert job.hyperparameters == {"epochs": 5, "name": "bert"}
+        assert any("config/any" in note for note in job.notes)
+
+    def test_a_scripts_own_configuration_is_none(self, tree: Tree) -> None:
+        self.job(tree, "deepspeed.json", '{"zero": 1}', sagemaker_program="s.py")
+        assert read(tree).hyperparameters == {}
+        tree.channel("config", **{"hyperparameters.yaml": "lr: 0.1"})
+        assert read(tree).hyperparameters == {"lr": 0.1}
+
+    @pytest.mark.parametrize(
+        ("file", "text", "says"),
+        [("a.yaml", "- 1", "no `name: value`"), ("a.yaml", "a: [", "UTF-8 YAML"),
+         ("a.json", "[]", "not an object")],
+    )  # fmt: skip
+    def test_what_is_no_table_is_named(self, tree: Tree, file: str, text: str, says: str) -> None:
+        with pytest.raises(ConfigError, match=says):
+            read(self.job(tree, file, text))
+
+    def test_two_files_are_one_too_many(self, tree: Tree) -> None:
+        self.job(tree, "a.yaml", "a: 1").channel("config", **{"b.json": "{}"})
+        with pytest.raises(ConfigError, match=r"a\.yaml, b\.json"):
+            read(tree)

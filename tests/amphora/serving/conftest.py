@@ -1,0 +1,78 @@
+"""Real servers: `python -m amphora serve` on a free port, over a model that a test writes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.servers import ECHO, WORDS, Running, Start, write_code
+
+
+@pytest.fixture(autouse=True)
+def forget_handlers() -> Iterator[None]:
+    """A test that loads handlers here leaves the name `inference` to whoever comes next."""
+    folders = list(sys.path)
+    yield
+    sys.path[:] = folders
+    sys.modules.pop("inference", None)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """start(code, program="inference.py", files={...}, **environ): a server over that code."""
+    servers: list[Running] = []
+
+    def _start(
+        code: str = ECHO,
+        program: str = "inference.py",
+        files: dict[str, str] | None = None,
+        **environ: str,
+    ) -> Running:
+        write_code(tmp_path, code, program, files)
+        servers.append(Running(tmp_path, environ))
+        return servers[-1]
+
+    yield _start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """As `start`, but for tests that leave a server as it was: those of a module share one."""
+    servers: dict[object, Running] = {}
+
+    def _shared(code: str = ECHO, **environ: str) -> Running:
+        key = (code, *sorted(environ.items()))
+        if key not in servers:
+            base = tmp_path_factory.mktemp("shared")
+            write_code(base, code, "inference.py", None)
+            servers[key] = Running(base, environ)
+        return servers[key]
+
+    yield _shared
+    for server in servers.values():
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """Whole words, four special tokens."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    vocabulary = {word: number for number, word in enumerate([*special, *WORDS])}
+    fast = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    fast.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=fast, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
+        sep_token="[SEP]", model_max_length=32,
+    )  # fmt: skip

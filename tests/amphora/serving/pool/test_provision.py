@@ -1,0 +1,98 @@
+"""Code that is fetched and requirements that are installed before the model is loaded."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.code_archives import AWS, archive
+from tests.support.servers import ECHO, Start
+
+
+def wheel(folder: Path, name: str) -> None:
+    """A wheel with one module, made by hand: no index, no build."""
+    info = f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"{name}.py", "VALUE = 'installed'")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        tag = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr(f"{info}/WHEEL", tag)
+        archive.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> dict[str, str]:
+    """pip installs into a folder of the test, which Python looks into."""
+    folder = tmp_path / "installed"
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"PIP_TARGET": str(folder), "PYTHONPATH": path}
+
+
+def test_requirements_are_installed_before_the_model_is_loaded(
+    start: Start, tmp_path: Path, target: dict[str, str]
+) -> None:
+    code = tmp_path / "model" / "code"
+    code.mkdir(parents=True)
+    wheel(code, "amphora_probe")
+    server = start(
+        "import amphora_probe\n"
+        + ECHO.replace("42", "amphora_probe.VALUE").replace("\n    ", "\n"),
+        files={"requirements.txt": "--no-index\n--find-links .\namphora-probe==1.0\n"},
+        **target,
+    ).ready()
+    assert server.invoke(1).json()["answer"] == "installed"
+
+
+def test_requirements_that_cannot_be_installed_end_the_server_with_the_reason(
+    start: Start, target: dict[str, str]
+) -> None:
+    server = start(files={"requirements.txt": "--no-index\nnot-there-at-all==9\n"}, **target)
+    assert server.process.wait(30) == 2
+    assert "requirements.txt cannot be installed (pip's exit code 1)" in server.log
+    assert "not-there-at-all==9" in server.log
+
+
+def test_an_archive_is_unpacked_where_the_submit_directory_names_one(
+    start: Start, tmp_path: Path
+) -> None:
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    (packed / "mine.py").write_text(ECHO.replace("\n    ", "\n").replace("42", "'archived'"))
+    with tarfile.open(tmp_path / "sourcedir.tar.gz", "w:gz") as archive:
+        archive.add(packed / "mine.py", "mine.py")
+    server = start(
+        SAGEMAKER_SUBMIT_DIRECTORY=f"file://{tmp_path}/sourcedir.tar.gz",
+        SAGEMAKER_PROGRAM="mine.py",
+    ).ready()
+    assert server.invoke(1).json()["answer"] == "archived"
+
+
+# moto's server, which takes seconds to start.
+
+
+@pytest.mark.heavy
+def test_code_is_fetched_from_s3(
+    start: Start, tmp_path: Path, bucket: Callable[[Path], str]
+) -> None:
+    code = ECHO.replace("\n    ", "\n").replace("42", "'from S3'")
+    url = bucket(archive(tmp_path / "sourcedir.tar.gz", ("mine.py", code)))
+    server = start(
+        SAGEMAKER_SUBMIT_DIRECTORY="s3://code/job/sourcedir.tar.gz",
+        SAGEMAKER_PROGRAM="mine.py",
+        S3_ENDPOINT_URL=url,
+        **AWS,
+    ).ready()
+    assert server.invoke(1).json()["answer"] == "from S3"
+
+
+def test_a_submit_directory_is_the_code_folder(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "inference.py").write_text(ECHO.replace("\n    ", "\n").replace("42", "'elsewhere'"))
+    server = start(SAGEMAKER_SUBMIT_DIRECTORY=str(folder)).ready()
+    assert server.invoke(1).json()["answer"] == "elsewhere"

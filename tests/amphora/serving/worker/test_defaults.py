@@ -1,0 +1,450 @@
+"""What a user's file may leave out, take for granted and shadow."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amphora.common.errors import CodeError
+from amphora.serving.pool.user_code import Provision
+from amphora.serving.protocol.media_types import Fault
+from amphora.serving.settings import ServerSettings
+from amphora.serving.worker import handlers, runner
+from amphora.serving.worker.context import Context
+from tests.support.paths import CODE
+from tests.support.servers import Start
+
+SETTINGS = {"device_kind": "cpu", "device_index": 0, "batch_size": 32, "batch_tokens": 16384}
+JSON = "application/json"
+Load = Callable[..., runner.Engine]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """load(code, **files): an engine over that code, and other files beside it."""
+
+    def _load(code: str, program: str | None = None, **files: str) -> runner.Engine:
+        folder = tmp_path / "model" / "code"
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"{program}.py" if program else "inference.py"
+        for file, text in {name: code, **files}.items():
+            path = folder / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(textwrap.dedent(text))
+        settings = runner.Settings(model_dir=str(tmp_path / "model"), **SETTINGS)  # type: ignore[arg-type]
+        resolved = handlers.resolve(folder, program, CODE, tmp_path / "model")
+        return runner.load(resolved, settings)
+
+    return _load
+
+
+def answer(
+    loaded: runner.Engine, body: bytes, content_type: str = JSON, accept: str = JSON, **more: str
+) -> tuple[bytes, str, Context]:
+    headers = {"content-type": content_type, "accept": accept, **more}
+    context = loaded.context("an-id", headers)
+    item = runner.Item("an-id", body, content_type, accept, context)
+    if loaded.handlers.transform_fn is not None:
+        return *runner._transform(loaded, item), context
+    prediction = runner._predict_alone(loaded, runner._read_input(loaded, item))
+    return *runner._body_of(loaded, item, prediction), context
+
+
+MODELS = {
+    "a pipeline's class": (
+        "import transformers\nclass M(transformers.Pipeline):\n  def __init__(self): pass\n"
+        "  def _forward(self): pass\n  def _sanitize_parameters(self): pass\n"
+        "  def preprocess(self): pass\n  def postprocess(self): pass", "hub"),
+    "a pretrained model": ("import transformers\nclass M(transformers.PreTrainedModel):\n  def __init__(self): pass", "hub"),
+    "a module": ("import torch\nclass M(torch.nn.Module): pass", "torch"),
+    "a module beside transformers": ("import torch, transformers\nclass M(torch.nn.Module): pass", "torch"),
+    "a class beside transformers": ("import transformers.utils as u\nclass M: pass", "hub"),
+    "a class beside torch": ("def f():\n    import torch\nclass M: pass", "torch"),
+    "a class": ("import json\nclass M: pass", "hub"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_model_and_the_file_decide(
+    kind: str, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, family = MODELS[kind]
+    loaded = load(
+        f"{code}\n"
+        "def model_fn(model_dir): return M()\n"
+        "def predict_fn(data, model): return type(data).__name__\n"
+    )
+    said = capsys.readouterr().out
+    assert said.count("handlers: input_fn, output_fn as in the ") == 1
+    assert ("PyTorch image" if family == "torch" else "Hugging Face image") in said
+    assert "AMPHORA_HANDLER_DEFAULTS" in said
+    expected = b'"Tensor"' if family == "torch" else b'"list"'
+    assert answer(loaded, b"[1, 2]")[0] == expected
+
+
+def test_a_pair_of_a_model_and_a_tokenizer_is_hugging_faces(load: Load) -> None:
+    loaded = load(
+        "import torch\nfrom transformers import PreTrainedTokenizerFast as T\n"
+        "def model_fn(model_dir): return {'model': torch.nn.Linear(1, 1), 't': object.__new__(T)}\n"
+        "def predict_fn(data, model): return data\n"
+    )
+    assert answer(loaded, b"[1]")[0] == b"[1]"
+
+
+@pytest.mark.parametrize(("value", "name"), [("pytorch", "Tensor"), ("HuggingFace", "list")])
+def test_a_variable_decides(
+    value: str, name: str, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMPHORA_HANDLER_DEFAULTS", value)
+    loaded = load(
+        "def model_fn(model_dir): return 1\ndef predict_fn(data, m): return type(data).__name__"
+    )
+    assert answer(loaded, b"[1]")[0] == json.dumps(name).encode()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("tensorflow", "'tensorflow'. Give huggingface, pytorch or image"),
+        ("image", "defines model_fn, which the image's own model is not made for"),
+    ],
+)
+def test_a_variable_that_cannot_be_is_refused(
+    value: str, words: str, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMPHORA_HANDLER_DEFAULTS", value)
+    with pytest.raises(ValueError, match=words):
+        load("def model_fn(model_dir): return 1")
+
+
+def test_the_images_own_model_behind_a_users_input_and_output(
+    load: Load, tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    monkeypatch.setenv("AMPHORA_HANDLER_DEFAULTS", "image")
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=32,
+    )  # fmt: skip
+    BertForSequenceClassification(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    loaded = load(
+        """
+        import json
+        def input_fn(body, content_type):
+            return {"inputs": json.loads(body)["texts"]}
+        def output_fn(prediction, accept):
+            assert type(prediction) is list and type(prediction[0]) is dict
+            return json.dumps([one["label"] for one in prediction])
+        """
+    )
+    assert loaded.handlers.predict_batch_fn is not None
+    labels = json.loads(answer(loaded, b'{"texts": ["good", "bad film"]}')[0])
+    assert len(labels) == 2
+    assert labels[0].startswith("LABEL_")
+
+
+def test_a_task_whose_pipeline_transformers_has_dropped(
+    load: Load, tmp_path: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hugging Face's image has that pipeline; a file for it calls it by these names."""
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=32,
+    )  # fmt: skip
+    BertForQuestionAnswering(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    loaded = load(
+        """
+        import torch
+        def predict_fn(data, model):
+            named = model(question=data["inputs"]["question"], context=data["inputs"]["context"])
+            return [named, model(data["inputs"]), model(data["inputs"], top_k=2)]
+        """
+    )
+    assert "Hugging Face image, since the model answers question-answering" in (
+        capsys.readouterr().out
+    )
+    asked = {"question": "said anna", "context": "anna said the film was good in paris"}
+    named, given, best = json.loads(answer(loaded, json.dumps({"inputs": asked}).encode())[0])
+    assert named == given == best[0]
+    assert set(named) == {"score", "start", "end", "answer"}
+    assert named["answer"] == asked["context"][named["start"] : named["end"]]
+
+
+SHADOWING = """
+    import check, train, utils, recipe
+    from recipe import inference
+    def model_fn(model_dir):
+        return None
+    def predict_fn(data, model):
+        import recipe.late
+        return [check.MINE, train.MINE, utils.MINE, recipe.MINE, inference.MINE, recipe.late.MINE]
+"""
+
+
+def test_a_users_modules_are_its_own_and_the_images_still_serve(tmp_path: Path) -> None:
+    """In a process of its own: modules of these names are loaded here already."""
+    folder = tmp_path / "model" / "code"
+    (folder / "recipe").mkdir(parents=True)
+    (folder / "inference.py").write_text(textwrap.dedent(SHADOWING))
+    for name in ("check", "train", "utils", "recipe/__init__", "recipe/inference", "recipe/late"):
+        (folder / f"{name}.py").write_text(f"MINE = {name!r}")
+    script = f"""
+import sys
+sys.path[:] = [each for each in sys.path if each != {str(CODE)!r}]
+from pathlib import Path
+from amphora.serving.worker import handlers, runner
+model = Path({str(tmp_path / "model")!r})
+settings = runner.Settings(model_dir=str(model), **{SETTINGS!r})
+loaded = runner.load(handlers.resolve(model / "code", None, Path({str(CODE)!r}), model), settings)
+item = runner.Item("x", b"{{}}", "{JSON}", "{JSON}", loaded.context("x", {{}}))
+body, _ = runner._body_of(loaded, item, runner._predict_alone(loaded, runner._read_input(loaded, item)))
+print(body.decode())
+import importlib.util
+print(importlib.util.find_spec("defaults"), sys.modules["recipe"].__file__)
+"""
+    environ = {**os.environ, "PYTHONPATH": str(CODE.parent / "container")}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    *_, told, last = done.stdout.splitlines()
+    assert json.loads(told) == [
+        "check", "train", "utils", "recipe/__init__", "recipe/inference", "recipe/late"
+    ]  # fmt: skip
+    assert last == f"None {folder}/recipe/__init__.py"
+
+
+CONTEXT = """
+    def model_fn(model_dir, context):
+        return [context.system_properties["model_dir"] == model_dir, context.model_name]
+
+    def predict_fn(data, model, context):
+        (processor,) = context.request_processor
+        context.metrics.add_time("a time", 1.5)
+        context.metrics.add_counter("seen", 1)
+        context.metrics.add_metric("other", 2, "MB", 0, dimensions=[])
+        context.set_response_header(0, "X-One", "1\\r\\nX-Two: 2")
+        processor.add_response_property("x-three", "3")
+        context.set_response_status(201, "made")
+        context.set_response_content_type(0, "application/vnd.mine+json")
+        return {
+            "model": model,
+            "ids": [context.request_id, context.get_request_id(), context.get_request_id(0),
+                    context.request_ids[0], processor.get_request_id()],
+            "header": [context.get_request_header(0, "X-Mine"),
+                       context.get_all_request_header(0)["x-MINE"],
+                       processor.get_request_property("x-mine"),
+                       context.get_request_header(0, "absent")],
+            "types": [processor.get_request_properties().get("Content-Type"),
+                      "accept" in processor.get_request_properties()],
+            "manifest": context.manifest["model"]["modelName"],
+            "properties": [context.system_properties.get("gpu_id"),
+                           context.system_properties["batch_size"] > 0],
+            "said": [context.get_response_status(0), context.get_response_content_type(0),
+                     processor.get_response_header("X-THREE")],
+        }
+"""
+
+
+def expected_of(told: dict[str, Any]) -> None:
+    assert told["model"] == [True, "model"]
+    assert len(set(told["ids"])) == 1
+    assert told["header"] == ["yes", "yes", "yes", None]
+    assert told["types"] == [JSON, True]
+    assert told["manifest"] == "model"
+    assert told["properties"] == [None, True]
+    assert told["said"] == [[201, "made"], "application/vnd.mine+json", "3"]
+
+
+def test_context_has_what_the_servers_of_aws_offer(load: Load) -> None:
+    body, _, context = answer(load(CONTEXT), b"{}", **{"X-Mine": "yes"})
+    expected_of(json.loads(body))
+    with pytest.raises(ValueError, match="status 42"):
+        context.set_response_status(42)
+    with pytest.raises(IndexError):
+        context.get_request_header(1, "X-Mine")
+
+
+def test_context_over_http(start: Start) -> None:
+    server = start(CONTEXT).ready()
+    told = server.invoke({}, **{"X-Mine": "yes"})
+    expected_of(told.json())
+    assert told.status_code == 201
+    assert told.headers["content-type"] == "application/vnd.mine+json"
+    assert told.headers["x-one"] == "1 X-Two: 2"
+    assert "x-two" not in told.headers
+    assert "metric a time: 1.5 ms" in server.log
+    assert server.log.count("handlers: input_fn, output_fn as in the Hugging Face image") == 1
+
+
+TENSOR = """
+    import torch
+
+    def model_fn(model_dir):
+        return torch.nn.Linear(2, 3)
+
+    def predict_fn(data, model):
+        return model(data).to(torch.bfloat16)
+"""
+
+
+def test_a_tensor_over_http(start: Start) -> None:
+    """The flow of AWS's tutorials: a prediction that is a tensor, and no output_fn."""
+    server = start(TENSOR).ready(60)
+    told = server.invoke([[1, 2], [3, 4]])
+    assert told.status_code == 200
+    assert [len(row) for row in told.json()] == [3, 3]
+    told = server.invoke([[1, 2]], accept="application/json;q=0.1, text/csv")
+    assert told.headers["content-type"] == "text/csv"
+    assert len(told.text.strip().split(",")) == 3
+    refused = server.http.post("/invocations", content="x", headers={"content-type": "text/plain"})
+    assert refused.status_code == 415
+    assert server.invoke([[1, 2]], accept="image/png").status_code == 406
+    assert server.invoke([1e39]).status_code in (400, 500)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "content_type", "kind"),
+    [
+        ("", JSON, "str"), ("", "text/csv; charset=utf-8", "str"), ("", "text/plain", "bytes"),
+        ("", "application/jsonlines", "bytes"), ("", "text/libsvm", "bytes"),
+        (": bytes", JSON, "bytes"), (": str", "text/plain", "str"), (": 'str'", "text/html", "str"),
+        (": str", "application/x-npy", "bytes"), (": object", "text/plain", "bytes"),
+    ],
+)  # fmt: skip
+def test_bodies_are_text_for_json_and_csv(
+    annotation: str, content_type: str, kind: str, load: Load
+) -> None:
+    loaded = load(
+        f"def model_fn(d): return 1\ndef input_fn(body{annotation}, t): return type(body).__name__\n"
+        "def predict_fn(data, model): return data"
+    )
+    assert json.loads(answer(loaded, b"1", content_type)[0]) == kind
+
+
+def test_a_status_of_a_failure_stays_as_documented(load: Load) -> None:
+    loaded = load(
+        "class Mine(Exception): status_code = 422\n"
+        "def model_fn(d): return 1\n"
+        "def predict_fn(data, model): raise Mine('no')"
+    )
+    with pytest.raises(Fault) as caught:
+        answer(loaded, b"{}")
+    assert caught.value.status == 422
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def helper(): pass", "neither a function handle"),
+        ("class A:\n  def initialize(self, c): pass\n  def handle(self, d, c): pass\nclass B(A): pass",
+         "several services: A, B"),
+    ],
+)  # fmt: skip
+def test_a_handler_service_that_is_none_is_refused(code: str, words: str, load: Load) -> None:
+    with pytest.raises(CodeError, match=words):
+        load(code, program="handler_service")
+
+
+def test_programs_may_be_dotted_with_relative_imports(tmp_path: Path) -> None:
+    package = tmp_path / "code" / "serving_pkg"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "values.py").write_text("V = 7")
+    (package / "serve.py").write_text(
+        "from . import values\n"
+        "def model_fn(d): return values.V\n"
+        "def transform_fn(m, b, c, a): return str(m)\n"
+    )
+    found = handlers.resolve(tmp_path / "code", "serving_pkg.serve", CODE)
+    assert found.model_fn.function("") == 7
+
+
+@pytest.mark.parametrize("program", ["train.py", "train", "a.b"])
+def test_a_program_left_from_a_training_is_none(program: str, tmp_path: Path) -> None:
+    """Without any Python file of the user's nothing else can be meant."""
+    assert handlers.resolve(tmp_path / "code", program, CODE).image_only
+
+
+@pytest.fixture
+def provision(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """provision(submitted, program, multi, files): the folder of the user's code."""
+
+    def _provision(
+        submitted: str, program: str | None = None, multi: bool = False, code: str = ""
+    ) -> Path:
+        model = tmp_path / "model"
+        (model / "code").mkdir(parents=True, exist_ok=True)
+        if code:
+            (model / "code" / (program or "inference.py")).write_text(code)
+        fields = dict.fromkeys(ServerSettings.__dataclass_fields__)
+        given: Any = {
+            **fields, "code_dir": model / "code", "submitted": submitted, "program": program,
+            "is_multi_model": multi,
+        }  # fmt: skip
+        made.append(Provision(ServerSettings(**given), {}))
+        return made[-1].code_dir()
+
+    made: list[Provision] = []
+    yield _provision
+    for each in made:
+        each.cancel()
+
+
+def archive(path: Path, *names: str) -> str:
+    with tarfile.open(path, "w:gz") as packed:
+        for name in names:
+            source = path.with_suffix(".src")
+            source.write_text("X = 1")
+            packed.add(source, name)
+    return str(path)
+
+
+def test_the_model_archive_as_submit_directory(
+    provision: Callable[..., Path], tmp_path: Path
+) -> None:
+    own = tmp_path / "model" / "code"
+    # SageMaker has unpacked it: nothing is fetched (there is no S3 here).
+    assert provision("s3://bucket/job/model.tar.gz", code="X = 1") == own
+    place = archive(tmp_path / "other.tar.gz", "config.json", "code/mine.py")
+    found = provision(place, program="mine.py")
+    assert (found / "mine.py").is_file()
+    assert found.name == "code"
+    assert found != own
+    place = archive(tmp_path / "sourcedir.tar.gz", "mine.py", "code/mine.py")
+    assert (provision(place, program="mine.py") / "code").is_dir()
+
+
+def test_a_prefix_of_models_as_submit_directory(
+    provision: Callable[..., Path], tmp_path: Path
+) -> None:
+    own = tmp_path / "model" / "code"
+    for place in ("s3://bucket/models/", "s3://bucket/models"):
+        assert provision(place) == own
+        assert provision(place, multi=True, program="mine.py") == own
+        with pytest.raises(CodeError, match="a prefix and no archive"):
+            provision(place, program="mine.py")
+    assert provision("s3://bucket/models/", program="mine.py", code="X = 1") == own
+
+
+def test_a_models_own_code_comes_before_what_all_models_share(
+    provision: Callable[..., Path], tmp_path: Path
+) -> None:
+    shared = archive(tmp_path / "sourcedir.tar.gz", "inference.py")
+    assert provision(shared, multi=True) != tmp_path / "model" / "code"
+    assert provision(shared, multi=True, code="X = 2") == tmp_path / "model" / "code"
+    assert provision(shared) != tmp_path / "model" / "code"

@@ -1,0 +1,207 @@
+"""Finding the handlers, and saying truly why they cannot be used."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from amphora.common.errors import CodeError
+from amphora.serving.worker.handlers import resolve
+from tests.support.paths import CODE
+from tests.support.servers import ECHO, Start
+
+IMAGE = """
+def model_fn(model_dir): return "image model"
+def input_fn(body: bytes, content_type: str): return body.decode()
+def predict_fn(data, model): return f"{model} saw {data}"
+def output_fn(prediction, accept): return prediction
+def predict_batch_fn(inputs, model): return [predict_fn(data, model) for data in inputs]
+def tokens_fn(data, model): return [len(data)]
+"""
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    for name in ("code", "image"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "image" / "inference.py").write_text(IMAGE)
+    return tmp_path / "code", tmp_path / "image"
+
+
+def write(folder: Path, text: str, name: str = "inference.py") -> None:
+    (folder / name).write_text(textwrap.dedent(text))
+
+
+def test_without_user_code_the_image_answers(folders: tuple[Path, Path]) -> None:
+    found = resolve(folders[0], None, folders[1])
+    assert found.image_only
+    assert found.predict_batch_fn is not None
+    assert found.input_fn is not None
+    assert found.input_fn.body_type is bytes
+
+
+def test_what_a_file_leaves_out_waits_for_the_model(folders: tuple[Path, Path]) -> None:
+    write(folders[0], "def output_fn(prediction, accept): return prediction.upper()")
+    found = resolve(folders[0], None, CODE)
+    assert not found.image_only
+    assert found.predict_batch_fn is None
+    assert found.input_fn is None
+    whole = found.completed(str.lower, "")
+    assert whole.input_fn is not None
+    assert whole.predict_fn is not None
+    assert whole.output_fn is found.output_fn
+
+
+def test_a_users_predict_fn_is_not_merged_by_the_images_hook(folders: tuple[Path, Path]) -> None:
+    write(folders[0], "def predict_fn(data, model): return data")
+    found = resolve(folders[0], None, CODE).completed(None, "")
+    assert found.predict_batch_fn is None
+    assert found.tokens_fn is None
+
+
+def test_predict_batch_fn_alone_is_predict_fn_too(folders: tuple[Path, Path]) -> None:
+    write(folders[0], "def predict_batch_fn(inputs, model): return [each * 2 for each in inputs]")
+    found = resolve(folders[0], None, CODE)
+    assert found.predict_fn is not None
+    assert found.predict_fn(3, None, context=None) == 6
+
+
+@pytest.mark.parametrize("code", ["x = 1", "def helper(): pass", "pre_model_fn = print", ""])
+def test_a_file_without_handlers_leaves_all_to_the_image(
+    folders: tuple[Path, Path], code: str
+) -> None:
+    write(folders[0], code)
+    assert resolve(folders[0], None, folders[1]).image_only
+
+
+def test_none_in_a_functions_place_is_no_function(folders: tuple[Path, Path]) -> None:
+    write(folders[0], "transform_fn = None\ndef predict_fn(data, model): return data")
+    found = resolve(folders[0], None, CODE)
+    assert found.transform_fn is None
+
+
+def test_transform_fn_needs_no_trio_and_takes_no_hooks(folders: tuple[Path, Path]) -> None:
+    write(folders[0], "def transform_fn(model, body, content_type, accept): return body")
+    found = resolve(folders[0], None, CODE)
+    assert found.transform_fn is not None
+    assert found.predict_batch_fn is None
+
+
+@pytest.mark.parametrize(
+    ("signature", "takes"),
+    [
+        ("data, model", False),
+        ("data, model, context", True),
+        ("data, model, ctx", True),
+        ("data, model, context=None", True),
+        ("data, model, top_k=3", False),
+        ("*args", False),
+    ],
+)
+def test_context_is_decided_by_the_parameters(
+    folders: tuple[Path, Path], signature: str, takes: bool
+) -> None:
+    write(folders[0], f"def predict_fn({signature}): return 1")
+    handler = resolve(folders[0], None, CODE).predict_fn
+    assert handler is not None
+    assert handler.takes_context is takes
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            "import not_there_at_all",
+            ["needs the module 'not_there_at_all'", "line 1", "requirements.txt"],
+        ),
+        ("x = 1\n1 / 0", ["ZeroDivisionError", "line 2"]),
+        ("def f(:", ["SyntaxError", "line 1"]),
+        ("import helper", ["needs the module 'gone'", "helper.py, line 2"]),
+        (
+            "def predict_fn(data): pass",
+            ["predict_fn takes 1 arguments", "def predict_fn(data, model)"],
+        ),
+        ("def predict_fn(a, b, c, d): pass", ["predict_fn takes 4 arguments"]),
+        ("model_fn = 3", ["model_fn is 3", "must be a function"]),
+        ("async def predict_fn(data, model): pass", ["predict_fn is written with `async def`"]),
+        ("def transform_fn(m, b, c, a): pass\ndef input_fn(b, c): pass", ["also input_fn"]),
+    ],
+)
+def test_what_is_wrong_is_said(folders: tuple[Path, Path], code: str, words: list[str]) -> None:
+    write(folders[0], code)
+    write(folders[0], "\nimport gone", "helper.py")
+    with pytest.raises(CodeError) as caught:
+        resolve(folders[0], None, folders[1])
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_program_that_is_not_there_is_named_with_what_is(folders: tuple[Path, Path]) -> None:
+    write(folders[0], "", "serve_me.py")
+    with pytest.raises(CodeError, match=r"'serve_mee.py'.*It holds serve_me.py.*Did you mean"):
+        resolve(folders[0], "serve_mee.py", folders[1])
+
+
+def test_no_image_handlers_is_said(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(CodeError, match="AMPHORA_CODE_DIR"):
+        resolve(folders[0], None, tmp_path / "nowhere")
+
+
+def test_sagemaker_program_names_the_file(start: Start) -> None:
+    server = start(ECHO, program="mine.py", SAGEMAKER_PROGRAM="mine.py").ready()
+    assert server.invoke([1]).json()["answer"] == 42
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_once_with_the_reason(start: Start) -> None:
+    code = ECHO.replace('return {"answer": 42}', 'raise OSError("no weights in " + model_dir)')
+    server = start(code, SAGEMAKER_MODEL_SERVER_WORKERS="2")
+    seen = set()
+    while server.process.poll() is None:
+        seen.add(server.ping())
+    assert server.process.returncode != 0
+    assert 200 not in seen
+    assert server.log.count("cannot be served: OSError: no weights in") == 1
+    assert server.log.count("Traceback") == 1
+
+
+WARM = (
+    ECHO
+    + """
+    def model_warmup_fn(model_dir, model):
+        if not predict_fn(1, model):
+            raise RuntimeError("cold")
+        model["answer"] = "warm"
+"""
+)
+
+
+def test_ping_is_200_only_after_the_warm_up(start: Start) -> None:
+    assert start(WARM).ready().invoke(1).json()["answer"] == "warm"
+
+
+def test_a_failing_warm_up_ends_the_server(start: Start) -> None:
+    server = start(WARM + "\n    def predict_fn(data, model):\n        return None\n")
+    assert server.process.wait(20) == 2
+    assert "cannot be served: RuntimeError: cold" in server.log.splitlines()[-1]
+
+
+def test_a_broken_import_ends_the_server_with_the_reason(start: Start) -> None:
+    server = start("import not_there_at_all\n" + textwrap.dedent(ECHO))
+    assert server.process.wait(20) != 0
+    assert "needs the module 'not_there_at_all', which is not installed" in server.log
+
+
+def test_a_process_that_dies_while_loading_ends_the_server(start: Start) -> None:
+    code = ECHO.replace('return {"answer": 42}', "import os; os.kill(os.getpid(), 9)")
+    server = start(code)
+    assert server.process.wait(20) != 0
+    assert "was killed (SIGKILL)" in server.log
+
+
+def test_a_model_that_takes_too_long_to_load_ends_the_server(start: Start) -> None:
+    code = ECHO.replace('return {"answer": 42}', "import time; time.sleep(60)")
+    server = start(code, SAGEMAKER_STARTUP_TIMEOUT="1")
+    assert server.process.wait(20) == 2
+    assert "was not loaded within 1 s. Make SAGEMAKER_STARTUP_TIMEOUT larger" in server.log

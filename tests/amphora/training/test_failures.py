@@ -1,0 +1,198 @@
+"""The table of failures: what stands in the first 1,024 characters, and the exit code."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.job_tree import Tree
+
+NOISE = "import sys\nfor n in range(60): print('ERROR harmless', n, 'RuntimeError ignored', file=sys.stderr)\n"
+GLOO = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\nrank = dist.get_rank()\n"
+
+
+@dataclass(frozen=True)
+class Case:
+    script: str
+    code: int
+    says: tuple[str, ...]
+    first: str = ""
+    """What the text starts with."""
+    processes: str = ""
+    files: tuple[tuple[str, str], ...] = ()
+    hyperparameters: tuple[tuple[str, str], ...] = ()
+    environ: tuple[tuple[str, str], ...] = ()
+
+
+CASES = {
+    "exception": Case("raise RuntimeError('boom')", 1, ("script.py:1",), "RuntimeError: boom\n"),
+    "exception after noise": Case(NOISE + "raise KeyError('x')", 1, ("script.py:3",), "KeyError: 'x'"),
+    "exception in a library": Case(
+        "import json\ndef load(): json.loads('{')\nload()", 1, ("script.py:2 in load",), "json.decoder.JSONDecodeError"
+    ),
+    "exception with a cause": Case(
+        "try:\n    1/0\nexcept ZeroDivisionError as e:\n    raise ValueError('second') from e",
+        1, ("script.py:4",), "ValueError: second",
+    ),
+    "exception of the script's own": Case(
+        "class NoData(Exception): pass\nraise NoData('empty channel')", 1, (), "NoData: empty channel"
+    ),
+    "exception without words": Case("raise RuntimeError", 1, ("script.py:1",), "RuntimeError\n"),
+    "exception of many words": Case(
+        "raise ValueError('w' * 5000)", 1, ("script.py:1 in <module>", "exit code 1"), "ValueError: www"
+    ),
+    "exception of several lines": Case("raise ValueError('a\\nb')", 1, ("b",), "ValueError: a\nb"),
+    "exception not in ASCII": Case("raise ValueError('größe 数')", 1, (), "ValueError: größe 数"),
+    "exception group": Case(
+        "import sys\nif sys.version_info < (3, 11): raise ValueError('ExceptionGroup: two')\n"
+        "raise ExceptionGroup('two', [ValueError(1), KeyError(2)])", 1, (), "ExceptionGroup: two",
+    ),
+    "assertion": Case("assert 1 == 2, 'not equal'", 1, (), "AssertionError: not equal"),
+    "syntax error": Case("def f(:\n", 1, (), "SyntaxError: "),
+    "module that is missing": Case(
+        "import no_such_module", 1, ("requirements.txt",), "ModuleNotFoundError: No module named 'no_such_module'"
+    ),
+    "name that is missing in a module": Case("from json import nothing", 1, (), "ImportError: cannot import name"),
+    "file that is missing": Case("open('/nowhere')", 1, ("script.py:1",), "FileNotFoundError: [Errno 2]"),
+    "disk full": Case(
+        "raise OSError(28, 'No space left on device')", 1, ("volume_size",), "OSError: [Errno 28]"
+    ),
+    "out of device memory": Case(
+        "import torch\nraise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB')",
+        1, ("lower the batch size",), "torch.OutOfMemoryError: CUDA out of memory",
+    ),
+    "out of memory in Python": Case("raise MemoryError('can\\'t allocate memory')", 1, ("Out of memory",), "MemoryError"),
+    "interrupt": Case("raise KeyboardInterrupt", 130, (), "KeyboardInterrupt"),
+    "exit code": Case("raise SystemExit(17)", 17, ("exit code 17",), "The script ended with exit code 17"),
+    "exit with words": Case("raise SystemExit('bad split')", 1, ("bad split",)),
+    "bad argument": Case(
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float)\np.parse_args()",
+        2, ("invalid float value: 'fast'",), hyperparameters=(("lr", "fast"),),
+    ),
+    "segmentation fault": Case(
+        "import ctypes; ctypes.string_at(0)", 139, ("SIGSEGV",), "The script was ended by SIGSEGV"
+    ),
+    "abort": Case("import os; os.abort()", 134, (), "The script was ended by SIGABRT"),
+    "killed for memory": Case(
+        "import os; os.kill(os.getpid(), 9)", 137, ("out-of-memory killer",), "The script was killed by SIGKILL"
+    ),
+    "exit in a thread's stead": Case(
+        "import os, threading\nthreading.Thread(target=os._exit, args=(5,)).start()\nimport time; time.sleep(9)",
+        5, ("exit code 5",),
+    ),
+    "its own failure file": Case(
+        "import os\nopen(os.environ['SM_OUTPUT_FAILURE'], 'w').write('my words')\nraise ValueError('x')", 1, (), "my words"
+    ),
+    "shell script": Case("", 3, ("no data here",), files=(("run.sh", "echo no data here >&2; exit 3"),),
+                         hyperparameters=(("sagemaker_program", "run.sh"),)),
+    "command not found in a shell script": Case(
+        "", 127, ("not found",), files=(("run.sh", "no-such-command"),), hyperparameters=(("sagemaker_program", "run.sh"),)
+    ),
+    "python below a shell script": Case(
+        "raise LookupError('deep')", 1, ("script.py:1",), "LookupError: deep",
+        files=(("run.sh", "python3 script.py"),), hyperparameters=(("sagemaker_program", "run.sh"),),
+    ),
+    "exception beside a harmless child's": Case(
+        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import flash_attn'])\nraise RuntimeError('the real one')",
+        1, ("script.py:3",), "RuntimeError: the real one",
+    ),
+    "exit beside a harmless child's exception": Case(
+        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import flash_attn'])\nsys.exit(3)",
+        3, (), "The script ended with exit code 3",
+    ),
+    "exit after a traceback that was handled": Case(
+        "import sys, traceback\ntry: 1/0\nexcept ZeroDivisionError: traceback.print_exc()\nsys.exit('no column text')",
+        1, ("no column text",), "The script ended with exit code 1",
+    ),
+    "excepthook that calls no other": Case(
+        "import sys\nsys.excepthook = lambda *_: print('hidden')\nraise LookupError('not lost')",
+        1, ("script.py:3",), "LookupError: not lost",
+    ),
+    "word that sounds like communication": Case("raise KeyError('heartbeat')", 1, ("script.py:1",), "KeyError: 'heartbeat'\n  at"),
+    "data loader's worker": Case(
+        "raise RuntimeError('DataLoader worker (pid 7) is killed by signal: Killed.')", 1, ("ran out of memory",), "RuntimeError"
+    ),
+    "rank of mp.spawn": Case(
+        "import torch.multiprocessing as mp\ndef work(rank): raise ValueError(f'rank {rank} of spawn')\n"
+        "if __name__ == '__main__': mp.spawn(work, nprocs=1)",
+        1, (), "ValueError: rank 0 of spawn",
+    ),
+    "shell script whose interpreter is missing": Case(
+        "", 2, ("/no/such", "cannot be started"), "CodeError:",
+        files=(("run.sh", "#!/no/such\n"),), hyperparameters=(("sagemaker_program", "run.sh"),),
+    ),
+    "script that is not there": Case(
+        "", 2, ("'train.py'", "script.py"), "CodeError:", hyperparameters=(("sagemaker_program", "train.py"),)
+    ),
+    "requirements that cannot be had": Case(
+        "", 2, ("no-such-dist", "--find-links"), "CodeError: requirements.txt",
+        files=(("requirements.txt", "no-such-dist==9"),), environ=(("PIP_NO_INDEX", "1"),),
+    ),
+    "process count": Case("", 2, ("AMPHORA_NPROC_PER_NODE is 'x'",), "ConfigError:", environ=(("AMPHORA_NPROC_PER_NODE", "x"),)),
+    "mpi without mpirun": Case(
+        "", 2, ("sagemaker_mpi_enabled", "torch_distributed"), "ConfigError:",
+        hyperparameters=(("sagemaker_mpi_enabled", "true"),), environ=(("PATH", "/nowhere"),),
+    ),
+    "secret in a message": Case(
+        "import os; raise ValueError('bad token ' + os.environ['HF_TOKEN'])", 1, ("******",), "ValueError: bad token ******",
+        environ=(("HF_TOKEN", "hf_plantedplantedplanted"),),
+    ),
+    "one rank raises": Case(
+        GLOO + "if rank == 1: raise ValueError('only rank 1')\ndist.all_reduce(torch.ones(1))",
+        1, ("rank 1", "script.py:4"), "ValueError: only rank 1", processes="2",
+    ),
+    "one rank exits": Case(
+        "import os, time\nif os.environ['RANK'] == '0': raise SystemExit(6)\ntime.sleep(60)", 6, ("rank 0",), processes="2"
+    ),
+    "one rank is killed": Case(
+        GLOO + "dist.barrier()\nif rank == 0:\n    import os; os.kill(os.getpid(), 9)\ndist.all_reduce(torch.ones(1))",
+        137, ("SIGKILL", "rank 0"), "The script was killed by SIGKILL", processes="2",
+    ),
+    "communication that cannot start": Case(
+        "import os, datetime, torch.distributed as dist\n"
+        "if os.environ['RANK'] == '1': import time; time.sleep(60)\n"
+        "dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=2))",
+        1, ("communication error",), "torch.distributed.Dist", processes="2",
+    ),
+    "communication lost to a rank that left": Case(
+        GLOO + "dist.barrier()\nif rank == 1: raise SystemExit(0)\ndist.all_reduce(torch.ones(1))",
+        1, ("communication error", "rank 0"), processes="2",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_failure(name: str, scripted: Tree) -> None:
+    case = CASES[name]
+    scripted.configure({"sagemaker_program": "script.py", **dict(case.hyperparameters)})
+    scripted.script(case.script)
+    for file, text in case.files:
+        scripted.script(text, file)
+    result = scripted.train(**{"AMPHORA_NPROC_PER_NODE": case.processes} | dict(case.environ))
+    assert scripted.failure is not None, result.stderr
+    shown = scripted.failure[:1024]
+    assert result.returncode == case.code, (shown, result.stderr)
+    assert shown.startswith(case.first), shown
+    for part in case.says:
+        assert part in shown, shown
+    assert "hf_planted" not in scripted.failure + result.stdout + result.stderr
+
+
+def test_mpirun_starts_the_ranks(scripted: Tree) -> None:
+    if shutil.which("mpirun") is None:
+        pytest.skip("no mpirun here")
+    scripted.configure(
+        {"sagemaker_program": "script.py", "sagemaker_mpi_enabled": "true",
+         "sagemaker_mpi_num_of_processes_per_host": "2", "sagemaker_mpi_custom_mpi_options": "-x HOME"}
+    )  # fmt: skip
+    scripted.script(
+        "import os\n"
+        "print('rank', os.environ['OMPI_COMM_WORLD_RANK'], 'of', os.environ['OMPI_COMM_WORLD_SIZE'])\n"
+        "if os.environ['OMPI_COMM_WORLD_RANK'] == '1': raise ValueError('rank 1 of mpi')"
+    )
+    result = scripted.train()
+    assert "rank 0 of 2" in result.stdout and "rank 1 of 2" in result.stdout, result.stderr
+    assert result.returncode == 1
+    assert scripted.failure and scripted.failure.startswith("ValueError: rank 1 of mpi")

@@ -1,0 +1,339 @@
+"""Two hosts of one job: two supervised trees in two network namespaces, joined by a wire."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.job_tree import Tree, wait_for
+
+HOSTS = {"algo-1": "10.213.77.1", "algo-2": "10.213.77.2"}
+REDUCE = (
+    "import os, torch, torch.distributed as dist\n"
+    "dist.init_process_group('gloo')\n"
+    "total = torch.tensor([float(dist.get_rank() + 1)])\n"
+    "dist.all_reduce(total)\n"
+)
+
+
+def ip(*words: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["ip", *words], check=check, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[dict[str, str]]:
+    """Host name to network namespace."""
+    spaces = {host: f"amphora-{os.getpid()}-{host}" for host in HOSTS}
+    if shutil.which("ip") is None or ip("netns", "add", spaces["algo-1"], check=False).returncode:
+        pytest.skip("no right to make network namespaces here, or no iproute2")
+    ip("netns", "add", spaces["algo-2"])
+    wires = {host: f"am{os.getpid() % 100000}-{n}" for n, host in enumerate(HOSTS)}
+    ip("link", "add", wires["algo-1"], "type", "veth", "peer", "name", wires["algo-2"])
+    try:
+        for host, address in HOSTS.items():
+            space = spaces[host]
+            ip("link", "set", wires[host], "netns", space)
+            ip("-n", space, "link", "set", wires[host], "name", "eth0")
+            ip("-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
+            ip("-n", space, "link", "set", "eth0", "up")
+            ip("-n", space, "link", "set", "lo", "up")
+            names = Path("/etc/netns") / space / "hosts"
+            names.parent.mkdir(parents=True)
+            names.write_text(
+                "".join(f"{a} {h}\n" for h, a in {"localhost": "127.0.0.1", **HOSTS}.items())
+            )
+        yield spaces
+    finally:
+        for space in spaces.values():
+            ip("netns", "delete", space, check=False)
+            shutil.rmtree(Path("/etc/netns") / space, ignore_errors=True)
+
+
+@dataclass
+class Cluster:
+    trees: dict[str, Tree]
+    network: dict[str, str]
+
+    def start(self, host: str, **environ: str) -> subprocess.Popen[str]:
+        tree = self.trees[host]
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.network[host], *tree.command()],
+            env=tree.environment(**environ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def train(self, **environ: str) -> tuple[list[int], list[str]]:
+        processes = [self.start(host, **environ) for host in self.trees]
+        outputs = [process.communicate(timeout=90)[0] for process in processes]
+        return [process.returncode for process in processes], outputs
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, network: dict[str, str]) -> Cluster:
+    trees = {host: Tree(tmp_path / host) for host in HOSTS}
+    return Cluster(trees, network)
+
+
+def job(cluster: Cluster, script: str, distributed: bool = False) -> Cluster:
+    for host, tree in cluster.trees.items():
+        tree.configure(
+            {
+                "sagemaker_program": "script.py",
+                "sagemaker_torch_distributed_enabled": str(distributed).lower(),
+            },
+            resourceconfig={
+                "current_host": host, "hosts": list(HOSTS), "network_interface_name": "eth0"
+            },
+        ).script(script)  # fmt: skip
+    return cluster
+
+
+def test_two_hosts_train_together(cluster: Cluster) -> None:
+    job(
+        cluster,
+        REDUCE + "print('total', total.item(), os.environ['GLOO_SOCKET_IFNAME'])\n"
+        "dist.destroy_process_group()",
+        True,
+    )
+    codes, outputs = cluster.train()
+    assert codes == [0, 0], outputs
+    assert all("total 3.0 eth0" in output for output in outputs)
+
+
+@pytest.fixture
+def ssh(tmp_path: Path) -> Iterator[Path]:
+    """What stands for /root/.ssh of an image: a key that every host of the job accepts."""
+    if any(shutil.which(program) is None for program in ("mpirun", "sshd", "ssh-keygen")):
+        pytest.skip("no mpirun or no sshd here")
+    keys = tmp_path / "ssh"
+    keys.mkdir(mode=0o700)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / "id_ed25519"], check=True
+    )
+    shutil.copy(keys / "id_ed25519.pub", keys / "authorized_keys")
+    subprocess.run(["ssh-keygen", "-A"], check=True, capture_output=True)
+    for folder in ("/run/sshd", "/root/.ssh"):
+        Path(folder).mkdir(exist_ok=True)
+    yield keys
+
+
+class TestMpirun:
+    """mpirun on the first host, by ssh on the second."""
+
+    # Hosts of their own name, and the image's keys, seen by these processes only.
+    AS_HOST = 'mount --bind "$0" /root/.ssh && hostname "$1" && shift && exec "$@"'
+
+    def run(self, cluster: Cluster, keys: Path) -> tuple[list[int], list[str]]:
+        processes = []
+        for host, tree in cluster.trees.items():
+            settings = {"sagemaker_program": "script.py", "sagemaker_mpi_enabled": "true"}
+            tree.configure(
+                settings,
+                resourceconfig={
+                    "current_host": host, "hosts": list(HOSTS), "network_interface_name": "eth0"
+                },
+            )  # fmt: skip
+            as_host = ["unshare", "--uts", "--mount", "sh", "-c", self.AS_HOST, str(keys), host]
+            command = ["ip", "netns", "exec", cluster.network[host], *as_host, *tree.command()]
+            processes.append(
+                subprocess.Popen(
+                    command,
+                    env=tree.environment(),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+        outputs = [process.communicate(timeout=90)[0] for process in processes]
+        return [process.returncode for process in processes], outputs
+
+    def test_a_rank_on_each_host(self, cluster: Cluster, ssh: Path) -> None:
+        shared = "import os, socket\nprint('rank', os.environ['OMPI_COMM_WORLD_RANK'], socket.gethostname())"
+        # Both hosts have the code at the same path, as they would under /opt/ml.
+        cluster.trees["algo-1"].script(shared)
+        cluster.trees["algo-2"].script(shared)
+        codes, outputs = self.run(cluster, ssh)
+        assert codes == [0, 0], outputs
+        assert "rank 0 algo-1" in outputs[0] and "rank 1 algo-2" in outputs[0], outputs
+
+    def test_a_rank_that_raises(self, cluster: Cluster, ssh: Path) -> None:
+        script = (
+            "import os, time\n"
+            "if os.environ['OMPI_COMM_WORLD_RANK'] == '1': raise ValueError('rank 1 of mpi')\n"
+            "time.sleep(60)"
+        )
+        for tree in cluster.trees.values():
+            tree.script(script)
+        codes, outputs = self.run(cluster, ssh)
+        assert 0 not in codes, outputs
+        ours, theirs = (cluster.trees[host].failure or "" for host in HOSTS)
+        assert ours.startswith("ValueError: rank 1 of mpi"), ours
+        assert theirs.startswith("algo-1 failed first: ValueError: rank 1 of mpi"), theirs
+
+
+def test_a_failing_host_ends_the_other_with_its_reason(cluster: Cluster) -> None:
+    job(
+        cluster,
+        "import os, time\n"
+        "if os.environ['SM_CURRENT_HOST'] == 'algo-2': raise OSError('algo-2 has no data')\n"
+        "time.sleep(80)",
+    )
+    started = time.monotonic()
+    codes, outputs = cluster.train()
+    assert codes[1] == 1 and codes[0] != 0, outputs
+    assert time.monotonic() - started < 30
+    ours, theirs = (cluster.trees[host].failure or "" for host in HOSTS)
+    assert theirs.startswith("OSError: algo-2 has no data")
+    assert ours.startswith("algo-2 failed first: OSError: algo-2 has no data")
+
+
+def test_a_rank_that_raises_ends_the_collective_everywhere(cluster: Cluster) -> None:
+    job(
+        cluster,
+        REDUCE
+        + "if dist.get_rank() == 0: raise ValueError('rank 0 gave up')\ndist.all_reduce(total)",
+        True,
+    )
+    codes, outputs = cluster.train()
+    assert 0 not in codes, outputs
+    ours, theirs = (cluster.trees[host].failure or "" for host in HOSTS)
+    assert ours.startswith("ValueError: rank 0 gave up"), ours
+    assert "ValueError: rank 0 gave up" in theirs[:1024], theirs
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_the_host_that_raised_is_named_though_its_script_ends_last(
+    cluster: Cluster, slow: int
+) -> None:
+    """Its connections are gone at once; what it says of itself comes seconds later."""
+    job(
+        cluster,
+        REDUCE + f"if dist.get_rank() == {slow}:\n"
+        "    import atexit, time\n"
+        "    dist.destroy_process_group()\n"
+        "    atexit.register(time.sleep, 5)\n"
+        "    raise ValueError('it gave up')\n"
+        "dist.all_reduce(total)",
+        True,
+    )
+    codes, outputs = cluster.train()
+    assert 0 not in codes, outputs
+    ours, theirs = (cluster.trees[host].failure or "" for host in HOSTS)
+    raised, lost = (ours, theirs) if slow == 0 else (theirs, ours)
+    assert raised.startswith("ValueError: it gave up"), raised
+    assert lost.startswith(f"algo-{slow + 1} failed first: ValueError: it gave up"), lost
+
+
+def test_a_host_that_is_done_waits_for_the_others(cluster: Cluster) -> None:
+    job(
+        cluster,
+        "import os, pathlib, time\n"
+        "if os.environ['SM_CURRENT_HOST'] == 'algo-1': time.sleep(4)\n"
+        "pathlib.Path(os.environ['SM_MODEL_DIR'], 'model').write_text('whole')",
+    )
+    first, second = (cluster.start(host) for host in HOSTS)
+    wait_for(cluster.trees["algo-2"].base / "model" / "model")
+    time.sleep(1)
+    assert second.poll() is None, "it ended before the other host"
+    assert (first.communicate(timeout=30), first.returncode)[1] == 0
+    assert (second.communicate(timeout=30), second.returncode)[1] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("victim", list(HOSTS))
+def test_a_lost_host_ends_the_job_within_thirty_seconds(
+    cluster: Cluster, victim: str, number: int
+) -> None:
+    job(cluster, "import pathlib, time\npathlib.Path('ready').touch()\ntime.sleep(80)")
+    processes = {host: cluster.start(host) for host in HOSTS}
+    for tree in cluster.trees.values():
+        wait_for(tree.base / "code" / "ready", 40)
+    started = time.monotonic()
+    lost = processes.pop(victim)
+    lost.send_signal(number)
+    ((other, process),) = processes.items()
+    output, _ = process.communicate(timeout=40)
+    lost.kill()
+    lost.communicate(timeout=10)
+    assert process.returncode != 0 and time.monotonic() - started < 30, output
+    failure = cluster.trees[other].failure
+    assert failure and failure.startswith(f"{victim} failed first"), failure
+
+
+def test_a_host_that_never_appears(cluster: Cluster) -> None:
+    job(cluster, "import time; time.sleep(80)")
+    process = cluster.start("algo-2", AMPHORA_HOST_WAIT_SECONDS="1")
+    process.communicate(timeout=30)
+    assert process.returncode == 2
+    failure = cluster.trees["algo-2"].failure
+    assert failure and "The host algo-1 does not answer on port 7776 within 1 s" in failure
+
+
+def test_a_name_that_never_resolves(tree: Tree) -> None:
+    tree.configure(
+        resourceconfig={"current_host": "algo-1", "hosts": ["algo-1", "nowhere.invalid"]}
+    )
+    assert tree.train(AMPHORA_HOST_WAIT_SECONDS="0.5").returncode == 2
+    assert tree.failure and "No address for algo-1, nowhere.invalid" in tree.failure
+
+
+def test_a_stop_while_waiting_for_a_host(tree: Tree) -> None:
+    tree.configure(
+        resourceconfig={"current_host": "algo-1", "hosts": ["algo-1", "nowhere.invalid"]}
+    )
+    process = tree.start()
+    time.sleep(1)
+    process.terminate()
+    process.communicate(timeout=5)
+    assert process.returncode == 143
+    assert tree.failure == "Stopped by SIGTERM before the script had started.\n"
+
+
+STOPPABLE = (
+    "import os, pathlib, signal, sys, time\n"
+    "seconds = float(os.environ['SM_HP_SECONDS'])\n"
+    "def save(*_): time.sleep(seconds); pathlib.Path('saved').touch(); sys.exit(0)\n"
+    "signal.signal(signal.SIGTERM, save)\n"
+    "pathlib.Path('ready').touch()\n"
+    "time.sleep(80)"
+)
+
+
+def test_hosts_that_are_stopped_each_have_their_budget(cluster: Cluster) -> None:
+    """The one that has saved first must not cut the other's saving short, nor fail it."""
+    job(cluster, STOPPABLE)
+    for host, seconds in zip(HOSTS, ("0.1", "12"), strict=True):
+        tree = cluster.trees[host]
+        settings = {"sagemaker_program": "script.py", "seconds": seconds}
+        tree.configure(settings, resourceconfig={"current_host": host, "hosts": list(HOSTS)})
+    processes = [cluster.start(host) for host in HOSTS]
+    for tree in cluster.trees.values():
+        wait_for(tree.base / "code" / "ready", 40)
+    for process in processes:
+        process.terminate()
+    outputs = [process.communicate(timeout=40)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert all((tree.base / "code" / "saved").exists() for tree in cluster.trees.values())
+    assert [tree.failure for tree in cluster.trees.values()] == [None, None]
+
+
+def test_a_host_that_is_done_can_be_stopped(cluster: Cluster) -> None:
+    job(cluster, "import os, time\nif os.environ['SM_CURRENT_HOST'] == 'algo-2': time.sleep(80)")
+    first, second = (cluster.start(host) for host in HOSTS)
+    time.sleep(3)
+    started = time.monotonic()
+    first.terminate()
+    first.communicate(timeout=20)
+    second.kill()
+    second.communicate(timeout=20)
+    assert first.returncode == 0 and time.monotonic() - started < 10

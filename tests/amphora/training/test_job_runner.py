@@ -1,0 +1,431 @@
+"""`amphora train` on users' scripts: real processes, their exit codes and the failure file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.support.job_tree import Tree, wait_for
+
+
+def test_success_leaves_no_failure(scripted: Tree) -> None:
+    scripted.script("print('hello')")
+    (scripted.base / "output").mkdir(parents=True)
+    (scripted.base / "output" / "failure").write_text("an earlier run's")
+    result = scripted.train()
+    assert (result.returncode, scripted.failure) == (0, None), result.stderr
+    assert "hello" in result.stdout
+
+
+def test_a_script_sees_its_hyperparameters_and_channels(tree: Tree) -> None:
+    tree.channel("train").configure(
+        {"sagemaker_program": '"s.py"', "lr": "1e-4", "name": '"a b"', "flag": "true"}
+    ).script(
+        "import json, os, sys\n"
+        "print(json.dumps([sys.argv[1:], os.environ['SM_CHANNEL_TRAIN'], os.environ['SM_HP_NAME']]))",
+        "s.py",
+    )
+    argv, channel, name = json.loads(tree.train().stdout)
+    assert argv == ["--flag", "True", "--lr", "1e-4", "--name", "a b"]
+    assert channel == str(tree.base / "input" / "data" / "train") and name == "a b"
+
+
+def test_an_exception_is_the_first_line_of_the_failure(scripted: Tree) -> None:
+    scripted.script(
+        "import sys, warnings\n"
+        "print('ImportError: optional thing ignored', file=sys.stderr)\n"
+        "for n in range(300): print('noise', n, 'error', file=sys.stderr)\n"
+        "def fit():\n    raise RuntimeError('the real reason')\n"
+        "fit()\n"
+    )
+    result = scripted.train()
+    assert result.returncode == 1 and scripted.failure is not None
+    first, second, *_ = scripted.failure.splitlines()
+    assert first == "RuntimeError: the real reason"
+    assert "script.py:5 in fit: raise RuntimeError" in second
+    assert "Traceback" in scripted.failure
+
+
+def test_the_users_frame_is_named_not_the_librarys(scripted: Tree) -> None:
+    scripted.script("import json\n\ndef load():\n    return json.loads('{')\n\nload()\n")
+    scripted.train()
+    assert scripted.failure and "script.py:4 in load: return json.loads" in scripted.failure[:1024]
+
+
+@pytest.mark.parametrize("code", [3, 42, 255])
+def test_the_exit_code_is_the_scripts(scripted: Tree, code: int) -> None:
+    scripted.script(f"import sys\nprint('going', file=sys.stderr)\nsys.exit({code})")
+    assert scripted.train().returncode == code
+    assert scripted.failure and scripted.failure.startswith(
+        f"The script ended with exit code {code} and no exception.\ngoing\n"
+    )
+
+
+def test_exit_with_a_message(scripted: Tree) -> None:
+    scripted.script("import sys; sys.exit('no such split: dev')")
+    assert scripted.train().returncode == 1
+    assert scripted.failure and "no such split: dev" in scripted.failure[:200]
+
+
+def test_a_signal_is_named(scripted: Tree) -> None:
+    scripted.script("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    assert scripted.train().returncode == 128 + signal.SIGSEGV
+    assert scripted.failure and "SIGSEGV" in scripted.failure.splitlines()[0]
+
+
+def test_a_kill_from_outside_is_taken_for_the_memorys(scripted: Tree) -> None:
+    scripted.script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert scripted.train().returncode == 137
+    assert scripted.failure and "out-of-memory killer" in scripted.failure.splitlines()[0]
+
+
+def test_a_failure_file_of_the_scripts_own_is_kept(scripted: Tree) -> None:
+    scripted.script(
+        "import os, pathlib\n"
+        "path = pathlib.Path(os.environ['SM_OUTPUT_FAILURE'])\n"
+        "path.parent.mkdir(exist_ok=True, parents=True); path.write_text('my own words')\n"
+        "raise SystemExit(5)"
+    )
+    assert scripted.train().returncode == 5
+    assert scripted.failure == "my own words"
+
+
+def test_a_harmless_child_that_fails_is_not_the_cause(scripted: Tree) -> None:
+    scripted.script(
+        "import subprocess, sys\n"
+        "for depth in range(1):\n"
+        "    subprocess.run(['sh', '-c', sys.executable + ' -c \"1/0\"; true'])\n"
+        "raise KeyError('the cause')"
+    )
+    scripted.train()
+    assert scripted.failure and scripted.failure.startswith("KeyError: 'the cause'")
+
+
+def test_no_code(tree: Tree) -> None:
+    tree.configure({"sagemaker_program": "train.py"}).script("", "other.py")
+    result = tree.train()
+    assert result.returncode == 2
+    assert tree.failure and "train.py" in tree.failure and "other.py" in tree.failure
+    assert "Traceback" not in result.stderr
+
+
+def test_broken_configuration_reaches_the_failure_file(tree: Tree) -> None:
+    result = tree.configure("{").train()
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    assert tree.failure and "hyperparameters.json is not valid JSON" in tree.failure
+    assert not (tree.base / "model").exists()
+
+
+@pytest.mark.parametrize("name", ["model", "output"])
+def test_a_file_where_a_folder_should_be(scripted: Tree, name: str) -> None:
+    scripted.script("")
+    (scripted.base / name).write_text("")
+    result = scripted.train()
+    assert result.returncode == 2 and "cannot be made" in result.stderr
+
+
+def test_a_secret_for_a_shell_script_stands_in_its_variable(tree: Tree) -> None:
+    tree.script(
+        '[ "$2" = amphora-secret:SM_HP_HF_TOKEN ] && echo "given ${#SM_HP_HF_TOKEN}"', "run.sh"
+    )
+    tree.configure({"sagemaker_program": "run.sh", "hf-token": "hf_plantedplantedplanted"})
+    result = tree.train()
+    assert "given 24" in result.stdout, result.stderr
+
+
+def test_a_boolean_of_a_secrets_name_is_passed_on(tree: Tree) -> None:
+    tree.script("import sys; print(sys.argv[1:])").configure(
+        {"sagemaker_program": "script.py", "use_auth_token": "true"}
+    )
+    assert "['--use_auth_token', 'True']" in tree.train().stdout
+
+
+def test_no_configuration_at_all(tree: Tree) -> None:
+    result = tree.train()
+    assert result.returncode == 2 and "no configuration folder" in result.stderr
+    assert tree.failure and "no configuration folder" in tree.failure
+
+
+def test_secrets_reach_no_log_argv_or_failure(tree: Tree) -> None:
+    secret = "hf_" + "s3cr3t" * 5
+    tree.configure({"sagemaker_program": "s.py", "hf_token": f'"{secret}"'}).script(
+        "import os, sys\n"
+        "argv = open('/proc/self/cmdline').read()\n"
+        "print('in argv:', os.environ['SM_HP_HF_TOKEN'] in argv, 'given:', len(sys.argv[2]))\n"
+        "print(os.environ['SM_HP_HF_TOKEN'], os.environ['DB_PASSWORD'], flush=True)\n"
+        "raise ValueError('refused: ' + sys.argv[2] + os.environ['DB_PASSWORD'])",
+        "s.py",
+    )
+    result = tree.train(DB_PASSWORD="correct horse")
+    everything = result.stdout + result.stderr + (tree.failure or "")
+    assert f"in argv: False given: {len(secret)}" in result.stdout
+    assert secret not in everything and "correct horse" not in everything
+    assert tree.failure and tree.failure.startswith("ValueError: refused: ******")
+
+
+def test_hyperparameters_larger_than_a_command_line_may_be(tree: Tree) -> None:
+    tree.configure(
+        {"sagemaker_program": "s.py", **{f"hp{n:03}": f'"{n:03}{"x" * 2490}"' for n in range(99)}}
+    ).script("import sys; print(len(sys.argv), sum(map(len, sys.argv[1:])))", "s.py")
+    result = tree.train()
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["199", str(99 * (2493 + 7))]
+    assert "SM_HPS is left out" in result.stderr
+
+
+class TestStop:
+    """SIGTERM and SIGINT: the script has a budget, then everything is killed."""
+
+    SAVES = (
+        "import os, pathlib, signal, sys, time\n"
+        "def save(*_):\n    time.sleep(0.3); pathlib.Path('saved').touch(); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save); signal.signal(signal.SIGINT, save)\n"
+        "pathlib.Path('ready').touch()\n"
+        "time.sleep(60)\n"
+    )
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_the_script_saves_and_its_exit_code_counts(self, scripted: Tree, number: int) -> None:
+        scripted.script(self.SAVES)
+        process = scripted.start()
+        wait_for(scripted.base / "code" / "ready")
+        process.send_signal(number)
+        process.communicate(timeout=10)
+        assert (process.returncode, scripted.failure) == (0, None)
+        assert (scripted.base / "code" / "saved").exists()
+
+    def test_a_script_that_does_not_care_ends_and_says_so(self, scripted: Tree) -> None:
+        scripted.script("import pathlib, time\npathlib.Path('ready').touch()\ntime.sleep(60)")
+        process = scripted.start()
+        wait_for(scripted.base / "code" / "ready")
+        process.terminate()
+        process.communicate(timeout=10)
+        assert process.returncode == 143
+        assert scripted.failure and scripted.failure.startswith("Stopped by SIGTERM")
+
+    def test_out_of_budget_it_is_killed_with_all_its_children(self, scripted: Tree) -> None:
+        scripted.script(
+            "import pathlib, signal, subprocess, time\n"
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+            "child = subprocess.Popen(['sh', '-c', 'trap \"\" TERM; sleep 60; true'], start_new_session=True)\n"
+            "pathlib.Path('ready').write_text(str(child.pid))\n"
+            "time.sleep(60)"
+        )
+        process = scripted.start(AMPHORA_STOP_SECONDS="0.5")
+        wait_for(scripted.base / "code" / "ready")
+        time.sleep(0.2)
+        child = int((scripted.base / "code" / "ready").read_text())
+        started = time.monotonic()
+        process.terminate()
+        process.communicate(timeout=10)
+        assert process.returncode == 137 and time.monotonic() - started < 5
+        assert not os.path.exists(f"/proc/{child}")  # noqa: PTH110
+        assert scripted.failure and "did not end within its budget" in scripted.failure
+
+    def test_helpers_of_the_script_are_left_to_it(self, scripted: Tree) -> None:
+        """A data loader's worker killed by our SIGTERM would fail the step that is to be saved."""
+        scripted.script(
+            "import multiprocessing, pathlib, signal, sys, time\n"
+            "def work(): time.sleep(60)\n"
+            "if __name__ == '__main__':\n"
+            "    workers = [multiprocessing.get_context(kind).Process(target=work, daemon=True)\n"
+            "               for kind in ('fork', 'spawn')]\n"
+            "    for worker in workers: worker.start()\n"
+            "    def stop(*_):\n"
+            "        time.sleep(0.5)\n"
+            "        pathlib.Path('alive').write_text(str([worker.is_alive() for worker in workers]))\n"
+            "        sys.exit(0)\n"
+            "    signal.signal(signal.SIGTERM, stop)\n"
+            "    time.sleep(0.5)\n"
+            "    pathlib.Path('ready').touch()\n"
+            "    time.sleep(60)\n"
+        )
+        process = scripted.start()
+        wait_for(scripted.base / "code" / "ready")
+        process.terminate()
+        process.communicate(timeout=20)
+        assert process.returncode == 0
+        assert (scripted.base / "code" / "alive").read_text() == "[True, True]"
+
+    def test_ranks_of_spawn_can_save_though_their_parent_dies(self, scripted: Tree) -> None:
+        scripted.script(
+            "import multiprocessing, pathlib, signal, sys, time\n"
+            "def save(*_):\n    time.sleep(1); pathlib.Path('saved').touch(); sys.exit(0)\n"
+            "def work():\n"
+            "    signal.signal(signal.SIGTERM, save); pathlib.Path('ready').touch(); time.sleep(60)\n"
+            "if __name__ == '__main__':\n"
+            "    rank = multiprocessing.get_context('spawn').Process(target=work)\n"
+            "    rank.start(); rank.join()\n"
+        )
+        process = scripted.start()
+        wait_for(scripted.base / "code" / "ready")
+        process.terminate()
+        process.communicate(timeout=20)
+        assert process.returncode == 143 and (scripted.base / "code" / "saved").exists()
+
+    def test_torchrun_below_a_shell_has_the_whole_budget_too(self, tree: Tree) -> None:
+        """By its own signal torchrun would give its ranks 30 s, and end with an error of its own."""
+        tree.script(
+            "import pathlib, signal, sys, time\n"
+            "def save(*_):\n    time.sleep(1); pathlib.Path('saved').touch(); sys.exit(0)\n"
+            "signal.signal(signal.SIGTERM, save); pathlib.Path('ready').touch(); time.sleep(60)"
+        ).script(
+            "trap '' TERM\n"
+            f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node=1 script.py",
+            "run.sh",
+        )
+        process = tree.configure({"sagemaker_program": "run.sh"}).start()
+        wait_for(tree.base / "code" / "ready", 60)
+        process.terminate()
+        output, _ = process.communicate(timeout=30)
+        assert process.returncode == 0 and (tree.base / "code" / "saved").exists(), output
+
+    def test_a_process_of_an_unreadable_name_harms_nothing(self, scripted: Tree) -> None:
+        scripted.script(
+            "import ctypes, subprocess, sys\n"
+            "name = 'import ctypes, time; ctypes.CDLL(None).prctl(15, bytes([255]), 0, 0, 0); time.sleep(60)'\n"
+            "subprocess.Popen([sys.executable, '-c', name], start_new_session=True)\n"
+            "import time; time.sleep(1)"
+        )
+        assert scripted.train().returncode == 0
+
+    def test_a_wrong_budget_is_named(self, scripted: Tree) -> None:
+        scripted.script("")
+        assert scripted.train(AMPHORA_STOP_SECONDS="soon").returncode == 2
+        assert scripted.failure and "AMPHORA_STOP_SECONDS is 'soon'" in scripted.failure
+
+
+def test_a_daemon_left_behind_does_not_hold_the_job(scripted: Tree) -> None:
+    scripted.script(
+        "import subprocess; print(subprocess.Popen(['sleep', '60'], start_new_session=True).pid)"
+    )
+    started = time.monotonic()
+    result = scripted.train()
+    assert result.returncode == 0 and time.monotonic() - started < 15
+    assert not os.path.exists(f"/proc/{result.stdout.strip()}")  # noqa: PTH110
+
+
+def test_as_pid_one_orphans_are_reaped(scripted: Tree) -> None:
+    """In a pid namespace of its own, as in a container."""
+    unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no right to make a pid namespace here")
+    scripted.script(
+        "import os, subprocess, time\n"
+        "subprocess.run(['sh', '-c', 'sleep 0.2 &'])\n"
+        "time.sleep(1)\n"
+        "states = [open(f'/proc/{p}/stat').read().split(')')[1].split()[0]\n"
+        "          for p in os.listdir('/proc') if p.isdigit()]\n"
+        "print(os.getppid(), states.count('Z'))"
+    )
+    result = subprocess.run(
+        [*unshare, *scripted.command()],
+        env=scripted.environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (result.returncode, result.stdout.split()) == (0, ["1", "0"]), result.stderr
+
+
+class TestRanks:
+    """Two processes by torchrun."""
+
+    @pytest.fixture
+    def ranks(self, scripted: Tree) -> Tree:
+        scripted.environ["AMPHORA_NPROC_PER_NODE"] = "2"
+        return scripted
+
+    def test_both_run_and_reduce(self, ranks: Tree) -> None:
+        ranks.script(
+            "import os, torch, torch.distributed as dist\n"
+            "dist.init_process_group('gloo')\n"
+            "total = torch.tensor([float(dist.get_rank() + 1)])\n"
+            "dist.all_reduce(total)\n"
+            "print('rank', dist.get_rank(), 'total', total.item(), 'threads', torch.get_num_threads())\n"
+            "dist.destroy_process_group()"
+        )
+        result = ranks.train(OMP_NUM_THREADS="1")
+        assert result.returncode == 0, result.stderr
+        for rank in (0, 1):
+            assert f"rank {rank} total 3.0 threads 1" in result.stdout
+
+    def test_the_first_failing_rank_is_named(self, ranks: Tree) -> None:
+        ranks.script(
+            "import os, torch, torch.distributed as dist\n"
+            "dist.init_process_group('gloo')\n"
+            "if dist.get_rank() == 1: raise FileNotFoundError('rank 1 has no data')\n"
+            "dist.all_reduce(torch.ones(1))"
+        )
+        result = ranks.train()
+        assert result.returncode == 1 and ranks.failure
+        assert ranks.failure.startswith("FileNotFoundError: rank 1 has no data")
+        assert "script.py:3" in ranks.failure[:1024] and "rank 1" in ranks.failure[:1024]
+
+    def test_the_exit_code_of_a_rank_is_kept(self, ranks: Tree) -> None:
+        ranks.script(
+            "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(9)\ntime.sleep(60)"
+        )
+        assert ranks.train().returncode == 9
+        assert (
+            ranks.failure and "rank 1" in ranks.failure and "torch/distributed" not in ranks.failure
+        )
+
+    def test_a_killed_rank_is_the_cause_not_its_peers(self, ranks: Tree) -> None:
+        ranks.script(
+            "import os, signal, torch, torch.distributed as dist\n"
+            "dist.init_process_group('gloo')\n"
+            "dist.all_reduce(torch.ones(1))\n"
+            "if dist.get_rank() == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
+            "dist.all_reduce(torch.ones(1))"
+        )
+        result = ranks.train()
+        assert result.returncode == 137, result.stderr
+        assert ranks.failure and "SIGKILL" in ranks.failure.splitlines()[0]
+        assert "rank 0" in ranks.failure[:1024]
+
+    def test_a_stop_reaches_every_rank_with_the_whole_budget(self, ranks: Tree) -> None:
+        ranks.script(
+            "import os, pathlib, signal, sys, time\n"
+            "rank = os.environ['RANK']\n"
+            "def save(*_):\n    time.sleep(1); pathlib.Path('saved' + rank).touch(); sys.exit(0)\n"
+            "signal.signal(signal.SIGTERM, save)\n"
+            "pathlib.Path('ready' + rank).touch()\n"
+            "time.sleep(60)"
+        )
+        process = ranks.start()
+        for rank in "01":
+            wait_for(ranks.base / "code" / f"ready{rank}", 60)
+        process.terminate()
+        output, _ = process.communicate(timeout=20)
+        assert process.returncode == 0, output
+        assert all((ranks.base / "code" / f"saved{rank}").exists() for rank in "01")
+
+
+class TestPipe:
+    """Pipe mode: one FIFO for each epoch of a channel, which the platform writes to."""
+
+    def test_a_script_reads_the_fifo(self, scripted: Tree) -> None:
+        scripted.configure(
+            {"sagemaker_program": "script.py"},
+            inputdataconfig={"train": {"TrainingInputMode": "Pipe"}},
+        ).script("import os; print(open(os.environ['SM_CHANNEL_TRAIN'] + '_0').read())")
+        data = scripted.base / "input" / "data"
+        data.mkdir()
+        os.mkfifo(data / "train_0")
+        process = scripted.start()
+        (data / "train_0").write_text("piped words")
+        output, _ = process.communicate(timeout=20)
+        assert process.returncode == 0 and "piped words" in output
+
+    def test_the_recipe_says_that_it_wants_files(self, tree: Tree) -> None:
+        tree.configure(inputdataconfig={"train": {"TrainingInputMode": "Pipe"}})
+        assert tree.train().returncode != 0
+        assert tree.failure and "Pipe" in tree.failure[:1024] and "FastFile" in tree.failure[:1024]

@@ -1,0 +1,168 @@
+"""From a job and its devices to a command: pure, so tested without starting anything."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from amphora.common.devices import Devices
+from amphora.common.errors import ConfigError
+from amphora.contract.job import read_job
+from amphora.training import launch
+from amphora.training.entry_point import Kind, Source
+from tests.support.job_tree import Tree
+
+SCRIPT = Path("/opt/amphora/code/train.py")
+SOURCE = Source(root=SCRIPT.parent, kind=Kind.SCRIPT, name="train.py")
+SHELL = Source(root=SCRIPT.parent, kind=Kind.COMMAND, name="run.sh")
+
+
+def devices(gpus: int = 0, cores: int = 0, cpus: int = 8, efa: bool = False) -> Devices:
+    return Devices(gpus=gpus, neuron_cores=cores, cpus=cpus, efa=efa, reason="test")
+
+
+def plan(tree: Tree, found: Devices, source: Source = SOURCE, **environ: str) -> launch.Launch:
+    job = read_job({"SAGEMAKER_BASE_DIR": str(tree.base), **environ})
+    return launch.plan(job, found, source, Path("/tmp/errors"), environ)
+
+
+def two_hosts(tree: Tree, current: str, **hyperparameters: str) -> Tree:
+    return tree.configure(
+        hyperparameters, resourceconfig={"current_host": current, "hosts": ["algo-1", "algo-2"]}
+    )
+
+
+def test_one_cpu_process_is_plain_python(tree: Tree) -> None:
+    started = plan(tree.configure({"epochs": "2", "x": "true"}), devices())
+    assert list(started.argv) == [sys.executable, str(SCRIPT), "--epochs", "2", "-x", "True"]
+    assert not started.is_launcher and started.environ["OMP_NUM_THREADS"] == "8"
+
+
+def test_accelerate_is_told_of_cpus_unless_something_else_may_be_there(tree: Tree) -> None:
+    name, tree = "ACCELERATE_USE_CPU", tree.configure({"sagemaker_program": "script.py"})
+    assert plan(tree, devices()).environ[name] == "true"
+    assert plan(tree, devices(), **{name: "false"}).environ[name] == "false"
+    for found in (devices(gpus=1), devices(cores=2), replace(devices(), has_other=True)):
+        assert name not in plan(tree, found, AMPHORA_NEURON_STACK="xla").environ
+
+
+def test_several_accelerators_mean_torchrun(tree: Tree) -> None:
+    for found in (devices(gpus=4), devices(cores=4)):
+        started = plan(tree.configure(), found, AMPHORA_NEURON_STACK="xla")
+        assert started.argv[1:6] == (
+            "-m", "torch.distributed.run", "--nproc_per_node=4", "--nnodes=1", "--standalone"
+        )  # fmt: skip
+        assert started.is_launcher and started.environ["OMP_NUM_THREADS"] == "2"
+
+
+def test_the_process_count_can_be_set(tree: Tree) -> None:
+    started = plan(tree.configure(), devices(), AMPHORA_NPROC_PER_NODE="2")
+    assert "--nproc_per_node=2" in started.argv and started.environ["OMP_NUM_THREADS"] == "4"
+    assert not plan(tree, devices(gpus=4), AMPHORA_NPROC_PER_NODE="1").is_launcher
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
+def test_a_wrong_process_count_is_named(tree: Tree, value: str) -> None:
+    with pytest.raises(ConfigError, match=r"AMPHORA_NPROC_PER_NODE is .*processes"):
+        plan(tree.configure(), devices(), AMPHORA_NPROC_PER_NODE=value)
+
+
+def test_torch_distributed_means_torchrun_even_for_one(tree: Tree) -> None:
+    started = plan(tree.configure({"sagemaker_torch_distributed_enabled": "true"}), devices())
+    assert "--nproc_per_node=1" in started.argv
+
+
+def test_the_recipe_trains_on_every_host(tree: Tree) -> None:
+    argv = plan(two_hosts(tree, "algo-2"), devices()).argv
+    assert {"--nnodes=2", "--node_rank=1", "--master_addr=algo-1", "--master_port=7777"} <= set(
+        argv
+    )
+
+
+def test_a_script_trains_alone_unless_asked(tree: Tree) -> None:
+    assert not plan(two_hosts(tree, "algo-1", sagemaker_program="s.py"), devices()).is_launcher
+
+
+def test_what_the_user_sets_wins(tree: Tree) -> None:
+    started = plan(
+        two_hosts(tree, "algo-1"),
+        devices(efa=True),
+        OMP_NUM_THREADS="3",
+        FI_PROVIDER="tcp",
+        PYTHONPATH="/mine",
+    )
+    assert (started.environ["OMP_NUM_THREADS"], started.environ["FI_PROVIDER"]) == ("3", "tcp")
+    assert started.environ["PYTHONPATH"].endswith(":/mine")
+
+
+def test_efa_by_device_between_hosts(tree: Tree) -> None:
+    assert "FI_PROVIDER" not in plan(tree.configure(), devices(efa=True)).environ
+    two_hosts(tree, "algo-1")
+    assert plan(tree, devices(efa=True)).environ["FI_PROVIDER"] == "efa"
+    assert "FI_PROVIDER" not in plan(tree, devices()).environ
+
+
+def test_a_secret_never_stands_in_argv(tree: Tree) -> None:
+    started = plan(tree.configure({"hf_token": '"hf_verysecretvalue"', "lr": "1"}), devices())
+    assert "hf_verysecretvalue" not in " ".join(started.argv)
+    assert "amphora-secret:SM_HP_HF_TOKEN" in started.argv
+    assert started.environ["SM_HP_HF_TOKEN"] == "hf_verysecretvalue"
+
+
+def test_only_the_chosen_instance_groups_train_together(tree: Tree) -> None:
+    groups = [
+        {"instance_group_name": "cpu", "instance_type": "ml.m5.large", "hosts": ["algo-3"]},
+        {
+            "instance_group_name": "gpu",
+            "instance_type": "ml.g5.2xlarge",
+            "hosts": ["algo-2", "algo-1"],
+        },
+    ]
+    for current, group in (("algo-2", "gpu"), ("algo-3", "cpu")):
+        tree.configure(
+            {
+                "sagemaker_program": "train.py",
+                "sagemaker_torch_distributed_enabled": "true",
+                "sagemaker_distribution_instance_groups": '["gpu"]',
+            },
+            resourceconfig={
+                "current_host": current,
+                "hosts": ["algo-1", "algo-2", "algo-3"],
+                "current_group_name": group,
+                "instance_groups": groups,
+            },
+        )
+        started = plan(tree, devices())
+        if group == "gpu":
+            assert {"--nnodes=2", "--node_rank=1", "--master_addr=algo-1"} <= set(started.argv)
+        else:
+            assert not started.is_launcher and "in no instance group" in started.notes[0]
+
+
+@pytest.mark.parametrize(
+    "key", ["sagemaker_pytorch_ddp_enabled", "sagemaker_distributed_dataparallel_enabled"]
+)
+def test_requests_for_other_data_parallel_run_on_torchrun_and_say_so(tree: Tree, key: str) -> None:
+    started = plan(tree.configure({"sagemaker_program": "s.py", key: "true"}), devices(gpus=2))
+    assert "--nproc_per_node=2" in started.argv
+    assert sum("torchrun" in note for note in started.notes) == 2
+
+
+def test_mp_parameters_reach_a_script_unchanged(tree: Tree) -> None:
+    started = plan(tree.configure({"mp_parameters": '{"partitions": 2, "ddp": true}'}), devices())
+    assert started.argv[-2:] == ("--mp_parameters", "ddp=True,partitions=2")
+    assert started.environ["SM_HP_MP_PARAMETERS"] == '{"ddp":true,"partitions":2}'
+
+
+def test_an_interface_is_used_only_where_it_exists(tree: Tree) -> None:
+    for interfaces, expected in ((("eth0", "lo"), "eth0"), (("lo",), None)):
+        found = Devices(
+            gpus=0, neuron_cores=0, cpus=2, efa=False, reason="test", interfaces=interfaces
+        )
+        environ = plan(two_hosts(tree, "algo-1"), found).environ
+        assert environ.get("GLOO_SOCKET_IFNAME") == environ.get("NCCL_SOCKET_IFNAME") == expected
+    found = Devices(gpus=0, neuron_cores=0, cpus=2, efa=False, reason="test", interfaces=("eth0",))
+    assert plan(tree, found, NCCL_SOCKET_IFNAME="ib0").environ["NCCL_SOCKET_IFNAME"] == "ib0"

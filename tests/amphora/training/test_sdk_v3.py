@@ -1,0 +1,456 @@
+"""SDK v3's ModelTrainer on the image: bash as PID 1, the SDK's own driver files, real processes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import runpy
+import shutil
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from amphora.common.devices import Devices
+from amphora.common.errors import ConfigError
+from amphora.contract.job import Paths, decode, read_job
+from amphora.training.launch import Launch
+from amphora.training.sdk_v3 import (
+    DIFFERENCES,
+    arguments_of,
+    forget_generic_failure,
+    read,
+    start,
+    understand,
+)
+from tests.support.job_tree import Tree, wait_for
+from tests.support.sdk_v3_driver import (
+    ModelTrainer,
+    distributed,
+    may_make_a_container,
+    package,
+    stop,
+)
+
+PRINT = (
+    "import json, os, sys\n"
+    "sm = {name: value for name, value in os.environ.items() if name.startswith('SM_')}\n"
+    "print(json.dumps({'argv': sys.argv[1:], 'cwd': os.getcwd(), 'sm': sm}))"
+)
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> ModelTrainer:
+    if not may_make_a_container():
+        pytest.skip("no right to make pid and mount namespaces here")
+    return ModelTrainer(tmp_path / "ml")
+
+
+def printed(result: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
+    assert result.returncode == 0, result.stdout + result.stderr
+    return json.loads(
+        next(line for line in result.stdout.splitlines() if line.startswith('{"argv"'))
+    )
+
+
+def test_a_script_sees_what_the_driver_would_show_it(trainer: ModelTrainer) -> None:
+    """The same job twice: by the SDK's driver under plain bash, and by us."""
+    trainer.hyperparameters = {
+        "epochs": 3, "lr": 1e-5, "name": "a b", "flag": True, "none": None, "list": [1, "x"],
+        "nested": {"a": {"b": 1}}, "k": 1, "with-dash": "x", "text": '"t"', "sagemaker_own": "y",
+    }  # fmt: skip
+    trainer.channels = ["train"]
+    trainer.script(PRINT).send(entry_script="script.py")
+    theirs, ours = printed(trainer.run(BASH_ENV="")), printed(trainer.run())
+    assert (
+        ours["argv"] == theirs["argv"] and ours["cwd"] == theirs["cwd"] == "/opt/ml/input/data/code"
+    )
+    assert len(theirs["sm"]) >= 40
+    assert {name: ours["sm"].get(name) for name in theirs["sm"]} == theirs["sm"] | {
+        "SM_TRAINING_ENV": ours["sm"]["SM_TRAINING_ENV"]
+    }
+    assert json.loads(ours["sm"]["SM_TRAINING_ENV"]) == json.loads(theirs["sm"]["SM_TRAINING_ENV"])
+
+
+def test_an_exception_is_the_first_line_of_the_failure(trainer: ModelTrainer) -> None:
+    trainer.script("def fit():\n    raise RuntimeError('the real reason')\nfit()")
+    result = trainer.send(entry_script="script.py").run()
+    assert result.returncode == 1 and trainer.failure is not None
+    first, second, *_ = trainer.failure.splitlines()
+    assert first == "RuntimeError: the real reason"
+    assert "script.py:2 in fit" in second
+
+
+def test_the_exit_code_is_the_scripts(trainer: ModelTrainer) -> None:
+    trainer.script("import sys; sys.exit(42)").send(entry_script="script.py")
+    assert trainer.run().returncode == 42
+
+
+SAVES = (
+    "import os, pathlib, signal, sys, time\n"
+    "me = os.environ.get('RANK', '')\n"
+    "def save(*_):\n    time.sleep(0.3); pathlib.Path('saved' + me).touch(); sys.exit(7)\n"
+    "signal.signal(signal.SIGTERM, save)\n"
+    "pathlib.Path('ready' + me).touch()\n"
+    "time.sleep(60)\n"
+)
+
+
+@pytest.mark.parametrize("how", ["entry_script", "command"])
+def test_sigterm_reaches_the_script_whose_exit_code_is_kept(
+    trainer: ModelTrainer, how: str
+) -> None:
+    trainer.script(SAVES)
+    trainer.send(**{how: "script.py" if how == "entry_script" else "python3 script.py"})
+    with trainer.started() as process:
+        wait_for(trainer.code / "ready")
+        output = stop(process)
+    assert process.returncode == 7, output
+    assert (trainer.code / "saved").exists()
+    assert trainer.failure and trainer.failure.startswith("Stopped by SIGTERM")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "it's",
+        "'; touch /opt/ml/pwned; '",
+        "$(touch /opt/ml/pwned)",
+        "`touch /opt/ml/pwned`",
+        'say "hi" \\ \n$HOME',
+    ],
+)
+def test_no_value_is_read_by_a_shell(trainer: ModelTrainer, value: str) -> None:
+    trainer.hyperparameters = {"text": value, "list": [value]}
+    trainer.script(PRINT).send(entry_script="script.py")
+    seen = printed(trainer.run())
+    assert seen["argv"] == ["--text", value, "--list", json.dumps([value])]
+    assert seen["sm"]["SM_HP_TEXT"] == value
+    assert json.loads(seen["sm"]["SM_HPS"]) == {"text": value, "list": [value]}
+    assert not list(trainer.base.rglob("pwned"))
+
+
+def test_a_channel_with_a_dash(trainer: ModelTrainer) -> None:
+    trainer.channels = ["my-data"]
+    trainer.script(PRINT).send(entry_script="script.py")
+    seen = printed(trainer.run())["sm"]
+    assert seen["SM_CHANNEL_MY-DATA"] == seen["SM_CHANNEL_MY_DATA"] == "/opt/ml/input/data/my-data"
+    assert json.loads(seen["SM_CHANNELS"]) == ["my-data", "code", "sm_drivers"]
+
+
+def test_two_processes_by_torchrun(trainer: ModelTrainer) -> None:
+    trainer.hyperparameters = {"lr": 0.5}
+    trainer.script(
+        "import os, sys, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "total = torch.tensor([float(dist.get_rank() + 1)])\n"
+        "dist.all_reduce(total)\n"
+        "print('rank', dist.get_rank(), 'total', total.item(), *sys.argv[1:])\n"
+        "dist.barrier()\n"
+        "dist.destroy_process_group()\n"
+        "if os.environ['RANK'] == '1': raise ValueError('rank one objects')\n",
+        "src/script.py",
+    )
+    torchrun = distributed("Torchrun", process_count_per_node=2, smp=None)
+    result = trainer.send(torchrun, entry_script="src/script.py").run()
+    for rank in (0, 1):
+        assert f"rank {rank} total 3.0 --lr 0.5" in result.stdout
+    assert result.returncode == 1 and trainer.failure
+    assert trainer.failure.startswith("ValueError: rank one objects")
+
+
+def test_sigterm_reaches_every_rank(trainer: ModelTrainer) -> None:
+    trainer.script(SAVES)
+    torchrun = distributed("Torchrun", process_count_per_node=2, smp=None)
+    with trainer.send(torchrun, entry_script="script.py").started() as process:
+        for rank in "01":
+            wait_for(trainer.code / f"ready{rank}", 60)
+        output = stop(process)
+    assert process.returncode == 7, output
+    assert all((trainer.code / f"saved{rank}").exists() for rank in "01")
+
+
+def test_requirements_without_a_way_to_an_index(trainer: ModelTrainer) -> None:
+    trainer.script(PRINT).script("no-such-package-at-all==1.0", "needs.txt")
+    result = trainer.send(entry_script="script.py", requirements="needs.txt").run(PIP_NO_INDEX="1")
+    assert result.returncode == 2 and '{"argv"' not in result.stdout
+    assert trainer.failure and trainer.failure.startswith("CodeError: needs.txt of ")
+    assert "No matching distribution found for no-such-package-at-all" in trainer.failure[:1024]
+
+
+def test_no_requirements_unless_asked_for(trainer: ModelTrainer) -> None:
+    trainer.script(PRINT).script("no-such-package-at-all==1.0", "requirements.txt")
+    assert printed(trainer.send(entry_script="script.py").run(PIP_NO_INDEX="1"))
+
+
+def test_a_command_of_the_users(trainer: ModelTrainer) -> None:
+    trainer.hyperparameters = {"lr": "it's"}
+    trainer.script(PRINT)
+    trainer.send(command="true && python3 script.py --own", args=["it's $HOME", 2])
+    seen = printed(trainer.run())
+    assert seen["argv"] == ["--own", "it's $HOME", "2"]
+    assert seen["sm"]["SM_HP_LR"] == "it's"
+
+
+def test_a_command_ends_with_its_first_failure(trainer: ModelTrainer) -> None:
+    trainer.script("raise KeyError('of the command')")
+    result = trainer.send(command="python3 script.py; echo went on").run()
+    assert result.returncode == 1 and "went on" not in result.stdout
+    assert trainer.failure and trainer.failure.startswith("KeyError: 'of the command'")
+
+
+def test_a_shell_script(trainer: ModelTrainer) -> None:
+    trainer.hyperparameters = {"text": "it's $HOME"}
+    trainer.script('printf "<%s>" "$@"; exit 3', "run.sh")
+    result = trainer.send(entry_script="run.sh").run()
+    assert (result.returncode, result.stdout) == (3, "<--text><it's $HOME>")
+
+
+def test_a_tarball_of_code(trainer: ModelTrainer) -> None:
+    trainer.script(PRINT)
+    subprocess.run(["tar", "czf", "code.tar.gz", "script.py"], cwd=trainer.code, check=True)
+    (trainer.code / "script.py").unlink()
+    trainer.send(source_dir="s3://b/code.tar.gz", entry_script="script.py")
+    assert printed(trainer.run())["cwd"] == "/opt/ml/input/data/code"
+
+
+def test_a_secret_is_not_in_argv_but_reaches_the_script(trainer: ModelTrainer) -> None:
+    trainer.hyperparameters = {"hf-token": "secret-of-mine"}
+    trainer.script(
+        "import sys\n"
+        "print(len(sys.argv[2]), 'secret-of-mine' in open('/proc/self/cmdline').read(), sys.argv[2])"
+    )
+    result = trainer.send(entry_script="script.py").run()
+    assert "14 False ******" in result.stdout, result.stderr
+
+
+def test_no_entry_script(trainer: ModelTrainer) -> None:
+    trainer.script("", "other.py").send(entry_script="script.py")
+    assert trainer.run().returncode == 2
+    assert trainer.failure and "SourceCode.entry_script is 'script.py'" in trainer.failure
+    assert "other.py" in trainer.failure
+
+
+def test_a_distribution_of_the_users_own(trainer: ModelTrainer) -> None:
+    """Its driver runs as it is; what it says of a failure gives way to the script's exception."""
+    trainer.hyperparameters = {"text": "it's"}
+    trainer.script("import sys\nraise LookupError(sys.argv[1:])")
+    trainer.send(distributed("Own", degree=2), entry_script="script.py")
+    (trainer.base / "input/data/sm_drivers/distributed_drivers/own_driver.py").write_text(
+        "import os, pathlib, sys\n"
+        "sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))\n"
+        "from common.utils import execute_commands, write_failure_file\n"
+        "code, trace = execute_commands([sys.executable, os.environ['SM_ENTRY_SCRIPT'],\n"
+        "                                os.environ['SM_HP_TEXT'], os.environ['SM_DISTRIBUTED_CONFIG']])\n"
+        "write_failure_file(trace)\n"
+        "sys.exit(code)\n"
+    )
+    assert trainer.run().returncode == 1
+    assert trainer.failure and trainer.failure.startswith(
+        'LookupError: ["it\'s", \'{"degree": 2}\']'
+    )
+
+
+def test_where_it_departs_from_the_driver(trainer: ModelTrainer) -> None:
+    trainer.hyperparameters = {"version": "1.10", "lr": 0.5}
+    trainer.hosts = ("algo-1-x7",)
+    trainer.script(PRINT).send(command="python3 script.py")
+    theirs, ours = printed(trainer.run(BASH_ENV=""))["sm"], printed(trainer.run())["sm"]
+    differing = {name for name in theirs if ours.get(name) != theirs[name]}
+    assert differing == {"SM_MASTER_ADDR", "SM_ENTRY_SCRIPT", "SM_HP_VERSION", "SM_TRAINING_ENV"}
+    assert all(any(fnmatch(name, known) for known in DIFFERENCES) for name in differing)
+    assert (theirs["SM_HP_VERSION"], ours["SM_HP_VERSION"]) == ("1.1", "1.10")
+
+
+def test_sigterm_reaches_the_ranks_of_a_command(trainer: ModelTrainer) -> None:
+    """torchrun, which would give them 30 s and end with a code of its own, is left to see it."""
+    trainer.script(SAVES).send(command="true && torchrun --nproc_per_node 2 script.py")
+    with trainer.started() as process:
+        for rank in "01":
+            wait_for(trainer.code / f"ready{rank}", 60)
+        output = stop(process)
+    assert process.returncode == 7, output
+    assert all((trainer.code / f"saved{rank}").exists() for rank in "01")
+
+
+def test_mpi_on_one_host(trainer: ModelTrainer, tmp_path: Path) -> None:
+    trainer.hyperparameters = {"lr": 0.5}
+    trainer.script(PRINT)
+    options = {"process_count_per_node": 3, "mpi_additional_options": ["-x", "A=b c"]}
+    trainer.send(distributed("MPI", **options), entry_script="script.py")
+    mpirun = tmp_path / "bin" / "mpirun"
+    mpirun.parent.mkdir()
+    mpirun.write_text(
+        '#!/bin/sh\necho "$@" >&2\nwhile [ "${1##*/python*}" ]; do shift; done\nexec "$@"\n'
+    )
+    mpirun.chmod(0o755)
+    path = f"{mpirun.parent}:{trainer.environment()['PATH']}"
+    result = trainer.run(PATH=path)
+    assert printed(result)["argv"] == ["--lr", "0.5"]
+    assert "-np 3" in result.stderr and "-x A=b c" in result.stderr
+
+
+def test_without_amphora_on_path_the_sdk_goes_its_own_way(
+    trainer: ModelTrainer, tmp_path: Path
+) -> None:
+    trainer.script(PRINT).send(entry_script="script.py")
+    (tmp_path / "bin").mkdir()
+    for name in ("python3", "pip"):
+        (tmp_path / "bin" / name).symlink_to(sys.executable)
+    result = trainer.run(PATH=f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    if shutil.which("amphora", path="/usr/bin:/bin"):
+        pytest.skip("amphora is installed system-wide")
+    assert printed(result) and "Training Container Execution Completed" in result.stdout
+
+
+class TestUnknownScript:
+    """Of another SDK: it runs as it is, under our supervision, and one line says so."""
+
+    @pytest.fixture
+    def unknown(self, trainer: ModelTrainer) -> ModelTrainer:
+        trainer.send(entry_script="script.py")
+        script = trainer.base / "input/data/sm_drivers/sm_train.sh"
+        text = script.read_text()
+        script.write_text(text.replace("\ncd ", "\nrm -rf /opt/ml/nothing\ncd "))
+        return trainer
+
+    def test_it_runs_and_fails_with_the_reason(self, unknown: ModelTrainer) -> None:
+        result = unknown.script("raise RuntimeError('deep down')").run()
+        assert result.returncode == 1
+        assert "'rm -rf /opt/ml/nothing' in it is not known here" in result.stderr
+        assert unknown.failure and unknown.failure.startswith("RuntimeError: deep down")
+
+    def test_sigterm_reaches_the_script(self, unknown: ModelTrainer) -> None:
+        with unknown.script(SAVES).started() as process:
+            wait_for(unknown.code / "ready")
+            stop(process)
+        assert (unknown.code / "saved").exists()
+
+
+def test_other_commands_of_bash_are_left_alone(trainer: ModelTrainer) -> None:
+    trainer.send(entry_script="script.py")
+    command = [*trainer.command()[:-2], "-c", 'echo "$$ ${BASH_ENV-unset}"']
+    result = subprocess.run(
+        command, env=trainer.environment(), capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "1 unset\n"
+
+
+class TestStart:
+    """Without a process: where a host stands among others."""
+
+    SENT = " && ".join(
+        f"{word}/opt/ml/input/data/sm_drivers/sm_train.sh" for word in ("chmod +x ", "")
+    )
+
+    def plan(self, base: Path, kind: str, **settings: Any) -> Launch:
+        trainer = ModelTrainer(base, hosts=("algo-2", "algo-1"))
+        trainer.script("").send(
+            distributed(kind, **settings) if kind else None, entry_script="script.py"
+        )
+        environ = {"SAGEMAKER_BASE_DIR": str(base)}
+        devices = Devices(gpus=4, neuron_cores=0, cpus=8, efa=False, reason="")
+        return start(read_job(environ), devices, base, environ, self.SENT).plan
+
+    def test_torchrun_spans_the_hosts(self, tmp_path: Path) -> None:
+        argv = self.plan(tmp_path, "Torchrun", process_count_per_node=None, smp=None).argv
+        assert {"--nnodes=2", "--node_rank=1", "--master_addr=algo-1", "--nproc_per_node=4"} <= set(
+            argv
+        )
+
+    def test_without_a_distribution_one_process_runs_whatever_there_is(
+        self, tmp_path: Path
+    ) -> None:
+        started = self.plan(tmp_path, "")
+        assert started.argv == (sys.executable, str(tmp_path / "input/data/code/script.py"))
+        assert not started.is_launcher
+
+    def test_channel_without_drivers(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="sm_drivers cannot be read"):
+            read(Paths(tmp_path), self.SENT)
+
+    @pytest.mark.parametrize(
+        "sent", ["X=1 /opt/ml/input/data/sm_drivers/sm_train.sh", SENT + "; true"]
+    )
+    def test_another_command_is_run_as_it_is(self, tmp_path: Path, sent: str) -> None:
+        ModelTrainer(tmp_path).send(entry_script="script.py")
+        assert read(Paths(tmp_path), sent).unknown == sent
+
+
+_texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_texts, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def is_a_number_spelled_otherwise(text: str) -> bool:
+    """Such as '1.10' and '1e2', which the driver turns into 1.1 and 100.0."""
+    again = decode(decode(text))
+    is_number = isinstance(again, (int, float)) and not isinstance(again, bool)
+    return is_number and json.dumps(again) not in (text, decode(text))
+
+
+@functools.cache
+def driver_utils() -> dict[str, Any]:
+    drivers = package("sagemaker-train", "1.27.0") / "train" / "container_drivers"
+    return runpy.run_path(str(drivers / "common" / "utils.py"))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z]([a-z_-]{0,8}[a-z])?", fullmatch=True),
+        _values.map(lambda value: value if isinstance(value, str) else json.dumps(value)),
+        max_size=5,
+    )
+)
+def test_arguments_are_the_drivers(tmp_path: Path, sent: dict[str, str]) -> None:
+    assume(not any(map(is_a_number_spelled_otherwise, sent.values())))
+    driver = driver_utils()
+    Tree(tmp_path).configure(sent)
+    job = read_job({"SAGEMAKER_BASE_DIR": str(tmp_path)})
+    ours = [word for name, text in arguments_of(job).items() for word in (f"--{name}", text)]
+    hps = {key: driver["safe_deserialize"](value) for key, value in sent.items()}
+    assert ours == driver["hyperparameters_to_cli_args"](hps)
+
+
+def test_the_drivers_word_of_a_failure_is_no_reason_but_the_scripts_is(tmp_path: Path) -> None:
+    paths = Paths(tmp_path)
+    paths.failure.parent.mkdir(parents=True)
+    for text, is_kept in (
+        ("Training Execution failed. For more details, see CloudWatch logs", False),
+        ("\nTraining Execution failed.\n", False),
+        ("CalledProcessError: a build of mine", True),
+    ):
+        paths.failure.write_text(text)
+        forget_generic_failure(paths)
+        assert paths.failure.exists() == is_kept, text
+
+
+@pytest.mark.parametrize(
+    ("tail", "steps"),
+    [
+        ('CMD="python a.py --b c"\necho "$CMD"\neval $CMD', {"command": "python a.py --b c"}),
+        (
+            "$SM_PIP_CMD install -r needs.txt\n"
+            "$SM_PYTHON_CMD /opt/ml/input/data/sm_drivers/distributed_drivers/basic_script_driver.py",
+            {"requirements": "needs.txt", "driver": "basic_script_driver.py"},
+        ),
+    ],
+)
+def test_scripts_of_older_sdks_are_understood(tail: str, steps: dict[str, str]) -> None:
+    head = (
+        "$SM_PYTHON_CMD /opt/ml/input/data/sm_drivers/scripts/environment.py\n"
+        "source /opt/ml/input/sm_training.env\nset -x\n"
+    )
+    assert understand(f'{head}\n{tail}\n\necho "Training Container Execution Completed"\n') == (
+        steps,
+        "",
+    )

@@ -1,0 +1,198 @@
+"""Packed documents: the same answers, losses and gradients as each document alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, PreTrainedModel, TrainingArguments
+
+from recipe.batching import batches
+from recipe.batching import packing as plan
+from recipe.batching.document_batches import Documents, PackedDocuments, PaddedDocuments
+from recipe.models import packed_decoders
+from recipe.tasks import causal_lm
+from recipe.training import engine
+from tests.support.packed_batches import documents_of
+
+PAD, SIZE = 1, 6
+SMALL = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 96,
+    "pad_token_id": PAD,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+WINDOW = {**SMALL, "sliding_window": 9}
+GPT2 = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96}
+STILL = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+MIXED = {"use_sliding_window": True, "max_window_layers": 1}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", {**GPT2, **STILL}),
+    "gpt_neox": ("GPTNeoX", SMALL),
+    "llama": ("Llama", SMALL),
+    "mistral": ("Mistral", WINDOW),
+    "olmo2": ("Olmo2", SMALL),
+    "phi3": ("Phi3", WINDOW),
+    "qwen2": ("Qwen2", SMALL),
+    "qwen2, with windows": ("Qwen2", {**WINDOW, **MIXED}),
+    "qwen3": ("Qwen3", {**SMALL, "head_dim": 8}),
+    "qwen3, with windows": ("Qwen3", {**WINDOW, **MIXED, "head_dim": 8}),
+    "smollm3": ("SmolLM3", SMALL),
+    "starcoder2": ("Starcoder2", WINDOW),
+    "gemma": ("Gemma", {**SMALL, "head_dim": 8}),
+}
+
+
+def make(kind: str, attention: str = "sdpa") -> PreTrainedModel:
+    """A small random model whose weights are far from 0, so that a leak would be seen."""
+    name, values = KINDS[kind]
+    config = getattr(transformers, f"{name}Config")(**values)
+    config._attn_implementation = attention
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=0.2)
+    return model.eval()
+
+
+def alone(model: PreTrainedModel, documents: Documents, row: int) -> torch.Tensor:
+    """[2]: the sum of a document's losses, and how often the model is right, by its own words."""
+    ids = torch.from_numpy(documents.tokens(row).astype(np.int64))
+    learned = documents.learned[documents.starts[row] : documents.starts[row + 1]]
+    labels = ids.where(torch.from_numpy(learned), torch.tensor(-100))
+    logits = model(input_ids=ids[None]).logits[0, :-1]
+    total = functional.cross_entropy(logits, labels[1:], reduction="sum", ignore_index=-100)
+    return torch.stack([total, (logits.argmax(-1) == labels[1:]).sum()])
+
+
+def gradients(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
+
+
+def packed(documents: Documents, rows: Any, size: int = SIZE) -> PackedDocuments:
+    shape = plan.shape([documents.lengths[rows]])
+    return PackedDocuments(shape, size, PAD, 0, documents.weight(rows) + 3)
+
+
+def padded(documents: Documents, rows: Any, size: int = SIZE) -> PaddedDocuments:
+    lengths = plan.buckets([documents.lengths[rows]])
+    return PaddedDocuments(lengths, size, PAD, documents.weight(rows) + 3)
+
+
+@pytest.mark.parametrize("lay", [packed, padded])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_and_gradients_are_those_of_documents_alone(
+    kind: str, attention: str, lay: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make(kind, attention)
+    documents = documents_of([30, 5, 17, 2, 41])
+    rows = np.arange(5)
+    expected = torch.stack([alone(model, documents, row) for row in rows])
+    count = documents.weight(rows)
+    wanted = gradients(model, expected[:, 0].sum() / count)
+    packed_decoders.take_documents(model)
+    layout = lay(documents, rows)
+    # In several parts, too, whose logits are not kept.
+    monkeypatch.setattr(
+        packed_decoders, "_MOST_LOGITS", 50 * 16 if attention == "sdpa" else 1 << 26
+    )
+    batch = layout.tensors(documents, rows)
+    answers = model(**batch).logits
+    assert answers.shape == (SIZE, 2)
+    torch.testing.assert_close(answers[:5, 0] / count, expected[:, 0] / count, rtol=0, atol=1e-5)
+    assert answers[:5, 1].tolist() == expected[:, 1].tolist()
+    assert answers[5].tolist() == [0, 0]
+    found = gradients(model, answers[:, 0].sum() / count)
+    assert set(found) == set(wanted)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
+    # What the model always took, it takes still.
+    ids = torch.from_numpy(documents.tokens(0).astype(np.int64))[None]
+    assert model(input_ids=ids).logits.shape == (1, 30, 50)
+
+
+def test_every_decoder_is_held_to_that() -> None:
+    assert {kind.split(",")[0] for kind in KINDS} == set(packed_decoders.DECODERS)
+
+
+def trained(
+    tmp_path: Path, run: batches.Training, packing: bool
+) -> tuple[list[float], dict[str, float], PreTrainedModel]:
+    """The losses of some steps, the metrics of an evaluation after them, and the model."""
+    model = make("llama")
+    args = TrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=run.size,
+        per_device_eval_batch_size=8,
+        gradient_accumulation_steps=run.accumulation,
+        max_steps=9,
+        learning_rate=0.1,
+        optim="sgd",
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    goal, samples = causal_lm.NEXT_TOKENS, run.samples
+    layouts = []
+    for size, steps in (
+        (run.size, run.rows(2, True)),
+        (8, plan.in_order(samples.lengths, 8, True)),
+    ):
+        layout = goal.layout(model, packing, size, PAD, [(samples, rows) for rows in steps])
+        if not packing:  # with the samples in each step that packing would choose
+            layout = type("PaddedAlike", (type(layout),), {"balanced": True})(**vars(layout))
+        layouts.append(layout)
+    goal.prepare(model, packing)
+    trainer = engine.Engine(
+        model=model,
+        args=args,
+        training=run,
+        train_layout=layouts[0],
+        eval_layout=layouts[1],
+        objective=goal,
+        eval_dataset=run.samples,
+        compute_metrics=goal.metrics(),
+    )
+    trainer.train()
+    history = trainer.state.log_history
+    return [entry["loss"] for entry in history if "loss" in entry], trainer.evaluate(), model
+
+
+@pytest.mark.parametrize(("size", "accumulation"), [(16, 1), (4, 4)])
+def test_packing_does_not_change_what_is_optimised(
+    tmp_path: Path, size: int, accumulation: int
+) -> None:
+    lengths = np.random.default_rng(1).integers(4, 60, 70).tolist()
+    documents = documents_of(lengths)
+    whole = batches.Training(samples=documents, size=16, seed=3)
+    wanted, scores, expected = trained(tmp_path, whole, False)
+    run = batches.Training(samples=documents, size=size, accumulation=accumulation, seed=3)
+    found, same, model = trained(tmp_path, run, True)
+    assert len(wanted) == 9
+    assert wanted[0] > wanted[-1]
+    assert found == pytest.approx(wanted, rel=1e-5)
+    for name in ("eval_loss", "eval_perplexity", "eval_token_accuracy"):
+        assert same[name] == pytest.approx(scores[name], rel=1e-4)
+    with torch.no_grad():
+        totals = [float(alone(model, documents, row)[0]) for row in range(70)]
+    assert same["eval_loss"] == pytest.approx(sum(totals) / documents.labels.sum(), rel=1e-5)
+    for one, other in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)

@@ -1,0 +1,214 @@
+"""Packed batches: the same logits, gradients and losses as without, in one shape, nearly full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedModel, TrainingArguments
+
+from recipe import value_ranges
+from recipe.batching import batches
+from recipe.batching import packing as plan
+from recipe.batching.batches import Packed, Padded, World
+from recipe.errors import HyperparameterError
+from recipe.models import cpu_kernels, losses, packed_encoders
+from recipe.tasks.text_classification import CLASSES
+from recipe.training import engine
+from tests.support.packed_batches import KINDS, PAD, SIZE, SMALL, make, samples_of, tweet_lengths
+
+
+def gradients(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager", cpu_kernels.ATTENTION])
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_logits_and_gradients_are_those_of_samples_alone(kind: str, attention: str) -> None:
+    model = make(
+        kind, attn_implementation="sdpa" if attention == cpu_kernels.ATTENTION else attention
+    )
+    samples = samples_of([30, 5, 17, 2, 41])
+    rows = np.arange(5)
+    labels = torch.from_numpy(samples.labels)
+    alone = [
+        model(input_ids=torch.from_numpy(samples.tokens(row).astype(np.int64))[None]).logits
+        for row in rows
+    ]
+    expected = torch.cat(alone)
+    wanted = gradients(model, losses.of_samples(expected, labels).mean())
+    family = packed_encoders.family_of(model.config)
+    assert family is not None
+    packed_encoders.take_packed(model)
+    if attention == cpu_kernels.ATTENTION:
+        cpu_kernels.lighten(model, attention=True)
+        assert model.config._attn_implementation == cpu_kernels.ATTENTION
+    shape = plan.shape([samples.lengths])
+    assert shape.rows > 1
+    layout = Packed(shape, SIZE, PAD, family.first_position(model.config))
+    logits = model(**layout.tensors(samples, rows)).logits
+    assert logits.shape == (SIZE, 3)
+    torch.testing.assert_close(logits[:5], expected, rtol=0, atol=1e-5)
+    found = gradients(model, losses.of_samples(logits[:5], labels).mean())
+    assert set(found) == set(wanted)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_every_family_is_held_to_that() -> None:
+    assert {kind.split(",")[0] for kind in KINDS} == set(packed_encoders.FAMILIES)
+
+
+@pytest.mark.parametrize("size", [16, 32, 64])
+def test_nearly_all_tokens_are_real_in_one_shape(size: int) -> None:
+    lengths = np.asarray(tweet_lengths(3001))
+    steps = [step for epoch in (0, 1) for step in plan.steps(lengths, size, 7, epoch, True)]
+    shape = plan.shape([lengths[step] for step in steps])
+    assert 2 * lengths.sum() / (len(steps) * shape.tokens) >= 0.95
+    assert shape.length <= 256
+    for step in steps:
+        filled = np.bincount(shape.place(lengths[step]), lengths[step])
+        assert len(filled) <= shape.rows
+        assert filled.max() <= shape.length
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+def test_a_step_has_as_many_samples_as_were_asked_for(balanced: bool) -> None:
+    lengths = np.asarray(tweet_lengths(403))
+    first, again, second = (plan.steps(lengths, 32, 7, epoch, balanced) for epoch in (0, 0, 1))
+    assert [len(step) for step in first] == [32] * 12 + [19]
+    assert sorted(np.concatenate(first)) == list(range(403))
+    assert all((one == other).all() for one, other in zip(first, again, strict=True))
+    assert any(set(one) != set(other) for one, other in zip(first, second, strict=True))
+    other_seed = plan.steps(lengths, 32, 8, 0, balanced)
+    assert any(set(one) != set(other) for one, other in zip(first, other_seed, strict=True))
+
+
+def test_what_cannot_be_packed_has_four_lengths_at_most() -> None:
+    lengths = np.asarray(tweet_lengths(2000))
+    steps = plan.steps(lengths, 32, 7, 0, False)
+    chosen = plan.buckets([lengths[step] for step in steps])
+    assert len(chosen) <= 4
+    samples, layout = samples_of(lengths.tolist()), Padded(chosen, 32, PAD)
+    shapes = {layout.tensors(samples, step)["input_ids"].shape for step in steps}
+    assert shapes == {(32, length) for length in chosen}
+    assert lengths.sum() / sum(layout.places(samples, step) for step in steps) > 0.7
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_processes_share_the_same_steps(processes: int) -> None:
+    samples = samples_of(tweet_lengths(75))
+    whole = batches.Training(samples=samples, size=8, seed=3)
+    shared = batches.Training(
+        samples=samples, size=8 // processes, seed=3, world=World(processes=processes)
+    )
+    for one, parts in zip(whole.epoch(1, True), shared.epoch(1, True), strict=True):
+        ((rows, total),) = one
+        assert sorted(rows) == sorted(row for part, _ in parts for row in part)
+        assert {count for _, count in parts} == {total} == {len(rows)}
+
+
+def train(
+    tmp_path: Path, model: PreTrainedModel, packing: bool, run: batches.Training
+) -> tuple[list[float], PreTrainedModel]:
+    args = TrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=run.size,
+        gradient_accumulation_steps=run.accumulation,
+        max_steps=9,
+        learning_rate=0.02,
+        # Adam would make a step of a rounding error where the gradient is 0 (keys' biases).
+        optim="sgd",
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        max_grad_norm=0.5,
+    )
+    lengths = [run.samples.lengths[rows] for rows in run.rows(2, True)]
+    if packing:
+        packed_encoders.take_packed(model)
+        layout: Any = Packed(plan.shape(lengths), run.size, PAD, 0)
+    else:
+        layout = _PaddedAlike(plan.buckets(lengths), run.size, PAD)
+    trainer = engine.Engine(
+        model=model,
+        args=args,
+        training=run,
+        train_layout=layout,
+        eval_layout=layout,
+        objective=CLASSES,
+    )
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], model
+
+
+class _PaddedAlike(Padded):
+    """Padded, but with the samples in each step that packing would choose."""
+
+    balanced = True
+
+
+@pytest.mark.parametrize(("size", "accumulation"), [(16, 1), (4, 4)])
+def test_packing_does_not_change_what_is_optimised(
+    tmp_path: Path, size: int, accumulation: int
+) -> None:
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    samples = samples_of(tweet_lengths(75))
+    whole = batches.Training(samples=samples, size=16, seed=3)
+    wanted, expected = train(tmp_path, make("bert", **still), False, whole)
+    run = batches.Training(samples=samples, size=size, accumulation=accumulation, seed=3)
+    found, model = train(tmp_path, make("bert", **still), True, run)
+    assert len(wanted) == 9
+    assert wanted[0] > wanted[-1]
+    assert found == pytest.approx(wanted, abs=1e-5)
+    for one, other in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+def test_what_the_log_says_of_packing(
+    capsys: pytest.CaptureFixture[str], make_deberta: Callable[[], PreTrainedModel]
+) -> None:
+    run = batches.Training(samples=samples_of(tweet_lengths(75)), size=8)
+    held_out = {"evaluation": samples_of(tweet_lengths(20))}
+
+    def lay(model: PreTrainedModel, packing: bool | None) -> tuple[Any, Any]:
+        return engine.layouts(model, PAD, packing, run, held_out, 8, CLASSES)
+
+    assert isinstance(lay(make("bert"), None)[0], Packed)
+    assert "8 texts packed into" in capsys.readouterr().out
+    assert isinstance(lay(make("bert"), False)[0], Padded)
+    assert isinstance(lay(make_deberta(), None)[1], Padded)
+    assert "(deberta-v2 cannot be packed)" in capsys.readouterr().out
+    with pytest.raises(HyperparameterError, match=r"packing has value True.*deberta-v2"):
+        lay(make_deberta(), True)
+
+
+@pytest.fixture()
+def make_deberta() -> Callable[[], PreTrainedModel]:
+    config = transformers.DebertaV2Config(**SMALL)
+    return lambda: transformers.DebertaV2ForSequenceClassification(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("dataloader_drop_last", True), ("ignore_data_skip", True), ("auto_find_batch_size", True)],
+)
+def test_what_the_engine_would_pass_over_is_refused(tmp_path: Path, name: str, value: bool) -> None:
+    engine.check(TrainingArguments(output_dir=str(tmp_path), use_cpu=True))
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **{name: value})
+    with pytest.raises(HyperparameterError, match=f"{name} has value True"):
+        engine.check(args)
+
+
+def test_what_can_be_refused_exists() -> None:
+    assert set(value_ranges.REFUSED) <= {field.name for field in fields(TrainingArguments)}

@@ -1,0 +1,315 @@
+"""Planning: what any plan of batches holds to, how full it is, and that its cost is linear."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as some
+
+from recipe.batching import batches, packing
+from recipe.batching.batches import Packed, Padded, Samples, World
+from recipe.batching.document_batches import Documents, PackedDocuments, PaddedDocuments
+from recipe.batching.packing import Rows, Shape
+from recipe.errors import CheckpointError
+from recipe.storage import checkpoints
+from recipe.storage.checkpoints import Checkpoint
+from tests.support.packed_batches import PAD, documents_of, engine, samples_of
+
+LENGTHS = some.one_of(
+    some.lists(some.integers(1, 70), min_size=1, max_size=300),
+    # All of one length; one giant among tiny ones; a few of many lengths, as documents have them.
+    some.builds(lambda length, count: [length] * count, some.integers(1, 90), some.integers(1, 300)),
+    some.builds(lambda giant, count: [2] * count + [giant], some.integers(3, 2000),
+                some.integers(1, 300)),
+    some.lists(some.sampled_from([1, 3, 8, 40, 300, 512]), min_size=1, max_size=200),
+)  # fmt: skip
+SIZES = some.one_of(some.integers(1, 48), some.sampled_from([64, 100, 255, 1024, 4096]))
+
+
+def drawn(seed: int, count: int, kind: str) -> Rows:
+    """Lengths as data has them."""
+    random = np.random.default_rng(seed)
+    values = {
+        "tweets": lambda: random.normal(28, 12, count),
+        "documents": lambda: np.exp(random.normal(5.3, 1.0, count)),
+        "uniform": lambda: random.integers(1, 512, count),
+    }[kind]()
+    return np.clip(values, 3, 80 if kind == "tweets" else 1024).astype(np.int64)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LENGTHS, SIZES, some.booleans(), some.integers(0, 2**32 - 1), some.integers(0, 3))
+@example([5] * 97, 32, True, 0, 0)
+@example([5, 9] * 16, 32, True, 0, 0)
+def test_each_sample_is_once_in_an_epoch_and_a_plan_is_a_function_of_its_arguments(
+    lengths: list[int], size: int, balanced: bool, seed: int, epoch: int
+) -> None:
+    of_samples = np.asarray(lengths)
+    first, again = (packing.steps(of_samples, size, seed, epoch, balanced) for _ in range(2))
+    assert [step.tolist() for step in first] == [step.tolist() for step in again]
+    evaluated = packing.in_order(of_samples, size, balanced)
+    for plan in (first, evaluated):
+        assert sorted(np.concatenate(plan).tolist()) == list(range(len(lengths)))
+    full, rest = divmod(len(lengths), size)
+    assert [len(step) for step in first] == [size] * full + [rest] * (rest > 0)
+    assert sorted(map(len, evaluated)) == sorted(map(len, first))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    LENGTHS, some.integers(1, 40), some.sampled_from([1, 2, 3, 8]), some.integers(1, 3),
+    some.booleans(),
+)  # fmt: skip
+def test_processes_and_accumulated_batches_share_the_steps_of_one_process(
+    lengths: list[int], size: int, processes: int, accumulation: int, balanced: bool
+) -> None:
+    samples = samples_of(lengths)
+    shared = batches.Training(
+        samples=samples, size=size, accumulation=accumulation, seed=3,
+        world=World(processes=processes),
+    )  # fmt: skip
+    whole = batches.Training(samples=samples, size=size * processes * accumulation, seed=3)
+    one, many = whole.epoch(1, balanced), shared.epoch(1, balanced)
+    assert len(many) == len(one) * accumulation
+    for number, ((rows, total),) in enumerate(one):
+        parts = [part for at in range(accumulation) for part in many[number * accumulation + at]]
+        assert len(parts) == processes * accumulation
+        assert all(len(part) <= size and weight == total for part, weight in parts)
+        assert sorted(row for part, _ in parts for row in part) == sorted(rows)
+
+
+@pytest.mark.parametrize("kind", ["tweets", "documents"])
+@pytest.mark.parametrize("processes", [2, 3, 8])
+def test_processes_have_like_sums_of_tokens(kind: str, processes: int) -> None:
+    lengths = drawn(0, 3000, kind)
+    worst = []
+    for step in packing.steps(lengths, 32 * processes, 1, 0, True)[:-1]:
+        parts = packing.split(step, lengths, processes, 32, True)
+        sums = [int(lengths[part].sum()) for part in parts]
+        worst.append(max(sums) / np.mean(sums))
+    assert np.mean(worst) < 1.02
+
+
+def one_by_one(samples: Samples, rows: Rows, batch: dict[str, Any]) -> None:
+    """See that each sample lies in one piece in a packed batch, apart from all others."""
+    ids, segments = batch["input_ids"], batch["segments"]
+    found: dict[tuple[int, int], Rows] = {}
+    for block, number in {(int(b), int(segments[b, p])) for b, p in segments.nonzero()}:
+        places = (segments[block] == number).nonzero()[:, 0]
+        assert places.tolist() == list(range(int(places[0]), int(places[-1]) + 1))
+        assert batch["position_ids"][block, places].tolist() == list(range(len(places)))
+        found[block * ids.shape[1] + int(places[0]), len(places)] = ids[block, places].numpy()
+    assert (ids[segments == 0] == PAD).all()
+    assert len(found) == len(rows)
+    for at, row in enumerate(rows):
+        own = samples.tokens(row)
+        assert (found[int(batch["first"][at]), len(own)] == own).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(LENGTHS, some.integers(1, 40), some.integers(0, 5))
+def test_every_batch_of_every_epoch_has_the_first_one_s_shape_or_blocks_more(
+    lengths: list[int], size: int, epoch: int
+) -> None:
+    samples = samples_of(lengths)
+    training = batches.Training(samples=samples, size=size, seed=1)
+    of_first = [samples.lengths[rows] for rows in training.rows(1, True)]
+    layout = Packed(packing.shape(of_first), size, PAD, 0)
+    assert all(layout.shape.holds(each) for each in of_first)
+    for ((rows, _),) in training.epoch(epoch, True):
+        batch = layout.tensors(samples, rows)
+        assert batch["input_ids"].shape[0] >= layout.shape.rows
+        assert batch["input_ids"].shape[1] == layout.shape.length
+        one_by_one(samples, rows, batch)
+
+
+@pytest.mark.parametrize("kind", ["tweets", "documents", "uniform"])
+@pytest.mark.parametrize("size", [4, 8, 16, 32, 128, 1024])
+def test_later_epochs_hardly_ever_need_another_shape(kind: str, size: int) -> None:
+    lengths = drawn(1, 4096, kind)
+    shape = packing.shape([lengths[step] for step in packing.steps(lengths, size, 5, 0, True)])
+    later = [step for epoch in (1, 2) for step in packing.steps(lengths, size, 5, epoch, True)]
+    needed = [int(shape.place(lengths[step]).max()) + 1 for step in later]
+    assert sum(each > shape.rows for each in needed) <= len(needed) // 50
+    assert max(needed) <= shape.rows + 1
+
+
+def test_a_batch_without_room_gets_a_block_more_and_nothing_is_cut() -> None:
+    samples = samples_of([60, 60, 60, 3])
+    batch = Packed(Shape(2, 64), 4, PAD, 0).tensors(samples, np.arange(4))
+    assert batch["input_ids"].shape == (3, 64)
+    one_by_one(samples, np.arange(4), batch)
+    with pytest.raises(ValueError, match="a sample of 60 tokens in blocks of 32"):
+        Shape(9, 32).place(samples.lengths)
+
+
+# Shares of real tokens of the same lengths when every batch was laid out in every shape (quadratic).
+BEFORE = {
+    ("tweets", 8): 0.966, ("tweets", 16): 0.957, ("tweets", 32): 0.966,
+    ("documents", 8): 0.970, ("documents", 16): 0.980, ("documents", 32): 0.987,
+    ("uniform", 8): 0.960, ("uniform", 16): 0.952, ("uniform", 32): 0.964,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "size"), BEFORE)
+def test_as_many_tokens_are_real_as_before(kind: str, size: int) -> None:
+    lengths = drawn(1, 4096, kind)
+    steps = packing.steps(lengths, size, 5, 0, True)
+    shape = packing.shape([lengths[step] for step in steps])
+    assert lengths.sum() / (len(steps) * shape.tokens) > BEFORE[kind, size] - 0.01
+
+
+@pytest.mark.parametrize("size", [64, 256, 1024, 2048])
+def test_large_batches_are_nearly_full(size: int) -> None:
+    for kind in ("tweets", "documents", "uniform"):
+        lengths = drawn(2, 4096, kind)
+        steps = packing.steps(lengths, size, 5, 0, True)
+        shape = packing.shape([lengths[step] for step in steps])
+        assert lengths.sum() / (len(steps) * shape.tokens) > 0.94
+
+
+def test_samples_meet_others_in_each_epoch() -> None:
+    """Of those who shared a step of 64, about as many as by chance share one again."""
+    lengths = drawn(3, 4096, "documents")
+    with_whom = []
+    for epoch in range(2):
+        step_of = np.empty(len(lengths), dtype=int)
+        for number, step in enumerate(packing.steps(lengths, 64, 5, epoch, True)):
+            step_of[step] = number
+        with_whom.append(step_of[:, None] == step_of)
+    again = (with_whom[0] & with_whom[1]).sum() - len(lengths)
+    assert again / (with_whom[0].sum() - len(lengths)) < 3 * 64 / 4096
+
+
+@settings(max_examples=25, deadline=None)
+@given(LENGTHS, some.integers(1, 9))
+def test_pairs_keep_their_types_and_padding_is_as_before(lengths: list[int], size: int) -> None:
+    plain = samples_of(lengths)
+    types = np.random.default_rng(4).integers(0, 2, len(plain.token_ids)).astype(np.int8)
+    samples = Samples(plain.token_ids, plain.starts, plain.labels, types=types)
+    steps = packing.steps(samples.lengths, size, 0, 0, False)
+    of_steps = [samples.lengths[rows] for rows in steps]
+    padded = Padded(packing.buckets(of_steps), size, PAD, typed=True)
+    packed = Packed(packing.shape(of_steps), size, PAD, 0, typed=True)
+    for rows in packing.steps(samples.lengths, size, 0, 1, False):
+        flat, rectangle = packed.tensors(samples, rows), padded.tensors(samples, rows)
+        assert rectangle["input_ids"].shape[1] in padded.lengths
+        assert int(rectangle["attention_mask"].sum()) == samples.lengths[rows].sum() + size - len(
+            rows
+        )
+        for at, row in enumerate(rows):
+            end = samples.lengths[row]
+            assert (rectangle["input_ids"][at, :end].numpy() == samples.tokens(row)).all()
+            assert (rectangle["token_type_ids"][at, :end].numpy() == samples.types_of(row)).all()
+            start = int(flat["first"][at])
+            found = flat["token_type_ids"].flatten()[start : start + end]
+            assert (found.numpy() == samples.types_of(row)).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(some.lists(some.integers(2, 60), min_size=1, max_size=60), some.integers(1, 9))
+def test_each_learned_token_has_its_place_also_where_there_are_more(
+    lengths: list[int], size: int
+) -> None:
+    documents = documents_of(lengths)
+    for rows in packing.steps(documents.lengths, size, 0, 0, True):
+        for most in (1, documents.weight(rows), documents.weight(rows) + 5):
+            of_rows = [documents.lengths[rows]]
+            for layout in (
+                PackedDocuments(packing.shape(of_rows), size, PAD, 0, most),
+                PaddedDocuments(packing.buckets(of_rows), size, PAD, most),
+            ):
+                learned_once(documents, rows, layout.tensors(documents, rows), most)
+
+
+def learned_once(documents: Documents, rows: Rows, batch: dict[str, Any], most: int) -> None:
+    real = batch["targets"] >= 0
+    assert len(real) >= most
+    assert int(real.sum()) == documents.weight(rows)
+    ids = batch["input_ids"].flatten()
+    assert (ids[batch["places"][real] + 1] == batch["targets"][real]).all()
+    for at, row in enumerate(rows):
+        own = documents.successors(row)[1].tolist()
+        assert batch["targets"][real & (batch["owners"] == at)].tolist() == own
+
+
+def test_padding_is_that_of_the_best_lengths() -> None:
+    """Of all choices of at most four lengths, tried one by one."""
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        of_steps = [random.integers(1, 40, 3) for _ in range(random.integers(1, 12))]
+        tops = sorted({-(-int(each.max()) // 4) * 4 for each in of_steps})
+
+        def places(chosen: tuple[int, ...], of_steps: Any = of_steps) -> int:
+            return sum(min(c for c in chosen if c >= each.max()) for each in of_steps)
+
+        every = [
+            chosen
+            for count in range(1, 5)
+            for chosen in itertools.combinations(tops, count)
+            if chosen[-1] == tops[-1]
+        ]
+        assert places(packing.buckets(of_steps)) == min(map(places, every))
+
+
+def test_nothing_is_planned_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = []
+    steps = packing.steps
+    monkeypatch.setattr(
+        packing, "steps", lambda *given: planned.append(given[3]) or steps(*given)
+    )  # fmt: skip
+    training = batches.Training(samples=samples_of([5] * 50), size=8)
+    assert len(training.rows(1, True)) == 7
+    loader: Any = batches.training_loader(training, Packed(Shape(2, 20), 8, PAD, 0), False)
+    loader.set_epoch(5)
+    assert len([batch for batch in loader if isinstance(batch["rows"], torch.Tensor)]) == 7
+    assert planned == [0, 5]
+
+
+def test_a_checkpoint_of_another_plan_is_refused(tmp_path: Path) -> None:
+    job = dict(engine(tmp_path).job)
+    checkpoints.check_same(Checkpoint(tmp_path, job, False), job)
+    version = job.pop("version of the plan of batches")
+    assert version == packing.VERSION
+    for others in (job, {**job, "version of the plan of batches": version + 1}):
+        with pytest.raises(CheckpointError, match=r"version of the plan of batches was .* and is"):
+            checkpoints.check_same(
+                Checkpoint(tmp_path, others, False),
+                {**job, "version of the plan of batches": version},
+            )
+
+
+def least_seconds(work: Callable[[], object]) -> float:
+    spent = []
+    for _ in range(5):
+        start = time.process_time()
+        work()
+        spent.append(time.process_time() - start)
+    return min(spent)
+
+
+def test_eight_times_the_samples_cost_about_eight_times_the_work() -> None:
+    """Far from the 64 times of a search of all blocks for each sample."""
+    lengths = drawn(4, 32_768, "tweets")
+    samples = samples_of(lengths.tolist())
+
+    def lay_out(size: int) -> None:
+        rows = np.arange(size)
+        Packed(Shape(size * 28 // 64, 80), size, PAD, 0).tensors(samples, rows)
+
+    assert least_seconds(lambda: lay_out(8192)) < 20 * least_seconds(lambda: lay_out(1024))
+
+    def plan(size: int) -> None:
+        steps = packing.steps(lengths, size, 0, 0, True)
+        packing.shape([lengths[step] for step in steps])
+
+    # The same samples in larger steps.
+    assert least_seconds(lambda: plan(4096)) < 8 * least_seconds(lambda: plan(32))

@@ -1,0 +1,478 @@
+"""Hundreds of data sets that are made up: layouts x formats x names x types, each with its truth.
+
+A case either gives exactly the rows that it was made of, each in its split with its label, or is
+refused by a message that names what it must.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import itertools
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+import openpyxl  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets.data_files import DataFilesDict, get_data_patterns
+
+from recipe.data import classification
+from recipe.data.classification import Splits
+from recipe.data.files.formats import FORMATS as FORMAT_ROWS
+from recipe.data.layout import channels
+from recipe.errors import DataError
+from recipe.hyperparameters import Hyperparameters
+from tests.support.paths import ROOT
+
+SEED = 20261122
+Row = dict[str, Any]
+Truth = dict[str, set[tuple[Any, ...]]]
+
+NOWHERE = "nowhere"
+"""The split of rows that are in no named split, and must be left out."""
+
+
+# ---- formats: rows to a file ----
+
+
+def as_delimited(delimiter: str) -> Callable[[Path, Sequence[Row]], None]:
+    def write(path: Path, rows: Sequence[Row]) -> None:
+        with path.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, list(rows[0]), delimiter=delimiter)
+            writer.writeheader()
+            writer.writerows(rows)
+
+    return write
+
+
+def as_gzip(path: Path, rows: Sequence[Row]) -> None:
+    as_delimited(",")(path, rows)
+    path.write_bytes(gzip.compress(path.read_bytes()))
+
+
+def as_jsonl(path: Path, rows: Sequence[Row]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def as_json(path: Path, rows: Sequence[Row]) -> None:
+    path.write_text(json.dumps(list(rows), indent=1))
+
+
+def as_parquet(path: Path, rows: Sequence[Row]) -> None:
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+
+
+def as_arrow(path: Path, rows: Sequence[Row]) -> None:
+    table = pa.Table.from_pylist(list(rows))
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def as_workbook(path: Path, rows: Sequence[Row]) -> None:
+    book = openpyxl.Workbook()
+    sheet = book.active
+    sheet.append(list(rows[0]))
+    for row in rows:
+        sheet.append(list(row.values()))
+    book.save(path)
+
+
+def as_folder(path: Path, rows: Sequence[Row]) -> None:
+    datasets.Dataset(pa.Table.from_pylist(list(rows))).save_to_disk(str(path))
+
+
+@dataclass(frozen=True)
+class Format:
+    suffix: str
+    write: Callable[[Path, Sequence[Row]], None]
+    typed: bool = False
+    """Whether a value may be a list or a struct."""
+
+
+FORMATS = {
+    "csv": Format(".csv", as_delimited(",")),
+    "semicolon": Format(".csv", as_delimited(";")),
+    "tsv": Format(".tsv", as_delimited("\t")),
+    "csv.gz": Format(".csv.gz", as_gzip),
+    "xlsx": Format(".xlsx", as_workbook),
+    "jsonl": Format(".jsonl", as_jsonl, typed=True),
+    "json": Format(".json", as_json, typed=True),
+    "parquet": Format(".parquet", as_parquet, typed=True),
+    "arrow": Format(".arrow", as_arrow, typed=True),
+    "save_to_disk": Format("", as_folder, typed=True),
+}
+
+
+# ---- layouts: where the rows of each split lie ----
+
+
+@dataclass(frozen=True)
+class Layout:
+    name: str
+    files: Mapping[str, str]
+    """Path below the channels, without a suffix, to the split of its rows: `train/a`."""
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    refused: Sequence[str] = ()
+    """What the refusal names, where there is one."""
+    column: str | None = None
+    """A column that says which split a row is of; all rows then lie in all files' place."""
+    card: str | None = None
+    """The front matter of a README.md in the first channel."""
+
+
+def in_train(**of_split: str) -> dict[str, str]:
+    return {f"train/{path}": split for split, path in of_split.items()}
+
+
+def keyword_layouts() -> list[Layout]:
+    """The words that name a split, at the start, the end and in the middle of names."""
+    words = {
+        "validation": ["validation", "valid", "val", "eval", "evaluation", "dev", "devset"],
+        "test": ["test", "testing", "holdout", "held-out", "testset"],
+    }
+    shapes = ["{}", "my_{}", "{}-00000-of-00001", "imdb.{}.v2", "data/{}", "{}/part-0", "x/{}/y"]
+    found = []
+    for number, (split, word) in enumerate((s, w) for s, each in words.items() for w in each):
+        shape = shapes[number % len(shapes)]
+        files = {f"data/{shape.format('train')}": "train", f"data/{shape.format(word)}": split}
+        found.append(Layout(f"{shape} {word}", files))
+    return found
+
+
+LAYOUTS = [
+    Layout("a channel for each", {"train/a": "train", "test/b": "test"}),
+    Layout("three channels", {"train/a": "train", "validation/b": "validation", "test/c": "test"}),
+    Layout("one channel, no split", {"reviews/a": "train"}),
+    Layout("two files, no split", {"training/a": "train", "training/b": "train"}),
+    Layout("hub, data/", in_train(train="data/train-00000-of-00001", test="data/test-00000-of-00001",
+                                  validation="data/validation-00000-of-00001")),
+    Layout("hub, default/", in_train(train="default/train/0000", test="default/test/0000")),
+    Layout("hub, plain_text/", {**in_train(train="plain_text/train-00000-of-00001",
+                                           test="plain_text/test-00000-of-00001"),
+                                "train/plain_text/unsupervised-00000-of-00001": NOWHERE}),
+    Layout("below the root", in_train(train="downloads/v1/data/train-00000-of-00001",
+                                      test="downloads/v1/data/test-00000-of-00001")),
+    Layout("shards", {"train/train-00000-of-00002": "train", "train/train-00001-of-00002": "train",
+                      "train/test-00000-of-00001": "test"}),
+    Layout("folders in data/", in_train(train="data/train/part-0", test="data/test/part-0")),
+    Layout("suffixed", in_train(train="sst2_train", validation="sst2_dev")),
+    Layout("unnamed beside test", in_train(train="reviews", test="test")),
+    Layout("unnamed folder beside test", in_train(train="reviews/part-0", test="test/part-0")),
+    Layout("all beside train", {**in_train(train="train", test="test"), "train/everything": NOWHERE}),
+    Layout("MNLI", {**in_train(train="train", validation="dev_matched", test="test_matched")}),
+    Layout("a project's name", in_train(train="my-test-run/train", test="my-test-run/test")),
+    Layout("dev within train", in_train(train="train/a", validation="train/dev")),
+    Layout("test channel of the whole", {"train/train": "train", "train/test": NOWHERE,
+                                         "test/train": NOWHERE, "test/test": "test"}),
+    Layout("test file in the eval channel", {"train/a": "train", "validation/test": "validation"}),
+    Layout("only test", {"train/test": "test"}, refused=["test", "Rename"]),
+    Layout("both in a name", {"train/train_test": "train"}, refused=["several splits", "Rename"]),
+    Layout("train within test", {"train/a/train": "train", "train/test/train": "test"},
+           refused=["'test'", "Rename"]),
+    Layout("configurations", {"train/mrpc/train-0": "train", "train/mrpc/test-0": "test",
+                              "train/cola/train-0": NOWHERE, "train/cola/test-0": NOWHERE},
+           refused=["cola, mrpc", "dataset_config_name"]),
+    Layout("a configuration asked for", {"train/mrpc/train-0": "train", "train/mrpc/test-0": "test",
+                                         "train/cola/train-0": NOWHERE, "train/cola/test-0": NOWHERE},
+           {"dataset_config_name": "mrpc"}),
+    Layout("two configurations asked for", {"train/en/train": "train", "train/en/test": "test",
+                                            "train/de/train": "train", "train/de/test": "test",
+                                            "train/fr/train": NOWHERE},
+           {"dataset_config_name": "en, de"}),
+    Layout("an unknown configuration", {"train/en/train": "train", "train/de/train": "train"},
+           {"dataset_config_name": "es"}, refused=["dataset_config_name", "'es'", "de, en"]),
+    Layout("a default configuration", {"train/default/train": "train", "train/other/train": NOWHERE,
+                                       "train/default/test": "test"}),
+    Layout("split column", {"train/a": "train"}, column="split"),
+    Layout("split column in train.x", {"train/train": "train"}, column="split"),
+    Layout("ml_use", {"data/all": "train"}, column="ml_use"),
+    Layout("a column of splits by its values", {"data/all": "train"}, column="belongs_to"),
+    Layout("both in a name, and a column", {"data/train_test": "train"}, column="partition"),
+    Layout("is_valid", {"data/texts": "train"}, column="is_valid"),
+    Layout("card", {"train/a/0": "train", "train/b/0": "test", "train/c/0": NOWHERE},
+           card="configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: a/*\n"
+                "  - split: test\n    path: b/*\n"),
+    Layout("card against names", {"train/x/test-0": "train", "train/x/train-0": "test"},
+           card="configs:\n- config_name: default\n  data_files:\n  - split: train\n"
+                "    path: x/test-*\n  - split: test\n    path: x/train-*\n"),
+    Layout("card of two", {"train/a/train": "train", "train/b/train": NOWHERE},
+           card="configs:\n- config_name: a\n  data_files: a/*\n- config_name: b\n"
+                "  data_files: b/*\n", refused=["a, b", "dataset_config_name"]),
+    Layout("card of two, one asked for", {"train/a/train": "train", "train/b/train": NOWHERE},
+           {"dataset_config_name": "a"},
+           card="configs:\n- config_name: a\n  data_files: a/*\n- config_name: b\n"
+                "  data_files: b/*\n"),
+    *keyword_layouts(),
+]  # fmt: skip
+
+
+# ---- columns: what a row looks like ----
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str
+    row: Callable[[int, str, str], Row]
+    """Of a row's number, its text and its class (pos or neg)."""
+    shown: Callable[[str], str] = str
+    """How a class is shown."""
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    refused: Sequence[str] = ()
+    typed: bool = False
+    """Whether it needs a format of lists and structs."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """What lies beside the data."""
+    pair: bool = False
+
+
+def code(label: str) -> int:
+    return int(label == "pos")
+
+
+def named(text: str, label: str) -> Kind:
+    return Kind(f"{text}, {label}", lambda n, t, c: {text: t, label: c})
+
+
+def paired(first: str, second: str, label: str) -> Kind:
+    return Kind(
+        f"{first}, {second}, {label}",
+        lambda n, t, c: {"idx": n, first: t, second: f"and that {n}, {t}", label: c},
+        pair=True,
+    )
+
+
+KINDS = [
+    *itertools.starmap(
+        named,
+        [
+            ("text", "label"), ("sentence", "label"), ("review", "sentiment"), ("Tweet", "Target"),
+            ("content", "category"), ("Review Body", "Stars"), ("utterance", "intent"),
+            ("headline", "class"), ("comment_text", "topic"), ("body", "labels"), ("words", "kind"),
+        ],
+    ),
+    *itertools.starmap(
+        paired,
+        [("sentence1", "sentence2", "label"), ("premise", "hypothesis", "label"),
+         ("question1", "question2", "is_duplicate"), ("text_a", "text_b", "label")],
+    ),
+    Kind("integers", lambda n, t, c: {"text": t, "label": code(c)}, lambda c: str(code(c))),
+    Kind("a date beside", lambda n, t, c: {"id": n, "date": "2020-01-02", "text": t, "label": c}),
+    Kind("score", lambda n, t, c: {"id": n, "text": t, "score": code(c)}, lambda c: str(code(c))),
+    Kind("classes.txt", lambda n, t, c: {"text": t, "label": code(c)},
+         files={"classes.txt": "neg\npos\n"}),
+    Kind("classes.txt from 1", lambda n, t, c: {"text": t, "label": code(c) + 1},
+         files={"classes.txt": "neg\npos\n"}),
+    Kind("label_map.json", lambda n, t, c: {"text": t, "label": code(c) + 5},
+         files={"label_map.json": '{"neg": 5, "pos": 6}'}),
+    Kind("names that do not agree", lambda n, t, c: {"text": t, "label": code(c)},
+         lambda c: str(code(c)), files={"classes.txt": "7\tx\n8\ty\n"}),
+    Kind("one-hot", lambda n, t, c: {"id": n, "text": t, "neg": 1 - code(c), "pos": code(c)}),
+    Kind("one-hot, named", lambda n, t, c: {"x": n % 3, "text": t, "neg": 1 - code(c), "pos": code(c)},
+         hyperparameters={"label_column": "neg,pos"}),
+    Kind("lists as strings", lambda n, t, c: {"text": t, "label": f"['{c}']"}),
+    Kind("JSON lists as strings", lambda n, t, c: {"text": t, "label": f'["{c}"]'}),
+    Kind("tokens as strings", lambda n, t, c: {"tokens": str(t.split()), "label": c}),
+    Kind("struct", lambda n, t, c: {"review": {"body": t, "lang": "en"}, "label": c}, typed=True,
+         hyperparameters={"text_column": "review.body"}),
+    Kind("struct, found", lambda n, t, c: {"review": {"body": t, "stars": c}}, typed=True),
+    Kind("words", lambda n, t, c: {"tokens": t.split(), "label": c}, typed=True),
+    Kind("label lists", lambda n, t, c: {"text": t, "labels": [c]}, typed=True),
+    Kind("numbers", lambda n, t, c: {"text": n, "label": c}, refused=["'text'", "no text"]),
+    Kind("dates", lambda n, t, c: {"text": f"2020-01-{n % 28 + 1:02}", "label": c},
+         refused=["'text'", "dates"]),
+    Kind("numpy lists", lambda n, t, c: {"text": t, "label": f"['{c}' 'all']"},
+         refused=["'label'", "numpy"]),
+    Kind("a;b", lambda n, t, c: {"text": t, "label": c if n % 3 else "neg;pos"},
+         refused=["'neg;pos'", "label_separator=';'"]),
+    Kind("no class", lambda n, t, c: {"text": t, "label": ""}, refused=["no label", "'label'"]),
+    Kind("BIO tags", lambda n, t, c: {"word": t, "tag": ["O", "B-PER", "I-PER"][n % 3], "id": n},
+         refused=["token classification", "'tag'"]),
+    Kind("tags as strings", lambda n, t, c: {"tokens": str(t.split()),
+                                             "ner_tags": str([0] * len(t.split()))},
+         refused=["token classification", "'ner_tags'"]),
+    Kind("spans as strings", lambda n, t, c: {"text": t, "label": '[[0, 5, "ORG"]]'},
+         refused=["token classification", "'label'"]),
+    Kind("two texts", lambda n, t, c: {"story": t, "moral": f"that is {t}", "label": c},
+         refused=["'story'", "'moral'", "text_column"]),
+    Kind("tags", lambda n, t, c: {"tokens": t.split(), "ner_tags": [0] * len(t.split())},
+         refused=["token classification", "'ner_tags'"], typed=True),
+    Kind("spans", lambda n, t, c: {"text": t, "label": [[0, 5]]},
+         refused=["token classification", "'label'"], typed=True),
+    Kind("pieces", lambda n, t, c: {"text": ["a", "##b", str(n)], "label": c},
+         refused=["'text'", "pieces of words"], typed=True),
+    Kind("records", lambda n, t, c: {"text": [{"a": t}], "label": c},
+         refused=["'text'", "no text"], typed=True),
+    Kind("struct labels", lambda n, t, c: {"text": t, "label": {"id": n, "name": f"{c} {n}"}},
+         refused=["label.id", "label_column"], typed=True),
+]  # fmt: skip
+
+SIDE_FILES = {
+    "README.md": "# Data\n", "LICENSE": "MIT", ".gitattributes": "*.parquet lfs", "_SUCCESS": "",
+    "sample_submission.csv": "id,label\n1,pos\n2,neg\n", "notes.pdf": "%PDF",
+    "manifest": '[{"prefix": "s3://bucket/"}]', "train.manifest": '[{"prefix": "s3://b/"}, "a"]',
+    "requirements.txt": "torch\n", "stats.json": '{"rows": 3}', "part.crc": "0",
+}  # fmt: skip
+
+
+# ---- cases ----
+
+Case = tuple[Layout, str, Kind]
+
+
+def cases() -> list[Case]:
+    """Each layout in each format, with kinds that are read; each kind in each format that can hold
+    it, in layouts that are read. What is drawn is drawn from a seed."""
+    draw = random.Random(SEED)
+    read_kinds = [kind for kind in KINDS if not kind.refused]
+    read_layouts = [layout for layout in LAYOUTS if not layout.refused]
+    found: list[Case] = []
+    pairs = [(layout, name) for layout in LAYOUTS[:-12] for name in draw.sample(sorted(FORMATS), 6)]
+    for layout, name in pairs:
+        fit = [kind for kind in read_kinds if FORMATS[name].typed or not kind.typed]
+        found.append((layout, name, draw.choice(fit)))
+    for layout in LAYOUTS[-12:]:
+        for name in draw.sample(sorted(FORMATS), 2):
+            found.append((layout, name, draw.choice(read_kinds[:15])))
+    for kind in KINDS:
+        fit_formats = [name for name in FORMATS if FORMATS[name].typed or not kind.typed]
+        for name in draw.sample(fit_formats, 3):
+            found.append((draw.choice(read_layouts), name, kind))
+    return found
+
+
+def make(folder: Path, case: Case, draw: random.Random) -> tuple[dict[str, Path], Truth]:
+    """The channels of a case, and the rows of each split: (text ..., class)."""
+    layout, name, kind = case
+    folders: dict[str, Path] = {}
+    truth: Truth = {}
+    hyphens = itertools.count()
+    for path, split in layout.files.items():
+        splits = ["train"] * 12 + ["test"] * 4 if layout.column else [split] * 12
+        if layout.column == "is_valid":
+            splits = ["train"] * 12 + ["validation"] * 4
+        rows = []
+        for at, of_row in enumerate(splits):
+            number = next(hyphens)
+            text = f'{of_row} row {number}, said "so" ; and it was {draw.choice(["fine", "bad"])}'
+            label = ("pos", "neg")[at % 2]
+            row = kind.row(number, text, label)
+            if layout.column == "is_valid":
+                row["is_valid"] = str(of_row != "train")
+            elif layout.column:
+                row[layout.column] = draw.choice(
+                    {"train": ["train", "TRAIN"], "test": ["test"]}[of_row]
+                )
+            rows.append(row)
+            second = (f"and that {number}, {text}",) if kind.pair else ()
+            truth.setdefault(of_row, set()).add((text, *second, kind.shown(label)))
+        target = folder / f"{path}{FORMATS[name].suffix}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        FORMATS[name].write(target, rows)
+        channel = path.partition("/")[0]
+        folders[channel] = folder / channel
+    first = next(iter(folders.values()))
+    for side, content in {**dict(draw.sample(sorted(SIDE_FILES.items()), 3)), **kind.files}.items():
+        (first / side).write_text(content)
+    if layout.card:
+        (first / "README.md").write_text(f"---\n{layout.card}---\n")
+    truth.pop(NOWHERE, None)
+    return folders, truth
+
+
+def rows_of(splits: Splits, name: str) -> set[tuple[Any, ...]]:
+    split = getattr(splits, name)
+    texts = [split[column][:] for column in ("text", "text_pair") if column in split.column_names]
+    labels = [splits.labels.show(label) for label in split["label"][:]]
+    rows = list(zip(*texts, labels, strict=True))
+    assert len(set(rows)) == len(rows)
+    return set(rows)
+
+
+def judge(folders: Mapping[str, Path], truth: Truth, case: Case) -> str | None:
+    """What is wrong with how a case is read."""
+    layout, _, kind = case
+    refused = [*layout.refused, *kind.refused]
+    try:
+        splits = classification.load(
+            folders, Hyperparameters(**{**layout.hyperparameters, **kind.hyperparameters})
+        )
+    except DataError as error:
+        if not refused:
+            return f"refused: {error}"
+        missing = [word for word in (layout.refused or kind.refused) if word not in str(error)]
+        return f"{missing} are not in: {error}" if missing else None
+    if refused:
+        return f"read, and should be refused by {refused}: {splits.found}"
+    train, evaluation = rows_of(splits, "train"), rows_of(splits, "evaluation")
+    test = None if splits.test is None else rows_of(splits, "test")
+    last = truth.get("test") if "validation" in truth else None
+    held_in = truth.get("validation", truth.get("test"))
+    if held_in is None:
+        right = train | evaluation == truth["train"] and not train & evaluation
+    else:
+        right = train == truth["train"] and evaluation == held_in
+    if right and test == last:
+        return None
+    return f"train {sorted(train)[:3]}, evaluation {sorted(evaluation)[:3]}: {splits.found}"
+
+
+@pytest.mark.filterwarnings("ignore:.*Saving the dataset")
+def test_made_up_data_is_read_as_it_is_or_refused(tmp_path: Path) -> None:
+    draw = random.Random(SEED)
+    wrong = []
+    made = cases()
+    assert len(made) >= 300
+    datasets.disable_progress_bars()
+    for number, case in enumerate(made):
+        folder = tmp_path / str(number)
+        channel_folders, truth = make(folder, case, draw)
+        if said := judge(channel_folders, truth, case):
+            wrong.append(f"{number}: {case[0].name} | {case[1]} | {case[2].name}: {said[:600]}")
+    assert not wrong, f"{len(wrong)} of {len(made)}:\n" + "\n".join(wrong)
+
+
+DIFFERS = {
+    *("unnamed beside test", "unnamed folder beside test", "a project's name", "dev within train"),
+    *("both in a name", "configurations", "a configuration asked for", "an unknown configuration"),
+    *("two configurations asked for", "a default configuration", "only test", "train within test"),
+    *("imdb.{}.v2 eval", "data/{} evaluation", "x/{}/y devset", "imdb.{}.v2 held-out"),
+    *("{}-00000-of-00001 holdout", "data/{} testset"),
+}
+"""Layouts that the datasets library resolves otherwise; docs/DATA.md says where."""
+
+
+def test_names_say_what_they_say_to_the_datasets_library(tmp_path: Path) -> None:
+    unlike = set()
+    for number, layout in enumerate(LAYOUTS):
+        one_channel = len({path.partition("/")[0] for path in layout.files}) == 1
+        if layout.card or layout.column or not one_channel:
+            continue
+        for path in layout.files:
+            file = tmp_path / str(number) / f"{path}.jsonl"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text('{"text": "a", "label": 1}\n')
+        root = (tmp_path / str(number) / path.partition("/")[0]).resolve()
+        theirs = DataFilesDict.from_patterns(get_data_patterns(str(root)), base_path=str(root))
+        expected = {str(split): {Path(each) for each in files} for split, files in theirs.items()}
+        asked = layout.hyperparameters.get("dataset_config_name")
+        try:
+            ours = channels.find({root.name: root}, asked).files
+        except DataError:
+            unlike.add(layout.name)
+            continue
+        if {split: set(files) for split, files in ours.items()} != expected:
+            unlike.add(layout.name)
+    assert unlike == DIFFERS
+
+
+def test_the_table_of_formats_is_that_of_the_code() -> None:
+    text = (ROOT / "docs" / "DATA.md").read_text()
+    for each in FORMAT_ROWS:
+        assert f"| {each.name} | {each.suffixes} | {each.what} |" in text

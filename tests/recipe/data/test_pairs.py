@@ -1,0 +1,329 @@
+"""Pairs of texts: found, joined as the tokenizer joins them, learned, packed or not, shown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from recipe.batching import batches
+from recipe.batching.batches import Packed, Padded, Samples
+from recipe.data import classification
+from recipe.data.columns import Columns, choose
+from recipe.data.files.formats import read
+from recipe.errors import DataError, ModelError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import losses, packed_encoders
+from recipe.tasks import text_classification
+from recipe.tokenization import encoding
+from recipe.tokenization import texts as tokens
+from tests.support.packed_batches import KINDS, PAD, SIZE, make
+
+ONE = "the film was {} and number {} was shown first"
+OTHER = "a film of kind {} with number {} came later"
+LONG = '"He said it" on day {} , and then the {} came back" again'
+
+
+def write(
+    path: Path, header: str, *columns: Sequence[object], delimiter: str = "\t", bom: bool = False
+) -> Path:
+    """Rows as GLUE's files have them: nothing is quoted."""
+    lines = [header.replace(",", delimiter)]
+    lines += [delimiter.join(map(str, row)) for row in zip(*columns, strict=True)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8-sig" if bom else "utf-8")
+    return path
+
+
+def filled(template: str, count: int = 40) -> list[str]:
+    return [template.format(number * 7 % 11, number) for number in range(count)]
+
+
+IDS, LABELS = range(100, 140), ["0", "1"] * 20
+FIRST, SECOND, THIRD = filled(ONE), filled(OTHER), filled("yet another {} text about {} things")
+PARSES = [f"( ( {text} ) )" for text in FIRST]
+
+
+@pytest.mark.parametrize(
+    ("header", "columns", "chosen"),
+    [
+        ("index,sentence1,sentence2,label", (IDS, FIRST, SECOND, LABELS), "sentence1,sentence2"),
+        ("label,hypothesis,premise", (LABELS, SECOND, FIRST), "premise,hypothesis"),
+        ("index,question,sentence,label", (IDS, FIRST, SECOND, LABELS), "question,sentence"),
+        ("passage,question,label", (SECOND, FIRST, LABELS), "question,passage"),
+        ("text_b,text_a,label", (SECOND, FIRST, LABELS), "text_a,text_b"),
+        ("text,text_pair,label", (FIRST, SECOND, LABELS), "text,text_pair"),
+        ("query,document,label", (FIRST, SECOND, LABELS), "query,document"),
+        ("s1,s2,label", (FIRST, SECOND, LABELS), "s1,s2"),
+        ("id,anchor,target,score", (IDS, FIRST, SECOND, LABELS), "anchor,target"),
+        ("pair_ID,sentence_A,sentence_B,label", (IDS, FIRST, SECOND, LABELS),
+         "sentence_A,sentence_B"),
+        ("id,qid1,qid2,question1,question2,is_duplicate",
+         (IDS, IDS, IDS, FIRST, SECOND, LABELS), "question1,question2"),
+        ("Quality,#1 ID,#2 ID,#1 String,#2 String", (LABELS, IDS, IDS, FIRST, SECOND),
+         "#1 String,#2 String"),
+        ("gold_label,sentence1_parse,sentence2_parse,sentence1,sentence2,captionID",
+         (LABELS, PARSES, PARSES, FIRST, SECOND, [f"{n}.jpg#0" for n in IDS]),
+         "sentence1,sentence2"),
+        ("left_memo,right_memo,label", (FIRST, SECOND, LABELS), "left_memo,right_memo"),
+        ("sentence,aspect,label", (FIRST, ["food", "room"] * 20, LABELS), "sentence,aspect"),
+        # One text, beside what is about it.
+        ("id,text,url,label", (IDS, FIRST, [f"https://a.b/{n}" for n in IDS], LABELS), "text"),
+        ("text,author,tweet_created,label",
+         (FIRST, ["Ann Lee"] * 40, [f"Mon 3 May {n}" for n in IDS], LABELS), "text"),
+        ("text,label_text,label", (FIRST, ["a very bad one", "one of the best"] * 20, LABELS),
+         "text"),
+        ("question,answer", (FIRST, ["yes", "no"] * 20), "question"),
+        ("subject,category,label", (FIRST, ["Home Kitchen", "Garden Tools"] * 20, LABELS),
+         "subject"),
+        ("email,label", (FIRST, LABELS), "email"),
+        ("word_1,word_2,word_3,text,label", (LABELS, LABELS, LABELS, FIRST, LABELS), "text"),
+    ],
+)  # fmt: skip
+def test_texts_are_found_and_what_is_not_read_is_named(
+    tmp_path: Path, header: str, columns: Sequence[Any], chosen: str
+) -> None:
+    write(tmp_path / "train.tsv", header, *columns)
+    splits = classification.load({"train": tmp_path}, Hyperparameters())
+    names = tuple(chosen.split(","))
+    assert splits.text_columns == names
+    told = next(line for line in splits.found if line.startswith("train data"))
+    assert all(repr(name) in told for name in names)
+    label = told.split("label column '")[1].split("'")[0]
+    unread = set(header.split(",")) - {*names, label}
+    assert set(told.partition("; not read: ")[2].split(", ")) - {""} == unread
+    wanted = [columns[header.split(",").index(name)] for name in names]
+    rows = [splits.train, splits.evaluation]
+    found = [tuple(each[key] for key in ("text", "text_pair") if key in each)
+             for split in rows for each in split]  # fmt: skip
+    assert sorted(found) == sorted(zip(*wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("header", "columns", "listed"),
+    [
+        ("title,text,label", (FIRST, SECOND, LABELS), ["title", "text"]),
+        ("headline,body,label", (FIRST, SECOND, LABELS), ["body", "headline"]),
+        ("premise,choice1,choice2,label", (FIRST, SECOND, THIRD, LABELS), ["choice1", "premise"]),
+        ("paragraph,question,answer,label", (FIRST, SECOND, THIRD, LABELS), ["paragraph"]),
+        ("sentence1,sentence2,sentence3,label", (FIRST, SECOND, THIRD, LABELS), ["sentence3"]),
+        ("aa,bb,label", (FIRST, SECOND, LABELS), ["aa", "bb"]),
+        ("subject,email,label", (FIRST, [text * 2 for text in SECOND], LABELS), ["email"]),
+    ],
+)
+def test_a_text_that_no_rule_knows_is_never_left_out(
+    tmp_path: Path, header: str, columns: Sequence[Any], listed: list[str]
+) -> None:
+    write(tmp_path / "train.tsv", header, *columns)
+    with pytest.raises(DataError, match="Which of them make a sample") as caught:
+        classification.load({"train": tmp_path}, Hyperparameters())
+    assert all(repr(name) in str(caught.value) for name in listed)
+    assert "text_column=" in str(caught.value)
+
+
+def part_of(tmp_path: Path, header: str, *columns: Sequence[object]) -> Any:
+    return read(write(tmp_path / "a.tsv", header, *columns))
+
+
+def test_a_user_s_word_decides(tmp_path: Path) -> None:
+    part = part_of(tmp_path, "title,body,kind", FIRST, SECOND, LABELS)
+    both = Columns(text="body", pair="title", label="kind")
+    assert choose(part, "body, title", None) == both
+    assert choose(part, "body", None, pair="title") == both
+    assert choose(part, "title", None).read == ("title",)
+    for text, pair, words in [
+        ("body,titel", None, "text_column has value 'body,titel'"),
+        ("body", "titel", "text_pair_column has value 'titel'"),
+        (None, "title", "text_column is not given"),
+        ("body,body", None, "two different ones"),
+        ("title,body,kind", None, "title, body, kind"),
+    ]:
+        with pytest.raises(DataError, match=words):
+            choose(part, text, None, pair=pair)
+
+
+def test_all_files_are_pairs_or_none_is(tmp_path: Path) -> None:
+    pairs = part_of(tmp_path, "premise,hypothesis,label", FIRST, SECOND, LABELS)
+    other = part_of(tmp_path, "sentence1,sentence2,label", FIRST, SECOND, LABELS)
+    single = part_of(tmp_path, "text,label", FIRST, LABELS)
+    like = choose(pairs, None, None)
+    assert choose(other, None, None, like).read == ("sentence1", "sentence2")
+    with pytest.raises(DataError, match="training data premise, hypothesis"):
+        choose(single, None, None, like)
+    with pytest.raises(DataError, match="training data text"):
+        choose(pairs, None, None, choose(single, None, None))
+
+
+def test_quotes_of_glue_s_files_are_characters(tmp_path: Path) -> None:
+    quoted = [LONG.format(number, number) for number in range(40)]
+    open_ended = [*quoted[:3], '"open', *quoted[4:20], 'closed"', *quoted[21:]]
+    header = "Quality,#1 ID,#2 ID,#1 String,#2 String"
+    path = write(tmp_path / "MRPC.tsv", header, LABELS, IDS, IDS, quoted, open_ended, bom=True)
+    table = read(path).table
+    assert table.column_names[0] == "Quality"
+    assert table["#1 String"].to_pylist() == quoted
+    assert table["#2 String"].to_pylist() == open_ended
+    swallowed = write(tmp_path / "b.tsv", "label,sentence1,sentence2", LABELS, FIRST,
+                      [*SECOND[:3], '"open', *SECOND[4:7], 'shut"', *SECOND[8:]])  # fmt: skip
+    assert read(swallowed).table.num_rows == 40
+    out = io.StringIO()
+    rows = [("label", "text"), *((label, f"two\nlines of {text}") for label, text in
+                                 zip(LABELS, FIRST, strict=True))]  # fmt: skip
+    csv.writer(out, delimiter="\t").writerows(rows)
+    (tmp_path / "c.tsv").write_text(out.getvalue())
+    assert read(tmp_path / "c.tsv").table["text"].to_pylist()[0] == f"two\nlines of {FIRST[0]}"
+
+
+def dataset(labels: Sequence[int]) -> datasets.Dataset:
+    kind = datasets.ClassLabel(names=["entailment", "neutral", "contradiction"])
+    features = datasets.Features(
+        {"premise": datasets.Value("string"), "hypothesis": datasets.Value("string"),
+         "label": kind}
+    )  # fmt: skip
+    rows = {"premise": FIRST[: len(labels)], "hypothesis": SECOND[: len(labels)], "label": labels}
+    return datasets.Dataset.from_dict(rows, features=features)
+
+
+def test_hidden_labels_are_not_evaluated_and_rows_without_one_are_left_out(tmp_path: Path) -> None:
+    whole = datasets.DatasetDict(
+        train=dataset([0, 1, 2, -1] * 10), validation=dataset([2, 1, 0]), test=dataset([-1] * 9)
+    )
+    whole.save_to_disk(str(tmp_path / "snli"))
+    splits = classification.load({"train": tmp_path / "snli"}, Hyperparameters())
+    assert (len(splits.train), len(splits.evaluation), splits.test) == (30, 3, None)
+    assert set(splits.train["label"]) == {0, 1, 2}
+    assert splits.train["text"][2:4] == [FIRST[2], FIRST[4]]
+    told = "\n".join(splits.found)
+    assert "10 rows of" in told
+    assert "test has no labels" in told
+    train, test = tmp_path / "train.tsv", tmp_path / "test.tsv"
+    write(train, "sentence1,sentence2,gold_label", FIRST, SECOND, ["a", "b", "-", "c"] * 10)
+    write(test, "sentence1,sentence2,gold_label", FIRST, SECOND, ["-1"] * 40)
+    splits = classification.load({"train": train, "test": test}, Hyperparameters())
+    assert splits.labels.names == ("a", "b", "c")
+    assert len(splits.train) + len(splits.evaluation) == 30
+    assert any("test.tsv has no labels" in line for line in splits.found)
+
+
+WORDS = [f"w{number}" for number in range(40)]
+
+
+def tokenizer_of(kind: str, side: str = "right") -> Any:
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = {word: number for number, word in enumerate([*special, *WORDS])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    ids = [(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")]
+    pair = {"bert": "[CLS] $A [SEP] $B:1 [SEP]:1", "roberta": "[CLS] $A [SEP] [SEP] $B [SEP]"}
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair=pair[kind], special_tokens=ids
+    )
+    names = ["input_ids", "attention_mask"] + ["token_type_ids"] * (kind == "bert")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", model_input_names=names, truncation_side=side
+    )
+
+
+@pytest.mark.parametrize("limit", [7, 8, 33])
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_pairs_are_joined_and_cut_as_the_tokenizer_does(kind: str, side: str, limit: int) -> None:
+    tokenizer, draw = tokenizer_of(kind, side), random.Random(limit)
+
+    def text() -> str:
+        # The longest have more characters than are read of a text where that decides.
+        size = draw.choice([0, 1, 3, limit, 2 * limit, 24 * limit + draw.randrange(9)])
+        return " ".join(draw.choice(WORDS) for _ in range(size))
+
+    first, second = [text() for _ in range(60)], [text() for _ in range(60)]
+    wanted = tokenizer(first, second, truncation=True, max_length=limit)
+    ids, types = encoding.encode_pairs(tokenizer, first, second, limit)
+    assert ids == wanted["input_ids"]
+    assert types == wanted.get("token_type_ids")
+    assert (types is None) == (kind == "roberta")
+    if side == "right":
+        read_whole = [encoding.beginning(tokenizer, each, limit) == each for each in first]
+        assert not all(read_whole)
+
+
+def tokenised(kind: str = "bert", count: int = 5) -> Samples:
+    draw = random.Random(1)
+    sizes = [(draw.randrange(1, 20), draw.randrange(1, 20)) for _ in range(count)]
+    pairs = [[" ".join(draw.choice(WORDS) for _ in range(size)) for size in two] for two in sizes]
+    first, second = zip(*pairs, strict=True)
+    labels = [number % 3 for number in range(count)]
+    rows = datasets.Dataset.from_dict({"text": first, "text_pair": second, "label": labels})
+    return Samples.of(tokens.tokenise(rows, tokenizer_of(kind), 64))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "deberta", "padded bert"])
+def test_logits_and_gradients_are_those_of_pairs_alone(kind: str) -> None:
+    """As the unpacked model has them, given all that its tokenizer makes."""
+    if kind == "deberta":
+        config = transformers.DebertaV2Config(**KINDS["bert"][1], type_vocab_size=0)
+        torch.manual_seed(0)
+        model: Any = transformers.DebertaV2ForSequenceClassification(config).eval()
+    else:
+        model = make(kind.removeprefix("padded "))
+    if kind in ("roberta", "xlm-roberta", "camembert"):
+        samples = tokenised("roberta")
+    else:
+        samples = tokenised()
+        assert samples.types is not None
+    typed = samples.types is not None and encoding.takes_token_types(model)
+    assert typed == (kind in ("bert", "electra", "padded bert"))
+    rows, labels = np.arange(5), torch.from_numpy(samples.labels)
+    alone = []
+    for row in rows:
+        inputs = {"input_ids": samples.tokens(row)}
+        if typed:
+            inputs["token_type_ids"] = samples.types_of(row)
+        alone.append(
+            model(**{k: torch.from_numpy(v.astype(np.int64))[None] for k, v in inputs.items()})
+        )
+    expected = torch.cat([each.logits for each in alone])
+    losses.of_samples(expected, labels).mean().backward()
+    wanted = {name: w.grad.clone() for name, w in model.named_parameters() if w.grad is not None}
+    packed = packed_encoders.family_of(model.config) is not None and not kind.startswith("padded")
+    layout = text_classification.CLASSES.layout(model, packed, SIZE, PAD, [(samples, rows)])
+    assert isinstance(layout, Packed if packed else Padded)
+    text_classification.CLASSES.prepare(model, packed)
+    model.zero_grad()
+    logits = model(**layout.tensors(samples, rows)).logits
+    torch.testing.assert_close(logits[:5], expected, rtol=0, atol=1e-5)
+    losses.of_samples(logits[:5], labels).mean().backward()
+    for name, weight in model.named_parameters():
+        if name in wanted:
+            torch.testing.assert_close(weight.grad, wanted[name], rtol=1e-4, atol=1e-5, msg=name)
+    if typed:
+        name = next(name for name in wanted if "token_type" in name)
+        assert (wanted[name].abs().sum(dim=1) > 0).all()
+
+
+def test_a_tokenizer_of_another_model_is_refused() -> None:
+    model = make("roberta", type_vocab_size=1)
+    samples = tokenised()
+    with pytest.raises(ModelError, match="types up to 1"):
+        text_classification.CLASSES.layout(model, True, SIZE, PAD, [(samples, np.arange(5))])
+
+
+def test_a_swap_of_columns_is_other_data() -> None:
+    rows = {"text": ["w1 w2"], "text_pair": ["w3"], "label": [0]}
+    swapped = {"text": ["w3"], "text_pair": ["w1 w2"], "label": [0]}
+    one, other = (
+        Samples.of(tokens.tokenise(datasets.Dataset.from_dict(each), tokenizer_of("bert"), 32))
+        for each in (rows, swapped)
+    )
+    assert one.fingerprint() != other.fingerprint()
+    untyped = batches.Samples(one.token_ids, one.starts, one.labels)
+    assert untyped.fingerprint() != one.fingerprint()

@@ -1,0 +1,282 @@
+"""Every answer against transformers' own pipelines, called as Hugging Face's image calls them.
+
+Each body is answered alone and merged with all others of its task; both must be what the pipeline
+gives, in shape and names exactly and in numbers within TOLERANCE.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.serving_kit import TEXTS, Handlers, assert_close, save
+
+TOLERANCE = 2e-5
+A, B, C, D = TEXTS
+LONG = " ".join([B, D] * 2)
+LABELS = {0: "neg", 1: "pos", 2: "mixed"}
+TAGS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
+ENTAILMENT = {0: "contradiction", 1: "neutral", 2: "entailment"}
+NUMBERS = {name: number for number, name in ENTAILMENT.items()}
+MASKED = ["the film was [MASK] .", "[MASK] said paris was [MASK]", "who [MASK]"]
+
+
+def asked(inputs: Any, **parameters: Any) -> dict[str, Any]:
+    return {"inputs": inputs, "parameters": parameters} if parameters else {"inputs": inputs}
+
+
+PAIR, PAIRS = (
+    {"text": A, "text_pair": B},
+    [{"text": A, "text_pair": B}, {"text": B, "text_pair": A}],
+)
+CLASSIFIED = [
+    asked(A), asked([A]), asked(TEXTS), asked(A, top_k=1), asked(A, top_k=2), asked(A, top_k=None),
+    asked([A], top_k=2), asked(TEXTS, top_k=None), asked(A, top_k=9),
+    asked(A, function_to_apply="sigmoid"), asked(TEXTS, function_to_apply="none"),
+    asked(TEXTS, function_to_apply="softmax", top_k=None), asked(A, truncation=True),
+    asked(A, padding=True, truncation=True, max_length=8), asked(PAIR), asked(PAIRS),
+    asked(PAIR, top_k=None), asked(PAIRS, top_k=2), PAIR, asked([PAIRS[0]]),
+]  # fmt: skip
+TAGGED = [
+    asked(B), asked([B]), asked(TEXTS), asked([B], aggregation_strategy="none"),
+    *(asked(B, aggregation_strategy=name) for name in ("simple", "first", "average", "max")),
+    asked(TEXTS, aggregation_strategy="simple"), asked(B, ignore_labels=[]),
+    asked(TEXTS, ignore_labels=["O", "B-PER"]),
+    asked(LONG * 2, aggregation_strategy="first", stride=8),
+    asked([B.split(), A.split()], is_split_into_words=True),
+    asked(B.split(), is_split_into_words=True, aggregation_strategy="simple"),
+    asked([B.split(), ["who"]], is_split_into_words=True, delimiter="-", ignore_labels=[]),
+]  # fmt: skip
+CHOSEN = [
+    asked(A, candidate_labels=["film", "paris"]), asked(A, candidate_labels="film, paris, who"),
+    asked([A], candidate_labels=["film", "paris"]), asked(TEXTS, candidate_labels=["film", "who"]),
+    asked(A, candidate_labels=["film", "paris"], multi_label=True),
+    asked(A, candidate_labels=["film"]),
+    asked(TEXTS[:2], candidate_labels=["a b", "c"], hypothesis_template="was {} good"),
+    asked(LONG * 3, candidate_labels=["film", "who was in paris"]),
+]  # fmt: skip
+FILLED = [
+    asked(MASKED[0]), asked([MASKED[0]]), asked(MASKED), asked(MASKED[1]), asked(MASKED[0], top_k=2),
+    asked(MASKED, top_k=1), asked(MASKED[0], targets=["good", "bad"]),
+    asked(MASKED[1], targets="paris", top_k=1),
+    asked(MASKED[0], tokenizer_kwargs={"truncation": True}),
+]  # fmt: skip
+FEATURES = [
+    asked(A), asked([A]), asked(TEXTS), asked(A, truncation=True),
+    asked(TEXTS, tokenize_kwargs={"truncation": True, "max_length": 6}),
+]  # fmt: skip
+
+CASES: dict[str, tuple[str, str, dict[str, Any], list[Any]]] = {
+    "several labels": (
+        "text-classification", "BertForSequenceClassification", {"id2label": LABELS}, CLASSIFIED,
+    ),
+    "one label": (
+        "text-classification", "BertForSequenceClassification", {"num_labels": 1}, CLASSIFIED[:10],
+    ),
+    "labels together": (
+        "text-classification", "BertForSequenceClassification",
+        {"id2label": LABELS, "problem_type": "multi_label_classification"}, CLASSIFIED[:9],
+    ),
+    "a number": (
+        "text-classification", "BertForSequenceClassification",
+        {"num_labels": 1, "problem_type": "regression"}, CLASSIFIED[:9],
+    ),
+    "without padding": (
+        "text-classification", "GPT2ForSequenceClassification", {"id2label": LABELS}, CLASSIFIED[:9],
+    ),
+    "entities": ("token-classification", "BertForTokenClassification", {"id2label": TAGS}, TAGGED),
+    "labels of the request": (
+        "zero-shot-classification", "BertForSequenceClassification", {"id2label": ENTAILMENT, "label2id": NUMBERS}, CHOSEN,
+    ),
+    "masks": ("fill-mask", "BertForMaskedLM", {}, FILLED),
+    "token vectors": ("feature-extraction", "BertModel", {}, FEATURES),
+}  # fmt: skip
+
+
+def as_the_toolkit_calls(pipeline: Any, body: Any) -> Any:
+    """What Hugging Face's image answers: `inputs`, or the whole object, and `parameters`."""
+    data = copy.deepcopy(body)
+    inputs = data.pop("inputs", data)
+    return pipeline(inputs, **(data.pop("parameters", None) or {}))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", CASES)
+def test_answers_are_those_of_transformers_pipelines(case: str, tmp_path: Path) -> None:
+    import transformers
+
+    from recipe.inference.answers import plain
+
+    task, kind, config, bodies = CASES[case]
+    folder = save(kind, tmp_path / "model", 7, **config)
+    if kind.startswith("GPT2"):
+        settings = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**settings, "pad_token_id": None}))
+    make: Any = transformers.pipeline
+    reference = make(task, model=str(folder), device="cpu")
+    served = Handlers(folder, HF_TASK=task)
+    expected = [plain(as_the_toolkit_calls(reference, body)) for body in bodies]
+    merged = served.ask_all(bodies)
+    for body, answer, wanted in zip(bodies, merged, expected, strict=True):
+        assert_close(answer, wanted, TOLERANCE, f"{body}")
+        assert_close(served.ask(body), wanted, TOLERANCE, f"alone: {body}")
+
+
+ANSWERED = "anna said the film was bad again in paris ."
+
+
+def best_spans(model: Any, question: str, context: str, longest: int = 15) -> list[dict[str, Any]]:
+    """Every span of tokens, its probability and words: the definition, with nothing left out."""
+    import torch
+    from transformers import AutoTokenizer
+
+    reader: Any = AutoTokenizer.from_pretrained(model.name_or_path)
+    encoded = reader(question, context, return_tensors="pt", return_offsets_mapping=True)
+    offsets = encoded.pop("offset_mapping")[0].tolist()
+    with torch.no_grad():
+        output = model(**encoded)
+    owners = encoded.sequence_ids(0)
+    # "No answer", the first token, takes its part of the probability.
+    able = torch.tensor([owner == 1 or place == 0 for place, owner in enumerate(owners)])
+    start, end = (
+        torch.where(able, logits[0], -1e4).softmax(-1)
+        for logits in (output.start_logits, output.end_logits)
+    )
+    found: dict[str, dict[str, Any]] = {}
+    inside = [place for place, owner in enumerate(owners) if owner == 1]
+    for first in inside:
+        for last in inside:
+            if first <= last < first + longest:
+                words = encoded.token_to_word(first), encoded.token_to_word(last)
+                begins = encoded.word_to_chars(words[0], sequence_index=1).start
+                stops = encoded.word_to_chars(words[1], sequence_index=1).end
+                entry = {
+                    "score": 0.0,
+                    "start": begins,
+                    "end": stops,
+                    "answer": context[begins:stops],
+                }
+                each = found.setdefault(context[begins:stops], entry)
+                each["score"] += float(start[first] * end[last])
+                assert offsets[first][0] >= begins
+    none = {"score": float(start[0] * end[0]), "start": 0, "end": 0, "answer": ""}
+    return [none, *sorted(found.values(), key=lambda each: -each["score"])]
+
+
+def test_questions_are_answered_by_the_likeliest_words(tmp_path: Path) -> None:
+    from transformers import AutoModelForQuestionAnswering
+
+    folder = save("BertForQuestionAnswering", tmp_path / "model", 11)
+    model = AutoModelForQuestionAnswering.from_pretrained(folder).eval()
+    served = Handlers(folder)
+    none, *expected = best_spans(model, "who said", ANSWERED)
+    body = {"question": "who said", "context": ANSWERED}
+    _, *others = best_spans(model, "who said", A)
+    other = {"question": "who said", "context": A}
+    _, *short = best_spans(model, "who said", ANSWERED, longest=2)
+    both = sorted([none, *expected], key=lambda each: -each["score"])
+    cases = [
+        (asked(body), expected[0]), (body, expected[0]), (asked([body]), expected[0]),
+        (asked([body, other]), [expected[0], others[0]]),
+        (asked({"question": "who said", "context": [ANSWERED, A]}), [expected[0], others[0]]),
+        (asked(body, max_answer_len=2), short[0]),
+        (asked(body, handle_impossible_answer=True), both[0]),
+    ]  # fmt: skip
+    merged = served.ask_all([each for each, _ in cases])
+    for (case, wanted), answer in zip(cases, merged, strict=True):
+        assert_close(answer, wanted, 1e-4, f"{case}")
+    ranked = served.ask(asked(body, top_k=3))
+    assert [each["answer"] for each in ranked] == [each["answer"] for each in expected[:3]]
+    # Of a context that is read in parts, the best part's answer.
+    parts = served.ask(asked({"question": "who", "context": ANSWERED * 6}, top_k=2, doc_stride=4))
+    assert len(parts) == 2
+    for each in parts:
+        assert (ANSWERED * 6)[each["start"] : each["end"]] == each["answer"]
+    for wrong, words in [
+        (asked("who"), "not a question"), (asked({"question": "", "context": A}), "empty"),
+        (asked(body, top_p=0.5), "takes align_to_words"),
+        (asked({"question": LONG * 4, "context": A}), "no room"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            served.ask(wrong)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "T5ForConditionalGeneration",
+        pytest.param("BartForConditionalGeneration", marks=pytest.mark.heavy),
+        pytest.param("MarianMTModel", marks=pytest.mark.heavy),
+    ],
+)
+def test_texts_are_written_as_generate_writes_them(kind: str, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    specific = {"translation_en_to_de": {"prefix": "said : ", "num_beams": 3, "max_length": 12}}
+    folder = save(kind, tmp_path / "model", 13, task_specific_params=specific)
+    model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    reader: Any = AutoTokenizer.from_pretrained(folder)
+
+    def write(text: str, **options: Any) -> list[str]:
+        encoded = reader(text, return_tensors="pt")
+        encoded.pop("token_type_ids", None)
+        with torch.inference_mode():
+            output = model.generate(**encoded, **options)
+        texts: list[str] = reader.batch_decode(output, skip_special_tokens=True)
+        return texts
+
+    few = {"max_new_tokens": 6}
+    for task, name in [
+        ("summarization", "summary_text"),
+        ("text2text-generation", "generated_text"),
+    ]:
+        served = Handlers(folder, HF_TASK=task)
+
+        def named(texts: list[str], name: str = name) -> list[dict[str, str]]:
+            return [{name: text} for text in texts]
+
+        cases: list[tuple[Any, Any]] = [
+            (asked(A, **few), named(write(A, num_beams=4, **few))),
+            (asked([A], **few), named(write(A, num_beams=4, **few))),
+            (asked(TEXTS, num_beams=1, **few),
+             [each for text in TEXTS for each in named(write(text, **few))]),
+            (asked(B, num_beams=3, num_return_sequences=2, **few),
+             named(write(B, num_beams=3, num_return_sequences=2, **few))),
+            (asked([A, B], num_beams=2, num_return_sequences=2, **few),
+             [named(write(text, num_beams=2, num_return_sequences=2, **few)) for text in (A, B)]),
+            (asked(D, num_beams=1, min_length=5, max_length=9, repetition_penalty=1.3),
+             named(write(D, min_length=5, max_length=9, repetition_penalty=1.3))),
+            (asked(A, num_beams=1, no_repeat_ngram_size=2, prefix="who ", **few),
+             named(write(f"who {A}", no_repeat_ngram_size=2, **few))),
+        ]  # fmt: skip
+        for (body, wanted), answer in zip(
+            cases, served.ask_all([b for b, _ in cases]), strict=True
+        ):
+            assert answer == wanted, f"{body}"
+            assert served.ask(body) == wanted, f"alone: {body}"
+    served = Handlers(folder, HF_TASK="translation_en_to_de")
+    wanted = [{"translation_text": t} for t in write(f"said : {A}", num_beams=3, max_length=12)]
+    assert served.ask(asked(A)) == wanted
+    for wrong, words in [
+        (asked(A, max_length=5, max_new_tokens=5), "Give one"), (asked(A, tgt_lang="de"), "tgt_lang"),
+        (asked(A, num_beams=2, num_return_sequences=3), "num_beams 2"), (asked(A, stream=True), "stream"),
+        (asked(A, max_new_tokens=10**9), "at most"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            served.ask(wrong)
+
+
+def counted() -> int:
+    """The bodies that are compared in this file."""
+    return sum(len(bodies) for *_, bodies in CASES.values()) + 7 + 3 * 2 * 7 + 3
+
+
+def test_as_many_bodies_as_the_documents_say() -> None:
+    document = (ROOT / "docs" / "SERVING.md").read_text()
+    assert f"{counted()} request bodies" in document

@@ -1,0 +1,198 @@
+"""Bodies of OpenAI's and TEI's APIs for vectors, labels and rankings, beside the same models'
+own answers."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipe.inference.apis import description, reading
+from recipe.inference.origin import Origin
+from recipe.inference.payloads import BadRequest, Document, UnsupportedContentType
+from recipe.inference.tasks import classifier, embedder
+from tests.support.serving_kit import save
+
+TEXTS = ["the film was good", "anna said", "paris again . who was bad in the film"]
+
+
+@pytest.fixture(scope="module")
+def environ() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AMPHORA_DTYPE", "float32")
+        yield
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory: pytest.TempPathFactory, environ: None) -> Any:
+    folder = save("BertModel", tmp_path_factory.mktemp("bert"))
+    return embedder.load(Origin(str(folder), {}), embedder.VECTORS)
+
+
+@pytest.fixture(scope="module")
+def labels(tmp_path_factory: pytest.TempPathFactory, environ: None) -> Any:
+    names = {0: "sad", 1: "glad", 2: "neither"}
+    folder = save("BertForSequenceClassification", tmp_path_factory.mktemp("three"), id2label=names)
+    return classifier.load(Origin(str(folder), {}))
+
+
+@pytest.fixture(scope="module")
+def ranker(tmp_path_factory: pytest.TempPathFactory, environ: None) -> Any:
+    folder = save("BertForSequenceClassification", tmp_path_factory.mktemp("one"), num_labels=1)
+    return classifier.load(Origin(str(folder), {}))
+
+
+def ask(model: Any, body: object, path: str = "/invocations") -> Any:
+    request = reading.read(json.dumps(body).encode(), "application/json", path)
+    description.check(model, request)
+    model.measure(request)
+    answer = reading.answered(model.predict([request])[0], request)
+    if isinstance(answer, Exception):
+        raise answer
+    if isinstance(answer, Document):
+        return answer.value
+    return answer[0] if answer.single else list(answer)
+
+
+def test_embeddings_are_the_models_vectors_of_length_one(vectors: Any) -> None:
+    own = np.array(ask(vectors, {"inputs": TEXTS}))
+    expected = own / np.linalg.norm(own, axis=1, keepdims=True)
+    body = {"input": TEXTS, "model": "any"}
+    answer = ask(vectors, body, "/v1/embeddings")
+    assert [each["index"] for each in answer["data"]] == [0, 1, 2]
+    got = np.array([each["embedding"] for each in answer["data"]])
+    assert np.allclose(got, expected, atol=1e-6)
+    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 3 * 3
+    packed = ask(vectors, {**body, "encoding_format": "base64"})["data"][1]["embedding"]
+    assert np.array_equal(np.frombuffer(base64.b64decode(packed), "<f4"), got[1].astype("<f4"))
+    assert np.allclose(ask(vectors, {"inputs": TEXTS}, "/embed"), expected, atol=1e-6)
+    assert np.allclose(
+        ask(vectors, {"inputs": TEXTS, "normalize": False}, "/embed"), own, atol=1e-6
+    )
+    assert len(ask(vectors, {**body, "dimensions": 32})["data"]) == 3
+
+
+def test_a_model_of_token_vectors_answers_the_apis_with_those_of_texts(vectors: Any) -> None:
+    tokens = embedder.TokenFeatures(vectors.vectors.encoder)
+    body = {"inputs": TEXTS[:2]}
+    assert np.ndim(ask(tokens, {"inputs": TEXTS[0]})) == 3
+    assert ask(tokens, body, "/embed") == ask(vectors, body, "/embed")
+
+
+def test_similarities_are_those_of_the_vectors(vectors: Any) -> None:
+    inputs = {"source_sentence": TEXTS[0], "sentences": TEXTS}
+    scores = ask(vectors, {"inputs": inputs}, "/similarity")
+    first, *_ = units = np.array(ask(vectors, {"inputs": TEXTS}, "/embed"))
+    assert np.allclose(scores, units @ first, atol=1e-5)
+    assert ask(vectors, {"inputs": inputs}) == scores
+
+
+def test_predictions_have_teis_shape(labels: Any) -> None:
+    def own(text: Any) -> list[dict[str, Any]]:
+        answer: list[dict[str, Any]] = ask(
+            labels, {"inputs": [text], "parameters": {"top_k": None}}
+        )[0]
+        return answer
+
+    def same(answer: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
+        scores = [each["score"] for each in answer]
+        names = [each["label"] for each in answer] == [each["label"] for each in expected]
+        return names and scores == pytest.approx([each["score"] for each in expected], abs=1e-5)
+
+    assert same(ask(labels, {"inputs": TEXTS[0]}, "/predict"), own(TEXTS[0]))
+    # A list of two texts is a pair; several sequences are lists of their own.
+    pair = ask(labels, {"inputs": TEXTS[:2]}, "/predict")
+    assert same(pair, own(TEXTS[:2]))
+    assert not same(pair, own(TEXTS[0]))
+    batch = ask(labels, {"inputs": [TEXTS[:2], [TEXTS[2]]]}, "/predict")
+    assert same(batch[0], pair)
+    assert same(batch[1], own(TEXTS[2]))
+    raw = ask(labels, {"inputs": TEXTS[0], "raw_scores": True}, "/predict")
+    odds = np.exp([each["score"] for each in raw])
+    assert np.allclose(odds / odds.sum(), [each["score"] for each in own(TEXTS[0])], atol=1e-5)
+
+
+def test_texts_are_ranked_as_the_pairs_are_scored(ranker: Any) -> None:
+    body = {"query": "who", "texts": TEXTS}
+    pairs = ask(ranker, {"inputs": [["who", text] for text in TEXTS]})
+    order = sorted(range(3), key=lambda place: -pairs[place]["score"])
+    answer = ask(ranker, {**body, "return_text": True}, "/rerank")
+    assert [each["index"] for each in answer] == order
+    for each in answer:
+        assert each["text"] == TEXTS[each["index"]]
+        assert each["score"] == pytest.approx(pairs[each["index"]]["score"], abs=1e-6)
+    raw = ask(ranker, {**body, "raw_scores": True}, "/rerank")
+    assert 1 / (1 + np.exp(-raw[0]["score"])) == pytest.approx(answer[0]["score"], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/v1/embeddings", {"input": [1, 2, 3]}, ["input", "token ids"]),
+        ("/v1/embeddings", {"input": ["a", ""]}, ["empty"]),
+        ("/v1/embeddings", {"input": "a", "dimensions": 8}, ["dimensions is 8", "have 32"]),
+        (
+            "/v1/embeddings",
+            {"input": "a", "encoding_format": "int8"},
+            ["encoding_format", "base64"],
+        ),
+        ("/v1/embeddings", {"model": "a"}, ["no 'input'"]),
+        ("/v1/embeddings", ["a"], ["no object"]),
+        (
+            "/embed",
+            {"inputs": "a", "pooling": "cls", "normalize": 1},
+            ["pooling", "normalize is 1"],
+        ),
+        ("/embed", {"inputs": ["good " * 90], "truncate": False}, ["48", "longer"]),
+        ("/rerank", {"query": "a", "texts": ["b"]}, ["/rerank", "answers /v1/embeddings"]),
+        (
+            "/invocations",
+            {"messages": [{"role": "user", "content": "a"}]},
+            ["/v1/chat/completions"],
+        ),
+        ("/similarity", {"inputs": {"sentences": ["a"]}}, ["source_sentence"]),
+    ],
+)
+def test_what_is_not_honoured_is_refused(
+    vectors: Any, path: str, body: object, words: list[str]
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        ask(vectors, body, path)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_the_body_decides_only_where_it_is_plain(vectors: Any) -> None:
+    def route(body: object) -> str:
+        return reading.read(json.dumps(body).encode(), "application/json", "/invocations").route
+
+    assert route({"input": "a", "model": "m"}) == "/v1/embeddings"
+    assert route({"prompt": "a"}) == "/v1/completions"
+    assert route({"inputs": "a", "parameters": {"prompt": "b"}}) == ""
+    assert route({"inputs": 'a "messages" b'}) == ""
+    with pytest.raises(BadRequest, match="different APIs"):
+        route({"prompt": "a", "messages": []})
+    with pytest.raises(UnsupportedContentType, match="text/csv"):
+        reading.read(b"a", "text/csv", "/embed")
+    with pytest.raises(BadRequest, match="no valid JSON"):
+        reading.read(b'{"messages": NaN}', "application/json", "/invocations")
+
+
+def test_a_description_says_the_task_the_form_and_the_routes(
+    vectors: Any, labels: Any, ranker: Any
+) -> None:
+    environ = {"HF_MODEL_ID": "someone/some-model"}
+    said = description.describe(labels, "text-classification", environ)
+    assert said["model"] == "someone/some-model"
+    assert (said["form"], said["routes"]) == ("pair", ["/predict"])
+    assert said["architecture"] == "BertForSequenceClassification"
+    assert said["max_length"] == 48
+    said = description.describe(ranker, "text-classification", {"AMPHORA_MODEL_NAME": "mine"})
+    assert (said["model"], said["form"]) == ("mine", "rank")
+    assert "/rerank" in said["routes"]
+    said = description.describe(vectors, "feature-extraction", {})
+    assert said["form"] == "similarity"
+    assert "/v1/embeddings" in said["routes"]

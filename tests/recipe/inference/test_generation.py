@@ -1,0 +1,204 @@
+"""Generated texts beside transformers' pipeline, on random models; what is refused, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipe.inference.apis import reading
+from recipe.inference.generation import generator
+from recipe.inference.generation.generator import Generator
+from recipe.inference.origin import Origin
+from recipe.inference.payloads import BadRequest, Document
+from tests.support import chain
+from tests.support.serving_kit import save
+
+Ask = Callable[..., Any]
+TEXTS = ["the film was good", "anna said", "paris again . who was bad in the film"]
+GREEDY = {"max_new_tokens": 6, "do_sample": False}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save("GPT2LMHeadModel", tmp_path_factory.mktemp("gpt2"))
+
+
+@pytest.fixture(scope="module")
+def chained(tmp_path_factory: pytest.TempPathFactory) -> Generator:
+    folder = tmp_path_factory.mktemp("chain")
+    chain.save(folder)
+    return load(folder)
+
+
+def load(folder: Path, **environ: str) -> Generator:
+    patched = pytest.MonkeyPatch()
+    with patched.context() as patch:
+        patch.setenv("AMPHORA_DTYPE", "float32")
+        return generator.load(Origin(str(folder), {}), environ)
+
+
+def ask(model: Generator, *bodies: object, path: str = "/invocations") -> list[Any]:
+    """What the handlers answer, all bodies in one batch."""
+    requests = [
+        reading.read(json.dumps(body).encode(), "application/json", path) for body in bodies
+    ]
+    for request in requests:
+        model.measure(request)
+    answers = []
+    for prediction, request in zip(model.predict(requests), requests, strict=True):
+        answer = reading.answered(prediction, request)
+        if isinstance(answer, Document):
+            answers.append(answer.value)
+        elif isinstance(answer, list):
+            answers.append(answer[0] if answer.single else list(answer))
+        else:
+            answers.append(list(answer))
+    return answers
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("inputs", "parameters"),
+    [
+        (TEXTS[0], GREEDY),
+        (TEXTS, GREEDY),
+        ([TEXTS[1]], GREEDY),
+        (TEXTS[0], {**GREEDY, "return_full_text": False}),
+        (TEXTS[2], {**GREEDY, "num_beams": 3, "num_return_sequences": 2}),
+        (TEXTS, {**GREEDY, "repetition_penalty": 1.7}),
+        (TEXTS, {**GREEDY, "no_repeat_ngram_size": 1}),
+        (TEXTS[0], {"do_sample": False, "max_new_tokens": 9, "min_new_tokens": 9}),
+        (TEXTS[0], {**GREEDY, "temperature": 0.5}),
+    ],
+)
+def test_answers_are_those_of_the_pipeline(
+    model_dir: Path, inputs: Any, parameters: dict[str, Any]
+) -> None:
+    from transformers import pipeline
+
+    model = load(model_dir)
+    reference = pipeline("text-generation", model=model.encoder.model, tokenizer=str(model_dir))
+    assert ask(model, {"inputs": inputs, "parameters": parameters}) == [
+        reference(inputs, **parameters)
+    ]
+
+
+def test_a_conversation_is_answered_as_by_the_pipeline(chained: Generator) -> None:
+    from transformers import pipeline
+
+    encoder = chained.encoder
+    reference = pipeline("text-generation", model=encoder.model, tokenizer=encoder.tokenizer)
+    messages = [{"role": "user", "content": "hi"}]
+    begun = [*messages, {"role": "assistant", "content": "01"}]
+    options = {"max_new_tokens": 5, "do_sample": False}
+    for inputs in (messages, begun, [messages, begun]):
+        body = {"inputs": inputs, "parameters": options}
+        assert ask(chained, body) == [reference(inputs, **options)]
+
+
+def test_texts_of_a_batch_are_those_generated_alone(model_dir: Path) -> None:
+    """Padding weighs nothing, in penalties neither."""
+    model = load(model_dir)
+    for more in ({}, {"repetition_penalty": 3.0}, {"frequency_penalty": 1.5}, {"stop": "film"}):
+        bodies = [{"inputs": text, "parameters": {**GREEDY, **more}} for text in TEXTS]
+        assert ask(model, *bodies) == [ask(model, body)[0] for body in bodies]
+
+
+def test_long_prompts_are_cut_on_the_left(chained: Generator, model_dir: Path) -> None:
+    prompt = "x" * 500 + "012"
+    request = reading.read(
+        json.dumps({"inputs": prompt, "parameters": {"max_new_tokens": 4}}).encode(),
+        "application/json", "/invocations",
+    )  # fmt: skip
+    assert chained.measure(request) == [64]
+    assert list(request.truncated) == [0]
+    (answers,) = chained.predict([request])
+    assert answers == [[{"generated_text": prompt + "3456"}]]
+    (short,) = ask(
+        chained, {"inputs": "xx0123", "parameters": {"truncate": 2, "max_new_tokens": 2}}
+    )
+    assert short == [{"generated_text": "xx012345"}]
+    # Megabytes are not read whole, and end as they would.
+    text = " ".join(TEXTS * 20_000)
+    model = load(model_dir)
+    cut, whole = ({"inputs": each, "parameters": {**GREEDY, "return_full_text": False}}
+                  for each in (text, " ".join(TEXTS * 40)))  # fmt: skip
+    assert ask(model, cut) == ask(model, whole)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"max_new_tokens": 60}, ["10 tokens", "60 are to follow", "64 positions", "at most 54"]),
+        ({"max_length": 5}, ["max_length is 5", "10 tokens"]),
+        ({"max_length": 99}, ["89 are to follow"]),
+        ({"num_return_sequences": 2}, ["num_return_sequences is 2", "do_sample"]),
+        ({"do_sample": True, "num_return_sequences": 99}, ["99", "at most 32"]),
+        ({"num_beams": 2, "stop": "x"}, ["num_beams", "stop"]),
+        ({"temperature": -1, "top_p": 2}, ["temperature is -1", "top_p is 2"]),
+        ({"temperature": 0, "do_sample": True}, ["samples nothing"]),
+        ({"stop": "a", "stop_sequences": ["b"]}, ["mean the same"]),
+        ({"stop": [""]}, ["empty"]),
+        ({"stream": True, "num_beams": 2}, ["num_beams"]),
+        ({"watermark": True, "grammar": {}}, ["'grammar'"]),
+        ({"watermark": True}, ["watermark is true", "not supported"]),
+        ({"min_new_tokens": 9, "max_new_tokens": 3}, ["min_new_tokens is 9"]),
+        ({"seed": 2**64}, ["seed"]),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(
+    chained: Generator, body: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        ask(chained, {"inputs": "0123456789", "parameters": body})
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_bias_of_a_token_that_is_not_there_is_refused(chained: Generator) -> None:
+    body = {"prompt": "01", "temperature": 0, "logit_bias": {"99999": 1}}
+    with pytest.raises(BadRequest, match="99999"):
+        ask(chained, body)
+
+
+def test_what_says_nothing_is_taken(chained: Generator) -> None:
+    parameters = {
+        "top_k": None, "watermark": False, "decoder_input_details": False, "best_of": 1,
+        "temperature": 0, "max_length": 8, "typical_p": None,
+    }  # fmt: skip
+    assert ask(chained, {"inputs": "0123", "parameters": parameters, "stream": False}) == [
+        [{"generated_text": "01234567"}]
+    ]
+
+
+def test_prompts_may_be_refused_rather_than_cut(tmp_path: Path) -> None:
+    chain.save(tmp_path, template=None)
+    model = load(tmp_path, AMPHORA_LONG_PROMPTS="refuse")
+    long = {"inputs": "0" * 70, "parameters": {"max_new_tokens": 4}}
+    with pytest.raises(BadRequest, match=r"70 tokens, 4 are to follow.*AMPHORA_LONG_PROMPTS=cut"):
+        ask(model, long)
+    long["parameters"]["truncation"] = True  # type: ignore[index]
+    assert ask(model, long)[0][0]["generated_text"].endswith("001234")
+    with pytest.raises(BadRequest, match="no chat template"):
+        ask(model, {"messages": [{"role": "user", "content": "hi"}]})
+    with pytest.raises(ValueError, match="AMPHORA_LONG_PROMPTS is 'shrink'"):
+        load(tmp_path, AMPHORA_LONG_PROMPTS="shrink")
+
+
+def test_a_bad_line_harms_no_other(chained: Generator) -> None:
+    lines = [
+        {"inputs": "01", "parameters": {"max_new_tokens": 2}},
+        {"inputs": [{"role": "user", "content": "hi"}], "parameters": {"max_new_tokens": 2}},
+        {"inputs": 7, "parameters": {"max_new_tokens": 2}},
+    ]
+    body = "\n".join(map(json.dumps, lines)).encode()
+    request = reading.read(body, "application/jsonlines", "/invocations")
+    chained.measure(request)
+    answer = reading.answered(chained.predict([request])[0], request)
+    assert answer[0] == [{"generated_text": "0123"}]
+    assert answer[1][0]["generated_text"][-1] == {"role": "assistant", "content": "Ci"}
+    assert "7, not a text" in answer[2]["error"]["message"]

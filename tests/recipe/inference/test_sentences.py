@@ -1,0 +1,128 @@
+"""What sentence-transformers has saved, against that library itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.serving_kit import TEXTS, Handlers, assert_close, save, tokenizer
+
+LONG = "the film was good in paris " * 20
+
+
+def sentence_model(folder: Path, pooling: str, seed: int, *more: Any, **settings: Any) -> Any:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+
+    save("BertModel", folder / "plain", seed)
+    first = modules.Transformer(str(folder / "plain"))
+    return SentenceTransformer(
+        modules=[first, modules.Pooling(32, pooling), *more], device="cpu", **settings
+    )
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken", "max"])
+def test_vectors_are_the_librarys(pooling: str, tmp_path: Path) -> None:
+    import torch
+    from sentence_transformers.sentence_transformer import modules
+
+    torch.manual_seed(5)
+    more = [] if pooling == "mean" else [modules.Dense(32, 16), modules.Normalize()]
+    prompts = {"query": "who said ", "passage": "in "}
+    named = "query" if pooling == "cls" else None
+    library = sentence_model(
+        tmp_path, pooling, 1, *more, prompts=prompts, default_prompt_name=named
+    )
+    library.max_seq_length = 17
+    library.save_pretrained(str(tmp_path / "saved"))
+    texts = [*TEXTS, LONG, "said"]
+    served = Handlers(tmp_path / "saved")
+    merged = served.ask_all(
+        [
+            {"inputs": texts},
+            *({"inputs": text} for text in texts),
+            {"inputs": texts, "parameters": {"prompt_name": "passage"}},
+            {"inputs": texts, "normalize": True, "prompt": "again "},
+            {"inputs": texts, "truncate_dim": 8},
+        ]
+    )
+    expected = library.encode(texts)
+    assert_close(merged[0], expected.tolist(), 1e-5)
+    for answer, text in zip(merged[1:7], texts, strict=True):
+        assert_close(answer, [library.encode(text).tolist()], 1e-5)
+    passages = library.encode(texts, prompt_name="passage").tolist()
+    assert_close(merged[7], passages, 1e-5)
+    asked = library.encode(texts, prompt="again ", normalize_embeddings=True).tolist()
+    assert_close(merged[8], asked, 1e-5)
+    assert_close(merged[9], library.encode(texts, truncate_dim=8).tolist(), 1e-5)
+    likeness = served.ask({"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}})
+    vectors = library.encode(TEXTS, normalize_embeddings=True)
+    assert_close(likeness, (vectors[1:] @ vectors[0]).tolist(), 1e-5)
+
+
+def test_a_sentence_models_requests_are_checked(tmp_path: Path) -> None:
+    from recipe.inference.payloads import BadRequest
+
+    library = sentence_model(tmp_path, "mean", 2, prompts={"query": "who "})
+    library.max_seq_length = 8
+    library.save_pretrained(str(tmp_path / "saved"))
+    served = Handlers(tmp_path / "saved")
+    for body, word in [
+        ({"inputs": "a", "prompt_name": "passage"}, "has .*query"),
+        ({"inputs": "a", "prompt_name": "query", "prompt": "b"}, "Give one"),
+        ({"inputs": "a", "top_k": 1}, "takes normalize, prompt"),
+        ({"query": "a", "texts": ["b"]}, "cross-encoder"),
+        ({"inputs": [{"text": "a", "text_pair": "b"}]}, "not a text"),
+        ({"inputs": LONG, "truncation": False}, "longer than the 8 tokens"),
+    ]:
+        with pytest.raises(BadRequest, match=word):
+            served.ask(body)
+    assert served.ask({"inputs": [LONG]}) == served.ask({"inputs": [LONG[:200]]})
+
+
+@pytest.mark.parametrize("activation", ["Sigmoid", "Identity"])
+def test_a_cross_encoder_scores_and_ranks_as_the_library(activation: str, tmp_path: Path) -> None:
+    import torch
+    from sentence_transformers import CrossEncoder
+
+    save("BertForSequenceClassification", tmp_path / "plain", 3, num_labels=1)
+    library = CrossEncoder(
+        str(tmp_path / "plain"), device="cpu", activation_fn=getattr(torch.nn, activation)()
+    )
+    library.save_pretrained(str(tmp_path / "saved"))
+    served = Handlers(tmp_path / "saved")
+    query, texts = "who was in paris", [*TEXTS, LONG]
+    scores = library.predict([(query, text) for text in texts])
+    order = np.argsort(-scores, kind="stable").tolist()
+    expected = [{"index": n, "score": float(scores[n])} for n in order]
+    labels = [{"label": "LABEL_0", "score": float(score)} for score in scores]
+    pairs = [{"text": query, "text_pair": text} for text in texts]
+    for body, answer in [
+        ({"query": query, "texts": texts}, expected),
+        ({"query": query, "texts": texts, "return_text": True},
+         [{**each, "text": texts[int(each["index"])]} for each in expected]),
+        ({"source_sentence": query, "sentences": texts}, scores.tolist()),
+        ({"inputs": pairs}, labels),
+        (pairs, labels),
+        ([[query, text] for text in texts], labels),
+        ({"inputs": pairs[0]}, labels[0]),
+        (pairs[1], labels[1]),
+    ]:  # fmt: skip
+        assert_close(served.ask(body), answer, 1e-5)
+    swapped = served.ask({"text": texts[0], "text_pair": query})["score"]
+    assert abs(swapped - labels[0]["score"]) > 1e-3, "the pair's order makes no difference"
+
+
+def test_pairs_are_cut_as_the_library_cuts_them(tmp_path: Path) -> None:
+    from sentence_transformers import CrossEncoder
+
+    folder = save("BertForSequenceClassification", tmp_path / "plain", 4, num_labels=1)
+    library = CrossEncoder(str(folder), device="cpu")
+    served = Handlers(folder)
+    pairs = [(LONG, "who"), ("who", LONG), (LONG, LONG), ("who said " * 12, LONG * 40)]
+    expected = [{"label": "LABEL_0", "score": float(s)} for s in library.predict(pairs)]
+    assert_close(served.ask({"inputs": [list(pair) for pair in pairs]}), expected, 1e-5)
+    assert len(tokenizer()(LONG)["input_ids"]) > 48

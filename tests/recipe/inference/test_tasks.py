@@ -1,0 +1,368 @@
+"""What is refused, at start and of a request; and the tasks that transformers' pipelines answer."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import wave
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.serving_kit import TEXTS, Handlers, assert_close, save, tokenizer
+
+
+def without_tokenizer(folder: Path) -> None:
+    save("BertForSequenceClassification", folder)
+    for file in folder.glob("*token*"):
+        file.unlink()
+
+
+def with_a_broken_weight(number: float) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        import torch
+        from safetensors.torch import load_file, save_file
+
+        save("BertForSequenceClassification", folder)
+        weights = load_file(folder / "model.safetensors")
+        weights["bert.encoder.layer.1.output.dense.weight"][3, 4] = torch.tensor(number)
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+    return make
+
+
+def with_head(kind: str, named: str = "") -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        save(kind, folder)
+        settings = json.loads((folder / "config.json").read_text())
+        settings["architectures"] = [named or kind] if named != "none" else None
+        (folder / "config.json").write_text(json.dumps(settings))
+
+    return make
+
+
+def as_sparse(folder: Path) -> None:
+    save("BertForMaskedLM", folder)
+    (folder / "modules.json").write_text('[{"idx": 0, "path": "", "type": "x"}, {"idx": 1}]')
+    (folder / "config_sentence_transformers.json").write_text('{"model_type": "SparseEncoder"}')
+
+
+def with_an_activation_of_its_own(folder: Path) -> None:
+    save("BertForSequenceClassification", folder, num_labels=1,
+         sentence_transformers={"activation_fn": "somebody.Activation"})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "environ", "words"),
+    [
+        (without_tokenizer, {}, ["holds no tokenizer", "tokenizer.json"]),
+        (without_tokenizer, {"HF_TASK": "feature-extraction"}, ["holds no tokenizer"]),
+        (with_a_broken_weight(float("nan")), {}, ["1 weights", "NaN", "layer.1.output.dense.weight"]),
+        (with_a_broken_weight(float("-inf")), {}, ["1 weights", "infinity", "checkpoint"]),
+        (with_head("BertForNextSentencePrediction"), {}, ["BertForNextSentencePrediction", "HF_TASK"]),
+        (with_head("BertModel", "BertWithMyHead"), {}, ["BertWithMyHead", "HF_TASK", "fill-mask"]),
+        (with_head("BertModel", "none"), {}, ["no architectures", "HF_TASK"]),
+        (with_head("BertModel"), {"HF_TASK": "fill-mask"}, ["lacks", "weights"]),
+        (with_head("BertForSequenceClassification"), {"HF_TASK": "zero-shot-classification"},
+         ["entailment", "LABEL_0"]),
+        (with_head("GPT2LMHeadModel"), {"HF_TASK": "summarization"}, ["summarization|cannot be loaded"]),
+        (as_sparse, {}, ["SparseEncoder", "inference.py"]),
+        (with_an_activation_of_its_own, {}, ["somebody.Activation", "Sigmoid"]),
+        (with_head("BertModel"), {"AMPHORA_ANSWERS": "both"}, ["'both'", "huggingface or vectors"]),
+        (with_head("BertModel"), {"HF_TASK": "fill-masks"}, ["'fill-masks'", "mean fill-mask"]),
+    ],
+)  # fmt: skip
+def test_a_model_that_cannot_be_right_is_refused_at_start(
+    make: Callable[[Path], None], environ: dict[str, str], words: list[str], tmp_path: Path
+) -> None:
+    make(tmp_path / "model")
+    with pytest.raises(Exception, match=words[0]) as caught:
+        Handlers(tmp_path / "model", **environ)
+    for word in words[1:]:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [
+        ("BertForSequenceClassification", "text-classification"),
+        ("RobertaForTokenClassification", "token-classification"),
+        ("DistilBertForQuestionAnswering", "question-answering"),
+        ("LayoutLMv2ForQuestionAnswering", "document-question-answering"),
+        ("TapasForQuestionAnswering", "table-question-answering"),
+        ("BertForMaskedLM", "fill-mask"),
+        ("GPT2LMHeadModel", "text-generation"),
+        ("LlamaForCausalLM", "text-generation"),
+        ("T5ForConditionalGeneration", "text2text-generation"),
+        ("MarianMTModel", "text2text-generation"),
+        ("EncoderDecoderModel", "text2text-generation"),
+        ("WhisperForConditionalGeneration", "automatic-speech-recognition"),
+        ("Wav2Vec2ForCTC", "automatic-speech-recognition"),
+        ("ViTForImageClassification", "image-classification"),
+        ("DetrForObjectDetection", "object-detection"),
+        ("CLIPModel", "zero-shot-image-classification"),
+        ("LlavaForConditionalGeneration", "image-text-to-text"),
+        ("BertModel", "feature-extraction"),
+        ("T5EncoderModel", None),
+        ("ViTModel", "image-feature-extraction"),
+        ("BertForPreTraining", None),
+        ("BertForMultipleChoice", None),
+    ],
+)
+def test_each_head_has_its_task(kind: str, task: str | None, tmp_path: Path) -> None:
+    from recipe.errors import ModelError
+    from recipe.inference import registry
+    from recipe.inference.origin import Origin
+
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "bert", "architectures": [kind]})
+    )
+    origin = Origin.find(str(tmp_path), {})
+    if task is None:
+        with pytest.raises(ModelError, match=kind):
+            registry.task_of(origin)
+    else:
+        assert registry.task_of(origin) == task
+
+
+def test_what_a_request_may_not_hold_is_told(tmp_path: Path) -> None:
+    served = Handlers(save("BertForSequenceClassification", tmp_path / "model", num_labels=3))
+    long = "the film was good " * 30
+    for body, words in [
+        ({"inputs": "a", "stream": True}, "'stream' is not one of text-classification, which takes"),
+        ({"inputs": "a", "foo": 1}, "'foo'"), ({"text": "a", "label": 2}, "'label'"),
+        ({"inputs": "a", "top_k": 2, "parameters": {"top_k": 3}}, "twice"),
+        ({"inputs": "a", "top_k": 0}, "top_k is 0"), ({"inputs": "a", "top_k": 1.5}, "top_k is 1.5"),
+        ({"inputs": "a", "parameters": {"function_to_apply": "tanh"}}, "sigmoid, softmax, none or"),
+        ({"question": "a", "context": "b"}, "not a text or a pair"),
+        ({"query": "a", "texts": ["b"]}, "3 labels"), ({"inputs": [["a", "b", "c"]]}, "not a text or"),
+        ({"inputs": {"text": ["a"], "text_pair": ["b"]}}, "not a text"),
+        ({"inputs": [{"text": "a", "id": 3}]}, "not a text"), ({"inputs": 3}, "not a text"),
+        ({"inputs": long, "truncation": False}, "longer than the 48 tokens"),
+        ({"inputs": "a", "options": {"wait": True}}, "wait_for_model"),
+        (b'{"inputs": "a", "top_k": NaN}', "NaN"), (b'{"inputs": "\\ud800"}', "surrogate"),
+        ((b"\\x89PNG", "image/png"), "not an image"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            served.ask(body)
+    best = served.ask({"inputs": "a", "options": {"wait_for_model": True}, "parameters": None})
+    assert list(best[0]) == ["label", "score"]
+    # A line that is none of the task's is its own fault.
+    lines = b'{"inputs": "a"}\n{"question": "a", "context": "b"}\n{"text": "a", "text_pair": "b"}\n'
+    answers = served.ask((lines, "application/jsonlines"))
+    assert [list(each) for each in answers] == [["label", "score"], ["error"], ["label", "score"]]
+    rows = b"id,text,text_pair\n1,a,b\n"
+    assert served.ask((rows, "text/csv")) == served.ask([["a", "b"]])
+    header = served.ask({"inputs": ["a"]}, "text/csv; header=present").splitlines()
+    assert (header[0], header[1].startswith(b"LABEL_")) == (b"label,score", True)
+    some = {"inputs": ["a", long], "parameters": {"max_length": 8}}
+    assert len(served.ask(some)) == 2
+
+
+def test_numbers_that_are_none_are_no_answer(tmp_path: Path) -> None:
+    from recipe.inference import answers
+
+    prediction = [{"label": "a", "score": float("nan")}]
+    for accept in ("application/json", "application/jsonlines", "text/csv"):
+        with pytest.raises(ValueError, match="NaN"):
+            answers.write_answer(prediction, accept)
+    with pytest.raises(ValueError, match="NaN"):
+        answers.write_answer([[0.5, float("inf")]], "application/x-npy")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_pictures_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
+    import torch
+    import transformers
+    from PIL import Image
+
+    from recipe.inference.answers import plain
+
+    torch.manual_seed(3)
+    config = transformers.ViTConfig(
+        image_size=32, patch_size=8, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=64, num_labels=4, initializer_range=0.3,
+    )  # fmt: skip
+    made: Any = transformers
+    made.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    made.ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "vit")
+    served = Handlers(tmp_path / "vit")
+    make: Any = transformers.pipeline
+    reference = make("image-classification", model=str(tmp_path / "vit"), device="cpu")
+    noise = np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)
+    picture, out = Image.fromarray(noise), io.BytesIO()
+    picture.save(out, format="PNG")
+    data, text = out.getvalue(), base64.b64encode(out.getvalue()).decode()
+    one, two = plain(reference(picture)), plain(reference(picture, top_k=2))
+    for body, wanted in [
+        ((data, "image/png"), one), ({"inputs": text}, one), ({"inputs": [text, text]}, [one, one]),
+        ({"inputs": f"data:image/png;base64,{text}", "top_k": 2}, two),
+        ({"inputs": text, "parameters": {"top_k": 2}}, two),
+    ]:  # fmt: skip
+        assert_close(served.ask(body), wanted, 1e-5, str(body)[:60])
+    good, bad = served.ask_all([{"inputs": text}, (data, "image/png")])
+    assert_close([good, bad], [one, one], 1e-5)
+    (tmp_path / "secret.png").write_bytes(data)
+    for body, words in [
+        ({"inputs": "http://169.254.169.254/latest"}, "not followed"),
+        ({"inputs": str(tmp_path / "secret.png")}, "not followed"),
+        ({"inputs": ["file:///etc/passwd"]}, "not followed"), ({"inputs": "secret.png"}, "base64"),
+        ({"inputs": [{"type": "image", "url": "http://a/b.png"}]}, "not followed"),
+        ({"inputs": "AAAA"}, "cannot be read"), ((b"text", "image/png"), "cannot be read"),
+        ({"inputs": text, "topk": 2}, "'topk'.*top_k"), ((data, "audio/wav"), "takes no audio/wav"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            served.ask(body)
+
+
+def wav(samples: np.ndarray[Any, Any], rate: int, width: int = 2) -> bytes:
+    """A WAV file of numbers from -1 to 1."""
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(width)
+        file.setframerate(rate)
+        whole = np.round(samples * (2 ** (8 * width - 1) - 1)).astype("<i4")
+        file.writeframes(b"".join(int(n).to_bytes(width, "little", signed=True) for n in whole))
+    return out.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sounds_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    from recipe.inference.answers import plain
+    from recipe.inference.payloads import BadRequest
+
+    torch.manual_seed(4)
+    config = transformers.Wav2Vec2Config(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        conv_dim=(16, 16), conv_kernel=(10, 3), conv_stride=(5, 2), num_feat_extract_layers=2,
+        num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2, num_labels=3,
+        classifier_proj_size=16,
+    )  # fmt: skip
+    made: Any = transformers
+    made.Wav2Vec2ForSequenceClassification(config).save_pretrained(tmp_path / "w")
+    made.Wav2Vec2FeatureExtractor(sampling_rate=8000).save_pretrained(tmp_path / "w")
+    served = Handlers(tmp_path / "w", HF_TASK="audio-classification")
+    make: Any = transformers.pipeline
+    reference = make("audio-classification", model=str(tmp_path / "w"), device="cpu")
+    tone = np.sin(np.arange(4000) / 7).astype(np.float32) * 0.5
+    wanted = plain(reference({"raw": tone, "sampling_rate": 8000}))
+    raw = {"raw": tone.tolist(), "sampling_rate": 8000}
+    data = wav(tone, 8000)
+    for body, tolerance in [
+        ({"inputs": raw}, 1e-5), (raw, 1e-5), ((data, "audio/wav"), 1e-3),
+        ({"inputs": base64.b64encode(data).decode()}, 1e-3), ((wav(tone, 8000, 3), "audio/x-wav"), 1e-3),
+        # A tone that is sampled twice as often is the same tone.
+        ((wav(np.sin(np.arange(8000) / 14) * 0.5, 16000), "audio/wav"), 2e-2),
+    ]:  # fmt: skip
+        answer = {each["label"]: each["score"] for each in served.ask(body)}
+        for each in wanted:
+            assert abs(answer[each["label"]] - each["score"]) < tolerance
+    for body, words in [
+        ({"inputs": "/etc/passwd"}, "not followed"), ({"inputs": "https://a/b.wav"}, "not followed"),
+        ({"inputs": {"raw": [0.5], "sampling_rate": 0}}, "sampling_rate"),
+        ({"inputs": {"raw": [[0.5]], "sampling_rate": 8000}}, "one row"),
+        ((data, "image/png"), "takes no image/png"),
+    ]:  # fmt: skip
+        with pytest.raises(BadRequest, match=words):
+            served.ask(body)
+
+
+def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import NllbTokenizerFast
+
+    from recipe.inference.payloads import BadRequest
+
+    words = ["<s>", "<pad>", "</s>", "<unk>", "the", "film", "was", "good", "bad"]
+    base = Tokenizer(models.WordLevel({w: n for n, w in enumerate(words)}, unk_token="<unk>"))
+    base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    codes = ["eng_Latn", "fra_Latn", "deu_Latn"]
+    made: Any = NllbTokenizerFast
+    reader = made(tokenizer_object=base, additional_special_tokens=codes, src_lang="eng_Latn",
+                  model_max_length=32)  # fmt: skip
+    torch.manual_seed(5)
+    config = transformers.M2M100Config(
+        vocab_size=len(reader), d_model=16, encoder_layers=1, decoder_layers=1, max_length=20,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
+        max_position_embeddings=32, pad_token_id=1, bos_token_id=0, eos_token_id=2, init_std=0.5,
+        decoder_start_token_id=2,
+    )  # fmt: skip
+    model: Any = transformers.M2M100ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path / "m")
+    reader.save_pretrained(tmp_path / "m")
+    served = Handlers(tmp_path / "m", HF_TASK="translation")
+    assert served.model.example("a").parameters["tgt_lang"] in codes
+    with pytest.raises(BadRequest, match="tgt_lang"):
+        served.ask({"inputs": "the film"})
+    with pytest.raises(BadRequest, match="'klingon'"):
+        served.ask({"inputs": "the film", "tgt_lang": "klingon"})
+    own: Any = served.model
+    bodies, wanted = [], []
+    for source, target in [
+        ("eng_Latn", "fra_Latn"),
+        ("deu_Latn", "eng_Latn"),
+        ("fra_Latn", "deu_Latn"),
+    ]:
+        options = {"max_new_tokens": 5, "num_beams": 2}
+        own.encoder.tokenizer.src_lang = source
+        encoded = own.encoder.tokenizer("the film was good", return_tensors="pt")
+        encoded.pop("token_type_ids", None)
+        bos = own.encoder.tokenizer.convert_tokens_to_ids(target)
+        with torch.inference_mode():
+            output = own.encoder.model.generate(**encoded, forced_bos_token_id=bos, **options)
+        wanted.append(own.encoder.tokenizer.batch_decode(output, skip_special_tokens=True))
+        bodies.append(
+            {"inputs": "the film was good", "src_lang": source, "tgt_lang": target, **options}
+        )
+    answers = served.ask_all(bodies)
+    assert [[each["translation_text"] for each in answer] for answer in answers] == wanted
+
+
+def test_rows_that_heed_no_mask_are_not_padded_together(tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    torch.manual_seed(6)
+    reader = tokenizer()
+    config = transformers.FNetConfig(
+        vocab_size=len(reader), hidden_size=32, num_hidden_layers=2, intermediate_size=64,
+        max_position_embeddings=48, num_labels=3, initializer_range=0.3,
+    )  # fmt: skip
+    model: Any = transformers.FNetForSequenceClassification(config).eval()
+    model.save_pretrained(tmp_path / "fnet")
+    reader.save_pretrained(tmp_path / "fnet")
+    served = Handlers(tmp_path / "fnet")
+    assert served.model.encoder.merging == "texts of one length"  # type: ignore[attr-defined]
+    texts = [*TEXTS, TEXTS[0], "who was bad"]
+    answers = served.ask({"inputs": texts, "top_k": None, "function_to_apply": "none"})
+    for text, answer in zip(texts, answers, strict=True):
+        encoded = reader(text, return_tensors="pt")
+        encoded.pop("attention_mask")
+        with torch.no_grad():
+            logits = model(**encoded).logits[0]
+        expected = sorted(logits.tolist(), reverse=True)
+        assert [each["score"] for each in answer] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_users_function_calls_a_pipeline_that_transformers_no_longer_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recipe.inference.defaults import huggingface
+
+    monkeypatch.setenv("AMPHORA_DTYPE", "float32")
+    folder = save("BertForQuestionAnswering", tmp_path / "model")
+    model = huggingface.make_pipeline(str(folder), {})
+    question = {"question": "who said", "context": TEXTS[1]}
+    served = Handlers(folder)
+    assert model(question, top_k=2) == served.ask({"inputs": question, "top_k": 2})
+    assert model([question, question]) == served.ask([question, question])

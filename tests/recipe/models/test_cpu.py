@@ -1,0 +1,117 @@
+"""Dropout and attention on a CPU: the same functions as PyTorch's, from the same generator."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from recipe.models import cpu_kernels
+from tests.support.paths import CODE
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_noise_drops_its_share_and_keeps_the_mean(dtype: torch.dtype, p: float) -> None:
+    torch.manual_seed(0)
+    found = cpu_kernels.noise(torch.empty(500, 401, dtype=dtype), p)
+    assert (found.shape, found.dtype) == ((500, 401), dtype)
+    count = found.numel()
+    spread = 4 * (p * (1 - p) / count) ** 0.5
+    assert (found == 0).double().mean().item() == pytest.approx(p, abs=spread)
+    kept = found[found != 0].double()
+    assert (kept == kept[0]).all()
+    assert kept[0].item() == pytest.approx(1 / (1 - p), rel=max(torch.finfo(dtype).eps, 1e-4))
+
+
+def test_noise_of_neighbours_is_independent() -> None:
+    torch.manual_seed(0)
+    dropped = (cpu_kernels.noise(torch.empty(400_000), 0.5) == 0).double() - 0.5
+    for distance in (1, 2, 3, 4, 8):
+        covariance = (dropped[:-distance] * dropped[distance:]).mean().item()
+        assert abs(covariance) < 4 * 0.25 / len(dropped) ** 0.5
+
+
+def test_noise_is_drawn_from_the_generator_that_checkpoints_hold() -> None:
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    first = cpu_kernels.noise(torch.empty(1000), 0.3)
+    assert not torch.equal(cpu_kernels.noise(torch.empty(1000), 0.3), first)
+    torch.set_rng_state(state)
+    assert torch.equal(cpu_kernels.noise(torch.empty(1000), 0.3), first)
+
+
+def test_all_is_dropped_at_1_and_nothing_in_evaluation() -> None:
+    layer, values = cpu_kernels.Dropout(1.0), torch.ones(3, 5)
+    assert not layer(values).any()
+    assert torch.equal(layer.eval()(values), values)
+    assert torch.equal(cpu_kernels.Dropout(0.0)(values), values)
+
+
+def test_dropouts_gradient_is_its_noise() -> None:
+    torch.manual_seed(0)
+    values = torch.ones(64, 33, requires_grad=True)
+    dropped = cpu_kernels.Dropout(0.4)(values)
+    dropped.sum().backward()
+    assert values.grad is not None
+    assert torch.equal(values.grad, dropped.detach())
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_attention_is_pytorchs(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, 4, 17, 8, dtype=dtype)
+    segments = torch.arange(17).div(5, rounding_mode="floor").expand(2, 17)
+    own = segments[:, None, :, None] == segments[:, None, None, :]
+    added = torch.zeros(own.shape).masked_fill(~own, torch.finfo().min)
+    found, weights = cpu_kernels.attend(nn.Module(), query, key, value, added)
+    wanted = nn.functional.scaled_dot_product_attention(query, key, value, own)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    assert weights is None
+    torch.testing.assert_close(found, wanted.transpose(1, 2), rtol=tolerance, atol=tolerance)
+
+
+def test_a_query_that_sees_nothing_is_no_nan() -> None:
+    query = torch.randn(1, 1, 3, 8, dtype=torch.bfloat16)
+    hidden = torch.full((1, 1, 3, 3), torch.finfo(torch.float32).min)
+    assert cpu_kernels.attend(nn.Module(), query, query, query, hidden)[0].isfinite().all()
+
+
+def test_every_dropout_is_replaced_wherever_it_lies() -> None:
+    model = nn.ModuleDict({"a": nn.Sequential(nn.Dropout(0.3)), "b": nn.Dropout(0.2)})
+    cpu_kernels.lighten(model, attention=False)
+    found = [layer.p for layer in model.modules() if isinstance(layer, cpu_kernels.Dropout)]
+    assert sorted(found) == [0.2, 0.3]
+    assert not any(type(layer) is nn.Dropout for layer in model.modules())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_memory_that_is_kept_is_not_mapped_again() -> None:
+    program = """
+import resource, sys, torch
+from recipe.models import cpu_kernels as cpu
+if sys.argv[1] == "keep":
+    cpu.keep_memory()
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+before = faults()
+for _ in range(60):
+    torch.zeros(10_000_000)
+print(faults() - before)
+"""
+
+    def faults(how: str) -> int:
+        command = [sys.executable, "-c", program, how]
+        done = subprocess.run(
+            command, env={"PYTHONPATH": str(CODE)}, text=True, capture_output=True
+        )
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    # The heap grows a few times until such a block fits between what else lies on it.
+    assert faults("keep") < faults("as it is") / 3

@@ -1,0 +1,364 @@
+"""task=causal-lm: what is read, what of it is learned, and a run whose model is served."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedTokenizerBase
+
+from recipe import hyperparameters
+from recipe.batching.document_batches import Documents
+from recipe.data import language_modeling
+from recipe.errors import DataError, HyperparameterError, ModelError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import loading
+from recipe.paths import Places
+from recipe.tasks import evaluation
+from recipe.tokenization import documents as causal_tokens
+from recipe.training import preflight
+from tests.support import causal_kit
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# As some models: what was thought is not repeated once the conversation goes on.
+FORGETFUL = CHATML.replace(
+    "{{ message['content'] }}",
+    "{% if message.role == 'assistant' and loop.last %}(thought){% endif %}{{ message.content }}",
+)
+MARKED = (
+    "{% for message in messages %}{{ message.role }}: {% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}{% else %}"
+    "{{ message.content }}{% endif %}{{ '\n' }}{% endfor %}"
+)
+# Tells no prompt: nothing is added for the assistant, and what it says comes first.
+ODD = "{% for message in messages %}{{ message.content }} ({{ message.role }}){% endfor %}<end>"
+TALK = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "yes?"},
+    {"role": "user", "content": "why"},
+    {"role": "assistant", "content": "so."},
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of tokens of this module's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+        yield
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerBase:
+    made: PreTrainedTokenizerBase = causal_kit.make_tokenizer()
+    return made
+
+
+def tokenise(
+    tokenizer: PreTrainedTokenizerBase, long_texts: str | None = None, length: int = 64, **data: Any
+) -> Documents:
+    split = datasets.Dataset.from_dict(data)
+    return causal_tokens.tokenise("train", split, tokenizer, length, long_texts)
+
+
+def shown(tokenizer: PreTrainedTokenizerBase, documents: Documents, row: int = 0) -> str:
+    """A document with what is learned in brackets."""
+    text = ""
+    learned = documents.learned[documents.starts[row] : documents.starts[row + 1]]
+    before = False
+    for token, is_learned in zip(documents.tokens(row), learned, strict=True):
+        text += ("[" if is_learned else "]") if is_learned != before else ""
+        text += tokenizer.decode([token])
+        before = is_learned
+    return text + ("]" if before else "")
+
+
+def test_all_of_a_text_but_its_first_token_is_learned(tokenizer: PreTrainedTokenizerBase) -> None:
+    documents = tokenise(tokenizer, text=["abc", "", "d"])
+    assert [shown(tokenizer, documents, row) for row in range(2)] == ["a[bc</s>]", "d[</s>]"]
+    assert documents.labels.tolist() == [3, 1]
+    assert len(documents) == 2, "of an empty text there is nothing to learn"
+
+
+def test_of_a_pair_the_completion_is_learned(tokenizer: PreTrainedTokenizerBase) -> None:
+    documents = tokenise(tokenizer, prompt=["one:"], completion=["two"])
+    assert shown(tokenizer, documents) == "one:[two</s>]"
+
+
+@pytest.mark.parametrize("length", [5, 7, 12, 40])
+def test_every_token_of_a_split_text_is_learned_once(
+    tokenizer: PreTrainedTokenizerBase, length: int
+) -> None:
+    text = "abcdefghijklmnopqrstuvwxyz"
+    documents = tokenise(tokenizer, length=length, text=[text])
+    assert documents.lengths.max() <= length
+    assert documents.lengths.min() >= 2
+    learned = tokenizer.decode(documents.token_ids[documents.learned])
+    assert learned == f"{text[1:]}</s>"
+
+
+def test_what_is_long_is_cut_or_split_as_asked(tokenizer: PreTrainedTokenizerBase) -> None:
+    cut = tokenise(tokenizer, "truncate", 8, text=["abcdefghijkl"])
+    assert shown(tokenizer, cut) == "a[bcdefgh]"
+    # Pairs are truncated by themselves; one whose prompt fills all has nothing to learn.
+    pairs: dict[str, Any] = {"prompt": ["abcdef", "abcdefgh"], "completion": ["ghijkl", "x"]}
+    assert shown(tokenizer, tokenise(tokenizer, None, 8, **pairs)) == "abcdef[gh]"
+    split = tokenise(tokenizer, "split", 8, **pairs)
+    assert [shown(tokenizer, split, row) for row in range(3)] == [
+        "abcdef[gh]",
+        "h[ijkl</s>]",
+        "h[x</s>]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (None, "user:\nhi\nassistant:\n[yes?</s>\n]user:\nwhy\nassistant:\n[so.</s>\n]"),
+        (
+            CHATML,
+            "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n[yes?<|im_end|>\n]"
+            "<|im_start|>user\nwhy<|im_end|>\n<|im_start|>assistant\n[so.<|im_end|>\n]",
+        ),
+        (
+            FORGETFUL,
+            "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyes?<|im_end|>\n"
+            "<|im_start|>user\nwhy<|im_end|>\n<|im_start|>assistant\n[(thought)so.<|im_end|>\n]",
+        ),
+        (MARKED, "user: hi\nassistant: [yes?</s>]\nuser: why\nassistant: [so.</s>]\n"),
+        (ODD, "h[i (user)yes? (assistant)why (user)so. (assistant)<end>]"),
+    ],
+)
+def test_of_a_conversation_the_assistants_turns_are_learned(
+    tokenizer: PreTrainedTokenizerBase,
+    capsys: pytest.CaptureFixture[str],
+    template: str | None,
+    expected: str,
+) -> None:
+    tokenizer.chat_template = template
+    documents = tokenise(tokenizer, "split", 128, messages=[json.dumps(TALK)])
+    assert shown(tokenizer, documents) == expected
+    said = capsys.readouterr().out
+    assert ("does not tell the assistant's turns apart in 1" in said) == (template == ODD)
+    assert ("a simple one" in said) == (template is None)
+    assert tokenizer.chat_template, "it is saved with the model"
+
+
+def test_nothing_to_learn_is_an_error(tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(DataError, match="train data has 1 documents, and no token of them"):
+        tokenise(tokenizer, messages=[json.dumps(TALK[:1])])
+    tokenizer.chat_template = "{{ raise_exception('only the user speaks') }}"
+    with pytest.raises(DataError, match=r"conversation of row 0 .*only the user speaks"):
+        tokenise(tokenizer, messages=[json.dumps(TALK)])
+
+
+def load(folder: Path, **options: Any) -> language_modeling.Texts:
+    return language_modeling.load({"train": folder}, Hyperparameters(task="causal-lm", **options))
+
+
+CONVERSATION = {"messages": TALK}
+PAIR = {"instruction": "do", "response": "done", "id": 7}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "said"),
+    [
+        ("a.txt", "one\ntwo\n\nthree\n", {"text": ["one", "two", "three"]}, "txt (a text is a line)"),
+        ("a.csv", 'text\n"one, 1"\ntwo\nthree\n', {"text": ["one, 1", "two", "three"]}, "csv"),
+        ("a.csv", 'prompt,completion\na,b\nc,d\n', {"prompt": ["a", "c"], "completion": ["b", "d"]}, "csv"),
+        ("a.jsonl", f"{json.dumps(PAIR)}\n" * 2, {"prompt": ["do"] * 2, "completion": ["done"] * 2}, "not read: id"),
+        ("a.jsonl", f"{json.dumps(CONVERSATION)}\n" * 2, {"messages": [json.dumps(TALK)] * 2}, "messages column 'messages'"),
+        ("a.jsonl", '{"input_ids": [5, 6], "attention_mask": [1, 0]}\n' * 2, {"input_ids": [[5]] * 2}, "input_ids column"),
+    ],
+)  # fmt: skip
+def test_what_is_read(
+    tmp_path: Path, name: str, content: str, columns: dict[str, Any], said: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    texts = load(tmp_path)
+    both = datasets.concatenate_datasets([texts.train, texts.evaluation])
+    assert set(both.column_names) == set(columns)
+    for column, values in columns.items():
+        assert sorted(both[column]) == sorted(values)
+    assert said in "\n".join(texts.found)
+    assert "1 training rows held out, seed 42" in "\n".join(texts.found)
+
+
+@pytest.mark.parametrize(
+    ("sample_by", "expected"),
+    [("paragraph", ["one\ntwo", "three"]), ("document", ["one\ntwo\n\nthree"])],
+)
+def test_what_a_text_is_in_a_plain_file(
+    tmp_path: Path, sample_by: str, expected: list[str]
+) -> None:
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.txt").write_text("one\r\ntwo\r\n\r\nthree\r\n")
+    assert list(load(tmp_path, sample_by=sample_by).train["text"]) == expected
+
+
+def test_a_dataset_dict_and_parquet(tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_list([CONVERSATION] * 3)
+    datasets.DatasetDict({"train": rows, "validation": rows}).save_to_disk(tmp_path / "dict")
+    (tmp_path / "parquet").mkdir()
+    rows.to_parquet(tmp_path / "parquet" / "a.parquet")
+    for folder, count in (("dict", 3), ("parquet", 2)):
+        assert list(load(tmp_path / folder).train["messages"]) == [json.dumps(TALK)] * count
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "words"),
+    [
+        ({"messages": "hello"}, {}, ["line 1", "no conversation", "'messages'", '"role"']),
+        ({"messages": [{"role": "user"}]}, {}, ["line 1", "no conversation"]),
+        ({"prompt": TALK, "completion": "x"}, {}, ["line 1", "no text in column 'prompt'"]),
+        ({"a": "x", "b": "y"}, {"prompt_column": "a"}, ["completion", "completion_column"]),
+        ({"text": "x"}, {"messages_column": "texts"}, ["messages_column", "'texts'", "text"]),
+        ({"n": 1}, {}, ["text column", "text_column"]),
+    ],
+)
+def test_what_cannot_be_read_is_named(
+    tmp_path: Path, row: dict[str, Any], options: dict[str, str], words: list[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
+    with pytest.raises(DataError) as caught:
+        load(tmp_path, **options)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--task", "translation"], ["task", "'translation'", "causal-lm"]),
+        (["--task", "causal-lm", "--label_column", "x"], ["label_column", "'x'", "task=text-cl"]),
+        (["--task", "causal-lm", "--class_weight", "balanced"], ["class_weight", "Leave it out"]),
+        (["--task", "causal-lm", "--label_smoothing_factor", "0.1"], ["label_smoothing_factor"]),
+        (["--prompt_column", "x"], ["prompt_column", "'x'", "task=causal-lm"]),
+        (["--sample_by", "document"], ["sample_by", "task=causal-lm"]),
+        (["--task", "causal-lm", "--sample_by", "word"], ["sample_by", "line or paragraph"]),
+        (["--task", "causal-lm", "--long_texts", "drop"], ["long_texts", "split or truncate"]),
+        (
+            ["--task", "causal-lm", "--text_column", "a", "--prompt_column", "b"],
+            ["text_column=a", "prompt_column=b"],
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(argv: list[str], words: list[str]) -> None:
+    with pytest.raises(HyperparameterError) as caught:
+        hyperparameters.parse(argv)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_what_is_no_decoder_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    asked = Hyperparameters(task="causal-lm")
+    with pytest.raises(ModelError, match="of type bert, an encoder"):
+        loading.load_causal(loading.find(str(tiny_model), {}), asked)
+    folder = causal_kit.make_model("llama", tmp_path / "small")
+    more = causal_kit.make_tokenizer()
+    more.add_tokens(["one more"])
+    more.save_pretrained(folder)
+    with pytest.raises(ModelError, match=r"has 260 tokens, and the model 259"):
+        loading.load_causal(loading.find(str(folder), {}), asked)
+
+
+def test_perplexity_is_of_all_tokens_alike() -> None:
+    answers = np.array([[2.0, 1.0], [10.0, 2.0]])
+    scores = evaluation.score_tokens(transformers.EvalPrediction(answers, np.array([1, 5])))
+    assert scores == {"perplexity": pytest.approx(np.exp(2.0)), "token_accuracy": 0.5}
+
+
+def test_a_run_whose_model_is_served_at_once(
+    tmp_path: Path, train: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import inference
+
+    model = causal_kit.make_model("gpt2", tmp_path / "start")
+    channels = {
+        "train": causal_kit.write(tmp_path / "in" / "train", causal_kit.pairs(240)),
+        "test": causal_kit.write(tmp_path / "in" / "test", causal_kit.pairs(20)),
+    }
+    argv = ["--task", "causal-lm", "--model_id", str(model), "--epochs", "6", "--lr", "1e-2"]
+    done = train(tmp_path, channels, *argv, "--batch_size", "16")
+    assert done.returncode == 0, done.stderr
+    assert "prompt column 'prompt', completion column 'completion'" in done.stdout
+    assert "packed into" in done.stdout
+    assert "eval_perplexity=1." in done.stdout
+    values = json.loads((tmp_path / "output" / "data" / "metrics.json").read_text())
+    assert values["eval_perplexity"] == pytest.approx(np.exp(values["eval_loss"]))
+    assert values["eval_token_accuracy"] == 1.0
+    page = (tmp_path / "output" / "data" / "report.html").read_text()
+    for words in ("Perplexity, evaluation data", "How the model goes on", "eval perplexity"):
+        assert words in page
+    assert "Confusion" not in page
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "pipeline_tag: text-generation" in card
+    assert "# Language model" in card
+    monkeypatch.setenv("AMPHORA_DTYPE", "float32")
+    served = inference.model_fn(str(tmp_path / "model"))
+    parameters = {"max_new_tokens": 20, "return_full_text": False}
+    body = {"inputs": ["blue cat:", "red dog:"], "parameters": parameters}
+    request = inference.input_fn(json.dumps(body).encode(), "application/json")
+    said = [each["generated_text"] for (each,) in inference.predict_fn(request, served)]
+    assert said == ["catcatcat", "dog"], "and it stops where the completion ends"
+    assert served.encoder.max_length == 128, "not where training cut"
+    del served
+    places = Places(
+        channels={**channels, "model": model},
+        model_dir=tmp_path,
+        output_data_dir=tmp_path,
+        checkpoints=tmp_path,
+        tensorboard=tmp_path,
+    )
+    asked = ["--task", "causal-lm", "--max_length", "8", "--batch_size", "16", "--epochs", "1"]
+    found = {each.what: each for each in preflight.inspect(asked, places, 1)}
+    assert "240" in found["lengths"].detail
+    assert "100.0% of the texts are longer than 8 tokens" in found["truncation"].detail
+    assert found["steps"].detail.startswith("15 an epoch")
+    found = {
+        each.what: each for each in preflight.inspect([*asked, "--long_texts", "split"], places, 1)
+    }
+    assert int(found["steps"].detail.split()[0]) > 30
+
+
+def test_a_model_that_cannot_be_packed_is_padded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from recipe.batching import batches
+    from recipe.tasks import causal_lm
+    from recipe.training import engine
+
+    config = transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    ids = np.arange(4, 24, dtype=np.int32)
+    learned = np.ones(20, dtype=bool)
+    learned[[0, 12]] = False
+    documents = Documents(ids, np.array([0, 12, 20]), np.array([11, 7]), learned)
+    run = batches.Training(samples=documents, size=2)
+    held_out: dict[str, batches.Samples] = {"evaluation": documents}
+    whole = [
+        model(input_ids=torch.from_numpy(documents.tokens(row).astype(np.int64))[None]).logits[0]
+        for row in (0, 1)
+    ]
+    layout, _ = engine.layouts(model, 0, None, run, held_out, 2, causal_lm.NEXT_TOKENS)
+    assert "(bloom cannot be packed)" in capsys.readouterr().out
+    answers = model(**layout.tensors(documents, np.array([0, 1]))).logits[:, 0]
+    for row, logits in enumerate(whole):
+        wanted = torch.from_numpy(documents.tokens(row)[1:].astype(np.int64))
+        loss = torch.nn.functional.cross_entropy(logits[:-1], wanted, reduction="sum")
+        torch.testing.assert_close(answers[row], loss, rtol=1e-5, atol=1e-5)
+    with pytest.raises(HyperparameterError, match=r"packing has value True.*bloom.*llama"):
+        engine.layouts(model, 0, True, run, held_out, 2, causal_lm.NEXT_TOKENS)

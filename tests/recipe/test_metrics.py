@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from recipe import metrics
+from recipe.training.progress import MetricLines
+from tests.support import circulating
+
+FILE = Path(metrics.__file__)
+
+
+def read(line: str) -> dict[str, float]:
+    """What SageMaker would record of one log line."""
+    found = {each["Name"]: re.search(each["Regex"], line) for each in metrics.metric_definitions()}
+    return {name: float(match.group(1)) for name, match in found.items() if match}
+
+
+@pytest.mark.parametrize("value", [2.5e-05, 1e-10, -3.25, 0.0, 1.0, 7, 123456.0, 1.5e17])
+def test_a_number_survives_the_line_and_its_regex(value: float) -> None:
+    assert read(metrics.metric_line({"step": 3, "loss": value}))["loss"] == pytest.approx(value)
+
+
+def test_names_that_end_alike_are_told_apart() -> None:
+    line = metrics.metric_line({"eval_loss": 0.5, "train_loss": 0.25, "test_loss": 0.125})
+    assert read(line) == {"eval_loss": 0.5, "train_loss": 0.25, "test_loss": 0.125}
+
+
+def test_a_prefix_of_the_launcher_does_not_hide_the_line() -> None:
+    assert read("[rank0]: metric loss=0.5") == {"loss": 0.5}
+
+
+def test_what_is_no_finite_number_is_left_out() -> None:
+    values = {"loss": float("nan"), "grad_norm": float("inf"), "x": "text", "epoch": 1.0}
+    assert metrics.metric_line(values) == "metric epoch=1"
+
+
+def test_other_lines_are_not_read() -> None:
+    assert read("the loss=0.5 of the step") == {}
+
+
+def trained(*callbacks: TrainerCallback) -> list[dict[str, float]]:
+    """What HF Trainer logs in a small training, with its own evaluation."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def forward(self, x: Any, labels: Any) -> dict[str, Any]:
+            answer = self.layer(x)
+            return {"loss": torch.nn.functional.mse_loss(answer, labels), "logits": answer}
+
+    rows = [{"x": torch.tensor([n / 8, 1.0]), "labels": torch.tensor([n / 4])} for n in range(8)]
+    args = TrainingArguments(
+        output_dir=tempfile.gettempdir(),
+        max_steps=4,
+        logging_steps=1,
+        learning_rate=5e-5,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    trainer = Trainer(
+        model=Net(),
+        args=args,
+        train_dataset=rows,  # type: ignore[arg-type]
+        eval_dataset=rows,  # type: ignore[arg-type]
+        compute_metrics=lambda prediction: {"accuracy": 0.8125, "f1": 0.4375},
+    )
+    trainer.remove_callback(PrinterCallback)
+    for callback in callbacks:
+        trainer.add_callback(callback)
+    trainer.train()
+    return trainer.state.log_history
+
+
+class PrintsAsTransformers4(TrainerCallback):
+    """As PrinterCallback of transformers 4 prints: the log itself, numbers as they are."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        print({name: value for name, value in logs.items() if name != "total_flos"})
+
+
+def test_hf_trainers_own_lines_are_read_by_our_regexes(capsys: pytest.CaptureFixture[str]) -> None:
+    # The second printer has what the first has left, as it takes total_flos out.
+    history = trained(PrinterCallback(), PrintsAsTransformers4())
+    lines = capsys.readouterr().out.splitlines()
+    styles = {
+        style: "\n".join(f"  5%|#   | 1/4 [00:01<00:02]{line}" for line in lines if mark(line))
+        for style, mark in {
+            "now": lambda line: "': '" in line or transformers.__version__.startswith("4."),
+            "4": lambda line: "': '" not in line,
+        }.items()
+    }
+    names = ["loss", "grad_norm", "learning_rate", "epoch", "train_loss", "train_runtime"]
+    for style, text in styles.items():
+        found = circulating.ours(text)
+        for name in (*names, "eval_loss", "eval_accuracy", "eval_f1", "eval_samples_per_second"):
+            expected = [entry[name] for entry in history if name in entry]
+            assert expected, name
+            assert found[name] == pytest.approx(expected, rel=1e-3), (style, name)
+        assert not found["test_loss"]
+
+
+def test_regexes_that_circulate_read_the_right_numbers_of_our_lines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    history = trained(MetricLines())
+    text = capsys.readouterr().out
+    right = circulating.ours(text)
+    for name in ("loss", "learning_rate", "eval_loss", "eval_accuracy", "train_runtime"):
+        expected = [entry[name] for entry in history if name in entry]
+        assert right[name] == pytest.approx(expected, rel=1e-5), name
+    for source, regexes in circulating.REGEXES.items():
+        for name, regex in regexes:
+            expected = [entry[name] for entry in history if name in entry]
+            found = circulating.read(text, regex)
+            # ` = ` with spaces is what a script's own print makes: nothing is read, docs/USING.md.
+            if name not in ("eval_precision", "eval_recall") and " = " not in regex:
+                assert found == pytest.approx(expected, rel=1e-5), (source, name, regex)
+            else:
+                assert found == [], (source, name, regex)
+
+
+def test_small_large_and_negative_numbers_are_written_out() -> None:
+    values = {"a": 2.5e-5, "b": 1.5e17, "c": -0.25, "d": 1, "e": math.nan, "f": 0.0}
+    line, *each = metrics.log_lines(3, 0.5, values)
+    assert line == (
+        "log: {'a': 0.000025, 'b': 150000000000000000.0, 'c': -0.25, 'd': 1.0, 'f': 0.0, "
+        "'epoch': 0.5}"
+    )
+    assert each[0] == "metric step=3 epoch=0.5 a=2.5e-05"
+    assert len(each) == 5
+
+
+def test_as_a_script_it_prints_definitions_within_the_limits_and_needs_no_package() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-S", str(FILE)], capture_output=True, text=True, check=True
+    )
+    definitions = json.loads(shown.stdout)
+    assert definitions == metrics.metric_definitions()
+    # CreateTrainingJob takes 40 definitions, names of 255 and regexes of 500 characters.
+    assert len(definitions) <= 40
+    assert all(len(each["Regex"]) <= 500 for each in definitions)

@@ -1,0 +1,164 @@
+"""The recipe under TorchNeuron's rules, by what stock torch can play of it on a CPU.
+
+Of the product this exercises code/train.py whole: its packed batches and their one shape, the
+forward pass of training and of evaluation as torch.compile sees it (dynamic=False; fullgraph in one
+process, under DDP without); DDP and the recipe's own check of the world through a process group of
+the name that accelerate chooses on the device; and the choice of the device itself, by a stand-in
+torch_neuronx that holds no tensor. Not exercised: torch-neuronx, its eager operations and its compiler, collectives between cores,
+bfloat16 there, and accelerate's own start of the group. No Trainium device was here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support.paths import CODE, ROOT
+
+Reviews = Callable[[int], list[tuple[str, str]]]
+RULES = ROOT / "tests" / "support" / "neuron_rules.py"
+COMPILED = ("--compile", "--torch_compile_backend", "neuron")
+STAND_IN = """
+import torch
+from torch.utils import backend_registration as registration
+
+class Module(registration._DummyBackendModule):
+    is_available = is_bf16_supported = lambda self: True
+    device_count = lambda self: 2
+    set_device = lambda self, index: None
+
+registration._setup_privateuseone_for_python_backend("neuron", Module())
+"""
+
+
+def run(
+    folder: Path, rows: list[tuple[str, str]], *arguments: str, processes: int = 1, **more: str
+) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
+    """A training under the rules, and what each process saw."""
+    data = folder / "in"
+    data.mkdir(parents=True)
+    lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
+    (data / "train.jsonl").write_text("\n".join(lines))
+    launcher = [sys.executable]
+    if processes > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    environ = {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("SM_", "SAGEMAKER_"))},
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "SAGEMAKER_BASE_DIR": str(folder),
+        "SM_CHANNEL_TRAIN": str(data),
+        **more,
+    }
+    done = subprocess.run(
+        [*launcher, str(RULES), str(folder), "--bf16", "False", *arguments],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    return done, [json.loads(path.read_text()) for path in sorted(folder.glob("[0-9].json"))]
+
+
+@pytest.mark.heavy
+def test_a_graph_for_training_and_one_for_evaluation_whatever_the_steps(
+    tmp_path: Path, tiny_model: Path, reviews: Reviews
+) -> None:
+    graphs = []
+    for name, rows, epochs in (("short", reviews(24), 1), ("long", reviews(75)[::-1], 3)):
+        arguments = ("--model_id", str(tiny_model), "--epochs", str(epochs), "--batch_size", "4")
+        done, (seen,) = run(tmp_path / name, rows, *arguments, *COMPILED)
+        assert done.returncode == 0, done.stderr
+        assert seen["breaks"] == 0
+        graphs.append(seen["graphs"])
+    assert graphs == [2, 2]
+
+
+@pytest.mark.heavy
+def test_a_shape_that_varies_would_be_seen(
+    tmp_path: Path, tiny_model: Path, reviews: Reviews
+) -> None:
+    """The counter counts: padded batches have a graph more for each length."""
+    rows = [
+        ("the film " * (1 + 9 * (n % 3)) + text, label)
+        for n, (text, label) in enumerate(reviews(40))
+    ]
+    arguments = ("--model_id", str(tiny_model), "--epochs", "1", "--batch_size", "4")
+    done, (seen,) = run(tmp_path / "padded", rows, *arguments, *COMPILED, "--packing", "False")
+    assert done.returncode == 0, done.stderr
+    assert seen["graphs"] > 2
+
+
+@pytest.mark.heavy
+def test_two_processes_agree_through_a_group_called_neuron(
+    tmp_path: Path, tiny_model: Path, reviews: Reviews
+) -> None:
+    model = tmp_path / "start"
+    model.mkdir()
+    for path in tiny_model.iterdir():
+        (model / path.name).write_bytes(path.read_bytes())
+    config = json.loads((model / "config.json").read_text())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (model / "config.json").write_text(json.dumps(config))
+    arguments = ("--model_id", str(model), "--epochs", "2", "--lr", "5e-3")
+    weights = []
+    for processes, size in ((1, "8"), (2, "4")):
+        folder = tmp_path / str(processes)
+        done, seen = run(
+            folder, reviews(40), *arguments, *COMPILED, "--batch_size", size, processes=processes
+        )
+        assert done.returncode == 0, done.stderr
+        assert [each["graphs"] for each in seen] == [2] * processes, seen
+        weights.append(load_file(folder / "model" / "model.safetensors"))
+    alone, together = weights
+    for name, weight in alone.items():
+        torch.testing.assert_close(together[name], weight, atol=1e-4, rtol=0)
+
+
+@pytest.mark.heavy
+def test_processes_that_do_not_reduce_are_refused_before_they_train(
+    tmp_path: Path, tiny_model: Path, reviews: Reviews
+) -> None:
+    arguments = ("--model_id", str(tiny_model), "--epochs", "1")
+    done, _ = run(tmp_path / "a", reviews(20), *arguments, processes=2, LONELY="1")
+    assert done.returncode != 0
+    assert "WORLD_SIZE is 2, but a sum over all processes has 1 term(s)" in done.stderr
+    assert not (tmp_path / "a" / "model").exists()
+
+
+def test_the_device_neuron_is_chosen_by_transformers_own_support(tmp_path: Path) -> None:
+    (tmp_path / "torch_neuronx").mkdir()
+    (tmp_path / "torch_neuronx" / "__init__.py").write_text(STAND_IN)
+    asked = f"""
+import sys
+sys.path[:0] = [{str(CODE)!r}, {str(tmp_path)!r}]
+import torch_neuronx
+from pathlib import Path
+from recipe import hyperparameters, paths
+from recipe.runtime import device, distribution
+from recipe.training import run
+given = hyperparameters.parse(["--compile"])
+chosen = device.choose({{}}, bf16=None, use_cpu=False, fp16=False)
+there = paths.from_environment({{"SAGEMAKER_BASE_DIR": {str(tmp_path)!r}}})
+shared = distribution.choose(given, chosen, {{}})
+made = run.training_arguments(given, there, chosen, shared)
+print(chosen.kind, made.device, made.bf16, made.optim.value, made.torch_compile_backend)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", asked],
+        env={**os.environ, "USE_TORCH_XLA": "0"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["neuron", "neuron:0", "True", "adamw_torch", "neuron"]

@@ -1,0 +1,304 @@
+"""A training that is killed or stopped anywhere ends as one that was not."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from recipe.errors import CheckpointError
+from recipe.storage import checkpoints
+from recipe.training.interruptions import EXIT_CODE
+from tests.support.trainings import CODE, STEPS, Job, Reviews
+
+TWO = pytest.param(2, (), marks=pytest.mark.heavy)
+SHARDED = pytest.param(2, ("--mp_parameters", "partitions=2"), marks=pytest.mark.heavy)
+
+
+@pytest.mark.parametrize(("processes", "more"), [(1, ()), TWO, SHARDED])
+def test_a_run_killed_and_stopped_ends_with_the_same_weights(
+    tmp_path: Path, tiny_model: Path, data: Path, processes: int, more: tuple[str, ...]
+) -> None:
+    whole = Job(tmp_path / "whole", tiny_model, data, processes, more)
+    output = whole.finish()
+    assert f"metric step={2 * STEPS} epoch=2 loss" in output
+    job = Job(tmp_path / "disturbed", tiny_model, data, processes, more)
+    killed_at = random.randint(10, STEPS - 10)
+    code, _ = job.interrupt(signal.SIGKILL, killed_at)
+    assert code == -signal.SIGKILL
+    # Early in the second epoch: what is left must outlast this process's own reading of the log.
+    stopped_at = random.randint(STEPS, STEPS + 10)
+    code, resumed = job.interrupt(signal.SIGTERM, stopped_at)
+    assert code == EXIT_CODE, (killed_at, stopped_at, resumed)
+    assert re.search(r"resuming from .*/checkpoint-\d+", resumed)
+    (step,) = re.findall(r"stopped after step (\d+) of", resumed)
+    assert (job.checkpoints / f"checkpoint-{step}").is_dir()
+    assert not (job.base / "model").exists()
+    last = job.finish()
+    assert f"resuming from {job.checkpoints}/checkpoint-{step}" in last
+    assert job.weights() == whole.weights(), (killed_at, stopped_at)
+    # Each step was logged with the same loss, whichever start it was in.
+    expected = dict(re.findall(r"metric step=(\d+) \S+ (loss=\S+)", output))
+    for number, loss in re.findall(r"metric step=(\d+) \S+ (loss=\S+)", resumed + last):
+        assert loss == expected[number], number
+    # Once more: training had ended, the model is written again.
+    (job.base / "model" / "model.safetensors").unlink()
+    again = job.finish()
+    assert "metric step=1 " not in again
+    assert job.weights() == whole.weights()
+
+
+@pytest.mark.heavy()
+def test_three_processes_resume_exactly(tmp_path: Path, tiny_model: Path, data: Path) -> None:
+    """Sums of three numbers have an order; those of two, which the other tests sum, have none."""
+    whole, job = (Job(tmp_path / name, tiny_model, data, processes=3) for name in ("whole", "cut"))
+    for each in (whole, job):
+        each.arguments += ["--save_total_limit", "99", "--max_train_steps", "40"]
+    whole.finish()
+    shutil.copytree(whole.checkpoints / "checkpoint-21", job.checkpoints / "checkpoint-21")
+    assert f"resuming from {job.checkpoints}/checkpoint-21" in job.finish()
+    assert job.weights() == whole.weights()
+
+
+@pytest.mark.heavy
+def test_a_stop_during_an_evaluation_repeats_it(
+    tmp_path: Path, tiny_model: Path, reviews: Reviews
+) -> None:
+    for name, rows in (("train", 48), ("test", 6000)):
+        with (tmp_path / f"{name}.csv").open("w", newline="") as stream:
+            csv.writer(stream).writerows([("review", "sentiment"), *reviews(rows)])
+    ends = {}
+    for name in ("whole", "disturbed"):
+        job = Job(tmp_path / name, tiny_model, tmp_path / "train.csv")
+        job.environment["SM_CHANNEL_TEST"] = str(tmp_path / "test.csv")
+        job.arguments[job.arguments.index("steps")] = "epoch"
+        job.arguments += ["--load_best_model_at_end", "True"]
+        if name == "disturbed":
+            code, output = job.interrupt(signal.SIGTERM, 6)
+            assert code == EXIT_CODE, output
+            assert "stopped after step 6 of 12" in output
+            assert "eval_loss" not in output
+        ends[name] = (job.finish(), job.weights())
+    assert ends["disturbed"][1] == ends["whole"][1]
+    scores = [re.findall(r"step=6 .*eval_loss=(\S+)", output) for output, _ in ends.values()]
+    assert len(scores[0]) == 1
+    assert scores[0] == scores[1]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, data: Path) -> Job:
+    job = Job(tmp_path_factory.mktemp("job"), tiny_model, data)
+    job.finish("--max_steps", "15")
+    return job
+
+
+def test_checkpoints_are_whole_and_few(trained: Job) -> None:
+    assert sorted(path.name for path in trained.checkpoints.iterdir()) == [
+        "checkpoint-14",
+        "checkpoint-15",
+    ]
+    found = checkpoints.newest(trained.checkpoints)
+    assert found is not None
+    assert (found.path.name, found.finished) == ("checkpoint-15", True)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "no manifest"])
+def test_a_damaged_checkpoint_is_skipped_with_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    for step in (1, 2):
+        folder = checkpoints.aside(tmp_path, step)
+        folder.mkdir(parents=True)
+        (folder / "optimizer.pt").write_bytes(b"0123456789")
+        checkpoints.publish(tmp_path, step, {"seed": 1}, False)
+    file = tmp_path / "checkpoint-2" / "optimizer.pt"
+    if damage == "cut":
+        file.write_bytes(b"01234")
+    elif damage == "flipped":
+        file.write_bytes(b"0123456780")
+    elif damage == "gone":
+        file.unlink()
+    else:
+        (tmp_path / "checkpoint-2" / checkpoints.MANIFEST).unlink()
+    found = checkpoints.newest(tmp_path)
+    assert found is not None
+    assert found.path.name == "checkpoint-1"
+    line = capsys.readouterr().out
+    name = checkpoints.MANIFEST if damage == "no manifest" else "optimizer.pt"
+    assert "checkpoint-2 is damaged" in line
+    assert name in line
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b"", b"\xff", b'""', b"[]", b"{}", b"9", b'{"files": []}', b'{"files": {"a": 1}}',
+        b'{"files": {}, "job": 1, "finished": true}', b"[" * 100_000,
+        b'{"files": {"a\\u0000": {}}, "job": {}, "finished": true}',
+    ],
+    ids=lambda manifest: ascii(manifest[:20]),
+)  # fmt: skip
+def test_a_manifest_of_any_shape_is_read_or_refused(tmp_path: Path, manifest: bytes) -> None:
+    (tmp_path / checkpoints.MANIFEST).write_bytes(manifest)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        checkpoints.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("keep", "best", "left"),
+    [
+        (None, None, [2, 9, 10, 11]),
+        (2, None, [10, 11]),
+        (2, 2, [2, 11]),
+        (1, 9, [9, 11]),
+        (3, 11, [9, 10, 11]),
+    ],
+)
+def test_the_newest_and_the_best_are_kept(
+    tmp_path: Path, keep: int | None, best: int | None, left: list[int]
+) -> None:
+    for step in (2, 9, 10, 11):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    checkpoints.forget(tmp_path, keep, best and str(tmp_path / f"checkpoint-{best}"))
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {f"checkpoint-{step}" for step in left}
+
+
+def test_half_written_checkpoints_are_no_checkpoints(tmp_path: Path) -> None:
+    folder = checkpoints.aside(tmp_path, 3)
+    folder.mkdir(parents=True)
+    (folder / "optimizer.pt").write_bytes(b"0")
+    assert checkpoints.newest(tmp_path) is None
+    checkpoints.clean(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def refused(job: Job) -> str:
+    """The last line of a job that does not start."""
+    _, errors = job.start("--max_steps", "15").communicate(timeout=120)
+    return next(line for line in errors.splitlines() if "CheckpointError:" in line)
+
+
+def test_another_job_does_not_resume(
+    trained: Job, tmp_path: Path, tiny_model: Path, data: Path
+) -> None:
+    job = Job(trained.base, tiny_model, data)
+    job.arguments[job.arguments.index("--batch_size") + 1] = "4"
+    job.arguments += ["--seed", "1", "--class_weight", "balanced", "--adam_beta2", "0.98"]
+    longer = tmp_path / "more.csv"
+    longer.write_text(data.read_text() + "the film was good,pos\n")
+    job.environment["SM_CHANNEL_TRAIN"] = str(longer)
+    line = refused(job)
+    for words in (
+        "checkpoint-15 cannot be resumed from",
+        "batch size of a process was 8 and is 4",
+        "seed was 42 and is 1",
+        "class_weight was its default and is balanced",
+        "adam_beta2 was its default and is 0.98",
+        "the data has changed",
+        "resume_from_checkpoint=False",
+    ):
+        assert words in line
+    assert "processes" not in line
+
+
+@pytest.mark.heavy
+def test_another_model_or_world_does_not_resume(
+    trained: Job, tmp_path: Path, tiny_model: Path, data: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    weights = load_file(other / "model.safetensors")
+    weights["embeddings.word_embeddings.weight"][0] += 1
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    job = Job(trained.base, other, data, processes=2)
+    line = refused(job)
+    for words in ("the model has changed", "processes was 1 and is 2"):
+        assert words in line
+    assert "data" not in line.partition("since")[2].partition("resume_from")[0]
+
+
+def test_it_starts_anew_where_asked_to(tmp_path: Path, tiny_model: Path, data: Path) -> None:
+    job = Job(tmp_path, tiny_model, data)
+    job.finish("--max_steps", "3", "--save_minutes", "0.00001")
+    assert {path.name for path in job.checkpoints.iterdir()} == {"checkpoint-2", "checkpoint-3"}
+    output = job.finish("--max_steps", "3", "--resume_from_checkpoint", "False")
+    assert "resuming" not in output
+    assert "2 checkpoint(s) of before moved" in output
+    assert {path.name for path in job.checkpoints.iterdir()} == {"before-1", "checkpoint-3"}
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path, tiny_model: Path, data: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file")
+    job = Job(tmp_path, tiny_model, data)
+    started = job.start()
+    _, errors = started.communicate(timeout=120)
+    assert started.returncode == 1
+    last = errors.strip().splitlines()[-1]
+    for word in ("CheckpointError", str(job.checkpoints), "output_dir", "save_strategy=no"):
+        assert word in last
+    job.arguments[job.arguments.index("steps")] = "no"
+    assert "model written" in job.finish("--max_steps", "2")
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_no_half_of_one(
+    tmp_path: Path, tiny_model: Path, data: Path
+) -> None:
+    job = Job(tmp_path, tiny_model, data)
+    job.finish("--max_steps", "7")
+    size = max(path.stat().st_size for path in job.checkpoints.rglob("*.pt"))
+    job.arguments.remove("7")
+    job.arguments[job.arguments.index("--save_steps")] = "--save_steps=5"
+    started = subprocess.Popen(
+        [sys.executable, str(CODE / "train.py"), *job.arguments, "--max_steps", "7"],
+        env={**job.environment, "SAGEMAKER_BASE_DIR": str(tmp_path / "other")},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2)),
+    )
+    _, errors = started.communicate(timeout=120)
+    assert started.returncode == 1
+    last = [line for line in errors.splitlines() if "CheckpointError" in line][-1]
+    for word in ("cannot be written", "save_total_limit"):
+        assert word in last
+    assert checkpoints.newest(tmp_path / "other" / "checkpoints") is None
+
+
+def test_a_loss_that_is_no_number_names_step_and_rows(
+    tmp_path: Path, tiny_model: Path, data: Path
+) -> None:
+    job = Job(tmp_path, tiny_model, data)
+    job.arguments[job.arguments.index("1e-3")] = "1e38"
+    started = job.start("--lr_scheduler_type", "constant")
+    _, errors = started.communicate(timeout=120)
+    assert started.returncode == 1
+    last = errors.strip().splitlines()[-1]
+    assert re.search(r"DivergedError: The loss of step \d+ is no number", last)
+    assert re.search(r"rows \d+(, \d+){7} of the training data", last)
+
+
+def test_a_changed_checkpoint_cannot_be_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"is damaged: .*manifest\.json cannot be read"):
+        checkpoints.read(tmp_path)
+
+
+def test_the_manifest_covers_every_file(trained: Job) -> None:
+    folder = trained.checkpoints / "checkpoint-15"
+    manifest = json.loads((folder / checkpoints.MANIFEST).read_text())
+    there = {path.name for path in folder.iterdir()} - {checkpoints.MANIFEST}
+    assert set(manifest["files"]) == there
+    assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"} < there
+    state = torch.load(folder / "optimizer.pt", weights_only=True)
+    assert state["state"][0]["step"] == 15

@@ -1,0 +1,24 @@
+"""Code archives as the SDKs make them."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+
+def archive(path: Path, *members: tuple[str, str] | tarfile.TarInfo) -> Path:
+    """A .tar.gz of (name, text) files and of members as they are."""
+    with tarfile.open(path, "w:gz") as tar:
+        for member in members:
+            if isinstance(member, tarfile.TarInfo):
+                tar.addfile(member)
+                continue
+            name, text = member
+            info = tarfile.TarInfo(name)
+            info.size = len(text.encode())
+            tar.addfile(info, io.BytesIO(text.encode()))
+    return path
+
+
+AWS = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "yyyyyyyy", "AWS_REGION": "us-east-1"}

@@ -1,0 +1,88 @@
+"""A job's tree in a temporary folder, and real `amphora train` processes on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# What the test run itself inherits must not reach the jobs under test.
+_OWN = ("SM_", "SAGEMAKER_", "AMPHORA_", "OMP_", "PYTHONPATH", "TRAINING_JOB_NAME")
+
+
+def clean_environ(**extra: str) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(_OWN)}
+    return inherited | extra
+
+
+@dataclass
+class Tree:
+    """The folders that SageMaker would mount."""
+
+    base: Path
+    environ: dict[str, str] = field(default_factory=dict)
+
+    def configure(self, hyperparameters: Mapping[str, Any] | str = "{}", **files: Any) -> Tree:
+        """Write input/config: `hyperparameters` as it is, `files` by stem, as JSON or text."""
+        config = self.base / "input" / "config"
+        config.mkdir(parents=True, exist_ok=True)
+        for stem, content in {"hyperparameters": hyperparameters, **files}.items():
+            text = content if isinstance(content, str) else json.dumps(content)
+            (config / f"{stem}.json").write_text(text, encoding="utf-8")
+        return self
+
+    def channel(self, name: str, **files: str) -> Tree:
+        folder = self.base / "input" / "data" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in files.items():
+            (folder / file).write_text(text, encoding="utf-8")
+        return self
+
+    def script(self, source: str, name: str = "script.py") -> Tree:
+        path = self.base / "code" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source, encoding="utf-8")
+        return self
+
+    @property
+    def failure(self) -> str | None:
+        path = self.base / "output" / "failure"
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "amphora", "train"]
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        return clean_environ(SAGEMAKER_BASE_DIR=str(self.base), **self.environ, **extra)
+
+    def train(self, timeout: float = 60, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(),
+            env=self.environment(**environ),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def start(self, **environ: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(),
+            env=self.environment(**environ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+def wait_for(path: object, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not os.path.exists(str(path)):  # noqa: PTH110
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.02)

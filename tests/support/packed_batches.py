@@ -1,0 +1,132 @@
+"""Small random models, samples and an engine for tests of packed batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import PreTrainedModel, TrainingArguments
+
+from recipe.batching import batches, packing
+from recipe.batching.batches import Packed, Samples
+from recipe.batching.document_batches import Documents
+from recipe.models import packed_encoders
+from recipe.tasks.text_classification import CLASSES
+from recipe.training.engine import Engine
+
+PAD, SIZE = 1, 6
+
+
+SMALL = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 80,
+    "num_labels": 3,
+    "pad_token_id": PAD,
+}
+
+
+DISTILBERT = {
+    "vocab_size": 50,
+    "dim": 32,
+    "n_layers": 2,
+    "n_heads": 2,
+    "hidden_dim": 48,
+    "max_position_embeddings": 80,
+    "num_labels": 3,
+    "pad_token_id": PAD,
+}
+
+
+TOKENS = {"cls_token_id": 2, "bos_token_id": 2, "sep_token_id": 3, "eos_token_id": 3}
+
+
+MODERN = {**SMALL, **TOKENS, "local_attention": 16, "global_attn_every_n_layers": 3}
+
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("Bert", SMALL),
+    "distilbert": ("DistilBert", DISTILBERT),
+    "roberta": ("Roberta", SMALL),
+    "xlm-roberta": ("XLMRoberta", SMALL),
+    "camembert": ("Camembert", SMALL),
+    "electra": ("Electra", {**SMALL, "embedding_size": 16}),
+    "modernbert": ("ModernBert", {**MODERN, "classifier_pooling": "cls"}),
+    "modernbert, mean": ("ModernBert", {**MODERN, "classifier_pooling": "mean"}),
+}
+
+
+def make(kind: str, **options: Any) -> PreTrainedModel:
+    """A small random model whose weights are far from 0, so that a leak would be seen."""
+    name, values = KINDS[kind]
+    config = getattr(transformers, f"{name}Config")(**values, **options)
+    torch.manual_seed(0)
+    model: PreTrainedModel = getattr(transformers, f"{name}ForSequenceClassification")(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=0.2)
+    return model.eval()
+
+
+def samples_of(lengths: list[int], classes: int = 3) -> Samples:
+    random = np.random.default_rng(0)
+    ids = random.integers(4, 50, sum(lengths)).astype(np.int32)
+    labels = random.integers(0, classes, len(lengths))
+    return Samples(ids, np.cumsum([0, *lengths]), labels)
+
+
+def tweet_lengths(count: int) -> list[int]:
+    return np.clip(np.random.default_rng(1).normal(28, 12, count), 4, 80).astype(int).tolist()
+
+
+def documents_of(lengths: list[int]) -> Documents:
+    """Documents of which some tokens are learned, in places that differ."""
+    random = np.random.default_rng(0)
+    starts = np.cumsum([0, *lengths])
+    learned = random.random(starts[-1]) < 0.6
+    learned[starts[1:] - 1] = True
+    learned[starts[:-1]] = False
+    counts = np.add.reduceat(learned, starts[:-1], dtype=np.int64)
+    ids = random.integers(4, 50, starts[-1]).astype(np.int32)
+    return Documents(ids, starts, counts, learned)
+
+
+def engine(folder: Path, class_weights: list[float] | None = None, **changes: Any) -> Engine:
+    """Of a packed BERT with dropout; it makes eight steps of SGD, two an epoch."""
+    torch.manual_seed(0)
+    run = batches.Training(samples=samples_of(tweet_lengths(16)), size=8, seed=3)
+    layout = Packed(
+        packing.shape([run.samples.lengths[rows] for rows in run.rows(4, True)]), 8, PAD, 0
+    )
+    model = make("bert")
+    packed_encoders.take_packed(model)
+    values: dict[str, Any] = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 8,
+        "per_device_eval_batch_size": 8,
+        "max_steps": 8,
+        "learning_rate": 0.02,
+        "optim": "sgd",
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        **changes,
+    }
+    return Engine(
+        model=model,
+        args=TrainingArguments(**values),
+        training=run,
+        train_layout=layout,
+        eval_layout=layout,
+        eval_dataset=run.samples,
+        objective=CLASSES,
+        class_weights=class_weights,
+    )

@@ -1,0 +1,8 @@
+"""Where this checkout and its code lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = ROOT / "code"

@@ -1,0 +1,263 @@
+"""Real servers: `python -m amphora serve` on a free port, and the code of models that tests write."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ECHO = """
+    import json
+
+    def model_fn(model_dir):
+        return {"answer": 42}
+
+    def input_fn(body, content_type):
+        if content_type != "application/json":
+            error = ValueError(f"{content_type} is not application/json")
+            error.status_code = 415
+            raise error
+        return json.loads(body)
+
+    def predict_fn(data, model):
+        return {"echo": data, **model}
+
+    def output_fn(prediction, accept):
+        return json.dumps(prediction)
+"""
+
+
+SERVE = (sys.executable, "-m", "amphora", "serve")
+
+
+WORDS = ["the", "film", "was", "good", "bad", "in", "paris", "anna", "said", "again"]
+
+
+class Running:
+    """A server process, its address and its log."""
+
+    def __init__(self, base: Path, environ: dict[str, str], command: Sequence[str] = SERVE) -> None:
+        self.port = free_port()
+        self.log_path = base / "server.log"
+        self._log = self.log_path.open("wb")
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SAGEMAKER_", "SM_"))}
+        self.process = subprocess.Popen(
+            command,
+            env={
+                **inherited,
+                "SAGEMAKER_BASE_DIR": str(base),
+                "SAGEMAKER_BIND_TO_PORT": str(self.port),
+                "SAGEMAKER_MODEL_SERVER_WORKERS": "1",
+                **environ,
+            },
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
+
+    @property
+    def log(self) -> str:
+        """All that the server and its workers have printed."""
+        return self.log_path.read_text(errors="replace")
+
+    def ready(self, timeout: float = 30) -> Running:
+        """Wait for `/ping` to answer 200."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                raise AssertionError(
+                    f"the server ended with {self.process.returncode}:\n{self.log}"
+                )
+            if self.ping() == 200:
+                return self
+            time.sleep(0.02)
+        raise AssertionError(f"not ready after {timeout} s:\n{self.log}")
+
+    def ping(self) -> int:
+        """The status of `/ping`; 0 where nothing listens yet."""
+        try:
+            return self.http.get("/ping").status_code
+        except httpx.TransportError:
+            return 0
+
+    def invoke(self, value: object, **headers: str) -> httpx.Response:
+        """POST a value as JSON."""
+        return self.http.post(
+            "/invocations",
+            content=json.dumps(value),
+            headers={"content-type": "application/json", **headers},
+        )
+
+    def workers(self) -> list[int]:
+        """Process ids of everything below the server that has no children: the model workers."""
+        below = _descendants(self.process.pid)
+        return [pid for pid in below if not children(pid)]
+
+    def stop(self, timeout: float = 30) -> int:
+        """SIGTERM, and the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout)
+
+    def close(self) -> None:
+        """End whatever still runs."""
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._log.close()
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of the direct children of any of its threads."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += map(int, task.read_text().split())
+    return found
+
+
+def _descendants(pid: int) -> list[int]:
+    return [each for child in children(pid) for each in (child, *_descendants(child))]
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+Start = Callable[..., Running]
+
+
+def write_code(base: Path, code: str, program: str, files: dict[str, str] | None) -> None:
+    """The handlers of the model under `base`."""
+    folder = base / "model" / "code"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in {program: code, **(files or {})}.items():
+        (folder / name).write_text(textwrap.dedent(text))
+
+
+STREAM = (
+    ECHO
+    + """
+    import os, time
+
+    def predict_fn(data, model):
+        def words():
+            for number in range(data["words"]):
+                if number == data.get("break"):
+                    raise RuntimeError("broken in the middle")
+                yield f"word{number} "
+                time.sleep(data.get("pause", 0))
+            open(os.environ.get("SEEN", os.devnull), "w").write("finished")
+        return words()
+
+    def output_fn(prediction, accept):
+        return prediction, "text/event-stream"
+"""
+)
+
+
+MERGING = """
+    import json, os, time
+
+    def model_fn(model_dir):
+        return []
+
+    def input_fn(body, content_type):
+        text = json.loads(body)
+        if not isinstance(text, str):
+            raise ValueError("not a text")
+        return text
+
+    def tokens_fn(text, model):
+        if text == "cannot be measured":
+            raise ValueError(text)
+        return [len(text)]
+
+    def predict_batch_fn(texts, model):
+        time.sleep(0.05)
+        if "poison" in texts:
+            raise RuntimeError("poison")
+        if "crash" in texts:
+            os._exit(3)
+        sizes = [len(texts), max(map(len, texts)), os.getpid()]
+        return [KeyError(text) if text == "bad item" else [text, *sizes] for text in texts]
+
+    def predict_fn(text, model):
+        return predict_batch_fn([text], model)[0]
+
+    def output_fn(prediction, accept):
+        if prediction[0] == "no output":
+            raise RuntimeError("no output")
+        return json.dumps(prediction)
+"""
+
+
+COUNTING = """
+    import json, os
+
+    def model_fn(model_dir):
+        return None
+
+    def input_fn(body, content_type):
+        return body
+
+    def predict_fn(data, model, context):
+        if context.session is None:
+            return None, os.getpid()
+        context.session["seen"] = context.session.get("seen", 0) + 1
+        if json.loads(data) == "close":
+            context.close_session()
+        return context.session["seen"], os.getpid()
+
+    def output_fn(prediction, accept):
+        return json.dumps(prediction)
+"""
+
+
+def write_model(folder: Path, code: str) -> str:
+    (folder / "code").mkdir(parents=True)
+    (folder / "code" / "inference.py").write_text(code)
+    return str(folder)
+
+
+NAMED = """
+import json
+def model_fn(model_dir): return model_dir.rsplit("/", 1)[1]
+def transform_fn(model, body, content_type, accept): return json.dumps([model, json.loads(body)])
+"""
+
+
+LABELS = {0: "neg", 1: "pos", 2: "mixed"}
+
+
+def save_model(kind: str, folder: Path, tokenizer: Any, config: dict[str, Any]) -> None:
+    """A tiny random model of that class, with its tokenizer."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    size = {"vocab_size": len(tokenizer)}
+    if kind == "GPT2LMHeadModel":
+        made: Any = transformers.GPT2Config(
+            n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=2, eos_token_id=3, **size
+        )
+    else:
+        made = transformers.BertConfig(
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+            max_position_embeddings=32, **size, **config,
+        )  # fmt: skip
+    getattr(transformers, kind)(made).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,138 @@
+"""Tiny random models of every kind that is served, and the image's handlers around them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from tests.support.paths import CODE
+
+sys.path.insert(0, str(CODE))
+
+WORDS = ["the", "film", "was", "good", "bad", "in", "paris", "anna", "said", "again", "who", "."]
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+TEXTS = ["the film was good", "anna said paris was bad again .", "who", "in the film anna was good"]
+
+
+def tokenizer(max_length: int = 48) -> Any:
+    """A WordPiece tokenizer that spells what it does not know, and marks a pair's second text."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import BertTokenizerFast
+
+    pieces = [*SPECIAL, *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return BertTokenizerFast(
+        tokenizer_object=made, vocab=vocabulary, model_max_length=max_length,
+        pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+        mask_token="[MASK]",
+    )  # fmt: skip
+
+
+def save(kind: str, folder: Path, seed: int = 0, **config: Any) -> Path:
+    """A random model of the class `kind`, large enough in its weights that answers differ."""
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    reader = tokenizer()
+    sizes: dict[str, Any] = {"vocab_size": len(reader), "pad_token_id": 0}
+    if kind.startswith("Bert"):
+        made: Any = transformers.BertConfig(
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+            max_position_embeddings=48, initializer_range=0.3, **sizes, **config,
+        )  # fmt: skip
+    elif kind.startswith("T5"):
+        made = transformers.T5Config(
+            d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, eos_token_id=3,
+            decoder_start_token_id=0, **sizes, **config,
+        )  # fmt: skip
+    elif kind.startswith(("Bart", "Marian")):
+        made = getattr(transformers, "BartConfig" if kind.startswith("Bart") else "MarianConfig")(
+            d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+            decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64,
+            max_position_embeddings=48, bos_token_id=2, eos_token_id=3, decoder_start_token_id=3,
+            init_std=0.3, forced_eos_token_id=3, **sizes, **config,
+        )  # fmt: skip
+    else:
+        made = transformers.GPT2Config(
+            n_embd=32, n_layer=2, n_head=2, n_positions=48, bos_token_id=2, eos_token_id=3,
+            initializer_range=0.3, **sizes, **config,
+        )  # fmt: skip
+    getattr(transformers, kind)(made).save_pretrained(folder)
+    reader.save_pretrained(folder)
+    return folder
+
+
+_INVOCATIONS = SimpleNamespace(path="/invocations")
+
+
+class Handlers:
+    """The image's handlers over one model, called as a worker calls them."""
+
+    def __init__(self, folder: Path, **environ: str) -> None:
+        import inference
+        from recipe.inference import registry
+
+        self._functions = inference
+        with mock.patch.dict(os.environ, {"AMPHORA_DTYPE": "float32", **environ}):
+            self.model = registry.load(str(folder), os.environ)
+
+    def ask_all(self, bodies: Sequence[Any], accept: str = "application/json") -> list[Any]:
+        """The answers to requests whose predictions are merged; of JSON, the documents."""
+        requests = []
+        for body in bodies:
+            kind = "application/json"
+            if isinstance(body, tuple):
+                body, kind = body
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            requests.append(self._functions.input_fn(data, kind, _INVOCATIONS))
+            self._functions.tokens_fn(requests[-1], self.model)
+        predictions = self._functions.predict_batch_fn(requests, self.model)
+        for each in predictions:
+            if isinstance(each, Exception):
+                raise each
+        written = [self._functions.output_fn(each, accept)[0] for each in predictions]
+        return [json.loads(each) if "json" in accept else each for each in written]
+
+    def ask(self, body: Any, accept: str = "application/json") -> Any:
+        """The answer to one request."""
+        return self.ask_all([body], accept)[0]
+
+
+def npy(array: Any) -> bytes:
+    """An NPY file of it."""
+    out = io.BytesIO()
+    np.save(out, np.asarray(array), allow_pickle=False)
+    return out.getvalue()
+
+
+def assert_close(answer: Any, expected: Any, tolerance: float = 1e-5, place: str = "") -> None:
+    """Both have the same shape, names and texts, and numbers that differ by `tolerance` at most."""
+    if isinstance(expected, Mapping):
+        assert isinstance(answer, Mapping), f"{place}: {answer!r} is not like {expected!r}"
+        assert list(answer) == list(expected), f"{place}: {list(answer)}, not {list(expected)}"
+        for name in expected:
+            assert_close(answer[name], expected[name], tolerance, f"{place}.{name}")
+    elif isinstance(expected, (list, tuple)):
+        assert isinstance(answer, list), f"{place}: {answer!r} is not like {expected!r}"
+        assert len(answer) == len(expected), f"{place}: {len(answer)}, not {len(expected)}"
+        for number, pair in enumerate(zip(answer, expected, strict=True)):
+            assert_close(*pair, tolerance, f"{place}[{number}]")
+    elif isinstance(expected, str) or expected is None:
+        assert answer == expected, place
+    else:
+        assert isinstance(answer, (int, float)), f"{place}: {answer!r} is not like {expected!r}"
+        assert abs(answer - float(expected)) <= tolerance, f"{place}: {answer}, not {expected}"

@@ -1,0 +1,109 @@
+"""Trainings that are killed, stopped and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import CODE
+
+Reviews = Callable[[int], list[tuple[str, str]]]
+
+
+STEPS = 100
+"""Of an epoch; there are two."""
+
+
+class Job:
+    """Starts of one and the same training."""
+
+    def __init__(
+        self, base: Path, model: Path, data: Path, processes: int = 1, more: Sequence[str] = ()
+    ) -> None:
+        self.base, self.processes = base, processes
+        self.environment = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "SAGEMAKER_BASE_DIR": str(base),
+            "SM_CHANNEL_TRAIN": str(data),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        self.arguments = ["--model_name_or_path", str(model), "--epochs", "2", "--lr", "1e-3"]
+        self.arguments += ["--batch_size", str(8 // processes), "--logging_steps", "1"]
+        self.arguments += ["--save_steps", "7", "--save_strategy", "steps", "--max_length", "32"]
+        self.arguments += more
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.base / "checkpoints"
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable]
+        if self.processes > 1:
+            command += ["-m", "torch.distributed.run", "--nproc_per_node", str(self.processes)]
+            command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
+        return subprocess.Popen(
+            [*command, str(CODE / "train.py"), *self.arguments, *arguments],
+            env=self.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def finish(self, *arguments: str) -> str:
+        started = self.start(*arguments)
+        output, errors = started.communicate(timeout=240)
+        assert started.returncode == 0, errors
+        return output
+
+    def interrupt(self, number: signal.Signals, step: int) -> tuple[int, str]:
+        """Send a signal once a step is logged; the exit code of a rank, and the output."""
+        started = self.start()
+        assert started.stdout is not None
+        output = ""
+        for line in started.stdout:
+            output += line
+            if re.match(rf"metric step={step} ", line):
+                break
+        ranks = self._ranks(started.pid)
+        if number == signal.SIGKILL:
+            # As a container ends: everything at once. torchrun's ranks are sessions of their own.
+            os.killpg(started.pid, number)
+        for rank in ranks:
+            # As amphora does: to the ranks, not to torchrun.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank, number)
+        rest, errors = started.communicate(timeout=120)
+        code = started.returncode
+        if self.processes > 1 and code > 0:
+            code = int(re.findall(r"exitcode\s*: (\d+)", errors)[0])
+        return code, output + rest
+
+    def _ranks(self, pid: int) -> list[int]:
+        if self.processes == 1:
+            return [pid]
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in children]
+
+    def weights(self) -> bytes:
+        return (self.base / "model" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, reviews: Reviews) -> Path:
+    path = tmp_path_factory.mktemp("data") / "reviews.csv"
+    with path.open("w", newline="") as stream:
+        # A tenth is held out.
+        csv.writer(stream).writerows([("review", "sentiment"), *reviews(8 * STEPS * 10 // 9)])
+    return path

@@ -1,0 +1,3 @@
+"""The words that the tiny model of tests/conftest.py knows."""
+
+WORDS = ["the", "film", "was", "good", "great", "bad", "awful", "truly", "number", ","]
