@@ -89,6 +89,7 @@ def test_a_format(follow: Callable[[str], Copy], tmp_path: Path) -> None:
     assert output.startswith("20 [{'label': 'bad', 'text': 'a bad film'}] fixed columns, ")
 
 
+@pytest.mark.heavy
 def test_a_task(follow: Callable[[str], Copy], tiny_model: Path, tmp_path: Path) -> None:
     """The words' own letters tell their tags, so that it can be learned."""
     copy = follow("Add a task")

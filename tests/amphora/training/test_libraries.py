@@ -139,6 +139,7 @@ class Accuracy(evaluate.Metric):
 """
 
 
+@pytest.mark.heavy
 def test_the_metrics_that_are_shipped_need_no_network_and_are_those_of_the_hub(
     scripted: Tree,
 ) -> None:

@@ -39,6 +39,7 @@ def test_class_weights_weigh_each_sample_in_the_loss(tmp_path: Path) -> None:
 
 
 # transformers 5.23 has a new name for it, which transformers 4 does not know.
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
 def test_gradient_checkpointing_changes_no_weight(tmp_path: Path) -> None:
     trained = []
@@ -64,6 +65,7 @@ def handlers() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("handlers")
 def test_the_best_weights_are_those_that_are_kept(tmp_path: Path) -> None:
     trainer = engine(

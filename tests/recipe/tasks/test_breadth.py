@@ -60,6 +60,7 @@ def ask(base: Path, *texts: str, **parameters: Any) -> Any:
     return json.loads(answer)
 
 
+@pytest.mark.heavy
 def test_fractions_are_learned_as_numbers(
     tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
 ) -> None:
@@ -73,6 +74,7 @@ def test_fractions_are_learned_as_numbers(
     assert (good["score"], bad["score"]) == pytest.approx((0.75, -1.25), abs=0.4)
 
 
+@pytest.mark.heavy
 def test_lists_are_learned_as_sets_of_labels(
     tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
 ) -> None:
@@ -91,7 +93,7 @@ def test_lists_are_learned_as_sets_of_labels(
     assert (good, bad) == ({"kind", "short"}, {"harsh"})
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
+@pytest.fixture(scope="module", params=["llama", pytest.param("qwen3", marks=pytest.mark.heavy)])
 def tiny_decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A decoder of two layers whose tokenizer has an end token and none for padding."""
     import torch
@@ -147,6 +149,7 @@ def test_a_decoder_is_a_classifier_too(
     ]
 
 
+@pytest.mark.heavy
 def test_a_sharded_lora_training_is_merged_into_a_model_like_any_other(
     tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
 ) -> None:
@@ -165,6 +168,7 @@ def test_a_sharded_lora_training_is_merged_into_a_model_like_any_other(
 
 
 # peft 0.21 asks transformers 5 by an old name.
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_an_adapter_alone_is_saved_where_it_is_asked_for(
     tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
@@ -182,6 +186,7 @@ def test_an_adapter_alone_is_saved_where_it_is_asked_for(
     assert adapted.peft_config["default"].target_modules == {"query", "value"}
 
 
+@pytest.mark.heavy
 def test_what_shapes_a_training_is_passed_on(
     tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
 ) -> None:

@@ -25,6 +25,7 @@ from recipe.paths import from_environment
 from recipe.training import preflight
 from tests.support.serving_kit import Handlers
 
+pytestmark = pytest.mark.heavy
 KINDS = {"pos": ["good", "great"], "neg": ["bad", "awful"]}
 HEADER = ("id", "sentence1", "sentence2", "label")
 Row = tuple[int, str, str, str]
@@ -164,7 +165,6 @@ def test_the_handlers_answer_pairs_as_the_evaluation_did(trained: Trained) -> No
         served.ask({"inputs": first[0]})
 
 
-@pytest.mark.heavy()
 def test_it_resumes_exactly_and_not_with_the_columns_swapped(
     trained: Trained, tmp_path: Path, train: Run
 ) -> None:

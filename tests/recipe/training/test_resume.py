@@ -229,6 +229,7 @@ def test_another_model_or_world_does_not_resume(
     assert "data" not in line.partition("since")[2].partition("resume_from")[0]
 
 
+@pytest.mark.heavy
 def test_it_starts_anew_where_asked_to(tmp_path: Path, tiny_model: Path, data: Path) -> None:
     job = Job(tmp_path, tiny_model, data)
     job.finish("--max_steps", "3", "--save_minutes", "0.00001")
@@ -239,6 +240,7 @@ def test_it_starts_anew_where_asked_to(tmp_path: Path, tiny_model: Path, data: P
     assert {path.name for path in job.checkpoints.iterdir()} == {"before-1", "checkpoint-3"}
 
 
+@pytest.mark.heavy
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path, tiny_model: Path, data: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file")
     job = Job(tmp_path, tiny_model, data)
@@ -252,6 +254,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path, tiny_model: Path, da
     assert "model written" in job.finish("--max_steps", "2")
 
 
+@pytest.mark.heavy
 def test_a_checkpoint_that_cannot_be_written_leaves_no_half_of_one(
     tmp_path: Path, tiny_model: Path, data: Path
 ) -> None:

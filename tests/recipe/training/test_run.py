@@ -176,6 +176,7 @@ def test_two_processes_are_one_job(
     assert (tmp_path / "model" / "model.safetensors").is_file()
 
 
+@pytest.mark.heavy
 def test_two_processes_with_half_the_batch_are_one_with_all_of_it(
     tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
 ) -> None:
@@ -267,6 +268,7 @@ def test_without_an_evaluation_there_is_none_and_checkpoints_leave_the_models_fo
     assert (tmp_path / "output" / "data" / "report.html").is_file(), done.stdout
 
 
+@pytest.mark.heavy
 def test_do_train_false_judges_a_model_by_its_own_labels_and_writes_no_other(
     trained: Trained, tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
 ) -> None:

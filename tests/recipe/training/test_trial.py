@@ -7,10 +7,13 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 Reviews = Callable[[int], list[tuple[str, str]]]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@pytest.mark.heavy
 def test_a_trial_run_takes_a_few_steps_and_writes_nothing(
     tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
 ) -> None:
