@@ -27,10 +27,11 @@ def _documented(default: Any, text: str, *aliases: str) -> Any:
 class Hyperparameters:
     """What the recipe itself decides on. `passed` goes to transformers.TrainingArguments."""
 
-    task: str = _documented(
-        "text-classification",
+    task: str | None = _documented(
+        None,
         "text-classification (classes, sets of them, or numbers), or causal-lm: to go on with "
-        "texts, prompts or conversations.",
+        "texts, prompts or conversations. Default: found from the data and the model where it is "
+        "certain, else text-classification.",
     )
     model_name_or_path: str | None = _documented(
         None,
@@ -194,17 +195,32 @@ class Hyperparameters:
                 listed = " or ".join(known)
                 yield f"Hyperparameter {name} has value {value!r}. Give {listed}."
 
-    def _of_other_tasks(self) -> Iterator[str]:
-        """What is given that the task would pass over."""
+    @property
+    def of_tasks(self) -> Mapping[str, Sequence[str]]:
+        """Of what is given and not every task takes: the tasks that do."""
         values = {name: getattr(self, name, self.passed.get(name)) for name in _OF_TASKS}
         usual = {item.name: item.default for item in dataclasses.fields(Hyperparameters)}
-        for name, tasks in _OF_TASKS.items():
-            if self.task not in tasks and values.get(name) not in (None, 0.0, usual.get(name)):
+        return {
+            name: tasks
+            for name, tasks in _OF_TASKS.items()
+            if values[name] not in (None, 0.0, usual.get(name))
+        }
+
+    def _of_other_tasks(self) -> Iterator[str]:
+        """What is given that the task would pass over."""
+        for name, tasks in self.of_tasks.items():
+            if self.task in TASKS and self.task not in tasks:
                 listed = " or ".join(f"task={task}" for task in tasks)
                 yield (
-                    f"Hyperparameter {name} has value {values[name]!r}, but belongs to {listed}, "
-                    f"and the task is {self.task}. Leave it out, or give {listed}."
+                    f"Hyperparameter {name} has value "
+                    f"{getattr(self, name, self.passed.get(name))!r}, but belongs to {listed}, and "
+                    f"the task is {self.task}. Leave it out, or give {listed}."
                 )
+        if self.task is None and not any(all_tasks_of(self.of_tasks)):
+            listed = "; ".join(
+                f"{name} to task={' or '.join(tasks)}" for name, tasks in self.of_tasks.items()
+            )
+            yield f"These hyperparameters belong to no one task: {listed}. Leave some out."
         if not (self.trains or self.passed.get("do_eval") or self.predicts):
             yield "do_train=False leaves nothing to do. Give do_eval=True or do_predict=True, too."
         kinds = {"text_column": "text", "prompt_column": "prompt", "completion_column": "prompt"}
@@ -216,6 +232,11 @@ class Hyperparameters:
                 f"These hyperparameters name columns of several kinds of data: {listed}. "
                 "Name texts, or prompts and completions, or messages."
             )
+
+
+def all_tasks_of(of_tasks: Mapping[str, Sequence[str]]) -> list[str]:
+    """The tasks that take every hyperparameter in `Hyperparameters.of_tasks`."""
+    return [task for task in TASKS if all(task in tasks for tasks in of_tasks.values())]
 
 
 def all_at_once(problems: Sequence[str]) -> HyperparameterError:

@@ -1,8 +1,9 @@
 """The tasks: a row for each value of the hyperparameter `task`.
 
-A row names the module below `recipe/tasks/` that has all there is of the task, and the
-hyperparameters that no other task takes. It imports nothing, so that hyperparameters can be read
-without torch. docs/ARCHITECTURE.md says what such a module defines.
+A row names the module below `recipe/tasks/` that has all there is of the task, the
+hyperparameters that it takes and not every task does, and what tells its data apart where nobody
+says which task it is (`recipe.tasks.detection`). It imports nothing, so that hyperparameters can
+be read without torch. docs/ARCHITECTURE.md says what such a module defines.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ class Row:
     module: str
     """Below `recipe/tasks/`. It defines `TASK`, a `recipe.tasks.base.Task`."""
     hyperparameters: Sequence[str] = ()
+    """What this task takes and not every other one does."""
+    recognised_by: str | None = None
+    """The module below `recipe/` whose function `recognise` tells the data of this task, given a
+    `recipe.data.evidence.Evidence`. It is imported where no task is named, whatever the task: so
+    it should import little."""
 
 
 CLASSIFICATION, CAUSAL_LM = "text-classification", "causal-lm"
@@ -28,14 +34,20 @@ TASKS: Mapping[str, Row] = {
         "text_classification",
         ("text_pair_column", "label_column", "problem_type", "label_separator", "class_weight",
          "num_labels", "label_smoothing_factor", "do_predict"),
+        recognised_by="data.classification",
     ),
     CAUSAL_LM: Row(
         "causal_lm",
         ("prompt_column", "completion_column", "messages_column", "sample_by", "long_texts"),
+        recognised_by="data.language_modeling",
     ),
 }  # fmt: skip
 
 
-def load(name: str) -> Any:
-    """The class of a task, to be called with the job's channels and hyperparameters."""
-    return importlib.import_module(f"recipe.tasks.{TASKS[name].module}").TASK
+def load(name: str | None) -> Any:
+    """The class of a task, to be called with the job's channels and hyperparameters.
+
+    Args:
+        name: The hyperparameter; None for what trained before tasks were told by their data.
+    """
+    return importlib.import_module(f"recipe.tasks.{TASKS[name or CLASSIFICATION].module}").TASK

@@ -21,6 +21,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from recipe.data import columns, labels, values
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.data.columns import Columns
+from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import text_files
 from recipe.data.files.part import Part
 from recipe.data.labels import Labels, Shape
@@ -100,6 +101,22 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
         found=[*notes, *found, rule, _describe_labels(known, train)],
         text_columns=read["train"][0].columns.read,
     )
+
+
+def recognise(evidence: Evidence) -> Recognised | None:
+    """Whether the first rows have texts and a label for each; never certain (see Recognised)."""
+    part, given = evidence.part, evidence.hyperparameters
+    if part is None:
+        return None
+    try:
+        part, label = values.with_indicators(values.with_words(part), given.label_column)
+        chosen = _choose(part, given, label, None)
+        for column in chosen.read:
+            part = values.with_texts(part, column)
+        values.with_labels(part, chosen.label)
+    except DataError:
+        return None
+    return Recognised(reason=f"column {chosen.label} holds labels of texts", certain=False)
 
 
 def _read_splits(

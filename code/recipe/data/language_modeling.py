@@ -13,7 +13,18 @@ import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import classification, columns, values
-from recipe.data.column_names import COMPLETION, MESSAGES, PROMPT, TEXT, TOKEN_IDS
+from recipe.data.column_names import (
+    COMPLETION,
+    COMPLETION_NAMES,
+    MESSAGES,
+    MESSAGES_NAMES,
+    PROMPT,
+    PROMPT_NAMES,
+    TEXT,
+    TEXT_NAMES,
+    TOKEN_IDS,
+)
+from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import formats
 from recipe.data.files.part import Part
 from recipe.data.layout import channels as layout
@@ -22,6 +33,9 @@ from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
 _PLAIN = (".txt", ".text")
+_LOOKED_AT = 20
+_DECODERS = ("ForCausalLM", "LMHeadModel")
+"""What the names of decoders' classes end with."""
 _EXAMPLE = '[{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
 
 
@@ -87,6 +101,38 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
     found = [_describe(split, files) for split, files in read.items()]
     train, evaluation, test, rule = classification.assign(built, None, hyperparameters)
     return Texts(train=train, evaluation=evaluation, test=test, found=[*notes, *found, rule])
+
+
+def recognise(evidence: Evidence) -> Recognised | None:
+    """Whether the first rows hold conversations, prompts with completions, or texts.
+
+    Certain for a decoder, if text classification finds no labels; and conversations are nothing
+    else.
+    """
+    messages = evidence.named(MESSAGES_NAMES)
+    prompt, completion = evidence.named(PROMPT_NAMES), evidence.named(COMPLETION_NAMES)
+    text = evidence.named(TEXT_NAMES)
+    is_decoder = any(name.endswith(_DECODERS) for name in evidence.architectures)
+    if messages is not None and _are_conversations(evidence, messages):
+        return Recognised(reason=f"column {messages} holds conversations")
+    if classification.recognise(evidence) is not None:
+        return None
+    if prompt is not None and completion is not None:
+        reason = f"columns {prompt} and {completion} hold prompts and completions"
+        return Recognised(reason=reason, certain=is_decoder)
+    if text is not None and is_decoder:
+        return Recognised(reason=f"column {text} holds texts without labels, for a decoder")
+    return None
+
+
+def _are_conversations(evidence: Evidence, column: str) -> bool:
+    try:
+        for row, value in enumerate(evidence.values(column)[:_LOOKED_AT]):
+            assert evidence.part is not None
+            _conversation(evidence.part, row, value, column)
+    except DataError:
+        return False
+    return True
 
 
 def _is_plain(path: Path) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from recipe.hyperparameters import Hyperparameters
+from recipe.task_table import CLASSIFICATION
 
 _DATA = """
     text_column text_pair_column label_column problem_type label_separator num_labels prompt_column
@@ -77,6 +78,8 @@ def decisive(hyperparameters: Hyperparameters, args: TrainingArguments) -> dict[
         if _plain(getattr(args, item.name, None)) != _plain(usual[item.name])
     }
     both = {**trainers, **own}
+    if hyperparameters.task == CLASSIFICATION:
+        del both["task"]  # it was the default, and jobs that began so go on
     return {name: _plain(value) for name, value in both.items() if name not in elsewhere}
 
 

@@ -19,6 +19,7 @@ from recipe.models import loading
 from recipe.paths import Places
 from recipe.runtime import device
 from recipe.runtime.distribution import Distribution
+from recipe.tasks import detection
 from recipe.tasks.base import ERROR, OK, WARNING, Finding, Task
 from recipe.training import run
 
@@ -42,6 +43,9 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         yield Finding(level=OK, what=what, detail="every name and value is known")
         for line in hyperparameters.notes:
             yield Finding(level=OK, what=what, detail=line)
+        what = "task"
+        hyperparameters, why = detection.find(hyperparameters, places.channels)
+        yield Finding(level=OK, what=what, detail=why)
         what = "data"
         task: Task = task_table.load(hyperparameters.task)(places.channels, hyperparameters)
         for line in task.found:

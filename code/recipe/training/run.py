@@ -39,6 +39,7 @@ from recipe.runtime.device import Device
 from recipe.runtime.distribution import Distribution
 from recipe.runtime.timer import Stopwatch
 from recipe.storage import atomic, checksums
+from recipe.tasks import detection
 from recipe.tasks.base import Answering, Objective, Task
 from recipe.training import engine, graph_extraction, tracking
 from recipe.training.engine import Engine
@@ -70,6 +71,8 @@ def run(
     for line in hyperparameters.notes:
         say(line)
     _check_places(places)
+    hyperparameters, why = detection.find(hyperparameters, places.channels)
+    say(f"task: {why}")
     chosen, arguments = _set_up(hyperparameters, places, environ)
     made = _make(hyperparameters, places, arguments, watch, environ)
     if is_trial:

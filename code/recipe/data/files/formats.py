@@ -64,8 +64,18 @@ def read(path: Path, lone_column: bool = False) -> Part:
     """
     if lone_column and path.is_file() and _is_delimited(path):
         return _read_csv(path, lone_column=True)
-    found = next(each for each in FORMATS if each.is_one(path))
-    return _flat(found.read(path))
+    return _flat(format_of(path).read(path))
+
+
+def format_of(path: Path) -> Format:
+    """The row of the table that a file or folder is read by."""
+    return next(each for each in FORMATS if each.is_one(path))
+
+
+def of_table(path: Path, name: str, table: pa.Table) -> Part:
+    """A table that was read elsewhere, as `read` gives it."""
+    features = datasets.Features.from_arrow_schema(table.schema)
+    return _flat(Part(path=path, format=name, table=table, class_names=_classes(features)))
 
 
 def is_structured(path: Path) -> bool:
@@ -218,7 +228,7 @@ def _read_csv(path: Path, lone_column: bool) -> Part:
 
 def _is_delimited(path: Path) -> bool:
     """Whether none of the formats before it in the table is the file's."""
-    return next(each for each in FORMATS if each.is_one(path)).name == "CSV"
+    return format_of(path).name == "CSV"
 
 
 def _refuse_archive(path: Path) -> Part:

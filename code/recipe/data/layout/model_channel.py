@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import tarfile
 import tempfile
@@ -30,12 +31,13 @@ def model_folder(channels: Mapping[str, Path], name: str | None = None) -> Path 
     if channel is None or not channel.is_dir():
         return None
     archive = channel / "model.tar.gz"
-    folder = _extract(archive) if archive.is_file() else channel
+    folder = _extract(archive, archive.stat().st_mtime_ns) if archive.is_file() else channel
     configs = sorted(folder.glob("config.json")) or sorted(folder.glob("*/config.json"))
     return configs[0].parent if configs else None
 
 
-def _extract(archive: Path) -> Path:
+@functools.cache  # who looks at its configuration first unpacks it
+def _extract(archive: Path, written_at: int) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="model-"))
     try:
         with tarfile.open(archive) as tar:

@@ -1,0 +1,67 @@
+"""The first rows of a file of any format, without reading all of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from recipe.data.files import formats
+from recipe.data.files.part import Part, open_bytes
+from recipe.errors import DataError
+
+ROWS = 1_000
+_BYTES = 1 << 20
+_PLAIN = (".txt", ".text", "")
+
+
+def read(path: Path) -> Part | None:
+    """At most `ROWS` rows; None where it is plain text or cannot be read.
+
+    Of text formats it reads the first MB, but for a JSON document, which has an end.
+    """
+    try:
+        return _first(_part(path))
+    except (DataError, OSError, EOFError, ValueError):
+        return None  # what reads all of it says what is wrong
+
+
+def _part(path: Path) -> Part | None:
+    found = formats.format_of(path)
+    if found.name == "Parquet":
+        batch = next(pq.ParquetFile(path).iter_batches(batch_size=ROWS), None)
+        return None if batch is None else formats.of_table(path, "parquet", pa.table(batch))
+    if path.is_dir() or found.name in ("Arrow", "Excel"):
+        return formats.read(path)
+    is_plain = found.name == "CSV" and Path(path.name.removesuffix(".gz")).suffix in _PLAIN
+    if is_plain and not formats.is_structured(path):
+        return None
+    with open_bytes(path) as stream:
+        start = stream.read(_BYTES)
+        is_whole = not stream.read(1)
+    if is_whole or (found.name.startswith("JSON") and not _has_rows(start)):
+        return formats.read(path)
+    with tempfile.TemporaryDirectory() as folder:
+        beginning = Path(folder) / path.name.removesuffix(".gz")
+        beginning.write_bytes(start[: start.rindex(b"\n") + 1])
+        # Its name in messages and class names is that of the file.
+        return dataclasses.replace(formats.read(beginning), path=path)
+
+
+def _has_rows(start: bytes) -> bool:
+    """Whether the first line is a JSON object of its own."""
+    line, _, rest = start.partition(b"\n")
+    try:
+        return bool(rest) and isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _first(part: Part | None) -> Part | None:
+    if part is None or part.table.num_rows == 0:
+        return None
+    return part.select(range(min(ROWS, part.table.num_rows)))

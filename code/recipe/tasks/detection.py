@@ -1,0 +1,112 @@
+"""Which task a job is for, where nobody says it: told by its hyperparameters, data and model."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from recipe.data.evidence import Evidence, Recognised
+from recipe.data.files import head
+from recipe.data.files.part import Part
+from recipe.data.layout import channels as layout
+from recipe.errors import DataError, HyperparameterError, RecipeError
+from recipe.hyperparameters import Hyperparameters, all_tasks_of
+from recipe.models import loading
+from recipe.task_table import CLASSIFICATION, TASKS
+from recipe.tasks import judging
+
+_FILES = 3
+_OTHER = "set task to choose another"
+
+
+def find(
+    hyperparameters: Hyperparameters, channels: Mapping[str, Path]
+) -> tuple[Hyperparameters, str]:
+    """The hyperparameters with a task, and in a line which it is and why.
+
+    A task that is named is taken. Else one that alone takes all that is given; else the one whose
+    data this certainly is; else text classification, as ever.
+
+    Raises:
+        HyperparameterError: several tasks can be meant; it lists them with their reasons.
+    """
+    if hyperparameters.task is not None:
+        return hyperparameters, f"{hyperparameters.task} (as given)"
+    given = hyperparameters.of_tasks
+    possible = all_tasks_of(given)
+    if len(possible) == 1:
+        (task,) = possible
+        own = [name for name, tasks in given.items() if list(tasks) == [task]]
+        reason = f"only this task takes {' and '.join(own or given)}"
+        return dataclasses.replace(hyperparameters, task=task), f"{task} ({reason})"
+    recognised = _recognised(possible, hyperparameters, channels)
+    certain = {task: each for task, each in recognised.items() if each.certain}
+    candidates = certain or recognised
+    if len(certain) == 1:
+        ((task, found),) = certain.items()
+        reason = f"{found.reason}; {_OTHER}"
+    elif (
+        not certain
+        and CLASSIFICATION in possible
+        and (CLASSIFICATION in recognised or not recognised)
+    ):
+        task, reason = CLASSIFICATION, "the default"
+        if others := [name for name in recognised if name != CLASSIFICATION]:
+            told = "; or ".join(f"{name}: {recognised[name].reason}" for name in others)
+            reason += f"; the data may be for {told}. Set task to say so"
+    else:
+        told = "; ".join(f"{name} ({each.reason})" for name, each in candidates.items())
+        raise HyperparameterError(
+            "Hyperparameter task is not given, and the job may be for several: "
+            f"{told or ', '.join(possible)}.",
+            f"Give task={' or task='.join(candidates or possible)}.",
+        )
+    return dataclasses.replace(hyperparameters, task=task), f"{task} ({reason})"
+
+
+def _recognised(
+    possible: Sequence[str], hyperparameters: Hyperparameters, channels: Mapping[str, Path]
+) -> dict[str, Recognised]:
+    evidence = Evidence(
+        channels=channels,
+        hyperparameters=hyperparameters,
+        part=_first_rows(hyperparameters, channels),
+        read_model=functools.partial(_configuration, hyperparameters, channels),
+    )
+    found: dict[str, Recognised] = {}
+    for task in possible:
+        if (module := TASKS[task].recognised_by) is not None:
+            recognise = importlib.import_module(f"recipe.{module}").recognise
+            if (each := recognise(evidence)) is not None:
+                found[task] = each
+    return found
+
+
+def _first_rows(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> Part | None:
+    try:
+        places = layout.find(
+            judging.channels(channels, hyperparameters), hyperparameters.dataset_config_name
+        )
+    except DataError:
+        return None  # what reads all of it says what is wrong
+    parts = (head.read(path) for path in places.files["train"][:_FILES])
+    return next((part for part in parts if part is not None), None)
+
+
+def _configuration(
+    hyperparameters: Hyperparameters, channels: Mapping[str, Path]
+) -> Mapping[str, Any]:
+    """The model's config.json; empty where it cannot be read, as what loads the model says why."""
+    try:
+        source = loading.find(hyperparameters.model_name_or_path, channels)
+        options = {"token": hyperparameters.hf_token} if hyperparameters.hf_token else {}
+        config, _ = PretrainedConfig.get_config_dict(source.name, **options)
+    except (RecipeError, OSError, ValueError):
+        return {}
+    return dict(config)

@@ -1,0 +1,88 @@
+"""Which task a job is for where nobody says it: certain, the default, or an error that lists."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recipe.errors import HyperparameterError
+from recipe.hyperparameters import parse
+from recipe.tasks import detection
+
+TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+REVIEWS = [{"text": f"a film of {n}", "label": "ab"[n % 2]} for n in range(20)]
+PROMPTS = [{"prompt": f"a film of {n}", "completion": f"number {n}"} for n in range(20)]
+
+
+def model(folder: Path, architecture: str) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    return str(folder)
+
+
+def found(
+    tmp_path: Path, rows: Sequence[Any], architecture: str = "BertForMaskedLM", *argv: str
+) -> tuple[str | None, str]:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = parse(["--model_id", model(tmp_path / "model", architecture), *argv])
+    resolved, why = detection.find(given, {"train": data})
+    return resolved.task, why
+
+
+@pytest.mark.parametrize(
+    ("rows", "architecture", "argv", "task", "why"),
+    [
+        (REVIEWS, "BertForMaskedLM", [], "text-classification", "the default"),
+        (REVIEWS, "GPT2LMHeadModel", [], "text-classification", "the default"),
+        (REVIEWS, "GPT2LMHeadModel", ["--task", "causal-lm"], "causal-lm", "as given"),
+        ([{"messages": TURNS}] * 9, "BertModel", [], "causal-lm", "messages holds conversations"),
+        (PROMPTS, "LlamaForCausalLM", [], "causal-lm", "prompts and completions; set task"),
+        (
+            [{"text": "a b"}] * 9,
+            "GPT2LMHeadModel",
+            [],
+            "causal-lm",
+            "without labels, for a decoder",
+        ),
+        (PROMPTS, "BertModel", ["--prompt_column", "prompt"], "causal-lm", "takes prompt_column"),
+        (REVIEWS, "BertModel", ["--num_labels", "2"], "text-classification", "takes num_labels"),
+        ([{"a": 1}], "BertModel", [], "text-classification", "the default"),
+    ],
+)
+def test_what_is_certain_is_taken_and_else_the_default(
+    tmp_path: Path, rows: Any, architecture: str, argv: list[str], task: str, why: str
+) -> None:
+    named, told = found(tmp_path, rows, architecture, *argv)
+    assert named == task
+    assert why in told
+
+
+def test_what_is_not_certain_and_no_classes_is_refused_with_the_candidates(tmp_path: Path) -> None:
+    with pytest.raises(HyperparameterError, match=r"task is not given.*causal-lm \(columns prompt"):
+        found(tmp_path, PROMPTS)
+
+
+def test_hyperparameters_of_different_tasks_are_refused() -> None:
+    with pytest.raises(HyperparameterError, match=r"no one task.*prompt_column to task=causal-lm"):
+        parse(["--prompt_column", "a", "--num_labels", "2"])
+
+
+def test_the_first_rows_of_large_files_are_enough(tmp_path: Path) -> None:
+    """And the last one of them may be cut in two."""
+    turns = [{"messages": TURNS, "n": "x" * 3_000}] * 500
+    for name in ("train.jsonl", "train.parquet"):
+        data = tmp_path / name.partition(".")[2]
+        data.mkdir()
+        if name.endswith("jsonl"):
+            (data / name).write_text("\n".join(map(json.dumps, turns)))
+        else:
+            pq.write_table(pa.Table.from_pylist(turns), data / name)
+        assert detection.find(parse([]), {"train": data})[0].task == "causal-lm"
