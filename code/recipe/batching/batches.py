@@ -8,91 +8,20 @@ the samples of the whole optimizer step, over all processes and accumulated batc
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-import datasets
 import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from recipe.batching import packing
 from recipe.batching.packing import Rows, Shape
-from recipe.data.column_names import LABEL, TOKEN_IDS, TYPE_IDS
+from recipe.batching.samples import Samples as Samples
+from recipe.data.column_names import TYPE_IDS
 
 Batch = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Samples:
-    """A data set in memory: the token ids of all samples one after the other, and their labels."""
-
-    token_ids: Rows
-    starts: Rows
-    """Where each sample starts in `token_ids`, and at last where the data ends."""
-    labels: Any
-    """An array [samples] or [samples, labels]."""
-    types: Rows | None = field(default=None, kw_only=True)
-    """The type of each of `token_ids`, by which a tokenizer tells the texts of a pair apart."""
-
-    @classmethod
-    def of(cls, split: datasets.Dataset) -> Samples:
-        """The samples of a data set with the columns `input_ids` and `label`, and maybe
-        `token_type_ids`."""
-        columns = split.with_format("numpy")
-        ids = [np.asarray(row, dtype=np.int32) for row in columns[TOKEN_IDS]]
-        labels = np.asarray(split[LABEL][:])
-        if labels.dtype.kind == "f":
-            labels = labels.astype(np.float32)
-        types = None
-        if TYPE_IDS in split.column_names:
-            types = np.concatenate([np.asarray(row, dtype=np.int8) for row in columns[TYPE_IDS]])
-        return cls(np.concatenate(ids), np.cumsum([0, *map(len, ids)]), labels, types=types)
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    @functools.cached_property
-    def lengths(self) -> Rows:
-        """Tokens of each sample."""
-        return np.diff(self.starts)
-
-    def weight(self, rows: Rows) -> int:
-        """What the samples at `rows` weigh in a mean of losses: one each."""
-        return len(rows)
-
-    def in_epoch(self, seed: int, epoch: int) -> Samples:
-        """As an epoch of a training sees them: the same each time, for the same arguments."""
-        return self
-
-    def fingerprint(self) -> str:
-        """What tells this data apart from other data."""
-        digest = hashlib.sha256()
-        for array in (self.token_ids, self.starts, self.labels, self.types):
-            if array is not None:
-                digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()[:16]
-
-    def tokens(self, row: int) -> Rows:
-        """The token ids of one sample."""
-        ids: Rows = self.token_ids[self.starts[row] : self.starts[row + 1]]
-        return ids
-
-    def places(self, rows: Rows) -> tuple[Rows, Rows, Rows]:
-        """Of each token of the samples at `rows`, one sample after the other: its position in
-        `token_ids`; the number of its sample among `rows`; its position in that sample."""
-        lengths = self.lengths[rows]
-        owners = np.repeat(np.arange(len(rows)), lengths)
-        within = np.arange(len(owners)) - (np.cumsum(lengths) - lengths)[owners]
-        return self.starts[rows][owners] + within, owners, within
-
-    def types_of(self, row: int) -> Rows:
-        """The types of the tokens of one sample, of `types` that are there."""
-        assert self.types is not None
-        types: Rows = self.types[self.starts[row] : self.starts[row + 1]]
-        return types
 
 
 class Layout(Protocol):
@@ -227,11 +156,34 @@ class Training:
     seed: int = 0
     world: World = World()
 
+    def steps(self) -> int:
+        """Optimizer steps of an epoch: as many as the host with most rows for each of its
+        processes needs."""
+        shards = self.samples.shards
+        if shards is None:
+            return -(-len(self.samples) // (self.size * self.world.processes * self.accumulation))
+        return max(
+            -(-len(shards.rows(host)) // (self.size * len(shards.ranks(host)) * self.accumulation))
+            for host in range(shards.hosts)
+        )
+
     def epoch(self, epoch: int, balanced: bool) -> Epoch:
-        """The batches of an epoch; nothing is computed of any other epoch."""
-        size = self.size * self.world.processes * self.accumulation
-        steps = packing.steps(self.samples.lengths, size, self.seed, epoch, balanced)
-        return Epoch(self, self.samples.in_epoch(self.seed, epoch), steps, balanced)
+        """The batches of an epoch; nothing is computed of any other epoch.
+
+        Where each host has rows of its own, each gives every step nearly as many of them, so that
+        the rows of all end together: a host with fewer rows than another gives fewer to each step.
+        """
+        lengths, shards = self.samples.lengths, self.samples.shards
+        if shards is None:
+            size = self.size * self.world.processes * self.accumulation
+            of_hosts = [packing.steps(lengths, size, self.seed, epoch, balanced)]
+            return Epoch(self, self.samples.in_epoch(self.seed, epoch), of_hosts, balanced)
+        of_hosts = []
+        for host in range(shards.hosts):
+            rows, seed = shards.rows(host), (self.seed, epoch, host)
+            dealt = packing.spread(lengths[rows], self.steps(), seed, balanced)
+            of_hosts.append([rows[step] for step in dealt])
+        return Epoch(self, self.samples.in_epoch(self.seed, epoch), of_hosts, balanced)
 
     def rows(self, epochs: int, balanced: bool) -> list[Rows]:
         """The rows of every batch of all processes in the first `epochs` epochs."""
@@ -247,18 +199,25 @@ class Epoch:
     """For each batch of an epoch, for each process: its rows, and the weight of the step.
 
     A step is split over processes and accumulated batches when the first of these is asked for.
+
+    Args:
+        of_hosts: The rows of each step, of each host that has rows of its own; else of all.
     """
 
     def __init__(
-        self, training: Training, samples: Samples, steps: Sequence[Rows], balanced: bool
+        self,
+        training: Training,
+        samples: Samples,
+        of_hosts: Sequence[Sequence[Rows]],
+        balanced: bool,
     ) -> None:
-        self._training, self._steps, self._balanced = training, steps, balanced
+        self._training, self._of_hosts, self._balanced = training, of_hosts, balanced
         self.samples = samples
         """As this epoch sees them."""
         self._split = functools.lru_cache(maxsize=1)(self._split_step)
 
     def __len__(self) -> int:
-        return len(self._steps) * self._training.accumulation
+        return len(self._of_hosts[0]) * self._training.accumulation
 
     def __getitem__(self, number: int) -> list[tuple[Rows, int]]:
         step, part = divmod(number, self._training.accumulation)
@@ -270,11 +229,20 @@ class Epoch:
         return (self[number] for number in range(len(self)))
 
     def _split_step(self, number: int) -> tuple[list[Rows], int]:
-        training, step = self._training, self._steps[number]
-        parts = training.world.processes * training.accumulation
-        lengths = training.samples.lengths
-        batches = packing.split(step, lengths, parts, training.size, self._balanced)
-        return batches, self.samples.weight(step)
+        """The rows of each batch, those of the first accumulated one for all processes first."""
+        training, steps = self._training, [steps[number] for steps in self._of_hosts]
+        samples, processes = self.samples, training.world.processes
+        ranks = [list(range(processes))]
+        if samples.shards is not None:
+            ranks = [samples.shards.ranks(host) for host in range(samples.shards.hosts)]
+        batches: list[Rows] = [np.empty(0, dtype=np.int64)] * (processes * training.accumulation)
+        for step, its_ranks in zip(steps, ranks, strict=True):
+            parts = len(its_ranks) * training.accumulation
+            dealt = packing.split(step, samples.lengths, parts, training.size, self._balanced)
+            for at, rows in enumerate(dealt):
+                accumulated, process = divmod(at, len(its_ranks))
+                batches[accumulated * processes + its_ranks[process]] = rows
+        return batches, samples.weight(np.concatenate(steps))
 
 
 class _Drawn(Dataset[Batch]):
@@ -327,11 +295,9 @@ def training_loader(
 
     Nothing is drawn from the global random state, so that it depends on the model alone.
     """
-    at_once = training.size * training.world.processes * training.accumulation
-    steps = -(-len(training.samples) // at_once)
     return _Loader(
         _Drawn(training, layout),
-        batch_sampler=_Numbers(steps * training.accumulation),
+        batch_sampler=_Numbers(training.steps() * training.accumulation),
         collate_fn=_only,
         generator=torch.Generator(),
         pin_memory=pin_memory,
@@ -349,13 +315,26 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """This process's share of the batches of an evaluation; each process gets as many.
 
-    The batches are the same for any number of processes: it only decides who computes which.
+    The batches are the same for any number of processes: it only decides who computes which. Where
+    each host has rows of its own, its processes compute these.
     """
-    batches = packing.in_order(samples.lengths, size, layout.balanced)
-    none = np.empty(0, dtype=np.int64)
-    batches += [none] * (-len(batches) % world.processes)
+    shards, none = samples.shards, np.empty(0, dtype=np.int64)
+    if shards is None:
+        batches = packing.in_order(samples.lengths, size, layout.balanced)
+        own, count = batches[world.rank :: world.processes], -(-len(batches) // world.processes)
+    else:
+        own, count = [], 0
+        for host in range(shards.hosts):
+            rows, ranks = shards.rows(host), shards.ranks(host)
+            batches = [
+                rows[batch]
+                for batch in packing.in_order(samples.lengths[rows], size, layout.balanced)
+            ]
+            count = max(count, -(-len(batches) // len(ranks)))
+            if world.rank in ranks:
+                own = batches[ranks.index(world.rank) :: len(ranks)]
     weight = samples.weight(np.arange(len(samples)))
-    for rows in batches[world.rank :: world.processes]:
+    for rows in [*own, *[none] * (count - len(own))]:
         yield _finish(samples, layout, rows, size, weight)
 
 

@@ -19,6 +19,7 @@ import torch
 
 from recipe.batching.batches import Batch, Packed, Padded, Samples
 from recipe.batching.packing import Rows
+from recipe.batching.samples import ragged
 from recipe.data.column_names import LEARNED, TOKEN_IDS
 
 NOT_LEARNED = -100
@@ -34,13 +35,11 @@ class Documents(Samples):
     @classmethod
     def of(cls, split: datasets.Dataset) -> Documents:
         """The documents of a data set with the columns `input_ids` and `learned`."""
-        columns = split.with_format("numpy")
-        ids = [np.asarray(row, dtype=np.int32) for row in columns[TOKEN_IDS]]
-        learned = np.concatenate([np.asarray(row, dtype=bool) for row in columns[LEARNED]])
-        starts = np.cumsum([0, *map(len, ids)])
+        token_ids, starts = ragged(split, TOKEN_IDS, np.int32)
+        learned, _ = ragged(split, LEARNED, bool)
         learned[starts[:-1]] = False
-        counts = np.add.reduceat(learned, starts[:-1], dtype=np.int64)
-        return cls(np.concatenate(ids), starts, counts, learned)
+        counts = np.add.reduceat(learned, starts[:-1], dtype=np.int64) if len(starts) > 1 else learned
+        return cls(token_ids, starts, counts.astype(np.int64), learned)
 
     def weight(self, rows: Rows) -> int:
         """Learned tokens of the documents at `rows`: the loss is the mean over these."""
@@ -48,14 +47,16 @@ class Documents(Samples):
 
     def fingerprint(self) -> str:
         """What tells this data apart from other data."""
+        if self.shards is not None:
+            return self.shards.digest
         learned = hashlib.sha256(np.ascontiguousarray(self.learned).data).hexdigest()[:16]
         return f"{super().fingerprint()}-{learned}"
 
     def successors(self, row: int) -> tuple[Rows, Rows]:
         """Offsets in a document whose successor is learned, and these successors."""
-        start, end = self.starts[row], self.starts[row + 1]
-        at = np.flatnonzero(self.learned[start:end])
-        return at - 1, self.token_ids[start + at]
+        span = self.span(row)
+        at = np.flatnonzero(self.learned[span])
+        return at - 1, self.token_ids[span.start + at]
 
 
 @dataclass(frozen=True)

@@ -64,13 +64,41 @@ def steps(lengths: Rows, size: int, seed: int, epoch: int, balanced: bool) -> li
     else:
         dealt = []
         count = -(-len(order) // size)
-        for chunk in np.array_split(np.arange(count), max(1, round(len(order) / CHUNK))):
+        chunks = max(1, min(count, round(len(order) / CHUNK)))
+        for chunk in np.array_split(np.arange(count), chunks):
             rows = order[chunk[0] * size : (chunk[-1] + 1) * size]
             dealt += _cut(_longest_first(rows, lengths), size)
     # The step with fewer samples is the last one of the epoch.
     whole = [step for step in dealt if len(step) == size]
     shuffled = [whole[at] for at in random.permutation(len(whole))]
     return shuffled + [step for step in dealt if len(step) != size]
+
+
+def spread(lengths: Rows, count: int, seed: Sequence[int], balanced: bool) -> list[Rows]:
+    """All rows in `count` steps of nearly equal numbers of rows, each row once; some steps may be
+    empty. The arguments are those of `steps`."""
+    random = np.random.default_rng(seed)
+    order = random.permutation(len(lengths))
+    size, rest = divmod(len(order), count)
+    if balanced:
+        longest_first = _longest_first(order, lengths)
+        # One of each of `rest` equal parts goes to a step beside what all steps get.
+        parts = np.arange(rest + 1) * len(order) // max(1, rest)
+        beside = random.integers(parts[:-1], parts[1:])
+        dealt = _deal(np.delete(longest_first, beside), lengths, size, random) if size else []
+        dealt = dealt or [np.empty(0, dtype=np.int64)] * count
+        emptiest_first = np.argsort([lengths[step].sum() for step in dealt], kind="stable")
+        for step, row in zip(emptiest_first[:rest], longest_first[beside], strict=True):
+            dealt[step] = np.append(dealt[step], row)
+    else:
+        dealt = []
+        starts = np.arange(count + 1) * len(order) // count
+        chunks = max(1, min(count, round(len(order) / CHUNK)))
+        for chunk in np.array_split(np.arange(count), chunks):
+            rows = order[starts[chunk[0]] : starts[chunk[-1] + 1]]
+            cuts = starts[chunk[1:]] - starts[chunk[0]]
+            dealt += np.split(_longest_first(rows, lengths), cuts)
+    return [dealt[at] for at in random.permutation(count)]
 
 
 def in_order(lengths: Rows, size: int, balanced: bool) -> list[Rows]:

@@ -1,0 +1,200 @@
+"""A data set in tokens, and which host has which of its rows.
+
+What a task adds to `Samples` it adds in a subclass, whose arrays have a value for each token
+(beside `token_ids`: look them up by `places` or `span`) or for each row (`labels`: look them up by
+the number of the row). So they hold too where each host has rows of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import datasets
+import numpy as np
+
+from recipe.batching.packing import Rows
+from recipe.data.column_names import LABEL, TOKEN_IDS, TYPE_IDS
+
+_AT_ONCE = 10_000
+
+
+class Exchange(Protocol):
+    """What `recipe.runtime.device.everyones` does: a value of each process, by rank."""
+
+    def __call__(self, value: Any, /) -> list[Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """Which host has which rows: those of the first host come first, then those of the next."""
+
+    starts: tuple[int, ...]
+    """[hosts + 1]: the number of each host's first row, and at last that of all rows."""
+    host_of: tuple[int, ...]
+    """[processes]: the number of the host of each process."""
+    lengths: Rows
+    """[rows]: tokens of each row of all hosts."""
+    digest: str
+    """Tells the data of all hosts apart from others."""
+
+    @property
+    def hosts(self) -> int:
+        """How many there are."""
+        return len(self.starts) - 1
+
+    def rows(self, host: int) -> Rows:
+        """The numbers of a host's rows."""
+        return np.arange(self.starts[host], self.starts[host + 1])
+
+    def ranks(self, host: int) -> list[int]:
+        """The processes of a host."""
+        return [rank for rank, its_host in enumerate(self.host_of) if its_host == host]
+
+
+Some = TypeVar("Some", bound="Samples")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A data set: the token ids of all samples one after the other, and their labels."""
+
+    token_ids: Rows
+    starts: Rows
+    """Where each sample starts in `token_ids`, and at last where the data ends; of a sharded data
+    set, of this host's samples only: `span` and `places` look them up."""
+    labels: Any
+    """An array [samples] or [samples, labels]; of a sharded data set, of all hosts' samples."""
+    types: Rows | None = field(default=None, kw_only=True)
+    """The type of each of `token_ids`, by which a tokenizer tells the texts of a pair apart."""
+    shards: Shards | None = field(default=None, kw_only=True)
+    """Who has which rows, where each host has rows of its own."""
+    first: int = field(default=0, kw_only=True)
+    """The number of this host's first row."""
+
+    @classmethod
+    def of(cls, split: datasets.Dataset) -> Samples:
+        """The samples of a data set with the columns `input_ids` and `label`, and maybe
+        `token_type_ids`."""
+        token_ids, starts = ragged(split, TOKEN_IDS, np.int32)
+        types = ragged(split, TYPE_IDS, np.int8)[0] if TYPE_IDS in split.column_names else None
+        return cls(token_ids, starts, column(split, LABEL), types=types)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @functools.cached_property
+    def lengths(self) -> Rows:
+        """Tokens of each sample, of all hosts."""
+        return np.diff(self.starts) if self.shards is None else self.shards.lengths
+
+    def weight(self, rows: Rows) -> int:
+        """What the samples at `rows` weigh in a mean of losses: one each."""
+        return len(rows)
+
+    def in_epoch(self, seed: int, epoch: int) -> Samples:
+        """As an epoch of a training sees them: the same each time, for the same arguments."""
+        return self
+
+    def fingerprint(self) -> str:
+        """What tells this data apart from other data."""
+        if self.shards is not None:
+            return self.shards.digest
+        digest = hashlib.sha256()
+        for array in (self.token_ids, self.starts, self.labels, self.types):
+            if array is not None:
+                digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()[:16]
+
+    def span(self, row: int) -> slice:
+        """Where the tokens of one sample of this host are in `token_ids`."""
+        own = row - self.first
+        if not 0 <= own < len(self.starts) - 1:
+            raise IndexError(f"row {row} is on another host: here are {len(self.starts) - 1} rows")
+        return slice(int(self.starts[own]), int(self.starts[own + 1]))
+
+    def tokens(self, row: int) -> Rows:
+        """The token ids of one sample."""
+        ids: Rows = self.token_ids[self.span(row)]
+        return ids
+
+    def types_of(self, row: int) -> Rows:
+        """The types of the tokens of one sample, of `types` that are there."""
+        assert self.types is not None
+        types: Rows = self.types[self.span(row)]
+        return types
+
+    def places(self, rows: Rows) -> tuple[Rows, Rows, Rows]:
+        """Of each token of the samples at `rows`, one sample after the other: its position in
+        `token_ids`; the number of its sample among `rows`; its position in that sample."""
+        own = rows - self.first
+        if len(own) and not 0 <= own.min() <= own.max() < len(self.starts) - 1:
+            raise IndexError(f"some of the rows {rows} are on another host")
+        starts = self.starts[own]
+        lengths = self.starts[own + 1] - starts
+        owners = np.repeat(np.arange(len(rows)), lengths)
+        within = np.arange(len(owners)) - (np.cumsum(lengths) - lengths)[owners]
+        return starts[owners] + within, owners, within
+
+
+def sharded(
+    samples: Some, hosts: Sequence[str], rank: int, exchange: Exchange
+) -> tuple[Some, list[int]]:
+    """The samples of all hosts, of which this host has its own; all processes call it together.
+
+    Lengths and labels of all rows are on each process then (2 to 12 bytes a row), tokens are not.
+
+    Args:
+        hosts: The name of the host of each process.
+        rank: Of this process.
+
+    Returns:
+        The samples, and how many rows each host has, in the order of their ranks.
+    """
+    names = list(dict.fromkeys(hosts))
+    host = names.index(hosts[rank])
+    # The processes of a host have the same rows: one of them tells.
+    tells = hosts.index(hosts[rank]) == rank
+    lengths = np.diff(samples.starts)
+    narrow = lengths.astype(np.min_scalar_type(int(lengths.max(initial=0))))
+    told = exchange((narrow, samples.labels, samples.fingerprint()) if tells else None)
+    by_host = [told[hosts.index(name)] for name in names]
+    rows = [len(each) for each, _, _ in by_host]
+    digests = " ".join(digest for _, _, digest in by_host)
+    starts = [0, *np.cumsum(rows).tolist()]
+    all_lengths = np.concatenate([each.astype(np.int32) for each, _, _ in by_host])
+    labels = [each for _, each, _ in by_host if len(each)] or [samples.labels]
+    shards = Shards(
+        starts=tuple(starts),
+        host_of=tuple(names.index(name) for name in hosts),
+        lengths=all_lengths,
+        digest=hashlib.sha256(digests.encode()).hexdigest()[:16],
+    )
+    whole = dataclasses.replace(
+        samples, labels=np.concatenate(labels), shards=shards, first=starts[host]
+    )
+    return whole, rows
+
+
+def ragged(split: datasets.Dataset, name: str, kind: Any) -> tuple[Rows, Rows]:
+    """A column of lists: its items one after the other, and where each list starts and the last
+    one ends."""
+    items, counts = [np.empty(0, dtype=kind)], [np.zeros(1, dtype=np.int64)]
+    for table in split.select_columns([name]).with_format("arrow").iter(_AT_ONCE):
+        for chunk in table[name].chunks:
+            items.append(chunk.flatten().to_numpy(zero_copy_only=False).astype(kind))
+            counts.append(np.diff(chunk.offsets.to_numpy()))
+    return np.concatenate(items), np.cumsum(np.concatenate(counts))
+
+
+def column(split: datasets.Dataset, name: str) -> Any:
+    """A column of numbers [rows], or of as many numbers in each row [rows, numbers]; fractions as
+    float32."""
+    numbers = split.select_columns([name]).with_format("numpy")
+    batches = [np.asarray(batch[name]) for batch in numbers.iter(_AT_ONCE)]
+    values = np.concatenate(batches) if batches else np.empty(0, dtype=np.int64)
+    return values.astype(np.float32) if values.dtype.kind == "f" else values
