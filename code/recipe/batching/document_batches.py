@@ -38,7 +38,9 @@ class Documents(Samples):
         token_ids, starts = ragged(split, TOKEN_IDS, np.int32)
         learned, _ = ragged(split, LEARNED, bool)
         learned[starts[:-1]] = False
-        counts = np.add.reduceat(learned, starts[:-1], dtype=np.int64) if len(starts) > 1 else learned
+        counts = (
+            np.add.reduceat(learned, starts[:-1], dtype=np.int64) if len(starts) > 1 else learned
+        )
         return cls(token_ids, starts, counts.astype(np.int64), learned)
 
     def weight(self, rows: Rows) -> int:
