@@ -65,11 +65,3 @@ class Variables:
         """Raises ConfigError that names every variable that was read and is wrong."""
         if self._problems:
             raise ConfigError(" ".join(self._problems))
-
-
-def seconds(environ: Mapping[str, str], name: str, default: float) -> float:
-    """The seconds above zero that one variable sets. Raises ConfigError if it is wrong."""
-    variables = Variables(environ)
-    number = variables.number(name, default, least=0.001, unit="seconds")
-    variables.check()
-    return number

@@ -1,9 +1,10 @@
 """The hosts of one job, told of each other's end.
 
-A host that fails, or vanishes, ends the job on every host with its reason; a host that is done
-waits for the others, since the platform may end all containers when the first one ends. The first
-host listens and the others connect to it; each side sends a line of JSON every two seconds.
-torchrun does none of this: a rank in a collective operation learns of a lost host after minutes.
+A host that fails, or vanishes, ends the job on every host with its reason, or has it restarted on
+every host; a host that is done waits for the others, since the platform may end all containers when
+the first one ends. The first host listens and the others connect to it; each side sends a line of
+JSON every two seconds. torchrun does none of this: a rank in a collective operation learns of a
+lost host after minutes, and its own restarts are counted by each host alone (see ARCHITECTURE).
 """
 
 from __future__ import annotations
@@ -14,98 +15,144 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from amphora.common import variables
 from amphora.common.errors import ConfigError
+from amphora.training.verdict import CAUSE_SECONDS, Word, judge
 
 log = logging.getLogger("amphora")
 
 PORT = 7776
 """Beside torchrun's 7777."""
-HOST_WAIT_SECONDS = 300.0
-"""How long a host may take to appear: instances of one job do not start in the same second."""
 _BEAT_SECONDS = 2.0
 _LOST_SECONDS = 15.0
 """Without a word from a host for this long it counts as lost. Half of the promised 30 s."""
 _STOPPED_SECONDS = 110.0
 """How long the others may go on after one host was stopped: each is stopped, and has its budget."""
-_CAUSE_SECONDS = 10.0
-"""How long the host that failed first may take to say so, once another one has lost it: its script
-still ends, and its launcher after that, while a broken connection is seen at once."""
+_READY_SECONDS = 120.0
+"""How long a host may take to end its processes for a restart: they have 10 s before SIGKILL, but a
+process in a broken driver's call may hang on."""
 _MAX_LINE = 64 * 1024
 
 
-@dataclass(frozen=True, kw_only=True)
-class Word:
-    """What a host says of itself, and the first host of the job."""
-
-    host: str
-    state: str
-    """'running', 'done', 'failed', 'stopped'; from the first host also 'abort' and 'all done'."""
-    reason: str = ""
-    is_consequence: bool = False
-    """Whether a failed host only knows that it lost another one, which may name the cause yet."""
-
-    def line(self) -> bytes:
-        return json.dumps(vars(self)).encode() + b"\n"
-
-
 class Link:
-    """This host's end of it. `fileno` is readable once the job is over, well or not."""
+    """This host's part in the job. `fileno` is readable once there is a decision for all hosts."""
 
-    def __init__(self, host: str, hosts: Sequence[str], stopped: Callable[[], bool]) -> None:
+    def __init__(
+        self, host: str, hosts: Sequence[str], stopped: Callable[[], bool], max_restarts: int = 0
+    ) -> None:
         self._stopped = stopped
         self._reader, self._writer = socket.socketpair()
-        self._verdict = threading.Event()
-        self.host, self.hosts = host, tuple(hosts)
+        self._lock = threading.Lock()
+        self._decided = threading.Event()
+        self._go = threading.Event()
+        self.host, self.hosts, self.max_restarts = host, tuple(hosts), max_restarts
         self.own = Word(host=host, state="running")
-        self.abort: Word | None = None
-        """The host that failed first, when it is another one, and why."""
+        self.decision: Word | None = None
+        """What follows for all hosts, once that is known: 'abort', 'restart' or 'all done'."""
 
     def fileno(self) -> int:
         return self._reader.fileno()
 
+    @property
+    def attempt(self) -> int:
+        """How many restarts came before."""
+        return self.own.attempt
+
+    @property
+    def abort(self) -> Word | None:
+        """The host that failed first, if it is another one, and why."""
+        decision = self.decision
+        is_abort = decision is not None and decision.state == "abort" and decision.host != self.host
+        return decision if is_abort else None
+
+    @property
+    def restart(self) -> Word | None:
+        """Which host's fault is answered by a restart, and what it was."""
+        decision = self.decision
+        return decision if decision is not None and decision.state == "restart" else None
+
     def announce_done(self) -> None:
         """Tell the others that this host has nothing of its own to wait for."""
-        self.own = Word(host=self.host, state="done")
+        self._say("done")
 
-    def finish(self, state: str, reason: str = "", *, is_consequence: bool = False) -> Word | None:
-        """Tell the others how this host ended; where it is done, wait until the job is over.
+    def finish(
+        self, state: str, reason: str = "", *, is_consequence: bool = False, is_fault: bool = False
+    ) -> None:
+        """Tell the others how this host ended, and wait for what follows: see `decision`.
 
-        A stop ends the waiting: the others are stopped as well, and end by themselves. A host that
-        failed because it lost another one waits for that one's reason.
+        A host that is done waits until the job is over; a stop ends the waiting, since the others
+        are stopped as well, and end by themselves. A host that failed because it lost another one
+        waits for that one's reason.
 
         Args:
             is_consequence: Whether `reason` only tells that another host was lost.
+            is_fault: Whether a restart may help.
+        """
+        if self.decision is not None:
+            return
+        self._say(state, reason, is_consequence=is_consequence, is_fault=is_fault)
+        if len(self.hosts) == 1:
+            return
+        if state == "done":
+            log.info("done on this host; waiting for the others")
+            while not self._decided.wait(0.2) and not self._stopped():
+                pass
+            return
+        # Long enough for the word to get out, and for the first host to see who else has ended.
+        wait = 2 * _BEAT_SECONDS
+        if is_consequence or is_fault:
+            wait += CAUSE_SECONDS + _LOST_SECONDS * is_fault
+        self._decided.wait(wait)
+
+    def start_again(self) -> bool:
+        """Wait until every host has ended its processes, so that all start at one time.
 
         Returns:
-            The word of the host that failed first, when it was another one.
+            Whether all are ready; otherwise the job was stopped, or another host is lost (`abort`).
         """
-        self.own = Word(host=self.host, state=state, reason=reason, is_consequence=is_consequence)
-        if len(self.hosts) > 1 and self.abort is None:
-            if state == "done":
-                log.info("done on this host; waiting for the others")
-                while not self._verdict.wait(0.2) and not self._stopped():
-                    pass
-            else:
-                # Long enough for the word to get out.
-                self._verdict.wait(2 * _BEAT_SECONDS + (_CAUSE_SECONDS if is_consequence else 0.0))
-        return self.abort
+        assert self.restart is not None
+        attempt = self.restart.attempt
+        with self._lock:
+            self._go.clear()
+            self.decision = None
+            self._decided.clear()
+            self._reader.recv(64)
+            self.own = Word(host=self.host, state="ready", attempt=attempt)
+        while len(self.hosts) > 1 and not self._go.wait(0.2):
+            if self._decided.is_set() or self._stopped():
+                return False
+        self._say("running")
+        return True
 
     def is_over(self) -> bool:
         """Whether the whole job has ended."""
-        return self._verdict.is_set()
+        return self.decision is not None and self.decision.state != "restart"
 
-    def _end(self, abort: Word | None) -> None:
-        if self._verdict.is_set():
-            return
-        if abort is not None and abort.host != self.host:
-            self.abort = abort
-        self._verdict.set()
-        self._writer.send(b"!")
+    def _say(
+        self, state: str, reason: str = "", is_consequence: bool = False, is_fault: bool = False
+    ) -> None:
+        self.own = Word(
+            host=self.host,
+            state=state,
+            attempt=self.attempt,
+            reason=reason,
+            is_consequence=is_consequence,
+            is_fault=is_fault,
+        )
+        if len(self.hosts) == 1:
+            decision = judge({self.host: self.own}, self.hosts, self.attempt, self.max_restarts)
+            if decision is not None:
+                self._decide(decision)
+
+    def _decide(self, decision: Word) -> None:
+        with self._lock:
+            if self.decision is None:
+                self.decision = decision
+                self._decided.set()
+                self._writer.send(b"!")
 
     def _close(self) -> None:
         self._reader.close()
@@ -114,22 +161,27 @@ class Link:
 
 @contextmanager
 def linked(
-    hosts: Sequence[str], host: str, environ: Mapping[str, str], stopped: Callable[[], bool]
+    hosts: Sequence[str],
+    host: str,
+    wait: float,
+    stopped: Callable[[], bool],
+    max_restarts: int = 0,
 ) -> Iterator[Link]:
     """Join the hosts of the job; a job of one host has no one to join.
 
     Args:
+        wait: Seconds that a host may take to appear.
         stopped: Whether the job was asked to stop meanwhile.
+        max_restarts: How often a fault is answered by a restart.
 
     Raises:
         ConfigError: A host's name does not resolve, or the first host cannot be reached, in time.
     """
-    link = Link(host, hosts, stopped)
+    link = Link(host, hosts, stopped, max_restarts)
     if len(hosts) == 1:
         yield link
         link._close()
         return
-    wait = variables.seconds(environ, "AMPHORA_HOST_WAIT_SECONDS", HOST_WAIT_SECONDS)
     until = _Deadline(wait, stopped)
     _resolve(hosts, until)
     talk = _Listener(link, until) if host == hosts[0] else _Caller(link, hosts[0], until)
@@ -144,7 +196,7 @@ def linked(
 
 
 class _Deadline:
-    """A bound on waiting for the others, cut short where the job is to stop."""
+    """A bound on waiting for the others, cut short if the job is to stop."""
 
     def __init__(self, wait: float, stopped: Callable[[], bool]) -> None:
         self.wait, self._stopped = wait, stopped
@@ -157,7 +209,13 @@ class _Deadline:
 def _resolve(hosts: Sequence[str], until: _Deadline) -> None:
     """Wait until every host has an address: names appear late in a cluster that starts."""
     missing = list(hosts)
-    while missing := [name for name in missing if not _resolves(name)]:
+    while True:
+        for name in tuple(missing):
+            with suppress(OSError):
+                socket.getaddrinfo(name, None)
+                missing.remove(name)
+        if not missing:
+            return
         if until.passed():
             raise ConfigError(
                 f"No address for {', '.join(missing)} within {until.wait:.0f} s.",
@@ -165,14 +223,6 @@ def _resolve(hosts: Sequence[str], until: _Deadline) -> None:
                 " lets them find each other; AMPHORA_HOST_WAIT_SECONDS waits longer.",
             )
         time.sleep(0.2)
-
-
-def _resolves(name: str) -> bool:
-    try:
-        socket.getaddrinfo(name, None)
-    except OSError:
-        return False
-    return True
 
 
 @dataclass
@@ -183,28 +233,30 @@ class _Peer:
     heard: float = field(default_factory=time.monotonic)
     pending: bytes = b""
     word: Word | None = None
+    """The newest."""
     ended: bool = False
     stopped_at: float = 0.0
 
-    def read(self) -> bool:
-        """Take in what has arrived; False at the end of the connection."""
+    def read(self) -> list[Word]:
+        """Take in what has arrived. `ended` tells the end of the connection."""
+        words: list[Word] = []
         try:
             chunk = self.connection.recv(_MAX_LINE)
-        except OSError:
-            return False
+            *lines, self.pending = (self.pending + chunk).split(b"\n")
+            words += (Word(**json.loads(line)) for line in lines)
+        except TimeoutError:
+            return words
+        except (OSError, ValueError, TypeError):  # Whoever this is, it is not a host of the job.
+            chunk = b""
         self.heard = time.monotonic()
-        *lines, self.pending = (self.pending + chunk).split(b"\n")
-        try:
-            for line in lines:
-                self.word = Word(**json.loads(line))
-                if self.word.state == "stopped":
-                    self.stopped_at = self.stopped_at or self.heard
-        except (ValueError, TypeError):
-            return False  # Whoever this is, it is no host of the job.
-        return bool(chunk) and len(self.pending) <= _MAX_LINE
+        self.ended = not chunk or len(self.pending) > _MAX_LINE
+        self.word = words[-1] if words else self.word
+        if any(word.state == "stopped" for word in words):
+            self.stopped_at = self.stopped_at or self.heard
+        return words
 
     def lost(self, now: float) -> str:
-        """Why this host counts as lost; '' where it does not."""
+        """Why this host counts as lost; '' if it does not."""
         if self.word is not None and self.word.state == "stopped":
             was_stopped = now - self.stopped_at > _STOPPED_SECONDS
             return "it was stopped, and this host was not" if was_stopped else ""
@@ -220,7 +272,7 @@ class _Peer:
 
 
 class _Listener:
-    """The first host: hears every other one and gives the verdict."""
+    """The first host: hears every other one and decides for all."""
 
     def __init__(self, link: Link, until: _Deadline) -> None:
         self.link, self.stop, self._until = link, threading.Event(), until
@@ -232,25 +284,31 @@ class _Listener:
                 "End what uses it; another job on this host, perhaps.",
             ) from error
         self._peers: dict[str, _Peer] = {}
-        self._consequence_at = float("inf")
-        """When a host first said that it had lost another one."""
+        self._consequence_at = self._restart_at = float("inf")
+        """When a host first said that it had lost another one; when a restart was decided."""
 
     def run(self) -> None:
         selector = selectors.DefaultSelector()
         selector.register(self._server, selectors.EVENT_READ)
-        beat = 0.0
+        said, beat, attempt = self.link.own, 0.0, 0
         with self._server, selector:
             while not self.stop.is_set():
                 for key, _ in selector.select(timeout=0.2):
                     self._hear(selector, key)
-                if time.monotonic() - beat > _BEAT_SECONDS:
-                    beat = time.monotonic()
-                    self._say_all(self.link.own)
-                verdict = self._judge()
-                if verdict is not None:
-                    self._say_all(verdict)
-                    self.link._end(verdict if verdict.state == "abort" else None)
-                    return
+                own = self.link.own
+                if own != said or time.monotonic() - beat > _BEAT_SECONDS:
+                    said, beat = own, time.monotonic()
+                    self._say_all(own)
+                if own.attempt < attempt:
+                    continue  # This host's own processes have not ended yet.
+                decision = self._judge(own)
+                if decision is not None:
+                    self._say_all(decision)
+                    self.link._decide(decision)
+                    if decision.state != "restart":
+                        return
+                    attempt, self._consequence_at = decision.attempt, float("inf")
+                    self._restart_at = time.monotonic()
 
     def _hear(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
         if key.data is None:
@@ -259,37 +317,43 @@ class _Listener:
             selector.register(connection, selectors.EVENT_READ, _Peer(connection))
             return
         peer: _Peer = key.data
-        alive = peer.read()
+        peer.read()
         if peer.word is not None and peer.word.host in self.link.hosts[1:]:
             self._peers[peer.word.host] = peer
-        if not alive:
+        if peer.ended:
             selector.unregister(peer.connection)
-            peer.ended = True
 
-    def _judge(self) -> Word | None:
-        """The verdict on the whole job, once there is one."""
-        own, now = self.link.own, time.monotonic()
-        words = {name: peer.word for name, peer in self._peers.items() if peer.word}
-        failed = [word for word in (own, *words.values()) if word.state == "failed"]
-        for word in failed:
-            if not word.is_consequence:
-                return replace(word, state="abort")
-        for name, peer in self._peers.items():
-            has_failed = peer.word is not None and peer.word.state == "failed"
-            if not has_failed and (reason := peer.lost(now)):
-                return Word(host=name, state="abort", reason=reason)
-        if failed:
+    def _judge(self, own: Word) -> Word | None:
+        """The decision for the whole job, once there is one."""
+        now = time.monotonic()
+        words = {own.host: own}
+        words |= {name: peer.word for name, peer in self._peers.items() if peer.word}
+        current = {name: word for name, word in words.items() if word.attempt == own.attempt}
+        if any(word.state == "failed" and word.is_consequence for word in current.values()):
             self._consequence_at = min(self._consequence_at, now)
-            all_ended = len(failed) == len(self.link.hosts)
-            if all_ended or now - self._consequence_at > _CAUSE_SECONDS:
-                return replace(failed[0], state="abort")
-            return None
+        decision = judge(
+            words,
+            self.link.hosts,
+            own.attempt,
+            self.link.max_restarts,
+            now - self._consequence_at,
+        )
+        is_known = any(w.state == "failed" and not w.is_consequence for w in current.values())
+        for name, peer in self._peers.items():
+            has_failed = name in current and current[name].state == "failed"
+            if not is_known and not has_failed and (reason := peer.lost(now)):
+                return Word(host=name, state="abort", attempt=own.attempt, reason=reason)
         missing = [name for name in self.link.hosts[1:] if name not in words]
-        if missing and self._until.passed():
+        if decision is None and missing and self._until.passed():
             return Word(host=missing[0], state="abort", reason="it did not appear in time")
-        states = {own.state, *(word.state for word in words.values())}
-        over = not missing and states <= {"done", "stopped"}
-        return Word(host=own.host, state="all done") if over else None
+        if own.state == "ready":
+            late = [name for name in self.link.hosts if name not in current]
+            if not late:
+                self.link._go.set()
+            elif now - self._restart_at > _READY_SECONDS:
+                why = f"its processes did not end for a restart within {_READY_SECONDS:.0f} s"
+                return Word(host=late[0], state="abort", attempt=own.attempt, reason=why)
+        return decision
 
     def _say_all(self, word: Word) -> None:
         for peer in self._peers.values():
@@ -297,7 +361,7 @@ class _Listener:
 
 
 class _Caller:
-    """Every other host: tells the first one and hears the verdict."""
+    """Every other host: tells the first one and hears what it decides."""
 
     def __init__(self, link: Link, first: str, until: _Deadline) -> None:
         self.link, self.stop, self._first = link, threading.Event(), first
@@ -306,43 +370,30 @@ class _Caller:
     def run(self) -> None:
         said: Word | None = None
         beat = 0.0
+        self._peer.connection.settimeout(0.2)
         with self._peer.connection:
             while not self.stop.is_set():
                 own = self.link.own
                 if own != said or time.monotonic() - beat > _BEAT_SECONDS:
                     said, beat = own, time.monotonic()
                     self._peer.say(own)
-                verdict = self._listen()
-                if verdict is not None:
-                    self.link._end(verdict if verdict.state == "abort" else None)
+                if self._peer.ended:
+                    self.stop.wait(0.2)  # Nothing is left to wait for on the connection itself.
+                for word in () if self._peer.ended else self._peer.read():
+                    if word.state in ("abort", "restart", "all done"):
+                        self.link._decide(word)
+                        if word.state != "restart":
+                            return
+                    elif own.state == "ready" != word.state and word.attempt == own.attempt:
+                        self.link._go.set()  # The first host saw that all are ready.
+                if reason := self._peer.lost(time.monotonic()):
+                    self.link._decide(Word(host=self._first, state="abort", reason=reason))
                     return
 
-    def _listen(self) -> Word | None:
-        self._peer.connection.settimeout(0.2)
-        try:
-            head = self._peer.connection.recv(1, socket.MSG_PEEK)
-        except TimeoutError:
-            head = b"?"
-        except OSError:
-            head = b""
-        if head == b"" or (head != b"?" and not self._peer.read()):
-            self._peer.ended = True
-            self.stop.wait(0.2)  # Nothing is left to wait for on the connection itself.
-        word = self._peer.word
-        if word is not None and word.state in ("abort", "all done"):
-            return word
-        if reason := self._peer.lost(time.monotonic()):
-            return Word(host=self._first, state="abort", reason=reason)
-        return None
 
-
-def await_port(
-    hosts: Sequence[str], port: int, environ: Mapping[str, str], stopped: Callable[[], bool]
-) -> None:
-    """Wait until each host answers on a port. Raises ConfigError where one does not in time."""
-    until = _Deadline(
-        variables.seconds(environ, "AMPHORA_HOST_WAIT_SECONDS", HOST_WAIT_SECONDS), stopped
-    )
+def await_port(hosts: Sequence[str], port: int, wait: float, stopped: Callable[[], bool]) -> None:
+    """Wait until each host answers on a port. Raises ConfigError if one does not in time."""
+    until = _Deadline(wait, stopped)
     for host in hosts:
         _connected(host, port, until).close()
 

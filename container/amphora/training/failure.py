@@ -51,6 +51,18 @@ _HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
         "A communication error: another rank ended first, or the hosts cannot reach each other.",
     ),
 )
+# What may go well at another time: a broken connection, a device that fails. Not what the script
+# brings about itself: too little memory, an index out of range (a device-side assert).
+_DEVICE_FAULT = re.compile(
+    r"\bCUDA error: (?!out of memory|device-side assert|invalid|no kernel image|API call is not)"
+    r"|\b(?:CUBLAS|CUDNN)_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|MAPPING_ERROR)"
+    r"|\bnccl(?:SystemError|RemoteError|InternalError|UnhandledCudaError)|\bNCCL (?:error|timeout)"
+    r"|\bNRT_(?:EXEC_HW|EXEC_UNIT|EXEC_NC|HW_ERR|TIMEOUT|FAILURE|EXEC_COMPLETED_WITH_ERR)"
+    r"|\bfallen off the bus|\bUncorrectable ECC|\buncorrectable ECC",
+)
+_CRASHES = tuple(
+    getattr(signal, f"SIG{name}") for name in ("ILL", "ABRT", "BUS", "FPE", "KILL", "SEGV")
+)
 # From here on torchrun speaks of itself: of the rank's own words only what stands before counts.
 _LAUNCHER_LINE = re.compile(r"^[WE]\d{4} \d\d:\d\d.*torch/distributed/elastic")
 _EXCEPTION_LINE = re.compile(
@@ -102,6 +114,18 @@ class Ended:
     """The last lines of stderr, without their ends."""
 
 
+def within_shown(head: str) -> str:
+    """`head` in the characters that are shown, its longest lines cut: the others stay whole."""
+    lines = head.split("\n")
+    while (excess := len("\n".join(lines)) - SHOWN_CHARS) > 0:
+        longest = max(range(len(lines)), key=lambda number: len(lines[number]))
+        left = max(0, len(lines[longest]) - excess - 4)
+        if left == 0:  # Very many lines, none of them long.
+            return head[:SHOWN_CHARS]
+        lines[longest] = f"{lines[longest][:left]} ..."
+    return "\n".join(lines)
+
+
 def read_records(folder: Path) -> list[Record]:
     """The records in `folder`, oldest first."""
     loaded = (json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json"))
@@ -133,11 +157,14 @@ class Failure:
     """Whether an exception of this host's own is known."""
     is_consequence: bool
     """Whether it only tells of a peer that was lost: then another host knows the cause."""
+    is_fault: bool
+    """Whether a device, a collective or the host failed: a restart may go well. An exception of the
+    script's own, or an exit code that it chose, would come again."""
 
     @property
     def text(self) -> str:
         """At most 32 KiB."""
-        return f"{self.head}\n\n{self.rest}"[:_TOTAL_CHARS].rstrip() + "\n"
+        return f"{within_shown(self.head)}\n\n{self.rest}"[:_TOTAL_CHARS].rstrip() + "\n"
 
 
 def describe(ended: Ended, records: Sequence[Record]) -> Failure:
@@ -166,7 +193,21 @@ def describe(ended: Ended, records: Sequence[Record]) -> Failure:
         rest=mask("\n".join(rest)),
         raised=record is not None,
         is_consequence=record is not None and record.lost_a_peer,
+        is_fault=_is_fault(ended, record, worker),
     )
+
+
+def _is_fault(ended: Ended, record: Record | None, worker: dict[str, Any] | None) -> bool:
+    if ended.stop_signal is not None:
+        return False
+    if record is not None:
+        is_device = _DEVICE_FAULT.search(f"{record.type}: {record.message}") is not None
+        return record.lost_a_peer or is_device
+    code: int = worker["exit_code"] if worker else ended.exit_code
+    if code < 0:
+        return -code != signal.SIGINT  # An interrupt is an exception of Python's.
+    # A shell and mpirun tell of a program that a signal ended by 128 more than its number.
+    return worker is None and not ended.is_script and code - 128 in _CRASHES
 
 
 def _cause(ended: Ended, records: Sequence[Record]) -> Record | None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from amphora.common import devices, logs, variables
+from amphora.common import devices, logs
 from amphora.common.errors import AmphoraError, CodeError, ConfigError
 from amphora.contract.job import Job, Paths, read_job
 from amphora.training import (
@@ -26,6 +26,8 @@ from amphora.training import (
     process_tree,
     sdk_v3,
 )
+from amphora.training.limits import Limits
+from amphora.training.verdict import Word
 
 log = logging.getLogger("amphora")
 
@@ -52,8 +54,15 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
             job = read_job(environ)
             logs.configure(job.log_level)
             logs.remember(logs.secret_values(job.hyperparameters))
-            with cluster.linked(job.hosts, job.current_host, environ, signals.stopped) as link:
-                return _run(job, environ, scratch, signals, link, sdk_command)
+            limits = Limits.of(environ)
+            with cluster.linked(
+                job.hosts,
+                job.current_host,
+                limits.host_wait_seconds,
+                signals.stopped,
+                limits.max_restarts,
+            ) as link:
+                return _run(job, environ, limits, scratch, signals, link, sdk_command)
         except process_tree.Interrupted:
             return _stopped_early(paths, signals)
         except AmphoraError as error:
@@ -68,34 +77,78 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
 def _run(
     job: Job,
     environ: Mapping[str, str],
+    limits: Limits,
     scratch: Path,
     signals: process_tree.Signals,
     link: cluster.Link,
     sdk_command: str | None,
 ) -> int:
-    """The job on this host, and its word to the others."""
-    budget = variables.seconds(environ, "AMPHORA_STOP_SECONDS", process_tree.STOP_BUDGET_SECONDS)
+    """The job on this host, with its restarts, and its word to the others."""
     error_dir = scratch / "errors"
     error_dir.mkdir()
     try:
         started = _prepared(job, environ, scratch, signals, error_dir, sdk_command)
-        if started.lends:
-            link.announce_done()
-        cluster.await_port(started.reaches, mpi.SSH_PORT, environ, signals.stopped)
-        signals.interrupts = False
-        ended = _supervised(started, error_dir, signals, budget, link)
+        while True:
+            if started.lends:
+                link.announce_done()
+            cluster.await_port(
+                started.reaches, mpi.SSH_PORT, limits.host_wait_seconds, signals.stopped
+            )
+            signals.interrupts = False
+            ended = _supervised(started, error_dir, signals, limits.stop_seconds, link)
+            ends_well = started.lends and link.abort is None and ended.stop_signal is None
+            if ends_well and link.is_over():
+                log.info("the first host has ended well, and so does this one")
+                return 0
+            if sdk_command is not None:
+                sdk_v3.forget_generic_failure(job.paths)
+            records = failure.read_records(error_dir)
+            code, failed = failure.exit_code(ended, records), failure.describe(ended, records)
+            state = "stopped" if ended.stop_signal is not None else "failed" if code else "done"
+            has_failed = state == "failed"
+            link.finish(
+                state,
+                failed.head if code else "",
+                is_consequence=has_failed and failed.is_consequence,
+                is_fault=has_failed and failed.is_fault,
+            )
+            if link.restart is None:
+                break
+            if not _starts_again(job, link, link.restart, failed, has_failed):
+                if signals.stopped():
+                    raise process_tree.Interrupted
+                break
+            for record in error_dir.iterdir():
+                record.unlink()
+            started = replace(
+                started,
+                environ={**started.environ, "AMPHORA_RESTART_COUNT": str(link.attempt)},
+            )
     except process_tree.Interrupted:
         link.finish("stopped")
         raise
     except Exception as error:
         link.finish("failed", f"{type(error).__name__}: {error}")
         raise
-    if started.lends and link.abort is None and ended.stop_signal is None and link.is_over():
-        log.info("the first host has ended well, and so does this one")
-        return 0
-    if sdk_command is not None:
-        sdk_v3.forget_generic_failure(job.paths)
-    return _report(job, ended, failure.read_records(error_dir), link)
+    return _report(job, code, failed, link)
+
+
+def _starts_again(
+    job: Job, link: cluster.Link, fault: Word, failed: failure.Failure, has_failed: bool
+) -> bool:
+    """Say why, and wait for the other hosts. False if the job ends after all."""
+    if has_failed:
+        log.error("%s\n%s", failed.head, failed.rest)
+    log.warning(
+        "restart %d of %d, from the last checkpoint: on %s: %s",
+        fault.attempt,
+        link.max_restarts,
+        fault.host,
+        fault.reason.split("\n", 1)[0],
+    )
+    with suppress(OSError):  # What the script wrote of a failure that has been answered.
+        job.paths.failure.unlink()
+    return link.start_again()
 
 
 def _supervised(
@@ -224,31 +277,23 @@ def _install(
     )
 
 
-def _report(
-    job: Job, ended: failure.Ended, records: list[failure.Record], link: cluster.Link
-) -> int:
-    code = failure.exit_code(ended, records)
-    failed = failure.describe(ended, records)
+def _report(job: Job, code: int, failed: failure.Failure, link: cluster.Link) -> int:
+    restarts = f"restarts used: {link.attempt} of {link.max_restarts} (AMPHORA_MAX_RESTARTS)"
     other = link.abort
-    if other is None:
-        state = "stopped" if ended.stop_signal is not None else "failed" if code else "done"
-        other = link.finish(
-            state,
-            failed.head if code else "",
-            is_consequence=state == "failed" and failed.is_consequence,
-        )
     if other is not None:
         code = code or PEER_EXIT_CODE
         failed = _with_another(failed, other)
     if code == 0:
-        log.info("training ended with exit code 0")
+        log.info("training ended with exit code 0%s", f"; {restarts}" if link.attempt else "")
         return 0
+    if link.max_restarts:
+        failed = replace(failed, head=f"{failed.head}\n({restarts})")
     log.error("training failed with exit code %d: %s", code, failed.head)
     _write_failure(job.paths, failed.text)
     return code
 
 
-def _with_another(failed: failure.Failure, other: cluster.Word) -> failure.Failure:
+def _with_another(failed: failure.Failure, other: Word) -> failure.Failure:
     """This host's failure beside that of the host that failed first.
 
     That host may only have lost this one, while this one's script was still raising.

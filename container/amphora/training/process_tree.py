@@ -26,11 +26,11 @@ from typing import BinaryIO, Protocol
 from amphora.common.errors import CodeError
 from amphora.common.logs import mask, unfinished
 from amphora.training.failure import Ended
+from amphora.training.limits import STOP_SECONDS
 
-STOP_BUDGET_SECONDS = 100.0
-"""SageMaker sends SIGKILL 120 s after SIGTERM: this leaves time for what follows the script."""
 ABORT_BUDGET_SECONDS = 10.0
-"""Where another host has failed: what is left to save here cannot be a whole step's state."""
+"""If another host has failed, or all start again: what is left to save here cannot be a whole
+step's state."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _TAIL_LINES = 200
 _CHUNK_BYTES = 64 * 1024
@@ -159,7 +159,7 @@ def run(
     signals: Signals,
     *,
     is_launcher: bool = False,
-    budget: float = STOP_BUDGET_SECONDS,
+    budget: float = STOP_SECONDS,
     link: Abort | None = None,
 ) -> Ended:
     """Run a program with its process tree until all of it has ended.
@@ -168,7 +168,7 @@ def run(
         is_launcher: Whether the program (torchrun) only starts the script's own processes: a stop
             goes to those, and an exception of theirs is what counts.
         budget: Seconds that the tree may take to end after a stop.
-        link: Readable once another host has ended the job: then the tree has 10 s.
+        link: Readable once the job ends, or starts again, for all hosts: then the tree has 10 s.
 
     Raises:
         CodeError: The program cannot be started.

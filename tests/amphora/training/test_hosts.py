@@ -337,3 +337,58 @@ def test_a_host_that_is_done_can_be_stopped(cluster: Cluster) -> None:
     second.kill()
     second.communicate(timeout=20)
     assert first.returncode == 0 and time.monotonic() - started < 10
+
+
+RESTARTED = (
+    "import os, pathlib, signal, sys, time\n"
+    "host, attempt = os.environ['SM_CURRENT_HOST'], os.environ.get('AMPHORA_RESTART_COUNT', '0')\n"
+    "print('start', host, attempt)\n"
+)
+
+
+def test_a_fault_on_one_host_restarts_both(cluster: Cluster) -> None:
+    """One is killed, then the other; the one that was done meanwhile starts again as well."""
+    job(
+        cluster,
+        RESTARTED
+        + "if attempt == '0' and host == 'algo-2': os.kill(os.getpid(), 9)\n"
+        + "if attempt == '0': time.sleep(80)\n"
+        + "if attempt == '1' and host == 'algo-1':\n    time.sleep(1); os.kill(os.getpid(), 9)\n",
+    )
+    started = time.monotonic()
+    codes, outputs = cluster.train(AMPHORA_MAX_RESTARTS="2")
+    assert codes == [0, 0], outputs
+    assert time.monotonic() - started < 40
+    for host, output in zip(HOSTS, outputs, strict=True):
+        assert [f"start {host} {attempt}" in output for attempt in range(4)] == [1, 1, 1, 0], output
+        assert (
+            "restart 1 of 2, from the last checkpoint: on algo-2: The script was killed" in output
+        )
+        assert (
+            "restart 2 of 2, from the last checkpoint: on algo-1: The script was killed" in output
+        )
+    assert [tree.failure for tree in cluster.trees.values()] == [None, None]
+
+
+def test_an_exception_on_one_host_restarts_none(cluster: Cluster) -> None:
+    job(cluster, RESTARTED + "if host == 'algo-2': raise ValueError('mine')\ntime.sleep(80)")
+    codes, outputs = cluster.train(AMPHORA_MAX_RESTARTS="2")
+    assert 0 not in codes and not any("restart 1" in output for output in outputs), outputs
+    assert (cluster.trees["algo-1"].failure or "").startswith(
+        "algo-2 failed first: ValueError: mine"
+    )
+
+
+@pytest.mark.heavy
+def test_two_hosts_of_torchrun_start_again_together(cluster: Cluster) -> None:
+    job(
+        cluster,
+        REDUCE
+        + "attempt = os.environ.get('AMPHORA_RESTART_COUNT', '0')\n"
+        + "if attempt == '0' and dist.get_rank() == 1: os.kill(os.getpid(), 9)\n"
+        + "dist.all_reduce(total)\nprint('total', total.item(), attempt)\ndist.destroy_process_group()",
+        True,
+    )
+    codes, outputs = cluster.train(AMPHORA_MAX_RESTARTS="1")
+    assert codes == [0, 0], outputs
+    assert all("total 6.0 1" in output for output in outputs), outputs

@@ -1,0 +1,207 @@
+"""AMPHORA_MAX_RESTARTS: faults are answered by a restart, a script's own exceptions are not."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from amphora.common.errors import ConfigError
+from amphora.training import failure
+from amphora.training.failure import Ended, Record
+from amphora.training.limits import Limits
+from amphora.training.verdict import CAUSE_SECONDS, Word, judge
+
+from tests.support.job_tree import Tree
+
+# Counts its starts in a file, and says which it is.
+COUNTING = (
+    "import os, pathlib, signal, sys\n"
+    "count = pathlib.Path(os.environ['SM_MODEL_DIR'], 'starts-' + os.environ.get('RANK', '0'))\n"
+    "count.write_text(count.read_text() + 'x' if count.exists() else 'x')\n"
+    "start = len(count.read_text())\n"
+    "print('start', start, 'after', os.environ.get('AMPHORA_RESTART_COUNT', '0'))\n"
+)
+KILLED = "os.kill(os.getpid(), signal.SIGKILL)\n"
+
+
+def starts(tree: Tree, rank: int = 0) -> int:
+    return len((tree.base / "model" / f"starts-{rank}").read_text())
+
+
+def test_a_killed_script_goes_on(scripted: Tree) -> None:
+    scripted.script(COUNTING + "if start < 3: " + KILLED)
+    result = scripted.train(AMPHORA_MAX_RESTARTS="2")
+    assert result.returncode == 0, result.stderr
+    assert scripted.failure is None
+    assert "start 3 after 2" in result.stdout
+    assert (
+        "restart 2 of 2, from the last checkpoint: on algo-1: The script was killed by SIGKILL"
+        in (result.stderr)
+    )
+    assert "restarts used: 2 of 2" in result.stderr
+
+
+def test_restarts_come_to_an_end(scripted: Tree) -> None:
+    scripted.script(COUNTING + KILLED)
+    result = scripted.train(AMPHORA_MAX_RESTARTS="1")
+    assert (result.returncode, starts(scripted)) == (137, 2)
+    shown = (scripted.failure or "")[:1024]
+    assert shown.startswith("The script was killed by SIGKILL")
+    assert "restarts used: 1 of 1 (AMPHORA_MAX_RESTARTS)" in shown
+
+
+@pytest.mark.parametrize(
+    "ends", ["raise ValueError('mine')", "sys.exit(3)", "os._exit(137)", "raise KeyboardInterrupt"]
+)
+def test_what_the_script_does_itself_is_final(scripted: Tree, ends: str) -> None:
+    scripted.script(COUNTING + ends)
+    result = scripted.train(AMPHORA_MAX_RESTARTS="3")
+    assert result.returncode != 0 and starts(scripted) == 1, result.stderr
+    assert "restarts used: 0 of 3" in (scripted.failure or "")
+
+
+def test_without_the_variable_nothing_starts_again(scripted: Tree) -> None:
+    scripted.script(COUNTING + KILLED)
+    assert scripted.train().returncode == 137
+    assert starts(scripted) == 1 and "restart" not in (scripted.failure or "")
+
+
+def test_a_stop_is_no_fault(scripted: Tree) -> None:
+    scripted.script(COUNTING + "import time\npathlib.Path('ready').touch()\ntime.sleep(60)")
+    process = scripted.start(AMPHORA_MAX_RESTARTS="3")
+    while not (scripted.base / "code" / "ready").exists():
+        time.sleep(0.02)
+    process.terminate()
+    process.communicate(timeout=10)
+    assert process.returncode == 143
+    assert starts(scripted) == 1
+
+
+def test_torchruns_ranks_start_again_together(scripted: Tree) -> None:
+    scripted.script(
+        COUNTING
+        + "if os.environ['RANK'] == '1' and start == 1: "
+        + KILLED
+        + "if start == 1:\n    import time; time.sleep(60)\n"
+    )
+    result = scripted.train(AMPHORA_NPROC_PER_NODE="2", AMPHORA_MAX_RESTARTS="1")
+    assert result.returncode == 0, result.stderr
+    assert (starts(scripted, 0), starts(scripted, 1)) == (2, 2)
+
+
+class TestLimits:
+    def test_defaults(self) -> None:
+        assert Limits.of({}).max_restarts == 0
+        assert Limits.of({"AMPHORA_MAX_RESTARTS": ""}).max_restarts == 0
+
+    @pytest.mark.parametrize("value", ["-1", "1.5", "many", "1001"])
+    def test_a_bad_number_of_restarts(self, value: str) -> None:
+        with pytest.raises(ConfigError, match=f"AMPHORA_MAX_RESTARTS is '{value}'"):
+            Limits.of({"AMPHORA_MAX_RESTARTS": value})
+
+    def test_all_that_is_wrong_is_said(self) -> None:
+        environ = {"AMPHORA_MAX_RESTARTS": "x", "AMPHORA_STOP_SECONDS": "-2"}
+        with pytest.raises(
+            ConfigError, match=r"(?=.*MAX_RESTARTS is 'x')(?=.*STOP_SECONDS is '-2')"
+        ):
+            Limits.of(environ)
+
+
+def record(kind: str, message: str, **fields: Any) -> Record:
+    values = {
+        "time": 0.0, "pid": 1, "ppid": 0, "rank": "0", "host": None, "frame": None, "traceback": "",
+    }  # fmt: skip
+    return Record(type=kind, message=message, **{**values, **fields})
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "is_fault"),
+    [
+        ("RuntimeError", "[...gloo/transport/tcp/pair.cc:553] Connection closed by peer", True),
+        ("torch.distributed.DistBackendError", "NCCL error in: ProcessGroupNCCL.cpp", True),
+        ("torch.AcceleratorError", "CUDA error: unspecified launch failure", True),
+        ("RuntimeError", "CUDA error: uncorrectable ECC error encountered", True),
+        ("RuntimeError", "nrt_execute: status NRT_EXEC_HW_ERR_NC", True),
+        ("torch.AcceleratorError", "CUDA error: device-side assert triggered", False),
+        ("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB", False),
+        ("RuntimeError", "CUDA error: out of memory", False),
+        ("RuntimeError", "CUDA error: no kernel image is available for execution", False),
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer", False),
+        ("ValueError", "labels do not fit", False),
+    ],
+)
+def test_which_exceptions_are_faults(kind: str, message: str, is_fault: bool) -> None:
+    ended = Ended(pid=1, is_script=True, exit_code=1)
+    assert failure.describe(ended, [record(kind, message)]).is_fault is is_fault
+
+
+def test_the_scripts_own_exception_counts_beside_those_that_lost_it() -> None:
+    """torchrun's ranks: one raised, the others only lost it, and one was killed meanwhile."""
+    records = [
+        record("RuntimeError", "gloo: Connection closed by peer", pid=11, ppid=10, time=1.0),
+        record("ValueError", "mine", pid=12, ppid=10, rank="1", time=2.0),
+        record(
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError", "", pid=10,
+            workers=[{"rank": 2, "pid": 13, "exit_code": -signal.SIGABRT, "time": 1}], time=3.0,
+        ),
+    ]  # fmt: skip
+    ended = Ended(pid=10, is_script=False, exit_code=1)
+    assert not failure.describe(ended, records).is_fault
+    assert failure.describe(ended, [records[0], records[2]]).is_fault
+
+
+def test_the_head_never_passes_what_is_shown() -> None:
+    head = "\n".join(["ValueError: " + "w" * 900, "  at script.py:1 " + "s" * 280, "(exit code 1)"])
+    shown = failure.within_shown(head)
+    assert len(shown) <= 1024 and shown.endswith("(exit code 1)")
+    assert "at script.py:1 " + "s" * 280 in shown
+    assert failure.within_shown("short") == "short"
+    assert len(failure.within_shown("\n" * 5000)) <= 1024
+
+
+HOSTS = ("algo-1", "algo-2")
+FAULT = Word(host="algo-2", state="failed", reason="killed", is_fault=True)
+LOST = Word(host="algo-1", state="failed", reason="gloo", is_fault=True, is_consequence=True)
+RAISED = Word(host="algo-2", state="failed", reason="ValueError: mine")
+
+
+def decide(*words: Word, attempt: int = 0, restarts: int = 2, lost_for: float = 0.0) -> Word | None:
+    said = {host: Word(host=host, state="running", attempt=attempt) for host in HOSTS}
+    return judge(said | {word.host: word for word in words}, HOSTS, attempt, restarts, lost_for)
+
+
+class TestJudge:
+    def test_a_fault_restarts_all_hosts(self) -> None:
+        decision = decide(FAULT)
+        assert decision is not None
+        assert (decision.state, decision.attempt, decision.host) == ("restart", 1, "algo-2")
+
+    def test_an_exception_ends_all_hosts_though_another_one_only_lost_it(self) -> None:
+        decision = decide(RAISED, LOST)
+        assert decision is not None and (decision.state, decision.host) == ("abort", "algo-2")
+
+    def test_a_lost_host_waits_for_the_cause(self) -> None:
+        assert decide(LOST) is None
+        late = decide(LOST, lost_for=CAUSE_SECONDS + 1)
+        assert late is not None and late.state == "restart"
+
+    def test_words_of_an_earlier_attempt_say_nothing(self) -> None:
+        assert decide(FAULT, attempt=1) is None
+
+    def test_the_last_restart_is_the_last(self) -> None:
+        again = Word(**{**vars(FAULT), "attempt": 2})
+        decision = decide(again, attempt=2)
+        assert decision is not None and decision.state == "abort"
+
+    def test_a_job_that_is_stopped_is_not_restarted(self) -> None:
+        decision = decide(FAULT, Word(host="algo-1", state="stopped"))
+        assert decision is not None and decision.state == "abort"
+
+    def test_the_end(self) -> None:
+        done = [Word(host=host, state="done") for host in HOSTS]
+        assert decide(done[0]) is None
+        decision = decide(*done)
+        assert decision is not None and decision.state == "all done"
