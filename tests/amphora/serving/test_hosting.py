@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from amphora.common import variables
 from amphora.common.devices import Devices
 from amphora.common.errors import ConfigError
 from amphora.serving import settings
@@ -91,14 +90,6 @@ def test_all_wrong_values_are_named_at_once() -> None:
         "AMPHORA_BODY_RATE is '0'. Give a number of at least 1, or leave it out.",
     ):
         assert problem in str(caught.value)
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", "1e999"])
-def test_a_time_that_is_not_above_zero_is_refused(value: str) -> None:
-    assert variables.seconds({"X": " 2.5 "}, "X", 9.0) == 2.5
-    assert variables.seconds({"X": ""}, "X", 9.0) == 9
-    with pytest.raises(ConfigError, match=rf"X is '{value}'. Give a number of seconds"):
-        variables.seconds({"X": value}, "X", 9.0)
 
 
 def test_bounds_that_contradict_each_other_are_named() -> None:

@@ -13,7 +13,6 @@ from amphora.training import failure
 from amphora.training.failure import Ended, Record
 from amphora.training.limits import Limits
 from amphora.training.verdict import CAUSE_SECONDS, Word, judge
-
 from tests.support.job_tree import Tree
 
 # Counts its starts in a file, and says which it is.
@@ -101,6 +100,12 @@ class TestLimits:
     def test_a_bad_number_of_restarts(self, value: str) -> None:
         with pytest.raises(ConfigError, match=f"AMPHORA_MAX_RESTARTS is '{value}'"):
             Limits.of({"AMPHORA_MAX_RESTARTS": value})
+
+    @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", "1e999"])
+    def test_a_time_that_is_not_above_zero_is_refused(self, value: str) -> None:
+        assert Limits.of({"AMPHORA_STOP_SECONDS": " 2.5 "}).stop_seconds == 2.5
+        with pytest.raises(ConfigError, match=rf"STOP_SECONDS is '{value}'. Give a number of sec"):
+            Limits.of({"AMPHORA_STOP_SECONDS": value})
 
     def test_all_that_is_wrong_is_said(self) -> None:
         environ = {"AMPHORA_MAX_RESTARTS": "x", "AMPHORA_STOP_SECONDS": "-2"}
