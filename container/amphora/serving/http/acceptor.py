@@ -47,12 +47,13 @@ class Connection(Protocol):
         """Close at once."""
 
 
-def raise_limit() -> None:
-    """Let this process open as many files as it may."""
+def raise_limit() -> int:
+    """Let this process open as many files as it may. Returns the soft limit that it had."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft
 
 
 def affordable(connections: int, workers: int) -> int:

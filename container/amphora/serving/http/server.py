@@ -52,12 +52,12 @@ def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
     """
     log_relay.start()
     uvicorn_compat.check()
-    acceptor.raise_limit()
-    found = devices.detect(environ)
-    settings = read_settings(base_dir, environ, found)
+    host_devices = devices.detect(environ)
+    settings = read_settings(base_dir, environ, host_devices)
+    settings = replace(settings, worker_open_files=acceptor.raise_limit())
     LOG.info(
         "Serving on port %d, on %s (%s), with %d workers of %d threads.",
-        settings.port, found.kind, found.reason, settings.workers, settings.threads,
+        settings.port, host_devices.kind, host_devices.reason, settings.workers, settings.threads,
     )  # fmt: skip
     with _listen(settings.port) as sock:
         return asyncio.run(_run(settings, environ, sock))

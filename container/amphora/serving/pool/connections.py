@@ -1,4 +1,4 @@
-"""What the front knows of one request on its way, and of one living worker."""
+"""What the front process knows of one request on its way, and of one living worker."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Call:
     deadline: float
     """On the event loop's clock."""
     path: str = "/invocations"
-    """The route that it came by: handlers that know several APIs tell them apart by it."""
+    """The route that it came by, by which handlers tell several APIs apart."""
     reply: asyncio.Future[Reply]
     session: Session | None = None
     arrived: float = field(default_factory=time.monotonic)
@@ -74,7 +74,7 @@ class Call:
 
     @property
     def entry(self) -> framing.Header:
-        """What a worker is told of it."""
+        """What is sent to a worker about it."""
         return {
             "id": self.id,
             "size": len(self.body),
@@ -86,8 +86,8 @@ class Call:
         }
 
 
-class Link:
-    """One living worker, as the front sees it."""
+class WorkerConnection:
+    """One living worker, as the front process sees it."""
 
     def __init__(
         self, index: int, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -103,12 +103,12 @@ class Link:
         self.sent_at = 0.0
         self.sent_size = 0
         self.begun = False
-        """Whether the worker has taken up its batch; before that, nothing was done for it."""
+        """Whether the worker has started on its batch; before that, nothing was done for it."""
         self._writer = writer
         self._watchdog: asyncio.TimerHandle | None = None
 
     def send(self, batch: list[Call]) -> None:
-        """Give it a batch."""
+        """Send it a batch to answer."""
         self.idle, self.begun = False, False
         self.sent_at, self.sent_size = time.monotonic(), len(batch)
         self.calls = {call.id: call for call in batch}
@@ -119,19 +119,19 @@ class Link:
         """Send a notice: a cancellation, or a session to forget."""
         self._writer.write(framing.pack(header))
 
-    def watch(self, seconds: float, hangs: Callable[[Link], None]) -> None:
-        """Call `hangs` where nothing is heard for so long; anew after each sign of life."""
+    def watch(self, seconds: float, hangs: Callable[[WorkerConnection], None]) -> None:
+        """Call `hangs` if nothing arrives for so long; to be called again at each sign of life."""
         self.unwatch()
         self._watchdog = asyncio.get_running_loop().call_later(seconds, hangs, self)
 
     def unwatch(self) -> None:
-        """Stop watching: it rests, or waits for a slow client."""
+        """Stop watching: the worker is idle, or waits for a slow client."""
         if self._watchdog is not None:
             self._watchdog.cancel()
             self._watchdog = None
 
     def kill(self) -> None:
-        """End the worker at once; its socket's end tells the rest."""
+        """End the worker at once; the end of its socket starts the rest."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Stateful sessions: who keeps which one, and until when.
+"""Stateful sessions: which worker keeps which one, and until when.
 
 A request with the header `X-Amzn-SageMaker-Session-Id: NEW_SESSION` opens one; its state is
 `context.session`, a dict in the memory of one worker, and every later request of the session goes
@@ -61,35 +61,32 @@ class Sessions:
         return len(self._open)
 
     def find(self, header: str, workers: list[int]) -> Session | None:
-        """The session that a request's header names; a new one with the worker that has fewest.
+        """The session that a request's header names; a new one goes to the worker with the fewest.
 
-        Raises SessionGone where the header names none that is open.
+        Raises SessionGone if the header names none that is open.
         """
         if not header:
             return None
         if header == _NEW:
-            return self._begin(workers)
-        session = self._open.get(header)
-        if session is None or session.expires <= time.time() or session.worker not in workers:
+            held = [session.worker for session in self._open.values()]
+            worker = min(workers, key=held.count)
+            session = Session(uuid.uuid4().hex, worker, time.time() + self._lifetime)
+            self._open[session.id] = session
+            return session
+        known = self._open.get(header)
+        if known is None or known.expires <= time.time() or known.worker not in workers:
             self._open.pop(header, None)
             raise SessionGone(header)
-        session.is_new = False
-        session.expires = time.time() + self._lifetime
-        return session
-
-    def _begin(self, workers: list[int]) -> Session:
-        held = [session.worker for session in self._open.values()]
-        worker = min(workers, key=held.count)
-        session = Session(uuid.uuid4().hex, worker, time.time() + self._lifetime)
-        self._open[session.id] = session
-        return session
+        known.is_new = False
+        known.expires = time.time() + self._lifetime
+        return known
 
     def end(self, session_id: str) -> None:
         """Forget a session that its handler has closed."""
         self._open.pop(session_id, None)
 
     def expired(self) -> list[Session]:
-        """Take out the sessions whose time is over, so that their workers may forget them."""
+        """Remove the sessions whose time is over and return them, for their workers to forget."""
         now = time.time()
         over = [session for session in self._open.values() if session.expires <= now]
         for session in over:

@@ -1,8 +1,8 @@
-"""Where model workers come from: a process that loads the model, and is forked where that is safe.
+"""Starts model workers: a process loads the model, and is forked if that is safe.
 
 On a CPU one process loads the model and each worker is its fork: they share the model's pages, and
-a replacement starts in milliseconds. On accelerators, or where the loaded code runs threads, every
-worker is a process that loads by itself.
+a replacement starts in milliseconds. On accelerators, or if the loaded code runs threads, every
+worker is a process that loads the model itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from amphora.common import devices
 from amphora.common.errors import AmphoraError, CodeError
-from amphora.serving.pool.user_code import Provision
+from amphora.serving.pool.user_code import UserCode
 from amphora.serving.protocol import framing
 from amphora.serving.settings import ServerSettings
 
@@ -37,16 +37,16 @@ class KilledForMemory(ModelError):
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a process said when it had loaded the model."""
+    """What a process reports when it has loaded the model."""
 
     batches: bool
     description: dict[str, Any]
-    """What the handlers' `describe_fn` says of the model; empty where there is none."""
+    """What the handlers' `describe_fn` says of the model; empty if there is none."""
     forkable: bool
     seconds: float
 
 
-class Host:
+class ModelProcess:
     """One started process and its control socket. All methods block."""
 
     def __init__(
@@ -64,37 +64,17 @@ class Host:
             )
 
     def load(self) -> Loaded:
-        """Raises ModelError with the reason; taking longer than the start-up time-out is one."""
-        self.control.settimeout(self._settings.startup_timeout)
-        try:
-            self.control.sendall(framing.pack(self._order()))
-            header, _ = framing.receive(self.control)
-        except TimeoutError:
-            self.end()
-            raise ModelError(
-                f"The model was not loaded within {self._settings.startup_timeout:g} s.",
-                "Make SAGEMAKER_STARTUP_TIMEOUT larger, or the model smaller.",
-            ) from None
-        except (EOFError, OSError) as error:
-            raise _death(self.process.wait()) from error
-        self.control.settimeout(None)
-        if "failed" in header:
-            self.end()
-            raise ModelError(
-                f"The model in {self._settings.model_dir} cannot be served: {header['failed']}"
-            )
-        return Loaded(**header)
-
-    def _order(self) -> framing.Header:
+        """Raises ModelError with the reason, such as the start-up time-out."""
         settings = self._settings
-        return {
+        order: framing.Header = {
             "op": "load",
             "log_level": logging.getLogger("amphora").getEffectiveLevel(),
+            "open_files": settings.worker_open_files,
             "share": self._share,
             "code_dir": str(settings.code_dir),
             "image_code": str(settings.image_code),
             "program": settings.program,
-            "engine": {
+            "runner": {
                 "model_dir": str(settings.model_dir),
                 "device_kind": settings.device_kind,
                 "device_index": self._index,
@@ -103,9 +83,35 @@ class Host:
                 "model_name": settings.model_name,
             },
         }
+        self.control.settimeout(settings.startup_timeout)
+        try:
+            self.control.sendall(framing.pack(order))
+            header, _ = framing.receive(self.control)
+        except TimeoutError:
+            self.end()
+            raise ModelError(
+                f"The model was not loaded within {settings.startup_timeout:g} s.",
+                "Raise SAGEMAKER_STARTUP_TIMEOUT, or use a smaller model.",
+            ) from None
+        except (EOFError, OSError) as error:
+            code = self.process.wait()
+            if code == -signal.SIGKILL:
+                raise KilledForMemory(
+                    "The process that loads the model was killed (SIGKILL).",
+                    "Most likely the model needs more memory than there is.",
+                ) from error
+            end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            raise ModelError(f"The process that loads the model died ({end}).") from error
+        self.control.settimeout(None)
+        if "failed" in header:
+            self.end()
+            raise ModelError(
+                f"The model in {settings.model_dir} cannot be served: {header['failed']}"
+            )
+        return Loaded(**header)
 
     def fork(self) -> tuple[socket.socket, int]:
-        """A worker's socket and process id. Raises EOFError or OSError where this one is dead."""
+        """A worker's socket and process id. Raises EOFError or OSError if this one is dead."""
         ours, theirs = socket.socketpair()
         with theirs:
             self.control.sendall(framing.pack({"op": "fork", "threads": self._settings.threads}))
@@ -119,85 +125,90 @@ class Host:
         return self.control, self.process.pid
 
     def end(self) -> None:
-        """Kill the process and forget it."""
+        """Kill the process."""
         self.process.kill()
         self.process.wait()
         self.control.close()
 
 
-class Nursery:
-    """Makes workers, the first time and again."""
+class Spawner:
+    """Starts workers, the first time and again."""
 
     def __init__(self, settings: ServerSettings, environ: Mapping[str, str]) -> None:
         self._settings = settings
         self._environ = environ
         self._share = settings.device_kind == devices.CPU and sys.platform == "linux"
-        self._parent: Host | None = None
-        self._hosts: dict[int, Host] = {}
+        self._parent: ModelProcess | None = None
+        self._processes: dict[int, ModelProcess] = {}
         self._loaded: Loaded | None = None
-        self._turn = asyncio.Lock()
-        self._provision = Provision(settings, environ)
-
-    async def prepare(self) -> None:
-        """Make the user's code ready, once, before the first worker. Raises ModelError."""
-        try:
-            code_dir = await asyncio.to_thread(self._provision.code_dir)
-        except CodeError as error:
-            raise ModelError(str(error)) from error
-        self._settings = replace(self._settings, code_dir=code_dir)
+        self._lock = asyncio.Lock()
+        self._code = UserCode(settings, environ)
+        self._is_prepared = False
 
     async def worker(self, index: int) -> tuple[socket.socket, int, Loaded]:
-        """A worker that has loaded the model. Raises ModelError, EOFError or OSError."""
+        """A worker that has loaded the model. Raises ModelError, EOFError or OSError.
+
+        The first one is to be awaited alone: it makes the user's code ready.
+        """
+        if not self._is_prepared:
+            try:
+                code_dir = await asyncio.to_thread(self._code.prepare)
+            except CodeError as error:
+                raise ModelError(str(error)) from error
+            self._settings = replace(self._settings, code_dir=code_dir)
+            self._is_prepared = True
         if self._share:
-            async with self._turn:
+            async with self._lock:
                 if self._share:
                     return await self._shared_worker(index)
-        host = await self._start(index)
-        loaded = await asyncio.to_thread(host.load)
-        return *host.serve(), loaded
+        process = await self._start(index)
+        loaded = await asyncio.to_thread(process.load)
+        return *process.serve(), loaded
 
     async def _shared_worker(self, index: int) -> tuple[socket.socket, int, Loaded]:
         if self._parent is None:
-            host = await self._start(index)
-            self._loaded = await asyncio.to_thread(host.load)
+            process = await self._start(index)
+            self._loaded = await asyncio.to_thread(process.load)
             if not self._loaded.forkable:
                 LOG.info("The loaded code runs threads: each worker loads the model itself.")
                 self._share = False
-                return *host.serve(), self._loaded
-            self._parent = host
+                return *process.serve(), self._loaded
+            self._parent = process
         assert self._loaded is not None
         try:
             return *await asyncio.to_thread(self._parent.fork), self._loaded
         except (EOFError, OSError):
-            LOG.error("The process that holds the loaded model is gone; it is loaded again.")
+            LOG.error("The process that holds the loaded model has ended; it is loaded again.")
             self._parent.end()
             self._parent = None
             raise
 
-    async def _start(self, index: int) -> Host:
-        if (old := self._hosts.pop(index, None)) is not None:
+    async def _start(self, index: int) -> ModelProcess:
+        if (old := self._processes.pop(index, None)) is not None:
             await asyncio.to_thread(old.end)
-        host = await asyncio.to_thread(Host, self._settings, self._environ, index, self._share)
-        self._hosts[index] = host
-        return host
+        process = await asyncio.to_thread(
+            ModelProcess, self._settings, self._environ, index, self._share
+        )
+        self._processes[index] = process
+        return process
 
     def close(self) -> None:
         """End every process that was started here; forks end with their sockets."""
-        self._provision.cancel()
-        for host in self._hosts.values():
+        self._code.cancel()
+        for started in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
-                host.process.kill()
-        for host in self._hosts.values():
-            host.process.wait()
+                started.process.kill()
+        for started in self._processes.values():
+            started.process.wait()
 
 
 def worker_environment(
     settings: ServerSettings, environ: Mapping[str, str], index: int, share: bool
 ) -> dict[str, str]:
-    """What a worker's process is started with: its device, its threads, its caches' limits.
+    """The variables of a worker's process: its device, its threads, the limits of its caches.
 
     Args:
-        settings: The host's settings.
+        settings: The server's settings.
         environ: The container's environment.
         index: Which worker it is.
         share: Whether the process is to be forked.
@@ -220,13 +231,3 @@ def worker_environment(
         )
         child[visible] = listed[index % len(listed)]
     return child
-
-
-def _death(code: int) -> ModelError:
-    if code == -signal.SIGKILL:
-        return KilledForMemory(
-            "The process that loads the model was killed (SIGKILL).",
-            "Most likely the model needs more memory than there is.",
-        )
-    manner = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return ModelError(f"The process that loads the model died ({manner}).")

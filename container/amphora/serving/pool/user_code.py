@@ -19,7 +19,7 @@ LOG = logging.getLogger("amphora.pool")
 _TAIL_LINES = 3
 
 
-class Provision:
+class UserCode:
     """One model's code. The methods block; `cancel` ends a pip that runs."""
 
     def __init__(self, settings: ServerSettings, environ: Mapping[str, str]) -> None:
@@ -28,12 +28,21 @@ class Provision:
         self._pip: subprocess.Popen[str] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def code_dir(self) -> Path:
-        """The folder of the user's code, ready to import. Raises CodeError where it cannot be."""
+    def prepare(self) -> Path:
+        """Return the folder of the user's code, ready to import. Raises CodeError."""
         settings = self._settings
         code = programs.inner_folder(settings.code_dir, settings.program)
         if settings.submitted and not self._is_superfluous(settings.submitted):
-            code = programs.inner_folder(self._fetched(settings.submitted), settings.program)
+            # What SAGEMAKER_SUBMIT_DIRECTORY names is an archive.
+            self._folder = tempfile.TemporaryDirectory(prefix="amphora-code-")
+            archive = Path(settings.submitted.removeprefix("file://"))
+            if settings.submitted.startswith("s3://"):
+                archive = Path(self._folder.name) / "sourcedir.tar.gz"
+                archives.download(settings.submitted, archive, self._environ)
+            folder = Path(self._folder.name) / "code"
+            folder.mkdir()
+            archives.unpack(archive, folder, settings.submitted)
+            code = programs.inner_folder(folder, settings.program)
         if (code / "requirements.txt").is_file():
             self._install(code)
         return code
@@ -42,7 +51,7 @@ class Provision:
         """Whether what SAGEMAKER_SUBMIT_DIRECTORY names adds nothing: SDKs set it to the models'
         prefix of a multi-model endpoint, and to the model archive, which SageMaker has unpacked.
 
-        Raises CodeError where it is a prefix and the code is nowhere.
+        Raises CodeError if it is a prefix and the code is nowhere.
         """
         settings = self._settings
         has_code = programs.has_handlers(settings.code_dir, settings.program)
@@ -50,28 +59,15 @@ class Provision:
         is_prefix = place.startswith("s3://") and "." not in name
         if is_prefix and settings.program and not has_code and not settings.is_multi_model:
             raise CodeError(
-                f"SAGEMAKER_SUBMIT_DIRECTORY is {place!r}, a prefix and no archive, and"
+                f"SAGEMAKER_SUBMIT_DIRECTORY is {place!r}, a prefix instead of an archive, and"
                 f" {settings.code_dir} does not have SAGEMAKER_PROGRAM {settings.program!r}.",
-                "Name a .tar.gz, or bring the code in the model archive's folder code/.",
+                "Name a .tar.gz, or put the code in the folder code/ of the model archive.",
             )
-        superfluous = is_prefix or (
-            has_code and (name == "model.tar.gz" or settings.is_multi_model)
-        )
+        is_model = name == "model.tar.gz" or settings.is_multi_model
+        superfluous = is_prefix or (has_code and is_model)
         if superfluous:
-            LOG.info("SAGEMAKER_SUBMIT_DIRECTORY %s is left: the model's own code counts.", place)
+            LOG.info("SAGEMAKER_SUBMIT_DIRECTORY %s is not used: the model has its code.", place)
         return superfluous
-
-    def _fetched(self, place: str) -> Path:
-        """The code that SAGEMAKER_SUBMIT_DIRECTORY names, which is an archive."""
-        self._folder = tempfile.TemporaryDirectory(prefix="amphora-code-")
-        archive = Path(place.removeprefix("file://"))
-        if place.startswith("s3://"):
-            archive = Path(self._folder.name) / "sourcedir.tar.gz"
-            archives.download(place, archive, self._environ)
-        folder = Path(self._folder.name) / "code"
-        folder.mkdir()
-        archives.unpack(archive, folder, place)
-        return folder
 
     def _install(self, code: Path) -> None:
         LOG.info("Installing %s.", code / "requirements.txt")
@@ -84,14 +80,14 @@ class Provision:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        said, _ = self._pip.communicate()
+        output, _ = self._pip.communicate()
         if self._pip.returncode == 0:
             return
-        lines = [line.strip() for line in said.splitlines() if "ERROR" in line]
+        lines = [line.strip() for line in output.splitlines() if "ERROR" in line]
         raise CodeError(
             f"{code / 'requirements.txt'} cannot be installed (pip's exit code"
             f" {self._pip.returncode}): {' '.join(lines[-_TAIL_LINES:])}",
-            "Check the names and versions. Without a way to a package index, bring the wheels in"
+            "Check the names and versions. Without access to a package index, put the wheels in"
             " code/ (--find-links in requirements.txt), or install them in the image.",
         )
 

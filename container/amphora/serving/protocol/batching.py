@@ -2,10 +2,10 @@
 
 A handlers' file declares that its predictions may be merged by defining
 `predict_batch_fn(inputs, model)`: `inputs` is a list of what `input_fn` returned, and it returns a
-list of what `predict_fn` would have returned for each, or an exception in the place of an item
-that failed. By defining it, the file also declares that predictions are pure: they may be
-repeated. `tokens_fn(data, model)`, if it is there too, returns the number of tokens of each text
-(row) in one request's data, so that requests of like length are put together.
+list of what `predict_fn` would have returned for each, or an exception in place of an item that
+failed. By defining it, the file also declares that predictions are pure: they may be repeated.
+`tokens_fn(data, model)`, if it is there too, returns the number of tokens of each text (row) in
+one request's data, so that requests of similar length are put together.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Group:
 def plan(sizes: Sequence[Size], most_tokens: int, call_tokens: int) -> list[Group]:
     """The cheapest way to cut the requests, sorted by length, into calls.
 
-    A call costs `call_tokens` plus its padded tokens, and holds at most `most_tokens` of them, but
-    for a single request that is larger by itself. Exact, by dynamic programming over the cuts.
+    A call costs `call_tokens` plus its padded tokens, and holds at most `most_tokens` of them,
+    except for a single request that is larger by itself. Exact: dynamic programming over the cuts.
     """
     order = sorted(range(len(sizes)), key=lambda place: sizes[place].longest)
     best = [0.0]
@@ -64,25 +64,19 @@ def plan(sizes: Sequence[Size], most_tokens: int, call_tokens: int) -> list[Grou
                 cheapest, cut = cost, start
         best.append(cheapest)
         cuts.append(cut)
-    return [_group(order[start:end], sizes) for start, end in _spans(cuts)]
-
-
-def _spans(cuts: list[int]) -> list[tuple[int, int]]:
-    spans, end = [], len(cuts) - 1
+    groups = []
+    end = len(order)
     while end > 0:
-        spans.append((cuts[end], end))
+        members = order[cuts[end] : end]
+        tokens = sum(sizes[place].total for place in members)
+        rows = sum(sizes[place].rows for place in members)
+        groups.append(Group(members, tokens, rows * sizes[members[-1]].longest))
         end = cuts[end]
-    return spans[::-1]
+    return groups[::-1]
 
 
-def _group(members: list[int], sizes: Sequence[Size]) -> Group:
-    longest = max(sizes[place].longest for place in members)
-    rows = sum(sizes[place].rows for place in members)
-    return Group(members, sum(sizes[place].total for place in members), rows * longest)
-
-
-class Patience:
-    """How long an idle worker waits for a batch to fill: as long as the last batches say it pays.
+class BatchDelay:
+    """How long an idle worker waits for a batch to fill: as long as it paid for the last batches.
 
     A free worker that takes the first request of a burst leaves the rest to wait for a whole
     prediction. So, while predictions follow each other, it waits for as many as came together

@@ -1,7 +1,7 @@
 """Media types, and what a handler may return as the body of an answer.
 
-What is inside a body belongs to the handlers (`input_fn`, `output_fn`); here is only what every
-handler shares.
+The content of a body belongs to the handlers (`input_fn`, `output_fn`); here is only what all
+handlers share.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def media_type(header: str) -> str:
 
 
 def charset(header: str) -> str:
-    """The charset a Content-Type names; 'utf-8' where it names none."""
+    """The charset that a Content-Type names; 'utf-8' if it names none."""
     for parameter in header.split(";")[1:]:
         name, _, value = parameter.partition("=")
         if name.strip().lower() == "charset":
@@ -42,12 +42,12 @@ def charset(header: str) -> str:
     return "utf-8"
 
 
-# Codecs of Python that are no charset of any text, and slow on texts made up to harm.
+# Codecs of Python that are not a text's charset, and slow on texts made up to harm.
 _NO_CHARSETS = {"idna", "punycode", "unicode_escape", "raw_unicode_escape", "undefined"}
 
 
 def check_charset(content_type: str) -> None:
-    """Raises Fault (415) where a Content-Type names a charset that no text can be read in."""
+    """Raises Fault (415) if a Content-Type names a charset that cannot be read as text."""
     if "charset" not in content_type.lower():
         return
     name = charset(content_type)
@@ -72,7 +72,7 @@ def is_text(content_type: str) -> bool:
 def as_text(body: bytes, content_type: str) -> str | bytes:
     """Text of a textual type; other bodies as they are.
 
-    Raises Fault (400) where the bytes are not in the charset that the type names.
+    Raises Fault (400) if the bytes are not in the charset that the type names.
     """
     if not is_text(content_type):
         return body
@@ -85,7 +85,7 @@ def as_text(body: bytes, content_type: str) -> str | bytes:
 
 
 def accepted(header: str, default: str) -> str:
-    """The Accept that `output_fn` is given: the client's, or `default` where it has no wish."""
+    """The Accept that `output_fn` gets: the client's, or `default` if any type will do."""
     header = header.strip()
     return default if header in ("", "*/*") else header
 
@@ -94,10 +94,15 @@ def answer(result: Any, accept: str) -> tuple[Any, str]:
     """What `output_fn` or `transform_fn` returned, as (body, content type).
 
     A tuple is (body, content type), as in AWS's toolkits. A generator or iterator stays one: it
-    is streamed. Raises TypeError where the body is nothing that can be sent.
+    is streamed. Raises TypeError if the body cannot be sent.
     """
     body, content_type = result if isinstance(result, tuple) and len(result) == 2 else (result, "")
-    content_type = content_type or _best_type(accept)
+    if not content_type:
+        # A concrete type, since it names an answer whose handler has not said what it is; of
+        # several that the client likes equally, the first.
+        ranges = [(_weight(entry), media_type(entry)) for entry in accept.split(",")]
+        weight, best = max(ranges, key=lambda entry: entry[0])
+        content_type = best if weight > 0 and best and "*" not in best else JSON
     if isinstance(body, (GeneratorType, Iterator)):
         return body, content_type
     return as_bytes(body), content_type
@@ -114,20 +119,12 @@ def as_bytes(body: Any) -> bytes:
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"a {type(body).__name__} cannot be sent ({error}):"
-            " return bytes, str, or what JSON holds, which NaN and infinity are not"
+            " return bytes, str, or what JSON can hold, which NaN and infinity are not"
         ) from error
 
 
-def _best_type(accept: str) -> str:
-    """The type that a client likes best, the first of several: a concrete one, since this names an
-    answer whose handler has not said what it is."""
-    ranges = [(_weight(entry), media_type(entry)) for entry in accept.split(",")]
-    weight, best = max(ranges, key=lambda entry: entry[0])
-    return best if weight > 0 and best and "*" not in best else JSON
-
-
 def _weight(entry: str) -> float:
-    """The q-value of one entry of Accept; 1 where there is none, or none that is a number."""
+    """The q-value of one entry of Accept; 1 if there is none, or none that is a number."""
     for parameter in entry.split(";")[1:]:
         name, _, value = parameter.partition("=")
         if name.strip().lower() == "q":

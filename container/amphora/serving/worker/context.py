@@ -160,13 +160,9 @@ class Context:
         self.metrics = MetricsLog(request_id)
 
     @property
-    def _answered(self) -> RequestProcessor:
-        return self.request_processor[0]
-
-    @property
     def headers(self) -> dict[str, str]:
         """The request's headers, names in lower case, found by any spelling."""
-        return self._answered.get_request_properties()
+        return self.request_processor[0].get_request_properties()
 
     @property
     def custom_attributes(self) -> str:
@@ -176,7 +172,7 @@ class Context:
     @property
     def response_headers(self) -> dict[str, str]:
         """The headers that were added to the answer."""
-        return self._answered.get_response_headers()
+        return self.request_processor[0].get_response_headers()
 
     def get_request_id(self, idx: int = 0) -> str | None:
         """`request_id`; None for another place than 0."""

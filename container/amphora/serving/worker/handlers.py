@@ -1,13 +1,13 @@
 """The functions that answer requests: the user's, and defaults for those that are missing.
 
 `<model>/code/inference.py` (or the file SAGEMAKER_PROGRAM names) may define any of `model_fn`,
-`input_fn`, `predict_fn`, `output_fn`, or `transform_fn` for the last three. Where it defines none,
-the image's own handlers (`code/inference.py`) answer. Where it defines some, those that are missing
-come from `code/defaults.py`, which behaves as the image that the file was written for: most of it
-can only be known of a loaded model, so that `Handlers.completed` adds it then.
+`input_fn`, `predict_fn`, `output_fn`, or `transform_fn` for the last three. If it defines none,
+the image's own handlers (`code/inference.py`) answer. If it defines some, those that are missing
+come from `code/defaults.py`, which behaves like the image that the file was written for: most of it
+depends on the loaded model, so that `Handlers.completed` adds it then.
 
-Everything of the user's is found and checked once, before the model is loaded; whether a function
-takes `context` is decided then, by its parameters.
+The user's functions are looked up and checked once, before the model is loaded; a function's
+parameters then also decide whether it takes `context`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ _SIGNATURES = {
 }
 # Of these a file may have one alone without touching a model or a request.
 _BESIDE = {"pre_model_fn", "tokens_fn"}
+# Never the image's own.
+_BESIDE_IMAGE = {"pre_model_fn", "transform_fn"}
+_DEFAULTS = "the image's defaults"
 
 
 class Defaults(Protocol):
@@ -61,6 +64,26 @@ class Handler:
     takes_context: bool
     body_type: type[str] | type[bytes] | None = None
     """What its body parameter is annotated with, if with `str` or `bytes`."""
+
+    @classmethod
+    def of(cls, file: str, name: str, function: Any) -> Handler:
+        """From what a file defines under a handler's name. Raises CodeError if it cannot serve."""
+        if not callable(function):
+            raise CodeError(f"{file}: {name} is {function!r}.", "It must be a function.")
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise CodeError(f"{file}: {name} is written with `async def`.", "Write it with `def`.")
+        expected = _SIGNATURES[name]
+        parameters = list(inspect.signature(function).parameters.values())
+        body_place = expected.index("body") if "body" in expected else len(parameters)
+        body_type: type[str] | type[bytes] | None = None
+        if body_place < len(parameters):
+            annotation = parameters[body_place].annotation
+            if annotation in (str, "str"):
+                body_type = str
+            elif annotation in (bytes, "bytes"):
+                body_type = bytes
+        takes_context = _takes_context(file, name, parameters, expected)
+        return cls(name, function, takes_context, body_type)
 
     def __call__(self, *args: Any, context: Any) -> Any:
         if self.takes_context:
@@ -96,7 +119,7 @@ class Handlers:
     image_only: bool = False
     """Whether the image's own trio answers, so that the server knows a request to warm up with."""
     defaults: Defaults | None = None
-    """Where the missing functions come from, once the model is known."""
+    """Gives the missing functions once the model is known."""
 
     def completed(self, model: Any, model_dir: str) -> Handlers:
         """These with the missing functions, for a model that is loaded."""
@@ -104,7 +127,7 @@ class Handlers:
             return self
         functions = self.defaults.complete(model, model_dir)
         added: dict[str, Any] = {
-            name: _handler("the image's defaults", name, function)
+            name: Handler.of(_DEFAULTS, name, function)
             for name, function in functions.items()
             if getattr(self, name) is None
         }
@@ -120,56 +143,65 @@ def resolve(
         code_dir: The user's code folder; it need not exist.
         program: SAGEMAKER_PROGRAM; None means inference.py, if it is there.
         image_code: The folder with the image's inference.py and defaults.py.
-        model_dir: The model's folder, which the defaults look at where the user has no code.
+        model_dir: The model's folder, which the defaults look at if the user has no code.
 
     Raises:
         CodeError: A file, an import or a signature is wrong.
     """
     service = services.find(code_dir, program)
     user = None if service is not None else modules.user_module(code_dir, program)
-    own = {name for name in _SIGNATURES if getattr(user, name, None) is not None}
-    if user is not None and not own and services.serves(user):
+    defined = {name for name in _SIGNATURES if getattr(user, name, None) is not None}
+    if user is not None and not defined and services.serves(user):
         service = user
     if service is not None:
-        return _of_service(service)
-    _check_combination(user, own)
-    found: dict[str, Any] = {name: _handler(_file(user), name, getattr(user, name)) for name in own}
-    if not own - _BESIDE:
-        pre_model_fn = found.get("pre_model_fn")
+        LOG.info("%s is a handler service, which answers by itself.", _file(service))
+        return Handlers(
+            model_fn=Handler("model_fn", services.open_service(service), takes_context=True),
+            transform_fn=Handler("transform_fn", services.call_service, True, bytes),
+        )
+    others = sorted(defined & {*_TRIO, "predict_batch_fn"})
+    if "transform_fn" in defined and others:
+        raise CodeError(
+            f"{_file(user)} defines transform_fn and also {', '.join(others)}.",
+            "transform_fn does the work of all three: keep either it or them.",
+        )
+    if "tokens_fn" in defined and "predict_batch_fn" not in defined:
+        LOG.warning("%s defines tokens_fn without predict_batch_fn: it is not called.", _file(user))
+        defined.discard("tokens_fn")
+    functions: dict[str, Any] = {
+        name: Handler.of(_file(user), name, getattr(user, name)) for name in defined
+    }
+    if not defined - _BESIDE:
         if user is not None:
-            LOG.info("%s defines no handler: the image's own serve.", _file(user))
-        return _of_image(image_code, pre_model_fn, model_dir)
-    if "predict_batch_fn" in found and "predict_fn" not in found:
-        found["predict_fn"] = _one_by_one(found["predict_batch_fn"])
-    needed = {"model_fn"} if "transform_fn" in found else {"model_fn", *_TRIO}
+            LOG.info("%s defines no handler: the image's own handlers serve.", _file(user))
+        return _of_image(image_code, functions.get("pre_model_fn"), model_dir)
+    if "predict_batch_fn" in functions and "predict_fn" not in functions:
+        functions["predict_fn"] = _one_by_one(functions["predict_batch_fn"])
+    needed = {"model_fn"} if "transform_fn" in functions else {"model_fn", *_TRIO}
     defaults = None
-    if missing := needed - set(found):
-        defaults = _defaults(image_code, missing).for_file(frozenset(found), _file(user))
+    if missing := needed - set(functions):
+        path = image_code / "defaults.py"
+        if not path.is_file():
+            raise _no_image(path, missing)
+        image_defaults = modules.load_image(image_code, "defaults")
+        defaults = image_defaults.for_file(frozenset(functions), _file(user))
         if "model_fn" in missing:
-            found["model_fn"] = _handler("the image's defaults", "model_fn", defaults.model_fn)
-    return Handlers(**found, defaults=defaults)
+            functions["model_fn"] = Handler.of(_DEFAULTS, "model_fn", defaults.model_fn)
+    return Handlers(**functions, defaults=defaults)
 
 
 def _file(user: ModuleType | None) -> str:
     return str(getattr(user, "__file__", ""))
 
 
-def _of_service(module: ModuleType) -> Handlers:
-    LOG.info("%s is a handler service, which answers by itself.", _file(module))
-    return Handlers(
-        model_fn=Handler("model_fn", services.open_service(module), takes_context=True),
-        transform_fn=Handler("transform_fn", services.call_service, True, bytes),
-    )
-
-
 def _of_image(image_code: Path, pre_model_fn: Handler | None, model_dir: Path | None) -> Handlers:
-    """The image's own handlers; its defaults where they, and not these, can load the folder."""
+    """The image's own handlers; its defaults if they, and not these, can load the folder."""
     if model_dir is not None and (image_code / "defaults.py").is_file():
         defaults = modules.load_image(image_code, "defaults")
         if defaults.leads(str(model_dir)):
             return Handlers(
                 pre_model_fn=pre_model_fn,
-                model_fn=_handler("the image's defaults", "model_fn", defaults.load_torchscript),
+                model_fn=Handler.of(_DEFAULTS, "model_fn", defaults.load_torchscript),
                 defaults=defaults.for_file(frozenset(), ""),
             )
     path = image_code / "inference.py"
@@ -177,23 +209,13 @@ def _of_image(image_code: Path, pre_model_fn: Handler | None, model_dir: Path | 
     if not path.is_file():
         raise _no_image(path, needed)
     module = modules.load_image(image_code, "inference")
-    if lost := sorted(name for name in needed if not hasattr(module, name)):
-        raise CodeError(f"{path} does not define {', '.join(lost)}.", "The image is incomplete.")
+    if missing := sorted(name for name in needed if not hasattr(module, name)):
+        raise CodeError(f"{path} does not define {', '.join(missing)}.", "The image is incomplete.")
     names = [name for name in _SIGNATURES if hasattr(module, name) and name not in _BESIDE_IMAGE]
-    found: dict[str, Any] = {
-        name: _handler(str(path), name, getattr(module, name)) for name in names
+    functions: dict[str, Any] = {
+        name: Handler.of(str(path), name, getattr(module, name)) for name in names
     }
-    return Handlers(**found, pre_model_fn=pre_model_fn, image_only=True)
-
-
-_BESIDE_IMAGE = {"pre_model_fn", "transform_fn"}
-
-
-def _defaults(image_code: Path, missing: set[str]) -> Any:
-    path = image_code / "defaults.py"
-    if not path.is_file():
-        raise _no_image(path, missing)
-    return modules.load_image(image_code, "defaults")
+    return Handlers(**functions, pre_model_fn=pre_model_fn, image_only=True)
 
 
 def _no_image(path: Path, missing: set[str]) -> CodeError:
@@ -214,42 +236,6 @@ def _one_by_one(batch: Handler) -> Handler:
         return prediction
 
     return Handler("predict_batch_fn", predict, takes_context=True)
-
-
-def _check_combination(user: ModuleType | None, own: set[str]) -> None:
-    others = sorted(own & {*_TRIO, "predict_batch_fn"})
-    if "transform_fn" in own and others:
-        raise CodeError(
-            f"{_file(user)} defines transform_fn and also {', '.join(others)}.",
-            "transform_fn does the work of all three: keep it, or keep them.",
-        )
-    if "tokens_fn" in own and "predict_batch_fn" not in own:
-        LOG.warning("%s defines tokens_fn without predict_batch_fn: it is not called.", _file(user))
-        own.discard("tokens_fn")
-
-
-def _handler(file: str, name: str, function: Any) -> Handler:
-    if not callable(function):
-        raise CodeError(f"{file}: {name} is {function!r}.", "It must be a function.")
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise CodeError(f"{file}: {name} is written with `async def`.", "Write it with `def`.")
-    expected = _SIGNATURES[name]
-    parameters = list(inspect.signature(function).parameters.values())
-    position = expected.index("body") if "body" in expected else None
-    annotation = (
-        parameters[position].annotation
-        if position is not None and len(parameters) > position
-        else None
-    )
-    kinds: dict[Any, type[str] | type[bytes]] = {
-        bytes: bytes, "bytes": bytes, str: str, "str": str
-    }  # fmt: skip
-    return Handler(
-        name=name,
-        function=function,
-        takes_context=_takes_context(file, name, parameters, expected),
-        body_type=kinds.get(annotation) if isinstance(annotation, (type, str)) else None,
-    )
 
 
 def _takes_context(

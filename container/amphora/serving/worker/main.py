@@ -11,6 +11,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -22,7 +23,7 @@ from typing import Any, cast
 from amphora.common import logs
 from amphora.common.errors import AmphoraError
 from amphora.serving.protocol import framing
-from amphora.serving.worker import handlers, runner
+from amphora.serving.worker import batches, handlers, runner
 
 LOG = logging.getLogger("amphora.worker")
 
@@ -30,27 +31,33 @@ LOG = logging.getLogger("amphora.worker")
 def main(argv: list[str] | None = None) -> int:
     """Serve the socket whose descriptor is the only argument, until the front closes it."""
     control = socket.socket(fileno=int((argv or sys.argv[1:])[0]))
-    _leave_signals_to_the_front()
+    # A signal to the whole process group must not end a worker before its requests. A function is
+    # used instead of SIG_IGN, which programs that the user's code starts would inherit.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
     with contextlib.suppress(EOFError):
         order, _ = framing.receive(control)
+        if order["open_files"] is not None:
+            # The front process has raised its own limit, which is not what users' code expects.
+            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (order["open_files"], hard))
         logs.configure(order["log_level"])
         logs.remember(logs.secret_values(os.environ))
         logs.mask_printing()
-        loaded = _load(control, order)
-        if loaded is not None:
-            _obey(control, loaded)
+        model_runner = _load(control, order)
+        while model_runner is not None:
+            order, _ = framing.receive(control)
+            if order["op"] == "serve":
+                _use_threads(order["threads"])
+                batches.serve(control, model_runner)
+            else:
+                _, (descriptor, *_rest), _, _ = socket.recv_fds(control, 1, 1)
+                _fork(control, descriptor, order["threads"], model_runner)
     return 0
 
 
-def _leave_signals_to_the_front() -> None:
-    """A signal to the whole process group must not end a worker before its requests."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # A function rather than SIG_IGN, which programs that the user's code starts would inherit.
-        signal.signal(number, lambda *_: None)
-
-
-def _load(control: socket.socket, order: framing.Header) -> runner.Engine | None:
-    """Resolve the handlers, load the model and answer once; tell the front how it went."""
+def _load(control: socket.socket, order: framing.Header) -> runner.ModelRunner | None:
+    """Resolve the handlers, load the model and answer once; report the outcome to the front."""
     started = time.monotonic()
     # Imports leave nothing to collect, and looking for it takes a quarter of their time.
     gc.disable()
@@ -59,9 +66,9 @@ def _load(control: socket.socket, order: framing.Header) -> runner.Engine | None
             Path(order["code_dir"]),
             order["program"],
             Path(order["image_code"]),
-            Path(order["engine"]["model_dir"]),
+            Path(order["runner"]["model_dir"]),
         )
-        loaded = runner.load(resolved, runner.Settings(**order["engine"]))
+        model_runner = runner.load(resolved, runner.RunnerSettings(**order["runner"]))
     except AmphoraError as error:
         reason = str(error)
     except Exception as error:
@@ -69,45 +76,31 @@ def _load(control: socket.socket, order: framing.Header) -> runner.Engine | None
         reason = f"{type(error).__name__}: {error}"
     else:
         message = {
-            "batches": loaded.handlers.predict_batch_fn is not None,
-            "description": loaded.description,
+            "batches": model_runner.handlers.predict_batch_fn is not None,
+            "description": model_runner.description,
             "forkable": order["share"] and _is_single_threaded(),
             "seconds": round(time.monotonic() - started, 3),
         }
         gc.enable()
         framing.send(control, message)
-        return loaded
+        return model_runner
     framing.send(control, {"failed": logs.mask(reason)})
     return None
 
 
 def _is_single_threaded() -> bool:
     """Whether a fork loses nothing: other threads, and locks they hold, do not survive one."""
-    _end_progress_monitor()
+    # tqdm starts a thread with its first bar, to redraw bars that stand still: none is left.
+    for thread in threading.enumerate():
+        if type(thread).__name__ == "TMonitor":
+            cast(Any, thread).exit()
     tasks = Path("/proc/self/task")
     return tasks.is_dir() and len(list(tasks.iterdir())) == 1
 
 
-def _end_progress_monitor() -> None:
-    """tqdm starts a thread with its first bar, to redraw bars that stand still: none is left."""
-    for thread in threading.enumerate():
-        if type(thread).__name__ == "TMonitor":
-            cast(Any, thread).exit()
-
-
-def _obey(control: socket.socket, loaded: runner.Engine) -> None:
-    """Fork as often as asked, or serve on the control socket itself."""
-    while True:
-        order, _ = framing.receive(control)
-        if order["op"] == "serve":
-            _use_threads(order["threads"])
-            runner.serve(control, loaded)
-            return
-        _, (descriptor, *_rest), _, _ = socket.recv_fds(control, 1, 1)
-        _fork(control, descriptor, order["threads"], loaded)
-
-
-def _fork(control: socket.socket, descriptor: int, threads: int, loaded: runner.Engine) -> None:
+def _fork(
+    control: socket.socket, descriptor: int, threads: int, model_runner: runner.ModelRunner
+) -> None:
     signal.signal(signal.SIGCHLD, _reap)
     # What exists now is never collected: the collector's marks would copy the shared pages.
     gc.collect()
@@ -122,7 +115,7 @@ def _fork(control: socket.socket, descriptor: int, threads: int, loaded: runner.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         control.close()
         _use_threads(threads)
-        runner.serve(socket.socket(fileno=descriptor), loaded)
+        batches.serve(socket.socket(fileno=descriptor), model_runner)
         status = 0
     except (EOFError, SystemExit):
         status = 0
@@ -142,7 +135,7 @@ def _use_threads(threads: int) -> None:
 
 
 def _reap(*_: object) -> None:
-    """Collect ended children, and say how each one that did not end by itself died."""
+    """Collect ended children, and log how each one died that did not end by itself."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = ended

@@ -9,6 +9,7 @@ image's files are imported with their own packages under another one.
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -44,11 +45,14 @@ def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
     if not program:
         return None
     names = sorted(entry.name for entry in code_dir.glob("*.py")) if code_dir.is_dir() else []
-    if not program.endswith(".py") and _is_installed(program):
-        return _import_by_name(program, code_dir, code_dir)
+    if programs.DOTTED.fullmatch(program) and not program.endswith(".py"):
+        # A parent package that is missing, or a module without a spec, is not installed either.
+        with contextlib.suppress(ImportError, ValueError):
+            if importlib.util.find_spec(program) is not None:
+                return _import_by_name(program, code_dir, code_dir)
     if not names:
         LOG.warning(
-            "SAGEMAKER_PROGRAM is %r, but %s holds no Python file: the image's own handlers serve.",
+            "SAGEMAKER_PROGRAM is %r, but %s has no Python file: the image's own handlers serve.",
             program, code_dir,
         )  # fmt: skip
         return None
@@ -58,14 +62,6 @@ def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
         "Name the file that defines the handlers, as a path inside that folder."
         + near(program, names),
     )
-
-
-def _is_installed(name: str) -> bool:
-    """Whether a module of that name can be imported from elsewhere."""
-    try:
-        return bool(programs.DOTTED.fullmatch(name)) and importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def _import_by_name(name: str, path: Path, code_dir: Path) -> ModuleType:
@@ -104,9 +100,9 @@ def load_image(image_code: Path, name: str) -> ModuleType:
         CodeError: It cannot be imported.
     """
     path = image_code / f"{name}.py"
-    packages = sorted(each.parent.name for each in image_code.glob("*/__init__.py"))
+    packages = sorted(init.parent.name for init in image_code.glob("*/__init__.py"))
     finders = (_ImageFinder, _PrivateFinder)
-    sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, finders)]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, finders)]
     sys.meta_path.append(_ImageFinder(image_code, packages))
     shadowed = [package for package in packages if _is_elsewhere(package, image_code)]
     if not shadowed:
@@ -214,24 +210,21 @@ def _execute(path: Path, name: str, spec: importlib.machinery.ModuleSpec | None)
 
 
 def _import_error(path: Path, error: Exception) -> CodeError:
-    where = _place(error, path)
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename}, line {error.lineno}"
+    else:
+        # The last frame in the file's folder, since a library lies below it.
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if Path(frame.filename).is_relative_to(path.parent)]
+        frame = (own or frames)[-1]
+        place = f"{frame.filename}, line {frame.lineno}"
     if isinstance(error, ModuleNotFoundError):
         return CodeError(
             f"{path} cannot be imported: it needs the module {error.name!r}, which is not installed"
-            f" ({where}).",
+            f" ({place}).",
             "Add its package to the model's code/requirements.txt, or its file to code/.",
         )
     return CodeError(
-        f"{path} cannot be imported: {type(error).__name__}: {error} ({where}).",
+        f"{path} cannot be imported: {type(error).__name__}: {error} ({place}).",
         "The fault is inside that code, not in finding it.",
     )
-
-
-def _place(error: Exception, path: Path) -> str:
-    """Where it went wrong: the last frame in the file's folder, since below it lies a library."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}, line {error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).is_relative_to(path.parent)]
-    frame = (own or frames)[-1]
-    return f"{frame.filename}, line {frame.lineno}"

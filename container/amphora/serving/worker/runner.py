@@ -1,17 +1,10 @@
-"""Answers requests with a loaded model: the handlers, run item by item or merged into batches.
-
-One item's fault is that item's answer only. When a merged prediction fails as a whole, its items
-are predicted again one at a time, so that the good neighbours of a bad one are answered.
-"""
+"""Runs the handlers on a loaded model: for one request, or for several in one prediction."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
-import select
-import socket
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,23 +12,22 @@ from typing import Any
 
 import amphora
 from amphora.common import logs
-from amphora.common.devices import KINDS
-from amphora.serving.protocol import batching, framing, media_types
+from amphora.serving.protocol import batching, media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.worker.context import Context
 from amphora.serving.worker.handlers import Handler, Handlers
 
 LOG = logging.getLogger("amphora.worker")
-# Headers of an answer that are the server's to say: a handler's would break the connection.
-_SERVERS_OWN = {"content-length", "content-type", "transfer-encoding", "connection"}
-# Exceptions that say so by their name alone: sagemaker_inference's, and the image's own.
+# Headers of an answer that only the server sets: a handler's would break the connection.
+_RESERVED_HEADERS = {"content-length", "content-type", "transfer-encoding", "connection"}
+# Exceptions that are known by their names alone: sagemaker_inference's, and the image's own.
 _UNSUPPORTED = {"UnsupportedFormatError", "UnsupportedContentType"}
 _WARM_UP = b'{"inputs": "A sentence to warm up with."}'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What an engine needs to know of the host; it travels as JSON."""
+class RunnerSettings:
+    """What a model's runner needs to know of the host; it travels as JSON."""
 
     model_dir: str
     device_kind: str
@@ -56,19 +48,33 @@ class Item:
     context: Context
     session: str = ""
     data: Any = None
+    """What `input_fn` returned."""
     size: batching.Size = batching.UNKNOWN
+
+    @property
+    def reply_headers(self) -> dict[str, str]:
+        """The headers that the handlers added to the answer, without the server's own.
+
+        A line break in a value would start another header, or the body, so that none is passed on.
+        """
+        return {
+            name: " ".join(str(value).split())
+            for name, value in self.context.response_headers.items()
+            if name.lower() not in _RESERVED_HEADERS
+        }
 
 
 @dataclass(frozen=True)
-class Engine:
-    """A loaded model with its handlers."""
+class ModelRunner:
+    """A loaded model with its handlers. Methods raise Fault if a handler fails."""
 
     handlers: Handlers
     model: Any
-    settings: Settings
+    settings: RunnerSettings
     sessions: dict[str, dict[str, Any]]
+    """The state of each session that lives in this worker."""
     description: dict[str, Any] = field(default_factory=dict)
-    """What `describe_fn` says of the model, for the front."""
+    """What `describe_fn` says of the model, for the front process."""
 
     @cached_property
     def system_properties(self) -> dict[str, Any]:
@@ -101,189 +107,103 @@ class Engine:
         session: dict[str, Any] | None = None,
         path: str = "/invocations",
     ) -> Context:
-        """What a handler is told beside the body."""
+        """What a handler learns about a request beside its body."""
         return Context(
             request_id, headers, self.system_properties, session, path,
             model_name=self.settings.model_name, manifest=self.manifest,
         )  # fmt: skip
 
+    def answer(self, item: Item) -> tuple[Any, str]:
+        """One request's answer by itself: its body (bytes, or an iterator to stream) and type."""
+        if (handler := self.handlers.transform_fn) is None:
+            self.read_input(item)
+            return self.encode(item, self.predict(item))
+        body = handler.body(item.body, item.content_type)
+        result = _call(handler, item, self.model, body, item.content_type, item.accept)
+        return _as_answer(handler, result, item)
 
-def load(handlers: Handlers, settings: Settings) -> Engine:
-    """Load the model, and answer once where a good request is known, so that `/ping` tells true.
+    def read_input(self, item: Item) -> None:
+        """Set the item's data, by `input_fn`."""
+        handler = _defined(self.handlers.input_fn)
+        body = handler.body(item.body, item.content_type)
+        item.data = _call(handler, item, body, item.content_type)
 
-    Raises whatever the handlers raise, and Fault where the first answer is an error.
+    def measure(self, item: Item) -> None:
+        """Set the item's size, if the handlers count tokens."""
+        if self.handlers.tokens_fn is not None:
+            counts = _call(self.handlers.tokens_fn, item, item.data, self.model)
+            item.size = batching.Size.of(counts)
+
+    def predict(self, item: Item) -> Any:
+        """One item's prediction, by `predict_fn`."""
+        return _call(_defined(self.handlers.predict_fn), item, item.data, self.model)
+
+    def predict_batch(self, items: Sequence[Item]) -> list[Any]:
+        """One prediction, or an exception, for each item, by `predict_batch_fn`.
+
+        If the prediction fails as a whole, its items are predicted again one at a time, so that
+        the good neighbours of a bad one are answered. Raises nothing.
+        """
+        handler = _defined(self.handlers.predict_batch_fn)
+        try:
+            inputs = [item.data for item in items]
+            predictions = list(_call(handler, items[0], inputs, self.model))
+            if len(predictions) != len(items):
+                counts = f"{len(items)} inputs, but {len(predictions)} predictions"
+                raise _fault_of(handler, ValueError(counts))
+        except Exception as error:
+            if len(items) == 1:
+                return [error]
+            LOG.warning(
+                "A merged prediction of %d requests failed (%s: %s)."
+                " They are predicted one at a time.",
+                len(items), type(error).__name__, error,
+            )  # fmt: skip
+            return [prediction for item in items for prediction in self.predict_batch([item])]
+        return [
+            _fault_of(handler, value) if isinstance(value, Exception) else value
+            for value in predictions
+        ]
+
+    def encode(self, item: Item, prediction: Any) -> tuple[Any, str]:
+        """The body and type of an answer, by `output_fn`."""
+        handler = _defined(self.handlers.output_fn)
+        return _as_answer(handler, _call(handler, item, prediction, item.accept), item)
+
+    def ends_session(self, item: Item) -> bool:
+        """Whether the handlers have ended the item's session; its state is then dropped."""
+        if item.context.session_closed:
+            self.sessions.pop(item.session, None)
+        return item.context.session_closed
+
+
+def load(handlers: Handlers, settings: RunnerSettings) -> ModelRunner:
+    """Load the model, and answer once if a good request is known, so that `/ping` tells the truth.
+
+    Raises whatever the handlers raise, and Fault if the first answer is an error.
     """
-    engine = Engine(handlers, None, settings, {})
-    context = engine.context("load", {})
+    runner = ModelRunner(handlers, None, settings, {})
+    context = runner.context("load", {})
     if handlers.pre_model_fn is not None:
         handlers.pre_model_fn(settings.model_dir, context=context)
     model = handlers.model_fn(settings.model_dir, context=context)
     handlers = handlers.completed(model, settings.model_dir)
-    described = handlers.describe_fn
-    description = {} if described is None else described(settings.model_dir, model, context=context)
+    describe = handlers.describe_fn
+    description = {} if describe is None else describe(settings.model_dir, model, context=context)
     if not isinstance(description, dict):
-        raise TypeError(f"describe_fn returned {description!r}, not a dict that JSON holds")
-    # What JSON does not hold is found here, with its reason, and not on the way to the front.
+        raise TypeError(f"describe_fn returned {description!r}, not a dict that JSON can hold")
+    # What JSON cannot hold fails here, with its reason, and not on the way to the front process.
     json.dumps(description)
-    engine = replace(engine, handlers=handlers, model=model, description=description)
+    runner = replace(runner, handlers=handlers, model=model, description=description)
     if handlers.model_warmup_fn is not None:
         handlers.model_warmup_fn(settings.model_dir, model, context=context)
     elif handlers.image_only:
-        item = Item("warm-up", _WARM_UP, media_types.JSON, media_types.JSON, context)
-        _body_of(engine, item, _predict_alone(engine, _read_input(engine, item)))
-    return engine
+        runner.answer(Item("warm-up", _WARM_UP, media_types.JSON, media_types.JSON, context))
+    return runner
 
 
-def serve(sock: socket.socket, engine: Engine) -> None:
-    """Answer batches until the front closes the socket (EOFError)."""
-    while True:
-        header, body = framing.receive(sock)
-        if header["op"] != "batch":
-            _notice(engine, header)
-            continue
-        framing.send(sock, {"op": "begun"})
-        tokens, padded, calls = _answer(sock, engine, list(_items(engine, header, body)))
-        done = {"op": "idle", "tokens": tokens, "padded": padded, "calls": calls}
-        framing.send(sock, done)
-
-
-def _notice(engine: Engine, header: framing.Header) -> str:
-    """Note what the front says beside batches. Returns the request that it cancels, or ''."""
-    if header["op"] == "forget":
-        engine.sessions.pop(header["session"], None)
-    return str(header.get("id", ""))
-
-
-def _items(engine: Engine, header: framing.Header, body: bytes) -> Iterator[Item]:
-    position = 0
-    for entry in header["items"]:
-        part = body[position : position + entry["size"]]
-        position += entry["size"]
-        session = engine.sessions.setdefault(entry["session"], {}) if entry["session"] else None
-        headers = {"content-type": entry["content_type"], "accept": entry["accept"]}
-        headers.update(entry["headers"])
-        context = engine.context(entry["id"], headers, session, entry.get("path", "/invocations"))
-        yield Item(
-            entry["id"], part, entry["content_type"], entry["accept"], context, entry["session"]
-        )
-
-
-def _answer(sock: socket.socket, engine: Engine, items: list[Item]) -> tuple[int, int, int]:
-    """Send one answer for each item. Returns tokens, padded tokens and prediction calls."""
-    if engine.handlers.predict_batch_fn is None:
-        for item in items:
-            _answer_alone(sock, engine, item)
-        return 0, 0, len(items)
-    if items[0].context.session is not None:
-        # A session's requests come alone, and have a context that a merged prediction has not.
-        _answer_alone(sock, engine, items[0])
-        return 0, 0, 1
-    ready = [item for item in items if _prepare(sock, engine, item)]
-    call_tokens = KINDS[engine.settings.device_kind].call_tokens
-    groups = batching.plan([item.size for item in ready], engine.settings.batch_tokens, call_tokens)
-    for group in groups:
-        _answer_group(sock, engine, [ready[place] for place in group.members])
-    counted = engine.handlers.tokens_fn is not None
-    tokens, padded = (sum(g.tokens for g in groups), sum(g.padded for g in groups))
-    return (tokens, padded, len(groups)) if counted else (0, 0, len(groups))
-
-
-def _answer_alone(sock: socket.socket, engine: Engine, item: Item) -> None:
-    try:
-        if engine.handlers.transform_fn is not None:
-            _send(sock, engine, item, _transform(engine, item))
-            return
-        prediction = _predict_alone(engine, _read_input(engine, item))
-        _send(sock, engine, item, _body_of(engine, item, prediction))
-    except Exception as error:
-        _send_error(sock, item, error)
-
-
-def _prepare(sock: socket.socket, engine: Engine, item: Item) -> bool:
-    """Read an item's input and measure it; an item whose input is bad is answered at once."""
-    try:
-        _read_input(engine, item)
-        if engine.handlers.tokens_fn is not None:
-            counts = _call(engine.handlers.tokens_fn, item, item.data, engine.model)
-            item.size = batching.Size.of(counts)
-    except Exception as error:
-        _send_error(sock, item, error)
-        return False
-    return True
-
-
-def _answer_group(sock: socket.socket, engine: Engine, items: list[Item]) -> None:
-    predicted = list(zip(items, _predict_group(engine, items), strict=True))
-    # Streams last: the whole answers need not wait for them.
-    for item, prediction in sorted(predicted, key=lambda pair: isinstance(pair[1], Iterator)):
-        try:
-            if isinstance(prediction, Exception):
-                raise prediction
-            _send(sock, engine, item, _body_of(engine, item, prediction))
-        except Exception as error:
-            _send_error(sock, item, error)
-
-
-def _predict_group(engine: Engine, items: list[Item]) -> list[Any]:
-    """One prediction or exception for each item."""
-    try:
-        return _predict_merged(engine, items)
-    except Exception as error:
-        if len(items) == 1:
-            return [error]
-        LOG.warning(
-            "A merged prediction of %d requests failed (%s: %s); they are predicted one at a time.",
-            len(items), type(error).__name__, error,
-        )  # fmt: skip
-        return [prediction for item in items for prediction in _predict_group(engine, [item])]
-
-
-def _predict_merged(engine: Engine, items: list[Item]) -> list[Any]:
-    handler = _needed(engine.handlers.predict_batch_fn)
-    inputs = [item.data for item in items]
-    predictions = list(_call(handler, items[0], inputs, engine.model))
-    if len(predictions) != len(items):
-        raise _fault_of(
-            handler, ValueError(f"{len(items)} inputs, but {len(predictions)} predictions")
-        )
-    return [
-        _fault_of(handler, value) if isinstance(value, Exception) else value
-        for value in predictions
-    ]
-
-
-def _read_input(engine: Engine, item: Item) -> Item:
-    handler = _needed(engine.handlers.input_fn)
-    body = handler.body(item.body, item.content_type)
-    item.data = _call(handler, item, body, item.content_type)
-    return item
-
-
-def _predict_alone(engine: Engine, item: Item) -> Any:
-    return _call(_needed(engine.handlers.predict_fn), item, item.data, engine.model)
-
-
-def _body_of(engine: Engine, item: Item, prediction: Any) -> tuple[Any, str]:
-    handler = _needed(engine.handlers.output_fn)
-    return _as_answer(handler, _call(handler, item, prediction, item.accept), item)
-
-
-def _transform(engine: Engine, item: Item) -> tuple[Any, str]:
-    handler = _needed(engine.handlers.transform_fn)
-    body = handler.body(item.body, item.content_type)
-    result = _call(handler, item, engine.model, body, item.content_type, item.accept)
-    return _as_answer(handler, result, item)
-
-
-def _as_answer(handler: Handler, result: Any, item: Item) -> tuple[Any, str]:
-    try:
-        return media_types.answer(result, item.accept)
-    except TypeError as error:
-        raise _fault_of(handler, error) from error
-
-
-def _needed(handler: Handler | None) -> Handler:
-    """A function that `Handlers.completed` has seen to."""
+def _defined(handler: Handler | None) -> Handler:
+    """A function that is there, since `Handlers.completed` has added the missing ones."""
     assert handler is not None
     return handler
 
@@ -297,21 +217,24 @@ def _call(handler: Handler, item: Item, *args: Any) -> Any:
         raise _fault_of(handler, error) from error
 
 
+def _as_answer(handler: Handler, result: Any, item: Item) -> tuple[Any, str]:
+    try:
+        return media_types.answer(result, item.accept)
+    except TypeError as error:
+        raise _fault_of(handler, error) from error
+
+
 def _fault_of(handler: Handler, error: Exception) -> Fault:
-    """The answer to a handler's exception: whose fault it is, by its kind and its handler."""
+    """The answer to a handler's exception; whose fault it is follows from its kind and handler."""
     status = _status_of(handler.name, error)
     code = getattr(error, "code", None) if getattr(error, "status_code", None) == status else None
     if not isinstance(code, str):
         codes = {400: "bad_request", 406: "not_acceptable", 415: "unsupported_content_type"}
         code = codes.get(status, "handler_failed")
-    told = str(error) if status < 500 else f"failed: {_told(error)}"
-    fault = Fault(status, code, logs.mask(f"{handler.name}: {told}"))
+    reason = str(error) if status < 500 else f"failed: {type(error).__name__}: {error}"
+    fault = Fault(status, code, logs.mask(f"{handler.name}: {reason}"))
     fault.__cause__ = error
     return fault
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _status_of(name: str, error: Exception) -> int:
@@ -326,73 +249,3 @@ def _status_of(name: str, error: Exception) -> int:
     if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)) and name == "transform_fn":
         return 400
     return 500
-
-
-def _send(sock: socket.socket, engine: Engine, item: Item, answer: tuple[Any, str]) -> None:
-    body, content_type = answer
-    if isinstance(body, bytes):
-        framing.send(sock, _head(engine, item, content_type), body)
-    else:
-        _stream(sock, engine, item, content_type, body)
-
-
-def _head(engine: Engine, item: Item, content_type: str) -> framing.Header:
-    status, _ = item.context.get_response_status(0)
-    content_type = item.context.get_response_content_type(0) or content_type
-    content_type = " ".join(content_type.split())
-    headers = _reply_headers(item)
-    header = {"id": item.id, "status": status, "type": content_type, "headers": headers}
-    return {**header, "closed": _closes(engine, item)}
-
-
-def _closes(engine: Engine, item: Item) -> bool:
-    """Whether the handlers have ended the item's session, which is then forgotten."""
-    if item.context.session_closed:
-        engine.sessions.pop(item.session, None)
-    return item.context.session_closed
-
-
-def _reply_headers(item: Item) -> dict[str, str]:
-    """A line break in a value would begin another header, or the body: none is passed on."""
-    headers = item.context.response_headers
-    return {
-        name: " ".join(str(value).split())
-        for name, value in headers.items()
-        if name.lower() not in _SERVERS_OWN
-    }
-
-
-def _stream(
-    sock: socket.socket, engine: Engine, item: Item, content_type: str, chunks: Iterator[Any]
-) -> None:
-    """Send chunks as they come. The first is awaited before the status is sent, so that a
-    generator that fails at once is answered with an error rather than with half an answer."""
-    first = next(chunks, b"")
-    framing.send(sock, {**_head(engine, item, content_type), "more": True})
-    for chunk in itertools.chain([first], chunks):
-        if item.id in _cancelled(sock, engine):
-            break
-        framing.send(sock, {"id": item.id, "more": True}, media_types.as_bytes(chunk))
-    framing.send(sock, {"id": item.id, "more": False, "closed": _closes(engine, item)})
-
-
-def _cancelled(sock: socket.socket, engine: Engine) -> set[str]:
-    """The requests whose clients have gone: all that the front writes while a batch runs."""
-    found = set()
-    while select.select([sock], [], [], 0)[0]:
-        header, _ = framing.receive(sock)
-        found.add(_notice(engine, header))
-    return found
-
-
-def _send_error(sock: socket.socket, item: Item, error: Exception) -> None:
-    if not isinstance(error, Fault):
-        # A stream that broke: what was sent cannot be taken back, so that its end says so.
-        error = Fault(500, "handler_failed", logs.mask(_told(error)))
-    if error.status >= 500:
-        LOG.error("Request %s: %s", item.id, error, exc_info=error.__cause__ or error)
-    header = {
-        "id": item.id, "status": error.status, "headers": _reply_headers(item),
-        "error": {"code": error.code, "message": str(error)},
-    }  # fmt: skip
-    framing.send(sock, header)

@@ -52,12 +52,12 @@ def serves(module: ModuleType) -> bool:
 
 def _classes(module: ModuleType) -> list[type[Any]]:
     return [
-        each
-        for each in vars(module).values()
-        if inspect.isclass(each)
-        and each.__module__ == module.__name__
-        and callable(getattr(each, "handle", None))
-        and callable(getattr(each, "initialize", None))
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and value.__module__ == module.__name__
+        and callable(getattr(value, "handle", None))
+        and callable(getattr(value, "initialize", None))
     ]
 
 
@@ -75,7 +75,7 @@ def open_service(module: ModuleType) -> Callable[[str, Context], Entry]:
         return start
     classes = _classes(module)
     if len(classes) > 1:
-        names = ", ".join(each.__name__ for each in classes)
+        names = ", ".join(kind.__name__ for kind in classes)
         raise CodeError(f"{module.__file__} has several services: {names}.", "Leave one of them.")
 
     def start_class(model_dir: str, context: Context) -> Entry:

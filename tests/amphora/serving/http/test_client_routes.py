@@ -70,7 +70,7 @@ def test_a_description_that_json_does_not_hold_is_refused_at_start(
 ) -> None:
     code = ECHO + f"\n    def describe_fn(model_dir, model):\n        return {value}\n"
     write_code(tmp_path, code, "inference.py", None)
-    settings = runner.Settings(
+    settings = runner.RunnerSettings(
         model_dir=str(tmp_path), device_kind="cpu", device_index=0, batch_size=1, batch_tokens=1
     )
     with pytest.raises(TypeError, match=r"describe_fn|JSON serializable"):

@@ -7,10 +7,11 @@ import json
 import signal
 import socket
 import time
+from pathlib import Path
 
 import httpx
 
-from tests.support.servers import ECHO, Start
+from tests.support.servers import ECHO, SERVE, Running, Start, write_code
 
 SLOW_LOAD = ECHO.replace(
     'return {"answer": 42}', 'import time; time.sleep(0.7); return {"answer": 42}'
@@ -238,3 +239,23 @@ def test_a_secret_that_the_handlers_print_is_masked(start: Start) -> None:
 def test_values_that_are_no_bytes_become_json(start: Start) -> None:
     code = ECHO.replace("return json.dumps(prediction)", "return prediction")
     assert json.loads(start(code).ready().invoke([1]).content)["answer"] == 42
+
+
+def test_a_worker_keeps_the_containers_limit_of_open_files(tmp_path: Path) -> None:
+    code = """
+        import json, resource
+
+        def model_fn(model_dir):
+            return None
+
+        def transform_fn(model, body, content_type, accept):
+            return json.dumps(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    """
+    write_code(tmp_path, code, "inference.py", None)
+    server = Running(tmp_path, {}, ("sh", "-c", 'ulimit -S -n 300; exec "$@"', "sh", *SERVE))
+    try:
+        assert server.ready().invoke(0).json() == 300
+        limits = Path(f"/proc/{server.process.pid}/limits").read_text()
+        assert int(limits.partition("Max open files")[2].split()[0]) > 300, "the front's is raised"
+    finally:
+        server.close()

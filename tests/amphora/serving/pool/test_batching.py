@@ -1,4 +1,4 @@
-"""Merging: the plan, the patience, and a real server whose handlers declare it."""
+"""Merging: the plan, the delay, and a real server whose handlers declare it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amphora.serving.protocol.batching import Patience, Size, plan
+from amphora.serving.protocol.batching import BatchDelay, Size, plan
 from tests.support.servers import MERGING, Running, Start
 
 
@@ -50,15 +50,15 @@ def test_like_lengths_go_together_where_another_call_is_cheaper_than_padding() -
     assert len(plan(sizes, 10_000, call_tokens=4096)) == 1
 
 
-def test_patience_is_zero_when_idle_and_bounded_under_load() -> None:
-    patience = Patience(most=0.02)
-    assert patience.wait(waiting=1, oldest=10.0, now=10.0) == 0
+def test_delay_is_zero_when_idle_and_bounded_under_load() -> None:
+    delay = BatchDelay(most=0.02)
+    assert delay.wait(waiting=1, oldest=10.0, now=10.0) == 0
     for _ in range(10):
-        patience.learn(size=16, seconds=0.1, now=11.0)
-    assert patience.wait(waiting=1, oldest=11.0, now=11.0) == pytest.approx(0.015, rel=0.1)
-    assert patience.wait(waiting=16, oldest=11.0, now=11.0) == 0
-    assert patience.wait(waiting=1, oldest=11.0, now=11.02) == 0
-    assert patience.wait(waiting=1, oldest=12.0, now=12.0) == 0, "after a pause nobody waits"
+        delay.learn(size=16, seconds=0.1, now=11.0)
+    assert delay.wait(waiting=1, oldest=11.0, now=11.0) == pytest.approx(0.015, rel=0.1)
+    assert delay.wait(waiting=16, oldest=11.0, now=11.0) == 0
+    assert delay.wait(waiting=1, oldest=11.0, now=11.02) == 0
+    assert delay.wait(waiting=1, oldest=12.0, now=12.0) == 0, "after a pause nobody waits"
 
 
 def test_requests_are_merged_when_the_handlers_declare_it(shared: Start) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from amphora.common.errors import CodeError
-from amphora.serving.pool.user_code import Provision
+from amphora.serving.pool.user_code import UserCode
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
 from amphora.serving.worker import handlers, runner
@@ -25,14 +25,14 @@ from tests.support.servers import Start
 
 SETTINGS = {"device_kind": "cpu", "device_index": 0, "batch_size": 32, "batch_tokens": 16384}
 JSON = "application/json"
-Load = Callable[..., runner.Engine]
+Load = Callable[..., runner.ModelRunner]
 
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
     """load(code, **files): an engine over that code, and other files beside it."""
 
-    def _load(code: str, program: str | None = None, **files: str) -> runner.Engine:
+    def _load(code: str, program: str | None = None, **files: str) -> runner.ModelRunner:
         folder = tmp_path / "model" / "code"
         folder.mkdir(parents=True, exist_ok=True)
         name = f"{program}.py" if program else "inference.py"
@@ -40,7 +40,7 @@ def load(tmp_path: Path) -> Load:
             path = folder / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(textwrap.dedent(text))
-        settings = runner.Settings(model_dir=str(tmp_path / "model"), **SETTINGS)  # type: ignore[arg-type]
+        settings = runner.RunnerSettings(model_dir=str(tmp_path / "model"), **SETTINGS)  # type: ignore[arg-type]
         resolved = handlers.resolve(folder, program, CODE, tmp_path / "model")
         return runner.load(resolved, settings)
 
@@ -48,15 +48,16 @@ def load(tmp_path: Path) -> Load:
 
 
 def answer(
-    loaded: runner.Engine, body: bytes, content_type: str = JSON, accept: str = JSON, **more: str
+    loaded: runner.ModelRunner,
+    body: bytes,
+    content_type: str = JSON,
+    accept: str = JSON,
+    **more: str,
 ) -> tuple[bytes, str, Context]:
     headers = {"content-type": content_type, "accept": accept, **more}
     context = loaded.context("an-id", headers)
     item = runner.Item("an-id", body, content_type, accept, context)
-    if loaded.handlers.transform_fn is not None:
-        return *runner._transform(loaded, item), context
-    prediction = runner._predict_alone(loaded, runner._read_input(loaded, item))
-    return *runner._body_of(loaded, item, prediction), context
+    return *loaded.answer(item), context
 
 
 MODELS = {
@@ -208,10 +209,10 @@ sys.path[:] = [each for each in sys.path if each != {str(CODE)!r}]
 from pathlib import Path
 from amphora.serving.worker import handlers, runner
 model = Path({str(tmp_path / "model")!r})
-settings = runner.Settings(model_dir=str(model), **{SETTINGS!r})
+settings = runner.RunnerSettings(model_dir=str(model), **{SETTINGS!r})
 loaded = runner.load(handlers.resolve(model / "code", None, Path({str(CODE)!r}), model), settings)
 item = runner.Item("x", b"{{}}", "{JSON}", "{JSON}", loaded.context("x", {{}}))
-body, _ = runner._body_of(loaded, item, runner._predict_alone(loaded, runner._read_input(loaded, item)))
+body, _ = loaded.answer(item)
 print(body.decode())
 import importlib.util
 print(importlib.util.find_spec("defaults"), sys.modules["recipe"].__file__)
@@ -396,10 +397,10 @@ def provision(tmp_path: Path) -> Iterator[Callable[..., Path]]:
             **fields, "code_dir": model / "code", "submitted": submitted, "program": program,
             "is_multi_model": multi,
         }  # fmt: skip
-        made.append(Provision(ServerSettings(**given), {}))
-        return made[-1].code_dir()
+        made.append(UserCode(ServerSettings(**given), {}))
+        return made[-1].prepare()
 
-    made: list[Provision] = []
+    made: list[UserCode] = []
     yield _provision
     for each in made:
         each.cancel()
@@ -436,7 +437,7 @@ def test_a_prefix_of_models_as_submit_directory(
     for place in ("s3://bucket/models/", "s3://bucket/models"):
         assert provision(place) == own
         assert provision(place, multi=True, program="mine.py") == own
-        with pytest.raises(CodeError, match="a prefix and no archive"):
+        with pytest.raises(CodeError, match="a prefix instead of an archive"):
             provision(place, program="mine.py")
     assert provision("s3://bucket/models/", program="mine.py", code="X = 1") == own
 

@@ -204,4 +204,4 @@ def test_a_model_that_takes_too_long_to_load_ends_the_server(start: Start) -> No
     code = ECHO.replace('return {"answer": 42}', "import time; time.sleep(60)")
     server = start(code, SAGEMAKER_STARTUP_TIMEOUT="1")
     assert server.process.wait(20) == 2
-    assert "was not loaded within 1 s. Make SAGEMAKER_STARTUP_TIMEOUT larger" in server.log
+    assert "was not loaded within 1 s. Raise SAGEMAKER_STARTUP_TIMEOUT" in server.log

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from amphora.serving.protocol import framing
-from amphora.serving.worker import handlers, runner
+from amphora.serving.worker import batches, handlers, runner
 from tests.support.paths import CODE
 from tests.support.servers import LABELS, WORDS, Running, save_model
 
@@ -45,7 +45,7 @@ class Worker:
     """A worker's engine in a thread of this process, asked by frames as the front asks it."""
 
     def __init__(self, model_dir: Path) -> None:
-        settings = runner.Settings(
+        settings = runner.RunnerSettings(
             model_dir=str(model_dir), device_kind="cpu", device_index=0, batch_size=32,
             batch_tokens=16384,
         )  # fmt: skip
@@ -54,9 +54,9 @@ class Worker:
         self._thread = threading.Thread(target=self._serve, args=(theirs, loaded))
         self._thread.start()
 
-    def _serve(self, sock: socket.socket, loaded: runner.Engine) -> None:
+    def _serve(self, sock: socket.socket, loaded: runner.ModelRunner) -> None:
         with contextlib.suppress(EOFError), sock:
-            runner.serve(sock, loaded)
+            batches.serve(sock, loaded)
 
     def invoke(
         self,

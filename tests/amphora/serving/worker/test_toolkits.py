@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from amphora.serving.protocol import framing
-from amphora.serving.worker import handlers, runner
+from amphora.serving.worker import batches, handlers, runner
 from tests.support import toolkit_oracles
 from tests.support.paths import CODE
 from tests.support.servers import WORDS
@@ -131,21 +131,21 @@ def forget(before: set[str]) -> None:
             del sys.modules[name]
 
 
-def load(model: Path, program: str | None) -> runner.Engine:
-    settings = runner.Settings(
+def load(model: Path, program: str | None) -> runner.ModelRunner:
+    settings = runner.RunnerSettings(
         model_dir=str(model), device_kind="cpu", device_index=0, batch_size=32, batch_tokens=16384
     )
     return runner.load(handlers.resolve(model / "code", program, CODE, model), settings)
 
 
-def ask(loaded: runner.Engine, question: Question) -> tuple[int, str, bytes]:
+def ask(loaded: runner.ModelRunner, question: Question) -> tuple[int, str, bytes]:
     """Status, type and body: over a socket, as a worker answers the front."""
     entry = {"id": "x", "size": len(question.body), "session": "", "headers": {}}
     entry |= {"content_type": question.content_type, "accept": question.accept}
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        runner._answer(
-            theirs, loaded, list(runner._items(loaded, {"items": [entry]}, question.body))
+        batches.answer(
+            theirs, loaded, list(batches.items(loaded, {"items": [entry]}, question.body))
         )
         theirs.close()
         header, body = framing.receive(ours)
