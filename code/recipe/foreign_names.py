@@ -118,6 +118,12 @@ LEFTOVERS: Mapping[str, tuple[tuple[str, ...] | None, str, str]] = {
     "use_fast_tokenizer": (_ON, _CHOSEN, "Leave it out: only fast tokenizers are used."),
     "use_fast": (_ON, _CHOSEN, "Leave it out: only fast tokenizers are used."),
     "ignore_mismatched_sizes": (_ANY, "a head that does not fit the labels is made anew", ""),
+    "line_by_line": (
+        _ANY,
+        "sample_by says what is a text of a .txt file, and several texts are packed into one row",
+        "",
+    ),
+    "mlm": (_ON, "the task says so", "Give task=masked-lm, or task=causal-lm."),
     "shuffle_train_dataset": (_ANY, "the texts of each epoch are shuffled", ""),
     "low_cpu_mem_usage": (_ANY, "the model is loaded once for each process", ""),
     "streaming": (_OFF, "data is read as a whole", "Leave it out: data is read as a whole."),

@@ -29,9 +29,9 @@ class Hyperparameters:
 
     task: str | None = _documented(
         None,
-        "text-classification (classes, sets of them, or numbers), or causal-lm: to go on with "
-        "texts, prompts or conversations. Default: found from the data and the model where it is "
-        "certain, else text-classification.",
+        "text-classification (classes, sets of them, or numbers); causal-lm: to go on with texts, "
+        "prompts or conversations; masked-lm: to fill masks in texts. Default: found from the data "
+        "and the model where it is certain, else text-classification.",
     )
     model_name_or_path: str | None = _documented(
         None,
@@ -88,12 +88,22 @@ class Hyperparameters:
         "assistant's turns are learned. Found by its name.",
     )
     sample_by: str = _documented(
-        "line", "task=causal-lm: what is a text in a .txt file: line, paragraph or document."
+        "line",
+        "task=causal-lm, masked-lm: what is a text in a .txt file: line, paragraph or document.",
     )
     long_texts: str | None = _documented(
         None,
-        "task=causal-lm: what becomes of texts of more than max_length tokens: split or truncate. "
-        "Default: texts are split, completions and conversations truncated.",
+        "task=causal-lm, masked-lm: what becomes of texts of more than max_length tokens: split or "
+        "truncate. Default: texts are split, completions and conversations truncated.",
+    )
+    mlm_probability: float = _documented(
+        0.15, "task=masked-lm: share of tokens (or words) that are masked."
+    )
+    whole_word_masking: bool = _documented(
+        False,
+        "task=masked-lm: mask all tokens of a word, not tokens one by one.",
+        "whole_word_mask",
+        "wwm",
     )
     num_train_epochs: float = _documented(3.0, "Passes over the training data.", "epochs")
     max_train_steps: int | None = _documented(

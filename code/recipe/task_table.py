@@ -29,6 +29,7 @@ class Row:
 
 
 CLASSIFICATION, CAUSAL_LM = "text-classification", "causal-lm"
+MASKED_LM = "masked-lm"
 TASKS: Mapping[str, Row] = {
     CLASSIFICATION: Row(
         "text_classification",
@@ -40,6 +41,9 @@ TASKS: Mapping[str, Row] = {
         "causal_lm",
         ("prompt_column", "completion_column", "messages_column", "sample_by", "long_texts"),
         recognised_by="data.language_modeling",
+    ),
+    MASKED_LM: Row(
+        "masked_lm", ("mlm_probability", "whole_word_masking", "sample_by", "long_texts")
     ),
 }  # fmt: skip
 

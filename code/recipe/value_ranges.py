@@ -24,6 +24,7 @@ RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "weight_decay": _NOT_BELOW_0,
     "max_length": (lambda value: value >= 4, "4 or more"),
     "seed": (lambda value: 0 <= value < 2**32, "a whole number from 0 to 2**32 - 1"),
+    "mlm_probability": (lambda value: 0 < value < 1, "a number between 0 and 1"),
     "lora_r": _AT_LEAST_1,
     "lora_alpha": _AT_LEAST_1,
     "lora_dropout": _SHARE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -35,6 +35,8 @@ _DOCUMENTS: Sequence[Mapping[str, Sequence[str]]] = (
     {TOKEN_IDS: (TOKEN_IDS,)},
 )
 """What a document may be made of, and what those columns are called; the first found is taken."""
+DOCUMENTS = (TEXT, PROMPT, COMPLETION, MESSAGES, TOKEN_IDS)
+"""The columns that a document may be made of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +125,10 @@ def has_label(part: Part, label: str) -> bool:
 
 
 def of_documents(
-    part: Part, asked: Mapping[str, str | None], like: Mapping[str, str] | None = None
+    part: Part,
+    asked: Mapping[str, str | None],
+    like: Mapping[str, str] | None = None,
+    kinds: Collection[str] = DOCUMENTS,
 ) -> dict[str, str]:
     """The columns that the documents of `part` are made of: `messages`, `prompt` and `completion`,
     `text`, or `input_ids`, each with the name that it has in the file.
@@ -132,12 +137,15 @@ def of_documents(
         asked: The hyperparameters text_column, prompt_column, completion_column and
             messages_column, by what they name.
         like: The columns of the training data, whose kind other data must be of.
+        kinds: What a document may be made of.
 
     Raises:
         DataError: a given column is not there, or none can be the one.
     """
     names = part.table.column_names
     for kind in _DOCUMENTS:
+        if not set(kind) <= set(kinds):
+            continue
         if any(asked.values()) and not any(asked.get(name) for name in kind):
             continue
         if like is not None and set(like) != set(kind):

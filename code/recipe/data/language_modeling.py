@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,15 @@ class _Read:
     """What a document is made of, and the name of its column."""
 
 
-def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Texts:
+def load(
+    channels: Mapping[str, Path],
+    hyperparameters: Hyperparameters,
+    kinds: Collection[str] = columns.DOCUMENTS,
+) -> Texts:
     """Read and split the documents of a job's channels.
+
+    Args:
+        kinds: The columns that a document may be made of.
 
     Raises:
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
@@ -88,7 +95,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
     problems = Problems()
     for split, part in read_parts(places, notes, units):
         with problems.noted():
-            chosen = columns.of_documents(part, asked, like)
+            chosen = columns.of_documents(part, asked, like, kinds)
             like = like or chosen
             if TEXT in chosen:
                 part = values.with_texts(part, chosen[TEXT])

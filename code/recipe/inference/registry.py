@@ -151,6 +151,10 @@ def task_of(origin: Origin) -> str:
     if origin.adapter:
         # Beside an adapter lies the configuration of its base, whose class is another.
         kind = origin.adapter.get("task_type") or ""
+        # Where peft has no name for the task, it notes the class of what it was trained around.
+        around = (origin.adapter.get("auto_mapping") or {}).get("base_model_class") or ""
+        if not kind and (claimed := _task_of_class(around.removeprefix("FSDP"))) is not None:
+            return claimed
         found = next((name for name, row in TASKS.items() if kind in row.adapters), None)
         if found is None:
             raise _unclaimed(origin, f"is an adapter whose task_type is {kind!r}")

@@ -20,7 +20,7 @@ def wrap(
     model: PreTrainedModel,
     hyperparameters: Hyperparameters,
     new: Iterable[str],
-    task: str,
+    task: str | None,
     *,
     trains_head: bool,
 ) -> Any:
@@ -28,7 +28,7 @@ def wrap(
 
     Args:
         new: Names of weights that were drawn at random: they are trained in full.
-        task: As peft calls it: SEQ_CLS, CAUSAL_LM ...
+        task: As peft calls it: SEQ_CLS, CAUSAL_LM ...; None where peft has no name for it.
         trains_head: Whether what stands beside the base model is trained in full.
 
     Returns:

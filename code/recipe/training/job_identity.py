@@ -19,6 +19,7 @@ from recipe.task_table import CLASSIFICATION
 _DATA = """
     text_column text_pair_column label_column problem_type label_separator num_labels prompt_column
     completion_column messages_column sample_by long_texts max_length dataset_config_name
+    mlm_probability whole_word_masking
 """
 IN_THE_DATA = frozenset(_DATA.split())
 """What decides on the samples, which a digest stands for."""

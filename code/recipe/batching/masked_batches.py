@@ -1,0 +1,193 @@
+"""Texts to batches for learning to fill in what is masked; which tokens are masked is drawn here.
+
+A batch is laid out as that of any samples (`batches`), with some tokens replaced, and has beside it
+what `document_batches` says of learned tokens: here `places` are those of the masked tokens
+themselves, and `targets` what stood there.
+
+What is drawn is a pure function of (seed, epoch, position in the data), so that it does not depend
+on how samples are dealt out to steps and processes, nor on where a job was resumed. An evaluation
+draws the same each time, whatever the seed, so that models can be compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import datasets
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from recipe.batching.batches import Batch, Packed, Padded, Samples
+from recipe.batching.document_batches import of_places
+from recipe.batching.packing import Rows
+from recipe.data.column_names import TOKEN_IDS
+
+BACK = "back"
+"""The column that says how many tokens before each token its word begins; NEVER of some tokens."""
+NEVER = -1
+"""Of a token that is not masked: one that the tokenizer added."""
+_REPLACED, _RANDOM = 0.8, 0.1
+_STREAMS = 3
+_AT_ONCE = 1 << 22  # tokens
+_DEVIATIONS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masking:
+    """How tokens are masked: 80 % by the mask, 10 % by any token, 10 % stay as they are."""
+
+    probability: float
+    """Of each word (a token may be one) to be masked."""
+    mask_id: int
+    vocabulary: int
+    """Tokens that one may be replaced by, but for padding: some models see positions in it."""
+    pad_id: int
+
+
+@dataclass(frozen=True)
+class MaskedTexts(Samples):
+    """Samples of which some tokens are masked. The label of each is how many an evaluation masks;
+    of training data it says nothing."""
+
+    back: Rows
+    masking: Masking
+    key: int
+    """What is drawn with."""
+
+    @classmethod
+    def drawn_from(cls, split: datasets.Dataset, masking: Masking, is_fixed: bool) -> MaskedTexts:
+        """The samples of a data set with the columns `input_ids` and `back`.
+
+        Args:
+            is_fixed: Whether it is evaluated on: labels are counted, and at least one token is
+                masked.
+        """
+        columns = split.with_format("numpy")
+        ids = [np.asarray(row, dtype=np.int32) for row in columns[TOKEN_IDS]]
+        back = np.concatenate([np.asarray(row, dtype=np.int16) for row in columns[BACK]])
+        starts = np.cumsum([0, *map(len, ids)])
+        none = np.zeros(len(ids), dtype=np.int64)
+        made = cls(np.concatenate(ids), starts, none, back, masking, _key(0))
+        return made._counted() if is_fixed else made
+
+    def _counted(self) -> MaskedTexts:
+        """With a label for each sample; where nothing would be masked, the likeliest word is."""
+        source = np.flatnonzero(self.back != NEVER)
+        draws = [
+            _uniform(self.key, some - self.back[some], 0)
+            for some in np.array_split(source, max(1, len(source) // _AT_ONCE))
+        ]
+        least = min((float(each.min(initial=1)) for each in draws), default=1.0)
+        masking = self.masking
+        if least >= masking.probability:
+            masking = dataclasses.replace(masking, probability=float(np.nextafter(least, 1)))
+        chosen = source[np.concatenate(draws) < masking.probability]
+        owners = np.searchsorted(self.starts, chosen, side="right") - 1
+        labels = np.bincount(owners, minlength=len(self)).astype(np.int64)
+        return dataclasses.replace(self, labels=labels, masking=masking)
+
+    def in_epoch(self, seed: int, epoch: int) -> MaskedTexts:
+        """With what this epoch masks."""
+        return dataclasses.replace(self, key=_key(1, seed, epoch))
+
+    def masked(self, source: Rows) -> tuple[Rows, Rows]:
+        """Which of the tokens at `source` (positions in `token_ids`) are masked, as positions in
+        `source`, and what stands in their place."""
+        back = self.back[source]
+        at = np.flatnonzero(back != NEVER)
+        at = at[_uniform(self.key, source[at] - back[at], 0) < self.masking.probability]
+        chosen = source[at]
+        kind, which = _uniform(self.key, chosen, 1), _uniform(self.key, chosen, 2)
+        random = (which * (self.masking.vocabulary - 1)).astype(np.int64)
+        random += random >= self.masking.pad_id
+        kept = np.where(kind < _REPLACED + _RANDOM, random, self.token_ids[chosen])
+        return at, np.where(kind < _REPLACED, self.masking.mask_id, kept)
+
+    def weight(self, rows: Rows) -> int:
+        """Masked tokens of the samples at `rows`: the loss is the mean over these. At least 1, so
+        that a step without any has a loss, of 0."""
+        source, _, _ = self.places(rows)
+        return max(1, len(self.masked(source)[0]))
+
+    def room(self, rows: Rows) -> int:
+        """Masked tokens of a batch of the samples at `rows`, hardly ever exceeded in any epoch."""
+        source, _, _ = self.places(rows)
+        back, probability = self.back[source], self.masking.probability
+        words, tokens = int((back == 0).sum()), int((back != NEVER).sum())
+        spread = tokens / max(1, words) * np.sqrt(words * probability * (1 - probability))
+        return min(tokens, int(np.ceil(tokens * probability + _DEVIATIONS * spread)))
+
+    def fingerprint(self) -> str:
+        """What tells this data, and how it is masked, apart from others."""
+        digest = hashlib.sha256(np.ascontiguousarray(self.back).data)
+        digest.update(repr(self.masking).encode())
+        return f"{super().fingerprint()}-{digest.hexdigest()[:16]}"
+
+
+def _key(*numbers: int) -> int:
+    (key,) = np.random.SeedSequence(numbers).generate_state(1, np.uint64).tolist()
+    return int(key)
+
+
+def _uniform(key: int, positions: Rows, stream: int) -> npt.NDArray[np.float64]:
+    """A number from 0 to below 1 for each position: number `_STREAMS * position + stream` of the
+    sequence that SplitMix64 draws from `key`, which is the same whatever else is drawn."""
+    count = positions.astype(np.uint64) * np.uint64(_STREAMS) + np.uint64(stream + 1)
+    mixed = np.uint64(key) + count * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return np.asarray((mixed >> np.uint64(11)) * 2.0**-53)
+
+
+@dataclass(frozen=True)
+class PackedMasked(Packed):
+    """Texts end to end in blocks of one shape."""
+
+    learned: int
+    """Most masked tokens in a batch, but for a rare one."""
+
+    def tensors(self, samples: Samples, rows: Rows) -> Batch:
+        """What Packed gives but `first`, masked; and what is learned."""
+        batch = super().tensors(samples, rows)
+        return _masked(batch, samples, rows, batch.pop("first").numpy(), self.learned)
+
+
+@dataclass(frozen=True)
+class PaddedMasked(Padded):
+    """A text in each row, padded to one of a few lengths."""
+
+    learned: int
+    """Most masked tokens in a batch, but for a rare one."""
+
+    def tensors(self, samples: Samples, rows: Rows) -> Batch:
+        """What Padded gives, masked; and what is learned."""
+        batch = super().tensors(samples, rows)
+        first = np.arange(self.size) * batch["input_ids"].shape[1]
+        return _masked(batch, samples, rows, first, self.learned)
+
+
+def _masked(batch: Batch, samples: Samples, rows: Rows, first: Rows, learned: int) -> Batch:
+    assert isinstance(samples, MaskedTexts)
+    source, owners, within = samples.places(rows)
+    at, instead = samples.masked(source)
+    places = (first[owners] + within)[at]
+    ids: Any = batch["input_ids"].flatten().numpy()
+    ids[places] = instead
+    batch["input_ids"] = torch.from_numpy(ids).view(batch["input_ids"].shape)
+    targets = samples.token_ids[source[at]]
+    return batch | of_places(places, targets, owners[at], len(first), learned)
+
+
+def words_of(words: Sequence[int | None]) -> list[int]:
+    """`back` of the tokens of a text, of the number of each token's word; None is never masked."""
+    back: list[int] = []
+    for at, word in enumerate(words):
+        goes_on = at > 0 and word is not None and word == words[at - 1]
+        back.append(NEVER if word is None else back[-1] + 1 if goes_on else 0)
+    return back

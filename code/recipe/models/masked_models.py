@@ -1,0 +1,104 @@
+"""Masked language models: loading one, and letting it take batches of `masked_batches`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import MaskedLMOutput
+
+from recipe.console import say
+from recipe.errors import ModelError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import loading, lora, packed_decoders, packed_encoders
+from recipe.models.loading import Source
+from recipe.models.packed_encoders import Family
+
+
+def load(
+    source: Source, hyperparameters: Hyperparameters
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The masked language model in float32, and its tokenizer.
+
+    Raises:
+        ModelError: it cannot be reached or loaded, is no such model, has no mask, knows fewer
+            tokens than its tokenizer, or has no head that LoRA could go on with.
+    """
+    model, tokenizer, report = loading.read(AutoModelForMaskedLM, source, hyperparameters)
+    config: Any = model.config
+    if config.is_encoder_decoder:
+        raise ModelError(
+            f"The model {source.name} is of type {config.model_type}, an encoder with a decoder, "
+            "which writes texts and fills no masks.",
+            "Give an encoder such as a BERT, or another task.",
+        )
+    if tokenizer.mask_token_id is None:
+        raise ModelError(
+            f"The tokenizer of {source.name} has no mask token.",
+            "Give a model that was pretrained by masking, or set mask_token in its "
+            "tokenizer_config.json.",
+        )
+    embeddings: Any = model.get_input_embeddings()
+    if len(tokenizer) > embeddings.num_embeddings:
+        raise ModelError(
+            f"The tokenizer of {source.name} has {len(tokenizer)} tokens, and the model "
+            f"{embeddings.num_embeddings}.",
+            "Resize the model's embeddings, or give its own tokenizer.",
+        )
+    if new := sorted(report["missing_keys"]):
+        say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
+        lacks = f"The model {source.name} lacks {len(new)} weights of a masked language model"
+        if not hyperparameters.trains:
+            raise ModelError(
+                f"{lacks} ({new[0]} ...), which training would make: do_train=False has nothing to "
+                "judge.",
+                "Give a model that was saved with its head, or leave do_train out.",
+            )
+        if hyperparameters.lora_r is not None:
+            raise ModelError(
+                f"{lacks} ({new[0]} ...), whose head LoRA would leave as it was drawn.",
+                "Give a model that was saved with its head, or leave lora_r out.",
+            )
+    return lora.wrap(model, hyperparameters, (), None, trains_head=False), tokenizer
+
+
+def take_masked(model: Any) -> None:
+    """Let `model` take batches of masked texts beside what it always took.
+
+    Its answer to them has, in the place of logits, [samples, 2] in float32: the sum of the losses
+    of a sample's masked tokens, and how many of these it would have said.
+    """
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    family = packed_encoders.family_of(inner.config)
+    usual = inner.forward
+    forward = functools.partial(_forward, inner, family, usual)
+    inner.forward = functools.update_wrapper(forward, usual)
+
+
+def _forward(
+    model: Any, family: Family | None, usual: Callable[..., Any], *args: Any, **inputs: Any
+) -> Any:
+    places = inputs.pop("places", None)
+    if places is None:
+        return usual(*args, **inputs)
+    targets, owners, answers = (inputs.pop(name) for name in ("targets", "owners", "answers"))
+    hidden, head = _states(model, family, usual, inputs)
+    chosen = hidden.flatten(0, 1)[places]
+    tokens = packed_decoders.of_tokens(chosen, head, targets, model.config.vocab_size)
+    return MaskedLMOutput(logits=packed_decoders.sums_of(tokens, owners, answers))
+
+
+def _states(
+    model: Any, family: Family | None, usual: Callable[..., Any], inputs: Mapping[str, Any]
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """[rows, length, hidden], and what makes logits of some of them."""
+    if family is None:
+        return usual(**inputs).logits, lambda logits: logits
+    head = functools.partial(family.masked, model)
+    segments = inputs.get("segments")
+    if segments is not None:
+        return packed_encoders.states(model, family, inputs, segments), head
+    return model.base_model(**inputs).last_hidden_state, head

@@ -1,0 +1,53 @@
+"""What a trained model fills into masked texts of the evaluation data: for people to look at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from recipe.batching.masked_batches import MaskedTexts
+from recipe.reports.section import TEXT, Section
+
+_SHOWN = 6
+
+
+@torch.inference_mode()
+def section(model: Any, tokenizer: PreTrainedTokenizerBase, texts: MaskedTexts) -> Section:
+    """Some texts with their masks, the likeliest token for each mask, and what stood there.
+
+    Args:
+        model: It is put into evaluation mode.
+    """
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner.eval()
+    masked = np.flatnonzero(texts.labels)
+    chosen = masked[np.linspace(0, len(masked) - 1, min(_SHOWN, len(masked))).astype(int)]
+    rows = []
+    for row in chosen.tolist():
+        source = np.arange(texts.starts[row], texts.starts[row + 1])
+        at, _ = texts.masked(source)
+        ids = texts.tokens(row).astype(np.int64)
+        true = ids[at]
+        ids[at] = texts.masking.mask_id
+        asked = torch.from_numpy(ids)[None].to(inner.device)
+        logits = inner(input_ids=asked, attention_mask=torch.ones_like(asked)).logits[0]
+        said = logits[torch.from_numpy(at).to(inner.device)].argmax(-1).tolist()
+        shown = tokenizer.decode([each for each in ids.tolist() if each not in _ends(tokenizer)])
+        rows.append((str(shown), _listed(tokenizer, said), _listed(tokenizer, true.tolist())))
+    return Section(
+        title="What the model fills in, evaluation data",
+        columns=[("text", TEXT), ("the model", TEXT), ("the data", TEXT)],
+        rows=rows,
+    )
+
+
+def _ends(tokenizer: PreTrainedTokenizerBase) -> set[int | None]:
+    names = ("cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id")
+    return {getattr(tokenizer, name, None) for name in names}
+
+
+def _listed(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+    return ", ".join(str(tokenizer.decode([each])).strip() for each in ids)

@@ -1,0 +1,145 @@
+"""Masked language modelling: what stands in the place of masked tokens or words."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+
+from recipe.batching import packing
+from recipe.batching.batches import Layout, Samples
+from recipe.batching.masked_batches import MaskedTexts, PackedMasked, PaddedMasked
+from recipe.data import language_modeling
+from recipe.data.column_names import TEXT, TOKEN_IDS
+from recipe.errors import HyperparameterError
+from recipe.hyperparameters import TRUNCATE, Hyperparameters
+from recipe.models import loading, masked_models, packed_encoders
+from recipe.models.loading import Source
+from recipe.reports import figures, fillings
+from recipe.reports.model_card import About
+from recipe.reports.section import Section
+from recipe.runtime import xla
+from recipe.tasks import evaluation, judging
+from recipe.tasks.base import Batches, Finding, Model, Objective, check_best, lengths_of, named
+from recipe.tokenization import masked_texts
+
+
+class _MaskedTokens:
+    packable: Collection[str] = packed_encoders.FAMILIES
+    lightens_attention = True
+
+    def packs(self, model: PreTrainedModel) -> bool:
+        return packed_encoders.family_of(model.config) is not None
+
+    def layout(
+        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
+    ) -> Layout:
+        rooms = [
+            samples.room(rows) for samples, rows in batches if isinstance(samples, MaskedTexts)
+        ]
+        learned = max(rooms, default=1)
+        family = packed_encoders.family_of(model.config)
+        if packed and family is not None:
+            shape = packing.shape(lengths_of(batches))
+            return PackedMasked(shape, size, pad_id, family.first_position(model.config), learned)
+        return PaddedMasked(packing.buckets(lengths_of(batches)), size, pad_id, learned)
+
+    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        masked_models.take_masked(model)
+
+    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        return logits[:, 0]  # they were made beside the head
+
+    def class_weights(
+        self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
+    ) -> Sequence[float] | None:
+        return None
+
+    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        return evaluation.score_tokens
+
+
+MASKED_TOKENS: Objective = _MaskedTokens()
+"""The masked tokens of texts; the loss is the mean over these tokens."""
+
+
+class MaskedLm:
+    """What stands in the place of masked tokens or words."""
+
+    objective: Objective = MASKED_TOKENS
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        check_best(hyperparameters, ("perplexity", "token_accuracy"))
+        self._hyperparameters = hyperparameters
+        channels = judging.channels(channels, hyperparameters)
+        self._texts = language_modeling.load(channels, hyperparameters, (TEXT, TOKEN_IDS))
+        self.train, self.found = self._texts.train, self._texts.found
+
+    def load(self, source: Source) -> Model:
+        """With its head for masked tokens."""
+        return masked_models.load(source, self._hyperparameters)
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Where longer texts are split or truncated; what serves the model reads as much."""
+        length = loading.longest_input(model, tokenizer, self._hyperparameters.max_length)
+        special = tokenizer.num_special_tokens_to_add()
+        if length < special + 2:
+            raise HyperparameterError(
+                f"Hyperparameter max_length has value {length}: of a text, {special} tokens are "
+                "the tokenizer's own.",
+                f"Give {special + 2} or more.",
+            )
+        return length
+
+    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+        """Pieces of texts."""
+        return {
+            name: masked_texts.tokenise(name, split, tokenizer, max_length, self._hyperparameters)
+            for name, split in named(self._texts)
+        }
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """With special tokens."""
+        return masked_texts.lengths(self.train.select(rows), tokenizer)
+
+    def pieces(self, length: int, longest: int) -> int:
+        """Several, where a long text is split."""
+        truncates = self._hyperparameters.long_texts == TRUNCATE
+        return 1 if truncates else -(-length // longest)
+
+    def about(self) -> About:
+        """A masked language model."""
+        return About(
+            title="Masked language model",
+            pipeline="fill-mask",
+            purpose="fill masks in texts like those of its data",
+            metrics="Losses are means over masked tokens, in an evaluation always the same ones; "
+            "the perplexity is e to that power.",
+            headline=("perplexity", "token_accuracy", "loss"),
+        )
+
+    def findings(self) -> Iterator[Finding]:
+        """Nothing beyond what was found."""
+        yield from ()
+
+    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
+        """The perplexity's curve; what the model fills in, if one process has all of it."""
+        history = trainer.state.log_history
+        sections = []
+        if any("eval_perplexity" in entry for entry in history):
+            title = "Perplexity, evaluation data"
+            draw = functools.partial(figures.perplexity, history)
+            sections.append(Section(title=title, figure=("perplexity", draw)))
+        texts = samples["evaluation"]
+        if trainer.is_fsdp_enabled or xla.in_use() or not isinstance(texts, MaskedTexts):
+            return sections
+        model: Any = trainer.accelerator.unwrap_model(trainer.model)
+        tokenizer: Any = trainer.processing_class
+        return [*sections, fillings.section(model, tokenizer, texts)]
+
+
+TASK = MaskedLm

@@ -1,0 +1,307 @@
+"""task=masked-lm: what is masked, what is learned of it, and a run."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import serving_kit
+import torch
+import transformers
+from torch.nn import functional
+from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling, PreTrainedModel
+
+from recipe import hyperparameters, paths
+from recipe.batching import batches, packing
+from recipe.batching.masked_batches import MaskedTexts, PackedMasked, PaddedMasked
+from recipe.errors import HyperparameterError, ModelError
+from recipe.hyperparameters import Hyperparameters
+from recipe.inference import registry
+from recipe.models import masked_models, packed_encoders
+from recipe.models.loading import Source
+from recipe.tasks import evaluation
+from recipe.tokenization import masked_texts
+from recipe.training import run
+
+TEXTS = ["the film was good", "anna said paris was unbelievable again .", "who", ""] * 2
+LONG = "paris was unbelievable , said anna in the incredible film ; " * 9
+SMALL = {
+    "vocab_size": 71,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+DISTIL = {"vocab_size": 71, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("Bert", {**SMALL, **STILL}),
+    "distilbert": ("DistilBert", {**DISTIL, "dropout": 0.0, "attention_dropout": 0.0}),
+    "electra": ("Electra", {**SMALL, **STILL, "embedding_size": 16}),
+    "roberta": ("Roberta", {**SMALL, **STILL, "max_position_embeddings": 66}),
+    "modernbert": ("ModernBert", {**SMALL, "local_attention": 8, "global_attn_every_n_layers": 2}),
+    "deberta-v2": ("DebertaV2", {**SMALL, **STILL, "relative_attention": True}),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of tokens of this module's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+        yield
+
+
+def tokenise(
+    texts: list[str], name: str = "train", max_length: int = 24, **options: Any
+) -> MaskedTexts:
+    split = datasets.Dataset.from_dict({"text": texts})
+    given = Hyperparameters(task="masked-lm", **options)
+    return masked_texts.tokenise(name, split, serving_kit.tokenizer(), max_length, given)
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_a_long_text_loses_no_token(whole_words: bool) -> None:
+    tokenizer = serving_kit.tokenizer()
+    texts = [LONG, "the film", LONG[:70]]
+    samples = tokenise(texts, whole_word_masking=whole_words)
+    assert samples.lengths.max() <= 24
+    inner = [samples.tokens(row)[1:-1].tolist() for row in range(len(samples))]
+    whole = [tokenizer(text, add_special_tokens=False, verbose=False).input_ids for text in texts]
+    assert [id_ for ids in inner for id_ in ids] == [id_ for ids in whole for id_ in ids]
+    for row in range(len(samples)):
+        first, *_, last = samples.tokens(row).tolist()
+        assert (first, last) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
+        back = samples.back[samples.starts[row] : samples.starts[row + 1]]
+        assert (back[0], back[-1]) == (-1, -1) and back[1] == 0
+        if whole_words:
+            # No piece begins within a word.
+            pieces = tokenizer.convert_ids_to_tokens(samples.tokens(row)[1:-1].tolist())
+            begins = [not piece.startswith("##") for piece in pieces]
+            assert begins == (back[1:-1] == 0).tolist()
+    truncated = tokenise(texts, long_texts="truncate", whole_word_masking=whole_words)
+    assert len(truncated) == 3 and truncated.tokens(0).tolist()[1:-1] == whole[0][:22]
+
+
+def test_texts_that_came_tokenised_are_framed_once() -> None:
+    tokenizer = serving_kit.tokenizer()
+    rows = [tokenizer(text).input_ids for text in ("the film", LONG)]
+    split = datasets.Dataset.from_dict({"input_ids": rows})
+    given = Hyperparameters(task="masked-lm")
+    samples = masked_texts.tokenise("train", split, tokenizer, 400, given)
+    assert [samples.tokens(row).tolist() for row in range(2)] == rows
+    with pytest.raises(HyperparameterError, match="whole_word_masking.*came tokenised"):
+        given = Hyperparameters(task="masked-lm", whole_word_masking=True)
+        masked_texts.tokenise("train", split, tokenizer, 400, given)
+
+
+def collated(texts: list[str], whole_words: bool, times: int) -> tuple[Any, Any, Any]:
+    """What transformers' own collator masks: ids before, ids after, labels; flat, specials left
+    out."""
+    tokenizer = serving_kit.tokenizer(500)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of whole words it replaces none at random
+        collator = DataCollatorForLanguageModeling(
+            tokenizer, mlm_probability=0.15, whole_word_mask=whole_words, seed=7
+        )
+    encoded = tokenizer(texts, return_special_tokens_mask=True, return_offsets_mapping=whole_words)
+    rows = [{name: encoded[name][row] for name in encoded} for row in range(len(texts))]
+    before, after, labels = [], [], []
+    for _ in range(times):
+        batch = collator([dict(row) for row in rows])
+        real = torch.tensor(
+            [
+                [bool(bit) for bit in mask] + [True] * (batch["input_ids"].shape[1] - len(mask))
+                for mask in encoded["special_tokens_mask"]
+            ]
+        )
+        labels.append(batch["labels"][~real])
+        after.append(batch["input_ids"][~real])
+        before.append(torch.where(labels[-1] == -100, after[-1], labels[-1]))
+    return tuple(torch.cat(part).numpy() for part in (before, after, labels))  # type: ignore[return-value]
+
+
+def shares(before: Any, after: Any, is_masked: Any, mask_id: int) -> tuple[float, ...]:
+    """Of all tokens the masked; of these, those under the mask, changed and kept."""
+    chosen = after[is_masked]
+    under = chosen == mask_id
+    kept = chosen == before[is_masked]
+    return tuple(float(x.mean()) for x in (is_masked, under, ~under & ~kept, kept))
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_as_much_is_masked_as_by_the_reference(whole_words: bool) -> None:
+    texts = [LONG] * 4
+    samples = tokenise(texts, max_length=400, whole_word_masking=whole_words)
+    real = np.flatnonzero(samples.back != -1)
+    befores, afters, masks = [], [], []
+    for epoch in range(120):
+        drawn = samples.in_epoch(3, epoch)
+        at, instead = drawn.masked(real)
+        after = samples.token_ids[real].copy()
+        after[at] = instead
+        is_masked = np.zeros(len(real), dtype=bool)
+        is_masked[at] = True
+        assert drawn.weight(np.arange(len(samples))) == len(at) > 0
+        befores.append(samples.token_ids[real])
+        afters.append(after)
+        masks.append(is_masked)
+        if whole_words:
+            words = real - samples.back[real]
+            of_word = np.stack([words, is_masked], axis=1)
+            assert len(np.unique(of_word, axis=0)) == len(np.unique(words)), "all of a word or none"
+    mask_id = samples.masking.mask_id
+    ours = shares(*(np.concatenate(part) for part in (befores, afters, masks)), mask_id)
+    before, after, labels = collated(texts, whole_words, 120)
+    theirs = shares(before, after, labels != -100, mask_id)
+    compared = 1 if whole_words else 4
+    assert ours[:compared] == pytest.approx(theirs[:compared], abs=0.015)
+    assert ours == pytest.approx((0.15, 0.8, 0.1, 0.1), abs=0.02)
+
+
+def test_what_is_masked_depends_on_seed_epoch_and_place_alone() -> None:
+    samples = tokenise([LONG, *TEXTS, LONG], max_length=20)
+    whole = np.arange(len(samples.token_ids))
+
+    def drawn(seed: int, epoch: int) -> list[tuple[int, int]]:
+        at, instead = samples.in_epoch(seed, epoch).masked(whole)
+        return list(zip(at.tolist(), instead.tolist(), strict=True))
+
+    assert drawn(1, 0) == drawn(1, 0)
+    assert len({tuple(drawn(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
+    once = samples.in_epoch(1, 0)
+    for rows in ([3, 0], [1], [2, 4, 5]):
+        source, _, _ = once.places(np.asarray(rows))
+        at, instead = once.masked(source)
+        assert {*zip(source[at].tolist(), instead.tolist(), strict=True)} <= set(drawn(1, 0))
+    fixed = tokenise([LONG, *TEXTS], "evaluation", 20)
+    again = tokenise([LONG, *TEXTS], "evaluation", 20, seed=9)
+    assert fixed.labels.tolist() == again.labels.tolist() and fixed.labels.sum() > 0
+    assert fixed.weight(np.arange(len(fixed))) == fixed.labels.sum()
+    assert fixed.fingerprint() != tokenise([LONG, *TEXTS], "evaluation", 20,
+                                           mlm_probability=0.3).fingerprint()  # fmt: skip
+
+
+def test_an_evaluation_masks_at_least_one_token() -> None:
+    for text in ("who", "the film", "bad"):
+        fixed = tokenise([text], "evaluation", mlm_probability=0.001)
+        assert fixed.labels.sum() == fixed.weight(np.arange(1)) == 1
+
+
+def make(kind: str) -> PreTrainedModel:
+    """A small random model whose weights are far from 0, so that a leak would be seen."""
+    name, values = KINDS[kind]
+    config = getattr(transformers, f"{name}Config")(**values)
+    config._attn_implementation = "eager" if kind == "deberta-v2" else "sdpa"
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForMaskedLM.from_config(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=0.2)
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loss_and_gradients_are_those_of_each_text_alone(kind: str) -> None:
+    model = make(kind)
+    config: Any = model.config
+    samples = tokenise([LONG, "the film was good", "who", "in paris", LONG[:40]], max_length=60)
+    samples = samples.in_epoch(1, 4)
+    rows = np.arange(5)
+    expected, said = torch.zeros(()), 0
+    for row in rows:
+        source = np.arange(samples.starts[row], samples.starts[row + 1])
+        at, instead = samples.masked(source)
+        ids = samples.tokens(row).astype(np.int64)
+        labels = np.full_like(ids, -100)
+        labels[at], ids[at] = ids[at], instead
+        logits = model(input_ids=torch.from_numpy(ids)[None]).logits[0]
+        wanted = torch.from_numpy(labels)
+        # A sum over none of a text's tokens is 0.
+        expected = expected + functional.cross_entropy(logits, wanted, reduction="sum")
+        said += int((logits.argmax(-1) == wanted).sum())
+    weight = samples.weight(rows)
+    model.zero_grad()
+    (expected / weight).backward()
+    wanted_grads = {n: w.grad.clone() for n, w in model.named_parameters() if w.grad is not None}
+    masked_models.take_masked(model)
+    family = packed_encoders.family_of(config)
+    lengths = [samples.lengths[rows]]
+    layouts: list[batches.Layout] = [PaddedMasked(packing.buckets(lengths), 6, 0, 9)]
+    if kind != "deberta-v2":
+        assert family is not None
+        first = family.first_position(config)
+        layouts.append(PackedMasked(packing.shape(lengths), 6, 0, first, 9))
+    for layout in layouts:
+        model.zero_grad()
+        sums = model(**layout.tensors(samples, rows)).logits
+        assert sums.shape == (6, 2) and sums[5].tolist() == [0, 0]
+        torch.testing.assert_close(sums[:, 0].sum(), expected, rtol=1e-5, atol=1e-5)
+        assert int(sums[:, 1].sum()) == said
+        (sums[:, 0].sum() / weight).backward()
+        for name, parameter in model.named_parameters():
+            if name in wanted_grads:
+                torch.testing.assert_close(
+                    parameter.grad, wanted_grads[name], rtol=1e-4, atol=1e-5
+                )
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HyperparameterError, match="mlm_probability has value 1.0"):
+        Hyperparameters(task="masked-lm", mlm_probability=1.0)
+    with pytest.raises(HyperparameterError, match="belongs to task=masked-lm"):
+        Hyperparameters(whole_word_masking=True)
+    seq2seq = serving_kit.save("BartForConditionalGeneration", tmp_path / "bart")
+    with pytest.raises(ModelError, match="fills no masks"):
+        masked_models.load(Source(name=str(seq2seq), is_local=True), Hyperparameters())
+    headless = serving_kit.save("BertModel", tmp_path / "bert")
+    with pytest.raises(ModelError, match="whose head LoRA"):
+        source = Source(name=str(headless), is_local=True)
+        masked_models.load(source, Hyperparameters(task="masked-lm", lora_r=2))
+
+
+def test_a_run_learns_words_and_its_model_fills_masks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = serving_kit.save("BertForMaskedLM", tmp_path / "bert")
+    (tmp_path / "train").mkdir()
+    texts = [f"{who} said the film was {how} again ." for who in ("anna", "paris")
+             for how in ("good", "bad")] * 20  # fmt: skip
+    (tmp_path / "train" / "texts.txt").write_text("\n".join(texts))
+    environ = {
+        "SAGEMAKER_BASE_DIR": str(tmp_path / "ml"),
+        "SM_CHANNEL_TRAIN": str(tmp_path / "train"),
+    }
+    places = paths.from_environment(environ)
+    argv = ["--task", "masked-lm", "--model_id", str(model), "--use_cpu", "True", "--epochs", "3"]
+    argv += ["--lr", "1e-2", "--batch_size", "8", "--whole_word_masking", "True"]
+    metrics = run.run(hyperparameters.parse(argv, places), places, environ)
+    assert metrics["eval_perplexity"] < 30 and metrics["eval_token_accuracy"] > 0.1
+    said = capsys.readouterr().out
+    assert "packed into" in said and "15% of words masked" in said and "eval_perplexity=" in said
+    output = tmp_path / "ml" / "output" / "data"
+    assert json.loads((output / "metrics.json").read_text()) == metrics
+    report = (output / "report.html").read_text()
+    assert "What the model fills in" in report
+    card = (tmp_path / "ml" / "model" / "README.md").read_text()
+    assert "pipeline_tag: fill-mask" in card
+    task = registry.load(str(tmp_path / "ml" / "model"), {})
+    request = registry.Request(texts=["anna said the [MASK] was good again ."], parameters={})
+    (answer,) = task.predict([request])
+    assert len(answer.entries[0]) == 5 and "film" in {e["token_str"] for e in answer.entries[0]}
+
+
+def test_perplexity_is_over_masked_tokens() -> None:
+    sums = np.asarray([[2.0, 1.0], [4.0, 0.0]])
+    labels = np.asarray([2, 1])
+    scores = evaluation.score_tokens(transformers.EvalPrediction(sums, labels))
+    assert scores == pytest.approx({"perplexity": float(np.exp(2)), "token_accuracy": 1 / 3})
