@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,23 +10,20 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-import serving_kit
 import torch
 import transformers
 from torch.nn import functional
 from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling, PreTrainedModel
 
-from recipe import hyperparameters, paths
 from recipe.batching import batches, packing
 from recipe.batching.masked_batches import MaskedTexts, PackedMasked, PaddedMasked
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.inference import registry
 from recipe.models import masked_models, packed_encoders
 from recipe.models.loading import Source
 from recipe.tasks import evaluation
 from recipe.tokenization import masked_texts
-from recipe.training import run
+from tests.support import serving_kit
 
 TEXTS = ["the film was good", "anna said paris was unbelievable again .", "who", ""] * 2
 LONG = "paris was unbelievable , said anna in the incredible film ; " * 9
@@ -98,7 +94,7 @@ def test_texts_that_came_tokenised_are_framed_once() -> None:
     given = Hyperparameters(task="masked-lm")
     samples = masked_texts.tokenise("train", split, tokenizer, 400, given)
     assert [samples.tokens(row).tolist() for row in range(2)] == rows
-    with pytest.raises(HyperparameterError, match="whole_word_masking.*came tokenised"):
+    with pytest.raises(HyperparameterError, match=r"whole_word_masking.*came tokenised"):
         given = Hyperparameters(task="masked-lm", whole_word_masking=True)
         masked_texts.tokenise("train", split, tokenizer, 400, given)
 
@@ -250,13 +246,11 @@ def test_loss_and_gradients_are_those_of_each_text_alone(kind: str) -> None:
         (sums[:, 0].sum() / weight).backward()
         for name, parameter in model.named_parameters():
             if name in wanted_grads:
-                torch.testing.assert_close(
-                    parameter.grad, wanted_grads[name], rtol=1e-4, atol=1e-5
-                )
+                torch.testing.assert_close(parameter.grad, wanted_grads[name], rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(HyperparameterError, match="mlm_probability has value 1.0"):
+    with pytest.raises(HyperparameterError, match=r"mlm_probability has value 1\.0"):
         Hyperparameters(task="masked-lm", mlm_probability=1.0)
     with pytest.raises(HyperparameterError, match="belongs to task=masked-lm"):
         Hyperparameters(whole_word_masking=True)
@@ -267,37 +261,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="whose head LoRA"):
         source = Source(name=str(headless), is_local=True)
         masked_models.load(source, Hyperparameters(task="masked-lm", lora_r=2))
-
-
-def test_a_run_learns_words_and_its_model_fills_masks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = serving_kit.save("BertForMaskedLM", tmp_path / "bert")
-    (tmp_path / "train").mkdir()
-    texts = [f"{who} said the film was {how} again ." for who in ("anna", "paris")
-             for how in ("good", "bad")] * 20  # fmt: skip
-    (tmp_path / "train" / "texts.txt").write_text("\n".join(texts))
-    environ = {
-        "SAGEMAKER_BASE_DIR": str(tmp_path / "ml"),
-        "SM_CHANNEL_TRAIN": str(tmp_path / "train"),
-    }
-    places = paths.from_environment(environ)
-    argv = ["--task", "masked-lm", "--model_id", str(model), "--use_cpu", "True", "--epochs", "3"]
-    argv += ["--lr", "1e-2", "--batch_size", "8", "--whole_word_masking", "True"]
-    metrics = run.run(hyperparameters.parse(argv, places), places, environ)
-    assert metrics["eval_perplexity"] < 30 and metrics["eval_token_accuracy"] > 0.1
-    said = capsys.readouterr().out
-    assert "packed into" in said and "15% of words masked" in said and "eval_perplexity=" in said
-    output = tmp_path / "ml" / "output" / "data"
-    assert json.loads((output / "metrics.json").read_text()) == metrics
-    report = (output / "report.html").read_text()
-    assert "What the model fills in" in report
-    card = (tmp_path / "ml" / "model" / "README.md").read_text()
-    assert "pipeline_tag: fill-mask" in card
-    task = registry.load(str(tmp_path / "ml" / "model"), {})
-    request = registry.Request(texts=["anna said the [MASK] was good again ."], parameters={})
-    (answer,) = task.predict([request])
-    assert len(answer.entries[0]) == 5 and "film" in {e["token_str"] for e in answer.entries[0]}
 
 
 def test_perplexity_is_over_masked_tokens() -> None:
