@@ -43,7 +43,9 @@ TASKS: Mapping[str, Row] = {
         recognised_by="data.language_modeling",
     ),
     MASKED_LM: Row(
-        "masked_lm", ("mlm_probability", "whole_word_masking", "sample_by", "long_texts")
+        "masked_lm",
+        ("mlm_probability", "whole_word_masking", "sample_by", "long_texts"),
+        recognised_by="data.unlabelled",
     ),
 }  # fmt: skip
 

@@ -253,7 +253,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HyperparameterError, match=r"mlm_probability has value 1\.0"):
         Hyperparameters(task="masked-lm", mlm_probability=1.0)
     with pytest.raises(HyperparameterError, match="belongs to task=masked-lm"):
-        Hyperparameters(whole_word_masking=True)
+        Hyperparameters(task="causal-lm", whole_word_masking=True)
     seq2seq = serving_kit.save("BartForConditionalGeneration", tmp_path / "bart")
     with pytest.raises(ModelError, match="fills no masks"):
         masked_models.load(Source(name=str(seq2seq), is_local=True), Hyperparameters())
