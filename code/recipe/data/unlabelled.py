@@ -11,7 +11,7 @@ _FILLERS = ("ForMaskedLM", "ForPreTraining")
 
 
 def recognise(evidence: Evidence) -> Recognised | None:
-    """Whether the first rows hold texts, for an encoder, and text classification finds no labels."""
+    """Whether the first rows hold texts without labels, for an encoder with its head."""
     text = evidence.named(TEXT_NAMES)
     fills = any(name.endswith(_FILLERS) for name in evidence.architectures)
     if text is None or not fills or classification.recognise(evidence) is not None:
