@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.support.paths import CODE
+
+sys.path.insert(0, str(CODE))
 
 Reviews = Callable[[int], list[tuple[str, str]]]
 

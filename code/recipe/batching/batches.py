@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from recipe.batching import packing
+from recipe.batching.flat import Row
 from recipe.batching.packing import Rows, Shape
 from recipe.batching.samples import Samples as Samples
 from recipe.data.column_names import TYPE_IDS
@@ -44,7 +45,7 @@ class Layout(Protocol):
 class Packed:
     """Samples end to end in blocks of one shape (`recipe.models.packed_encoders`)."""
 
-    shape: Shape
+    shape: Shape | Row
     size: int
     pad_id: int
     first_position: int
@@ -54,25 +55,26 @@ class Packed:
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
         """input_ids, position_ids, segments and maybe token_type_ids [rows, length], first
-        [size].
+        [size]; of a row without blocks also starts int32, and longest, a number.
 
-        A batch that the shape has no room for gets the blocks that it lacks.
+        A batch that the shape has no room for gets the blocks that it lacks, or a longer row.
         """
         lengths = samples.lengths[rows]
-        blocks = self.shape.place(lengths)
+        shape = self.shape.fitting(lengths) if isinstance(self.shape, Row) else self.shape
+        blocks = shape.place(lengths)
         by_block = np.argsort(blocks, kind="stable")
         first_in_block = np.searchsorted(blocks[by_block], blocks[by_block])
         ends = np.cumsum(lengths[by_block])
         starts, numbers = np.empty_like(lengths), np.empty_like(lengths)
         starts[by_block] = ends - lengths[by_block] - (ends - lengths[by_block])[first_in_block]
         numbers[by_block] = np.arange(len(rows)) - first_in_block + 1
-        assert (starts + lengths <= self.shape.length).all()
+        assert (starts + lengths <= shape.length).all()
         first = np.zeros(self.size, dtype=np.int64)
-        first[: len(rows)] = blocks * self.shape.length + starts
+        first[: len(rows)] = blocks * shape.length + starts
         source, owners, within = samples.places(rows)
         to = first[owners] + within
-        count = max(self.shape.rows, int(blocks.max(initial=0)) + 1)
-        ids = np.full(count * self.shape.length, self.pad_id)
+        count = max(shape.rows, int(blocks.max(initial=0)) + 1)
+        ids = np.full(count * shape.length, self.pad_id)
         positions = np.full_like(ids, self.first_position)
         segments, types = np.zeros_like(ids), np.zeros_like(ids)
         ids[to] = samples.token_ids[source]
@@ -84,10 +86,18 @@ class Packed:
             types[to] = samples.types[source]
             arrays[TYPE_IDS] = types
         in_blocks = {name: array.reshape(count, -1) for name, array in arrays.items()}
-        return {name: torch.from_numpy(a) for name, a in {**in_blocks, "first": first}.items()}
+        batch: Batch = {
+            name: torch.from_numpy(a) for name, a in {**in_blocks, "first": first}.items()
+        }
+        if isinstance(shape, Row):
+            batch["starts"] = torch.from_numpy(shape.starts(lengths, self.size))
+            batch["longest"] = shape.longest
+        return batch
 
     def describe(self) -> str:
         """The block shape."""
+        if isinstance(self.shape, Row):
+            return f"end to end in one row of {self.shape.length} tokens"
         return f"packed into {self.shape.rows} blocks of {self.shape.length} tokens"
 
     def places(self, samples: Samples, rows: Rows) -> int:

@@ -19,6 +19,7 @@ from transformers import PretrainedConfig
 from transformers.modeling_outputs import CausalLMOutput
 
 from recipe.batching.document_batches import NOT_LEARNED
+from recipe.models import flat_attention
 
 DECODERS = (
     "gemma",
@@ -39,7 +40,8 @@ _MOST_LOGITS = 1 << 26  # at once, in float32: 256 MB
 
 def can_be_packed(config: PretrainedConfig) -> bool:
     """Whether a model with this configuration takes packed documents."""
-    return config.model_type in DECODERS and config._attn_implementation in ("sdpa", "eager")
+    known = ("sdpa", "eager", flat_attention.ATTENTION)
+    return config.model_type in DECODERS and config._attn_implementation in known
 
 
 def take_documents(model: Any) -> None:
@@ -75,7 +77,13 @@ def _as_it_is(logits: Tensor) -> Tensor:
 def _states(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     """[rows, length, hidden]"""
     beside: dict[str, Any] = {"attention_mask": inputs.get("attention_mask")}
-    if (segments := inputs.get("segments")) is not None:
+    if "starts" in inputs:
+        beside = flat_attention.inputs_of(inputs["starts"], inputs["longest"])
+        if len(set(getattr(model.config, "layer_types", None) or ())) > 1:
+            mask = beside["attention_mask"]
+            beside["attention_mask"] = {"full_attention": mask, "sliding_attention": mask}
+        beside["position_ids"] = inputs["position_ids"]
+    elif (segments := inputs.get("segments")) is not None:
         masks = _masks(model.config, segments)
         beside = {"attention_mask": masks, "position_ids": inputs["position_ids"]}
     output = model.base_model(input_ids=inputs["input_ids"], use_cache=False, **beside)
@@ -99,7 +107,7 @@ def _masks(config: Any, segments: Tensor) -> Any:
 
 def _as_taken(mask: Tensor, config: Any) -> Tensor:
     """Scaled dot product attention takes booleans, eager attention adds its mask."""
-    if config._attn_implementation == "sdpa":
+    if config._attn_implementation in ("sdpa", flat_attention.ATTENTION):
         return mask
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo().min)
 

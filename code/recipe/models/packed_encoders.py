@@ -21,9 +21,14 @@ from transformers import PretrainedConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from recipe.data.column_names import TYPE_IDS
+from recipe.models import flat_attention
 
 IS_OLDER = transformers.__version__.startswith("4.")
 """Whether models take masks as in transformers 4: [rows, length, length], and not all kinds do."""
+
+
+def _one_mask(config: Any, own: Tensor, segments: Tensor) -> Any:
+    return own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +40,7 @@ class Family:
     masked: Callable[[Any, Tensor], Any]
     """As `head`, of the model with a head for masked tokens: logits over the vocabulary."""
     first_position: Callable[[Any], int] = lambda config: 0
-    masks: Callable[[Any, Tensor, Tensor], Any] = lambda config, own, segments: own
+    masks: Callable[[Any, Tensor, Tensor], Any] = _one_mask
     """(configuration, may attend [rows, 1, length, length], segments) to what the model takes."""
     pools_mean: Callable[[Any], bool] = lambda config: False
     in_older: bool = True
@@ -110,7 +115,7 @@ FAMILIES: Mapping[str, Family] = {
 
 def family_of(config: PretrainedConfig) -> Family | None:
     """The family of a model with this configuration; None where it cannot be packed."""
-    if config._attn_implementation not in ("sdpa", "eager"):
+    if config._attn_implementation not in ("sdpa", "eager", flat_attention.ATTENTION):
         return None
     family = FAMILIES.get(config.model_type)
     return None if family is None or (IS_OLDER and not family.in_older) else family
@@ -140,19 +145,25 @@ def states(model: Any, family: Family, inputs: Mapping[str, Any], segments: Tens
 
     Args:
         model: With any head, which is not computed.
-        inputs: `input_ids`, `position_ids` and maybe `token_type_ids`.
+        inputs: `input_ids`, `position_ids` and maybe `token_type_ids`; of a row without blocks also
+            `starts` and `longest` (`recipe.batching.flat`).
     """
-    own = segments[:, None, :, None] == segments[:, None, None, :]
-    masks = family.masks(model.config, own, segments)
     types = {name: inputs[name] for name in (TYPE_IDS,) if name in inputs}
     if IS_OLDER:
         # By itself transformers 4 has token types for as many tokens as a sample may have only.
         types = {TYPE_IDS: torch.zeros_like(segments), **types}
+    if "starts" in inputs:
+        attention = flat_attention.inputs_of(inputs["starts"], inputs["longest"])
+        if family.masks is not _one_mask:
+            # Of models with windows: flat attention knows its layer's by itself.
+            mask = attention["attention_mask"]
+            attention["attention_mask"] = {"full_attention": mask, "sliding_attention": mask}
+    else:
+        own = segments[:, None, :, None] == segments[:, None, None, :]
+        masks = family.masks(model.config, own, segments)
+        attention = {"attention_mask": _as_taken(masks, model.config)}
     output = model.base_model(
-        input_ids=inputs["input_ids"],
-        position_ids=inputs["position_ids"],
-        attention_mask=_as_taken(masks, model.config),
-        **types,
+        input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], **attention, **types
     )
     hidden: Tensor = output.last_hidden_state
     return hidden
@@ -164,7 +175,7 @@ def _as_taken(mask: Any, config: Any) -> Any:
         return {name: _as_taken(each, config) for name, each in mask.items()}
     if IS_OLDER:
         return mask[:, 0]  # which the model makes an added one of
-    if config._attn_implementation == "sdpa":
+    if config._attn_implementation in ("sdpa", flat_attention.ATTENTION):
         return mask
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo().min)
 

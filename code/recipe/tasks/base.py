@@ -11,10 +11,13 @@ import datasets
 from torch import Tensor
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
+from recipe.batching import flat, packing
 from recipe.batching.batches import Layout, Samples
-from recipe.batching.packing import Rows
+from recipe.batching.flat import Row
+from recipe.batching.packing import Rows, Shape
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
+from recipe.models import flat_attention
 from recipe.models.loading import Source
 from recipe.reports.model_card import About
 from recipe.reports.predictions import Predictions
@@ -147,6 +150,12 @@ def named(splits: Splits) -> list[tuple[str, datasets.Dataset]]:
     """The splits that there are, with their names."""
     named_splits = {"train": splits.train, "evaluation": splits.evaluation, "test": splits.test}
     return [(name, split) for name, split in named_splits.items() if split is not None]
+
+
+def shape_for(model: PreTrainedModel, batches: Batches) -> Shape | Row:
+    """What some batches are packed into: blocks, or a row if the model's attention takes one."""
+    lengths = lengths_of(batches)
+    return flat.row(lengths) if flat_attention.is_used(model.config) else packing.shape(lengths)
 
 
 def lengths_of(batches: Batches) -> list[Rows]:

@@ -22,7 +22,16 @@ from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.tasks import evaluation, judging
-from recipe.tasks.base import Batches, Finding, Model, Objective, check_best, lengths_of, named
+from recipe.tasks.base import (
+    Batches,
+    Finding,
+    Model,
+    Objective,
+    check_best,
+    lengths_of,
+    named,
+    shape_for,
+)
 from recipe.tokenization import documents as document_tokens
 
 _LONGEST_DOCUMENT = 1024
@@ -40,7 +49,7 @@ class _NextTokens:
     ) -> Layout:
         learned = max((samples.weight(rows) for samples, rows in batches), default=1)
         if packed:
-            return PackedDocuments(packing.shape(lengths_of(batches)), size, pad_id, 0, learned)
+            return PackedDocuments(shape_for(model, batches), size, pad_id, 0, learned)
         return PaddedDocuments(packing.buckets(lengths_of(batches)), size, pad_id, learned)
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:

@@ -24,7 +24,16 @@ from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.tasks import evaluation, judging
-from recipe.tasks.base import Batches, Finding, Model, Objective, check_best, lengths_of, named
+from recipe.tasks.base import (
+    Batches,
+    Finding,
+    Model,
+    Objective,
+    check_best,
+    lengths_of,
+    named,
+    shape_for,
+)
 from recipe.tokenization import masked_texts
 
 
@@ -44,7 +53,7 @@ class _MaskedTokens:
         learned = max(rooms, default=1)
         family = packed_encoders.family_of(model.config)
         if packed and family is not None:
-            shape = packing.shape(lengths_of(batches))
+            shape = shape_for(model, batches)
             return PackedMasked(shape, size, pad_id, family.first_position(model.config), learned)
         return PaddedMasked(packing.buckets(lengths_of(batches)), size, pad_id, learned)
 

@@ -34,6 +34,7 @@ from recipe.tasks.base import (
     check_best,
     lengths_of,
     named,
+    shape_for,
 )
 from recipe.tasks.evaluation import Scores
 from recipe.tokenization import encoding
@@ -66,7 +67,7 @@ class _Classes:
         family = packed_encoders.family_of(model.config)
         typed = _has_types(model, batches)
         if packed and family is not None:
-            shape = packing.shape(lengths_of(batches))
+            shape = shape_for(model, batches)
             return Packed(shape, size, pad_id, family.first_position(model.config), typed=typed)
         return Padded(packing.buckets(lengths_of(batches)), size, pad_id, typed=typed)
 

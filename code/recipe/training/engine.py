@@ -32,7 +32,7 @@ from recipe.batching.batches import Batch, Layout, Samples, World
 from recipe.console import say
 from recipe.errors import DistributedError, DivergedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import cpu_kernels
+from recipe.models import cpu_kernels, flat_attention
 from recipe.runtime import ddp_hook
 from recipe.runtime.device import everyones
 from recipe.tasks.base import Batches, Objective
@@ -154,6 +154,12 @@ def build(
         world=World(processes=args.world_size, rank=args.process_index),
     )
     pad_id: Any = tokenizer.pad_token_id
+    if hyperparameters.packing is not False and objective.packs(model):
+        why_not = flat_attention.why_not(model.config, args.device, _attention_dtype(model, args))
+        if why_not is None:
+            flat_attention.use(model)
+        elif args.device.type == "cuda":
+            say(f"attention: among samples in blocks, by a mask: {why_not}")
     train_layout, eval_layout = layouts(
         model,
         pad_id,
@@ -164,7 +170,9 @@ def build(
         objective,
     )
     if args.device.type == "cpu" and not args.torch_compile:
-        cpu_kernels.lighten(model, attention=train_layout.balanced and objective.lightens_attention)
+        is_flat = flat_attention.is_used(model.config)
+        blocks = train_layout.balanced and objective.lightens_attention and not is_flat
+        cpu_kernels.lighten(model, attention=blocks)
     return Engine(
         model=model,
         args=args,
@@ -179,6 +187,12 @@ def build(
         processing_class=tokenizer,
         compute_metrics=objective.metrics(),
     )
+
+
+def _attention_dtype(model: PreTrainedModel, args: TrainingArguments) -> torch.dtype:
+    if args.bf16:
+        return torch.bfloat16
+    return torch.float16 if args.fp16 else model.dtype
 
 
 class Engine(Resumable):

@@ -14,11 +14,11 @@ import transformers
 from transformers import PreTrainedModel, TrainingArguments
 
 from recipe import value_ranges
-from recipe.batching import batches
+from recipe.batching import batches, flat
 from recipe.batching import packing as plan
 from recipe.batching.batches import Packed, Padded, World
 from recipe.errors import HyperparameterError
-from recipe.models import cpu_kernels, losses, packed_encoders
+from recipe.models import cpu_kernels, flat_attention, losses, packed_encoders
 from recipe.tasks.text_classification import CLASSES
 from recipe.training import engine
 from tests.support.packed_batches import KINDS, PAD, SIZE, SMALL, make, samples_of, tweet_lengths
@@ -30,12 +30,12 @@ def gradients(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Ten
     return {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager", cpu_kernels.ATTENTION])
+@pytest.mark.parametrize(
+    "attention", ["sdpa", "eager", cpu_kernels.ATTENTION, flat_attention.ATTENTION]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_logits_and_gradients_are_those_of_samples_alone(kind: str, attention: str) -> None:
-    model = make(
-        kind, attn_implementation="sdpa" if attention == cpu_kernels.ATTENTION else attention
-    )
+    model = make(kind, attn_implementation="eager" if attention == "eager" else "sdpa")
     samples = samples_of([30, 5, 17, 2, 41])
     rows = np.arange(5)
     labels = torch.from_numpy(samples.labels)
@@ -51,8 +51,11 @@ def test_packed_logits_and_gradients_are_those_of_samples_alone(kind: str, atten
     if attention == cpu_kernels.ATTENTION:
         cpu_kernels.lighten(model, attention=True)
         assert model.config._attn_implementation == cpu_kernels.ATTENTION
-    shape = plan.shape([samples.lengths])
+    shape: Any = plan.shape([samples.lengths])
     assert shape.rows > 1
+    if attention == flat_attention.ATTENTION:
+        flat_attention.use(model)
+        shape = flat.row([samples.lengths])
     layout = Packed(shape, SIZE, PAD, family.first_position(model.config))
     logits = model(**layout.tensors(samples, rows)).logits
     assert logits.shape == (SIZE, 3)

@@ -1,0 +1,69 @@
+"""One row of tokens in which samples stand end to end: the shape of a batch for attention of
+varying lengths (`recipe.models.flat_attention`), in the place of blocks of one shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from recipe.batching.packing import Rows
+
+_MULTIPLE = 64
+
+
+@dataclass(frozen=True)
+class Row:
+    """As many tokens as the fullest batch has; a rare fuller batch gets a longer row."""
+
+    length: int
+    longest: int
+    """Tokens of the longest sample."""
+    rows = 1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens computed."""
+        return self.length
+
+    def place(self, lengths: Rows) -> Rows:
+        """The number of each sample's block."""
+        return np.zeros(len(lengths), dtype=np.int64)
+
+    def fitting(self, lengths: Rows) -> Row:
+        """This row, or a longer one if samples of these lengths need it."""
+        step = max(_MULTIPLE, _rounded(self.length // 8))
+        lacking = max(0, int(lengths.sum()) - self.length)
+        longest = max(self.longest, int(lengths.max(initial=1)))
+        return replace(self, length=self.length + -(-lacking // step) * step, longest=longest)
+
+    def starts(self, lengths: Rows, size: int) -> npt.NDArray[np.int32]:
+        """Where each sample begins, and where the row ends; always as many for batches of at most
+        `size` samples.
+
+        What no sample fills is cut into pieces of at most `longest` tokens: attention computes no
+        more of a piece, and what it leaves out may be no number.
+        """
+        ends = np.cumsum(lengths)
+        real = int(ends[-1]) if len(ends) else 0
+        starts = np.full(size + -(-self.length // self.longest) + 1, self.length, dtype=np.int32)
+        starts[0] = 0
+        starts[1 : len(ends) + 1] = ends
+        pieces = np.arange(real + self.longest, self.length, self.longest)
+        starts[len(ends) + 1 : len(ends) + 1 + len(pieces)] = pieces
+        return starts
+
+
+def row(lengths: list[Rows]) -> Row:
+    """A row that each of some batches fits into.
+
+    Args:
+        lengths: Tokens of each sample of each batch.
+    """
+    fullest = max((int(batch.sum()) for batch in lengths), default=1)
+    return Row(_rounded(fullest), max((int(batch.max(initial=1)) for batch in lengths), default=1))
+
+
+def _rounded(tokens: int) -> int:
+    return -(-max(1, tokens) // _MULTIPLE) * _MULTIPLE

@@ -1,0 +1,174 @@
+"""Attention among samples that stand end to end in one row: each token sees its own sample only.
+
+On a CUDA device of compute capability 8.0 and later this is PyTorch's own flash attention for
+samples of varying length, which has dropout, windows, grouped queries and gradients: no blocks, no
+mask, and no place where a sample does not fit. Everywhere else the same interface is computed
+sample by sample, which is slow and is what tests hold the models to.
+
+A model gets it by `use`; a call is flat if it has `cu_seq_lens_q`, the offset of each sample in the
+row and the row's end, as transformers' own flash attention takes them. All other calls (a padded
+batch, generation) are scaled dot product attention with its mask.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+ATTENTION = "flat"
+"""What `config._attn_implementation` says of a model that takes flat batches."""
+_LOWEST_CAPABILITY = (8, 0)
+_WIDEST_HEAD = 256
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def why_not(config: Any, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why a model is not given flat batches on a device; None if it can be.
+
+    Args:
+        config: Of the model.
+        device: Where it is trained.
+        dtype: What attention is computed in: that of autocast, if it is on.
+    """
+    if device.type != "cuda" or torch.version.hip is not None:
+        return "attention of varying lengths is for CUDA devices"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _LOWEST_CAPABILITY:
+        return f"this GPU has compute capability {capability[0]}.{capability[1]}, below 8.0"
+    if dtype not in _DTYPES:
+        return f"flash attention does not compute in {str(dtype).removeprefix('torch.')}"
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if width % 8 or width > _WIDEST_HEAD:
+        return f"its heads are {width} wide: flash attention takes multiples of 8 up to 256"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "its attention caps its scores"
+    return None
+
+
+def use(model: Any) -> None:
+    """Let `model` take flat batches beside those that it always took."""
+    AttentionInterface.register(ATTENTION, attend)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner.set_attn_implementation(ATTENTION)
+
+
+def is_used(config: Any) -> bool:
+    """Whether a model with this configuration takes flat batches."""
+    return bool(config._attn_implementation == ATTENTION)
+
+
+def inputs_of(starts: Tensor, longest: int) -> dict[str, Any]:
+    """What a model's forward is called with beside its `input_ids` and `position_ids` [1, tokens].
+
+    The mask is never looked at: it keeps transformers from making one of all tokens by all tokens.
+
+    Args:
+        starts: int32 [samples + 1], offsets of samples in the row, and its end; a sample may be
+            empty.
+        longest: Tokens of the longest sample, at least.
+    """
+    return {
+        "attention_mask": torch.ones((1, 1, 1, 1), dtype=torch.bool, device=starts.device),
+        "cu_seq_lens_q": starts,
+        "cu_seq_lens_k": starts,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers' AttentionInterface asks for it.
+
+    Args:
+        query: [1, heads, tokens, width]; key and value may have fewer heads, which divide them.
+        attention_mask: For calls that are not flat.
+        sliding_window: A token sees those less than so many places away.
+
+    Returns:
+        [1, tokens, heads, width], and no weights.
+    """
+    starts = kwargs.get("cu_seq_lens_q")
+    if starts is None:
+        output, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
+        )
+        return output, None
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    window = None if sliding_window is None else sliding_window - 1
+    if query.device.type != "cpu":
+        dtype = query.dtype
+        if dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
+            dtype = torch.get_autocast_dtype("cuda")  # rotary positions made it float32
+        # [tokens, heads, width]
+        flat = [each[0].transpose(0, 1).to(dtype) for each in (query, key, value)]
+        output = torch.ops.aten._flash_attention_forward(
+            *flat,
+            starts,
+            starts,
+            kwargs["max_length_q"],
+            kwargs["max_length_k"],
+            dropout,
+            causal,
+            False,
+            scale=scale,
+            window_size_left=window,
+            window_size_right=0 if causal and window is not None else window,
+        )[0]
+        return output[None], None
+    parts = [
+        _attend_within(
+            query[:, :, begin:end], key[:, :, begin:end], value[:, :, begin:end],
+            dropout, scale, causal, window,
+        )
+        for begin, end in itertools.pairwise(starts.tolist())
+        if end > begin
+    ]  # fmt: skip
+    return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+def _attend_within(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout: float,
+    scale: float,
+    causal: bool,
+    window: int | None,
+) -> Tensor:
+    """[1, heads, tokens, width]: attention in one sample, by definition."""
+    at = torch.arange(query.shape[2], device=query.device)
+    before = at[:, None] - at[None, :]
+    seen = torch.ones_like(before, dtype=torch.bool)
+    if causal:
+        seen &= before >= 0
+    if window is not None:
+        seen &= before.abs() <= window
+    return functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=seen,
+        dropout_p=dropout,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
