@@ -43,7 +43,7 @@ from recipe.tasks import detection
 from recipe.tasks.base import Answering, Objective, Task
 from recipe.training import engine, graph_extraction, tracking
 from recipe.training.engine import Engine
-from recipe.training.progress import Bar, MetricLines, ProgressLines
+from recipe.training.progress import Bar, MetricLines, ProgressFile, ProgressLines
 
 _REMEDY = (
     "Free space there, or give the job a larger volume, and start it again: where checkpoints are "
@@ -150,7 +150,9 @@ def _make(
         tokenizer=tokenizer,
         max_length=max_length,
         samples=samples,
-        trainer=_trainer(model, tokenizer, arguments, hyperparameters, samples, task.objective),
+        trainer=_trainer(
+            model, tokenizer, arguments, hyperparameters, samples, task.objective, environ
+        ),
     )
 
 
@@ -303,6 +305,7 @@ def _trainer(
     hyperparameters: Hyperparameters,
     ready: Mapping[str, Samples],
     objective: Objective,
+    environ: Mapping[str, str],
 ) -> Engine:
     trainer = engine.build(model, tokenizer, arguments, hyperparameters, ready, objective)
     distribution.shard(trainer)
@@ -316,6 +319,8 @@ def _trainer(
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(ProgressLines() if arguments.disable_tqdm else Bar())
+    if path := environ.get("AMPHORA_PROGRESS_FILE"):
+        trainer.add_callback(ProgressFile(path))
     return trainer
 
 

@@ -17,10 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from amphora.common.errors import ConfigError
-from amphora.training.verdict import CAUSE_SECONDS, Word, judge
+from amphora.training import stalls
+from amphora.training.limits import Limits
+from amphora.training.verdict import CAUSE_SECONDS, Place, Word, judge
 
 log = logging.getLogger("amphora")
 
@@ -41,17 +44,23 @@ class Link:
     """This host's part in the job. `fileno` is readable once there is a decision for all hosts."""
 
     def __init__(
-        self, host: str, hosts: Sequence[str], stopped: Callable[[], bool], max_restarts: int = 0
+        self, host: str, hosts: Sequence[str], stopped: Callable[[], bool], limits: Limits
     ) -> None:
         self._stopped = stopped
         self._reader, self._writer = socket.socketpair()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._decided = threading.Event()
         self._go = threading.Event()
-        self.host, self.hosts, self.max_restarts = host, tuple(hosts), max_restarts
+        self.host, self.hosts, self.max_restarts = host, tuple(hosts), limits.max_restarts
         self.own = Word(host=host, state="running")
         self.decision: Word | None = None
-        """What follows for all hosts, once that is known: 'abort', 'restart' or 'all done'."""
+        """What follows for all hosts, once it is known: 'abort', 'restart', 'stall', 'all done'."""
+        self.judge = partial(
+            judge,
+            hosts=self.hosts,
+            max_restarts=limits.max_restarts,
+            stalled=partial(stalls.describe, seconds=limits.stall_seconds),
+        )
 
     def fileno(self) -> int:
         return self._reader.fileno()
@@ -73,6 +82,26 @@ class Link:
         """Which host's fault is answered by a restart, and what it was."""
         decision = self.decision
         return decision if decision is not None and decision.state == "restart" else None
+
+    @property
+    def stall(self) -> str:
+        """Who waits for whom, if no rank of the job makes progress."""
+        decision = self.decision
+        return decision.reason if decision is not None and decision.state == "stall" else ""
+
+    def report(self, places: Sequence[Place]) -> bool:
+        """Tell the others where this host's ranks are that do not move on; () if they do.
+
+        Returns:
+            False once the job's end, or a restart, is decided.
+        """
+        with self._lock:
+            if self.decision is not None:
+                return False
+            if self.own.state == "running" and list(places) != list(self.own.places):
+                self.own = replace(self.own, places=tuple(places))
+                self._judge_alone()
+            return self.decision is None
 
     def announce_done(self) -> None:
         """Tell the others that this host has nothing of its own to wait for."""
@@ -134,16 +163,21 @@ class Link:
     def _say(
         self, state: str, reason: str = "", is_consequence: bool = False, is_fault: bool = False
     ) -> None:
-        self.own = Word(
-            host=self.host,
-            state=state,
-            attempt=self.attempt,
-            reason=reason,
-            is_consequence=is_consequence,
-            is_fault=is_fault,
-        )
+        with self._lock:
+            self.own = Word(
+                host=self.host,
+                state=state,
+                attempt=self.attempt,
+                reason=reason,
+                is_consequence=is_consequence,
+                is_fault=is_fault,
+            )
+            self._judge_alone()
+
+    def _judge_alone(self) -> None:
+        """A job of one host decides for itself."""
         if len(self.hosts) == 1:
-            decision = judge({self.host: self.own}, self.hosts, self.attempt, self.max_restarts)
+            decision = self.judge({self.host: self.own}, attempt=self.attempt)
             if decision is not None:
                 self._decide(decision)
 
@@ -163,26 +197,24 @@ class Link:
 def linked(
     hosts: Sequence[str],
     host: str,
-    wait: float,
     stopped: Callable[[], bool],
-    max_restarts: int = 0,
+    limits: Limits,
 ) -> Iterator[Link]:
     """Join the hosts of the job; a job of one host has no one to join.
 
     Args:
-        wait: Seconds that a host may take to appear.
         stopped: Whether the job was asked to stop meanwhile.
-        max_restarts: How often a fault is answered by a restart.
+        limits: How long a host may take to appear, how often a fault is answered by a restart.
 
     Raises:
         ConfigError: A host's name does not resolve, or the first host cannot be reached, in time.
     """
-    link = Link(host, hosts, stopped, max_restarts)
+    link = Link(host, hosts, stopped, limits)
     if len(hosts) == 1:
         yield link
         link._close()
         return
-    until = _Deadline(wait, stopped)
+    until = _Deadline(limits.host_wait_seconds, stopped)
     _resolve(hosts, until)
     talk = _Listener(link, until) if host == hosts[0] else _Caller(link, hosts[0], until)
     thread = threading.Thread(target=talk.run, name="peers", daemon=True)
@@ -331,12 +363,8 @@ class _Listener:
         current = {name: word for name, word in words.items() if word.attempt == own.attempt}
         if any(word.state == "failed" and word.is_consequence for word in current.values()):
             self._consequence_at = min(self._consequence_at, now)
-        decision = judge(
-            words,
-            self.link.hosts,
-            own.attempt,
-            self.link.max_restarts,
-            now - self._consequence_at,
+        decision = self.link.judge(
+            words, attempt=own.attempt, consequence_for=now - self._consequence_at
         )
         is_known = any(w.state == "failed" and not w.is_consequence for w in current.values())
         for name, peer in self._peers.items():
@@ -380,7 +408,7 @@ class _Caller:
                 if self._peer.ended:
                     self.stop.wait(0.2)  # Nothing is left to wait for on the connection itself.
                 for word in () if self._peer.ended else self._peer.read():
-                    if word.state in ("abort", "restart", "all done"):
+                    if word.state in ("abort", "restart", "stall", "all done"):
                         self.link._decide(word)
                         if word.state != "restart":
                             return

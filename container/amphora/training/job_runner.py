@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from amphora.common import devices, logs
@@ -25,6 +26,7 @@ from amphora.training import (
     neuron,
     process_tree,
     sdk_v3,
+    stalls,
 )
 from amphora.training.limits import Limits
 from amphora.training.verdict import Word
@@ -54,14 +56,8 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
             job = read_job(environ)
             logs.configure(job.log_level)
             logs.remember(logs.secret_values(job.hyperparameters))
-            limits = Limits.of(environ)
-            with cluster.linked(
-                job.hosts,
-                job.current_host,
-                limits.host_wait_seconds,
-                signals.stopped,
-                limits.max_restarts,
-            ) as link:
+            limits = Limits.of(environ, is_recipe=job.entry_point is None)
+            with cluster.linked(job.hosts, job.current_host, signals.stopped, limits) as link:
                 return _run(job, environ, limits, scratch, signals, link, sdk_command)
         except process_tree.Interrupted:
             return _stopped_early(paths, signals)
@@ -86,6 +82,7 @@ def _run(
     """The job on this host, with its restarts, and its word to the others."""
     error_dir = scratch / "errors"
     error_dir.mkdir()
+    stacks = ""
     try:
         started = _prepared(job, environ, scratch, signals, error_dir, sdk_command)
         while True:
@@ -95,7 +92,7 @@ def _run(
                 started.reaches, mpi.SSH_PORT, limits.host_wait_seconds, signals.stopped
             )
             signals.interrupts = False
-            ended = _supervised(started, error_dir, signals, limits.stop_seconds, link)
+            ended, stacks = _supervised(job, started, limits, scratch, signals, link)
             ends_well = started.lends and link.abort is None and ended.stop_signal is None
             if ends_well and link.is_over():
                 log.info("the first host has ended well, and so does this one")
@@ -130,7 +127,7 @@ def _run(
     except Exception as error:
         link.finish("failed", f"{type(error).__name__}: {error}")
         raise
-    return _report(job, code, failed, link)
+    return _report(job, code, failed, link, stacks)
 
 
 def _starts_again(
@@ -152,29 +149,56 @@ def _starts_again(
 
 
 def _supervised(
+    job: Job,
     started: launch.Launch,
-    error_dir: Path,
+    limits: Limits,
+    scratch: Path,
     signals: process_tree.Signals,
-    budget: float,
     link: cluster.Link,
-) -> failure.Ended:
-    """How the script ended; before it, where that is asked for, its graphs are compiled."""
-    for argv in filter(None, (started.compiles, started.argv)):
-        compiles = argv is started.compiles
-        ended = process_tree.run(
-            argv,
-            started.environ,
-            started.cwd,
-            signals,
-            is_launcher=started.is_launcher or compiles,
-            budget=budget,
-            link=link,
+) -> tuple[failure.Ended, str]:
+    """How the script ended, and the stacks of its ranks if they made no progress.
+
+    Before it, if that is asked for, its graphs are compiled.
+    """
+    run = partial(
+        process_tree.run,
+        cwd=started.cwd,
+        signals=signals,
+        budget=limits.stop_seconds,
+        link=link,
+    )
+    if started.compiles and link.attempt == 0:
+        ended = run(started.compiles, started.environ, is_launcher=True)
+        if ended.stop_signal is not None or link.decision is not None:
+            return ended, ""
+        if ended.exit_code != 0:
+            records = failure.read_records(scratch / "errors")
+            raise _not_compiled(failure.describe(ended, records))
+    if not limits.stall_seconds:
+        return run(started.argv, started.environ, is_launcher=started.is_launcher), ""
+    if started.reaches or started.lends:
+        raise ConfigError(
+            f"AMPHORA_STALL_SECONDS is {limits.stall_seconds:g}, but mpirun starts ranks on several"
+            " hosts, whose progress is not to be seen.",
+            "Use torch_distributed, or leave the variable out.",
         )
-        if ended.stop_signal is not None or link.abort is not None:
-            break
-        if compiles and ended.exit_code != 0:
-            raise _not_compiled(failure.describe(ended, failure.read_records(error_dir)))
-    return ended
+    with tempfile.TemporaryDirectory(prefix="progress-", dir=scratch) as folder:
+        watch = stalls.Watch(
+            folder=Path(folder),
+            bound=limits.stall_seconds,
+            counts_cpu=started.on_cpu,
+            script_dir=started.cwd,
+            host=job.current_host,
+            report=link.report,
+        )
+        environ = {**started.environ, "AMPHORA_PROGRESS_DIR": folder}
+        with watch.watching():
+            ended = run(started.argv, environ, is_launcher=started.is_launcher)
+        is_stalled = link.stall or link.restart
+        stacks = logs.mask(watch.stacks) if is_stalled else ""
+        if stacks:
+            log.error("no rank has made progress for %g s:\n%s", limits.stall_seconds, stacks)
+        return ended, stacks
 
 
 def _not_compiled(failed: failure.Failure) -> CodeError:
@@ -277,12 +301,15 @@ def _install(
     )
 
 
-def _report(job: Job, code: int, failed: failure.Failure, link: cluster.Link) -> int:
+def _report(job: Job, code: int, failed: failure.Failure, link: cluster.Link, stacks: str) -> int:
     restarts = f"restarts used: {link.attempt} of {link.max_restarts} (AMPHORA_MAX_RESTARTS)"
     other = link.abort
     if other is not None:
         code = code or PEER_EXIT_CODE
         failed = _with_another(failed, other)
+    if link.stall:
+        code = PEER_EXIT_CODE
+        failed = replace(failed, head=logs.mask(link.stall), rest=f"{stacks}\n\n{failed.rest}")
     if code == 0:
         log.info("training ended with exit code 0%s", f"; {restarts}" if link.attempt else "")
         return 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from amphora.common.devices import Devices
+from amphora.common.devices import CPU, Devices
 from amphora.common.errors import ConfigError
 from amphora.common.logs import is_secret_name
 from amphora.contract.job import Job
@@ -44,6 +44,8 @@ class Launch:
     cwd: Path
     is_launcher: bool
     """Whether the process is torchrun or mpirun, which start the script's processes themselves."""
+    on_cpu: bool = False
+    """Whether this host has no accelerator that is known here."""
     lends: bool = False
     """Whether this host only lends its devices: another one's mpirun starts its processes."""
     reaches: tuple[str, ...] = ()
@@ -98,6 +100,7 @@ def plan(
         environ=complete,
         cwd=source.root,
         is_launcher=bool(world.launcher) and not lends,
+        on_cpu=devices.kind == CPU and not devices.has_other,
         lends=lends,
         reaches=world.hosts[1:] if world.launcher == "mpirun" and not lends else (),
         cache=found.cache if found else None,

@@ -25,6 +25,7 @@ from typing import BinaryIO, Protocol
 
 from amphora.common.errors import CodeError
 from amphora.common.logs import mask, unfinished
+from amphora.training import procfs
 from amphora.training.failure import Ended
 from amphora.training.limits import STOP_SECONDS
 
@@ -289,7 +290,7 @@ class _Tree:
 
     def members(self) -> list[int]:
         """The tree's processes that live: the root's and every orphan that came to us."""
-        return _descendants(os.getpid())
+        return procfs.descendants(os.getpid())
 
     def send(self, number: int) -> None:
         """Ask the script's own processes to stop.
@@ -298,7 +299,7 @@ class _Tree:
         and not the helpers that a Python process of the script made (data loader workers): without
         them it could not finish its step. What the script leaves behind is asked when it has ended.
         """
-        parents = {parent for _, parent, _ in _processes()}
+        parents = {process.parent for process in procfs.processes()}
         for pid in self.members():
             launches = pid in parents and self._launches(pid)
             waits = self.status is None and (launches or _is_python_helper(pid))
@@ -307,7 +308,7 @@ class _Tree:
                 _signal(pid, number)
 
     def _launches(self, pid: int) -> bool:
-        named = _LAUNCHER.search(" ".join(_command(pid)[:4])) is not None
+        named = _LAUNCHER.search(" ".join(procfs.command(pid)[:4])) is not None
         return named or (self.is_launcher and pid == self.root)
 
     def kill(self) -> None:
@@ -322,43 +323,15 @@ class _Tree:
             self.reap()
 
 
-def _descendants(ancestor: int) -> list[int]:
-    """The live processes below `ancestor`, parents first."""
-    parents = {pid: parent for pid, parent, state in _processes() if state != "Z"}
-    found = [ancestor]
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found[1:]
-
-
-def _processes() -> Iterator[tuple[int, int, str]]:
-    """(pid, parent, state) of every process."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                # The command's name, in parentheses, may hold anything, even parentheses.
-                state, parent, *_ = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-            except OSError:
-                continue  # It has ended meanwhile.
-            yield int(entry.name), int(parent), state.decode()
-
-
 def _is_python_helper(pid: int) -> bool:
     """Whether this is a Python process that Python made for itself: by fork, or multiprocessing."""
-    command = _command(pid)
+    command = procfs.command(pid)
     if not command or not Path(command[0]).name.startswith("python"):
         return False
     if any("multiprocessing" in word or "compile_worker" in word for word in command[1:4]):
         return True
-    parent = next((parent for each, parent, _ in _processes() if each == pid), 0)
-    return command == _command(parent)
-
-
-def _command(pid: int) -> list[str]:
-    try:
-        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
-    except OSError:
-        return []
+    parent = next((each.parent for each in procfs.processes() if each.pid == pid), 0)
+    return command == procfs.command(parent)
 
 
 def _signal(pid: int, number: int) -> None:

@@ -175,7 +175,9 @@ RAISED = Word(host="algo-2", state="failed", reason="ValueError: mine")
 
 def decide(*words: Word, attempt: int = 0, restarts: int = 2, lost_for: float = 0.0) -> Word | None:
     said = {host: Word(host=host, state="running", attempt=attempt) for host in HOSTS}
-    return judge(said | {word.host: word for word in words}, HOSTS, attempt, restarts, lost_for)
+    return judge(
+        said | {word.host: word for word in words}, HOSTS, attempt, restarts, lambda _: "", lost_for
+    )
 
 
 class TestJudge:
