@@ -30,8 +30,9 @@ class Hyperparameters:
     task: str | None = _documented(
         None,
         "text-classification (classes, sets of them, or numbers); causal-lm: to go on with texts, "
-        "prompts or conversations; masked-lm: to fill masks in texts. Default: found from the data "
-        "and the model where it is certain, else text-classification.",
+        "prompts or conversations; masked-lm: to fill masks in texts; summarization, translation, "
+        "text2text-generation: to write texts from texts. Default: found from the data and the "
+        "model where it is certain, else text-classification.",
     )
     model_name_or_path: str | None = _documented(
         None,
@@ -56,12 +57,18 @@ class Hyperparameters:
         "dataset_config",
     )
     text_column: str | None = _documented(
-        None, "Column to read, or two (a,b) that are read as a pair. Default: found by name."
+        None,
+        "Column to read, or two (a,b) that are read as a pair. Default: found by name.",
+        "source_column",
     )
     text_pair_column: str | None = _documented(
         None, "Column of the second text of each pair; the same as text_column=a,b."
     )
-    label_column: str | None = _documented(None, "Column to predict. Default: found by its name.")
+    label_column: str | None = _documented(
+        None,
+        "Column to predict, or of the texts to write. Default: found by its name.",
+        "summary_column",
+    )
     problem_type: str | None = _documented(
         None,
         "single_label_classification, multi_label_classification or regression. Default: lists "
@@ -104,6 +111,32 @@ class Hyperparameters:
         "task=masked-lm: mask all tokens of a word, not tokens one by one.",
         "whole_word_mask",
         "wwm",
+    )
+    source_prefix: str | None = _documented(
+        None,
+        "task=summarization, translation, text2text-generation: what stands before each text that "
+        "is read, in training and in serving, such as 'summarize: '.",
+        "prefix",
+    )
+    source_lang: str | None = _documented(
+        None, "task=translation: the language that is read, such as en or en_XX.", "src_lang"
+    )
+    target_lang: str | None = _documented(
+        None, "task=translation: the language that is written.", "tgt_lang"
+    )
+    max_target_length: int | None = _documented(
+        None,
+        "Tokens at which texts to write are cut, in training and in serving. Default: 128, or what "
+        "the model takes.",
+    )
+    predict_with_generate: bool = _documented(
+        True, "Whether evaluations let the model write, and score it (ROUGE, BLEU, chrF)."
+    )
+    generated_rows: int = _documented(
+        100, "Rows of the evaluation data that the model writes for; do_predict: all of them."
+    )
+    num_beams: int | None = _documented(
+        None, "Beams that texts are written with. Default: the model's.", "generation_num_beams"
     )
     num_train_epochs: float = _documented(3.0, "Passes over the training data.", "epochs")
     max_train_steps: int | None = _documented(

@@ -27,10 +27,12 @@ SCORES = ("accuracy", "precision", "recall", "f1_weighted", "f1_macro")
 """What evaluation computes of classes, beside the loss; precision, recall: means over labels."""
 OTHER_SCORES = ("f1_micro", "mse", "pearson", "spearman", "perplexity", "token_accuracy")
 """What it computes where a text has several labels, or a number, or is learned itself."""
+WRITING_SCORES = ("rouge1", "rouge2", "rougeL", "rougeLsum", "bleu", "chrf", "gen_len")
+"""What it computes of texts that a model has written."""
 
 _TRAINING = ("loss", "grad_norm", "learning_rate", "epoch", "train_loss")
 _SPEED = ("train_runtime", "train_samples_per_second", "eval_samples_per_second")
-_OF_SPLITS = ("loss", *SCORES, *OTHER_SCORES, "f1")
+_OF_SPLITS = ("loss", *SCORES, *OTHER_SCORES, *WRITING_SCORES, "f1")
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 
 

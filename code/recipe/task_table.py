@@ -23,13 +23,19 @@ class Row:
     hyperparameters: Sequence[str] = ()
     """What this task takes and not every other one does."""
     recognised_by: str | None = None
-    """The module below `recipe/` whose function `recognise` tells the data of this task, given a
-    `recipe.data.evidence.Evidence`. It is imported where no task is named, whatever the task: so
-    it should import little."""
+    """The module below `recipe/` whose function `recognise` (or the one that is named behind a
+    colon) tells the data of this task, given a `recipe.data.evidence.Evidence`. It is imported
+    where no task is named, whatever the task: so it should import little."""
 
 
 CLASSIFICATION, CAUSAL_LM = "text-classification", "causal-lm"
 MASKED_LM = "masked-lm"
+SUMMARIES, TRANSLATIONS, TEXTS = "summarization", "translation", "text2text-generation"
+_OF_TEXTS = (
+    *("label_column", "source_prefix", "max_target_length", "predict_with_generate"),
+    *("num_beams", "generated_rows", "label_smoothing_factor", "do_predict"),
+    *("source_lang", "target_lang"),
+)
 TASKS: Mapping[str, Row] = {
     CLASSIFICATION: Row(
         "text_classification",
@@ -47,6 +53,13 @@ TASKS: Mapping[str, Row] = {
         ("mlm_probability", "whole_word_masking", "sample_by", "long_texts"),
         recognised_by="data.unlabelled",
     ),
+    SUMMARIES: Row(
+        "text_to_text", _OF_TEXTS, recognised_by="data.text_pairs:recognise_summaries"
+    ),
+    TRANSLATIONS: Row(
+        "text_to_text", _OF_TEXTS, recognised_by="data.text_pairs:recognise_translations"
+    ),
+    TEXTS: Row("text_to_text", _OF_TEXTS, recognised_by="data.text_pairs:recognise_others"),
 }  # fmt: skip
 
 

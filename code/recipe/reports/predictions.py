@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,31 @@ class Predictions:
         if self.labels.problem == SINGLE:
             return np.asarray(self.outputs.argmax(axis=1))
         return self.outputs[:, 0] if self.labels.problem == NUMBER else self.outputs >= 0
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """For each row its number, counted from 0; the predicted label with its probability, the
+        labels, where a text has several, or the value, where it is a number; and the true one."""
+        names, problem = self.labels.names, self.labels.problem
+        triples = zip(
+            self.predicted.tolist(), self.scores.tolist(), self.true.tolist(), strict=True
+        )
+        for row, (predicted, scores, true) in enumerate(triples):
+            if problem == NUMBER:
+                yield {"row": row, "value": predicted, "true": true}
+            elif problem == SEVERAL:
+                yield {
+                    "row": row,
+                    "labels": [name for name, has in zip(names, predicted, strict=True) if has],
+                    "scores": dict(zip(names, scores, strict=True)),
+                    "true": [name for name, has in zip(names, true, strict=True) if has],
+                }
+            else:
+                yield {
+                    "row": row,
+                    "label": names[predicted],
+                    "score": scores[predicted],
+                    "true": names[true],
+                }
 
     def sections(self) -> list[Section]:
         """The figure of them all, the scores of each class, the worst mistakes."""

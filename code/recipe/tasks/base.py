@@ -19,8 +19,8 @@ from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import flat_attention
 from recipe.models.loading import Source
+from recipe.reports.answers import Answers
 from recipe.reports.model_card import About
-from recipe.reports.predictions import Predictions
 from recipe.reports.section import Section
 
 Model = tuple[PreTrainedModel, PreTrainedTokenizerBase]
@@ -113,8 +113,16 @@ class Task(Protocol):
 class Answering(Protocol):
     """A task whose answers can be written, a line for each row (do_predict)."""
 
-    def answers(self, trainer: Trainer) -> Predictions | None:
+    def answers(self, trainer: Trainer) -> Answers | None:
         """The last answers to the data that the model is judged by; None before there are any."""
+
+
+@runtime_checkable
+class Writing(Protocol):
+    """An objective with scores beyond those of logits: of what the model writes."""
+
+    def written_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
+        """The scores, by all processes together; none where the model cannot write."""
 
 
 TaskClass = Callable[[Mapping[str, Path], Hyperparameters], Task]

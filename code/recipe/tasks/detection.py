@@ -81,8 +81,11 @@ def _recognised(
     )
     found: dict[str, Recognised] = {}
     for task in possible:
-        if (module := TASKS[task].recognised_by) is not None:
-            recognise = importlib.import_module(f"recipe.{module}").recognise
+        if (named := TASKS[task].recognised_by) is not None:
+            module, _, function = named.partition(":")
+            recognise = getattr(
+                importlib.import_module(f"recipe.{module}"), function or "recognise"
+            )
             if (each := recognise(evidence)) is not None:
                 found[task] = each
     return found

@@ -35,7 +35,7 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.models import cpu_kernels, flat_attention
 from recipe.runtime import ddp_hook
 from recipe.runtime.device import everyones
-from recipe.tasks.base import Batches, Objective
+from recipe.tasks.base import Batches, Objective, Writing
 from recipe.training import graph_extraction as trial
 from recipe.training import job_identity
 from recipe.training.resuming import Resumable, fingerprint
@@ -359,6 +359,8 @@ class Engine(Resumable):
             scores |= self.compute_metrics(
                 EvalPrediction(predictions=logits, label_ids=samples.labels)
             )
+        if isinstance(self._objective, Writing):
+            scores |= self._objective.written_scores(self, samples)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
         return EvalLoopOutput(
             predictions=logits, label_ids=samples.labels, metrics=metrics, num_samples=len(samples)

@@ -19,7 +19,7 @@ from recipe.task_table import CLASSIFICATION
 _DATA = """
     text_column text_pair_column label_column problem_type label_separator num_labels prompt_column
     completion_column messages_column sample_by long_texts max_length dataset_config_name
-    mlm_probability whole_word_masking
+    mlm_probability whole_word_masking source_prefix source_lang target_lang max_target_length
 """
 IN_THE_DATA = frozenset(_DATA.split())
 """What decides on the samples, which a digest stands for."""
@@ -33,7 +33,8 @@ _KEEPING = """
     eval_delay prediction_loss_only eval_on_start eval_do_concat_batches eval_use_gather_object
     eval_accumulation_steps bf16_full_eval fp16_full_eval save_only_model save_on_each_node
     save_safetensors enable_jit_checkpoint restore_callback_states_from_checkpoint
-    resume_from_checkpoint overwrite_output_dir do_train do_eval do_predict
+    resume_from_checkpoint overwrite_output_dir do_train do_eval do_predict predict_with_generate
+    generated_rows num_beams
 """
 _LOGGING = """
     logging_strategy logging_steps logging_first_step logging_nan_inf_filter logging_dir

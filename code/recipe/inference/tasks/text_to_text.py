@@ -19,6 +19,7 @@ from recipe.inference.loaded_model import BATCH, Encoder
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 from recipe.tokenization.encoding import beginning
+from recipe.tokenization.languages import is_multilingual, languages, token_of
 
 GENERAL, SUMMARIES, TRANSLATIONS = "text2text-generation", "summarization", "translation"
 _NAMES = {GENERAL: "generated_text", SUMMARIES: "summary_text", TRANSLATIONS: "translation_text"}
@@ -51,7 +52,7 @@ class TextToText:
             self._is_multilingual
             and self.encoder.model.generation_config.forced_bos_token_id is None
         ):
-            parameters["tgt_lang"] = self.defaults.get("tgt_lang") or _languages(self._tokenizer)[0]
+            parameters["tgt_lang"] = self.defaults.get("tgt_lang") or languages(self._tokenizer)[0]
         return Request(texts=[text], parameters=parameters)
 
     def measure(self, request: Request) -> list[int]:
@@ -107,8 +108,8 @@ class TextToText:
         tokenizer = self._tokenizer
         for name in ("src_lang", "tgt_lang"):
             language = request.parameters.get(name)
-            if language is not None and language not in _languages(tokenizer):
-                some = ", ".join(_languages(tokenizer)[:60])
+            if language is not None and language not in languages(tokenizer):
+                some = ", ".join(languages(tokenizer)[:60])
                 raise BadRequest(f"{name} is {language!r}. Give one of the model's: {some}.")
         target = request.parameters.get("tgt_lang") or self.defaults.get("tgt_lang")
         if target is None:
@@ -116,12 +117,10 @@ class TextToText:
                 raise BadRequest(
                     "The model writes several languages: name one in tgt_lang, as in "
                     f'{{"inputs": "a text", "parameters": {{"tgt_lang": '
-                    f'"{_languages(tokenizer)[0]}"}}}}.'
+                    f'"{languages(tokenizer)[0]}"}}}}.'
                 )
             return {}
-        if hasattr(tokenizer, "get_lang_id"):
-            return {"forced_bos_token_id": tokenizer.get_lang_id(target)}
-        return {"forced_bos_token_id": tokenizer.convert_tokens_to_ids(target)}
+        return {"forced_bos_token_id": token_of(tokenizer, target)}
 
     def _check(self, asked: Mapping[str, Any]) -> None:
         positions = getattr(self.encoder.model.config, "max_position_embeddings", None)
@@ -191,19 +190,7 @@ class TextToText:
 
     @property
     def _is_multilingual(self) -> bool:
-        return hasattr(self._tokenizer, "_build_translation_inputs")
-
-
-def _languages(tokenizer: Any) -> list[str]:
-    """The languages that a multilingual tokenizer marks texts with."""
-    named = getattr(tokenizer, "lang_code_to_id", None) or getattr(
-        tokenizer, "lang_code_to_token", None
-    )
-    if named:
-        return list(named)
-    return [
-        token for token in tokenizer.all_special_tokens if re.fullmatch(r"[a-z]{2,3}_\w+", token)
-    ]
+        return is_multilingual(self._tokenizer)
 
 
 def load(origin: Origin, task: str, named: str) -> TextToText:

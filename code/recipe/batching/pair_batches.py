@@ -1,0 +1,139 @@
+"""Pairs of a source, which is read, and a target, which is written, to batches.
+
+A sample's tokens are its source's, then its target's. A batch has `input_ids` and `attention_mask`
+[rows, source length], `decoder_input_ids` [rows, target length], and beside them what
+`document_batches` says of learned tokens: all of the targets, in their places of the decoder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import datasets
+import numpy as np
+import torch
+
+from recipe.batching import packing
+from recipe.batching.batches import Batch, Samples
+from recipe.batching.document_batches import NOT_LEARNED, of_places
+from recipe.batching.packing import Rows
+from recipe.data.column_names import TOKEN_IDS
+
+TARGET_IDS = "labels"
+"""The column of a target's token ids."""
+_SOURCES, _TARGETS = 4, 2
+Lengths = tuple[int, int]
+"""Of the sources and of the targets of a batch."""
+
+
+@dataclass(frozen=True)
+class Pairs(Samples):
+    """Samples that are pairs. The label of each is the number of its target's tokens."""
+
+    sources: Rows
+    """Tokens of each sample's source."""
+    texts: datasets.Dataset
+    """The same pairs as texts, with the columns `source` and `target`."""
+
+    @classmethod
+    def tokenised(cls, split: datasets.Dataset, texts: datasets.Dataset) -> Pairs:
+        """The samples of a data set with the columns `input_ids` and `labels`."""
+        columns = split.with_format("numpy")
+        both = [
+            [np.asarray(row, dtype=np.int32) for row in columns[name]]
+            for name in (TOKEN_IDS, TARGET_IDS)
+        ]
+        sources, targets = (np.asarray([len(ids) for ids in each]) for each in both)
+        ids = [part for pair in zip(*both, strict=True) for part in pair]
+        starts = np.cumsum([0, *(sources + targets)])
+        return cls(np.concatenate(ids), starts, targets, sources, texts)
+
+    def weight(self, rows: Rows) -> int:
+        """Tokens of the targets at `rows`: the loss is the mean over these."""
+        return max(1, int(self.labels[rows].sum()))
+
+    def fingerprint(self) -> str:
+        """What tells this data apart from other data."""
+        digest = hashlib.sha256(np.ascontiguousarray(self.sources).data).hexdigest()[:16]
+        return f"{super().fingerprint()}-{digest}"
+
+    def lengths_of(self, rows: Rows) -> Lengths:
+        """The longest source and the longest target among `rows`."""
+        return int(self.sources[rows].max(initial=1)), int(self.labels[rows].max(initial=1))
+
+
+@dataclass(frozen=True)
+class PaddedPairs:
+    """A pair in each row, both its texts padded to one of a few lengths."""
+
+    shapes: Sequence[Lengths]
+    size: int
+    pad_id: int
+    shift: Callable[[torch.Tensor], torch.Tensor]
+    """The model's own: labels [rows, length] to what its decoder reads."""
+    learned: int
+    """Most tokens of targets in a batch, but for a rare one."""
+    balanced: ClassVar[bool] = False
+
+    def tensors(self, samples: Samples, rows: Rows) -> Batch:
+        """What the model takes, and what is learned."""
+        assert isinstance(samples, Pairs)
+        source_length, target_length = self._shape(samples, rows)
+        at, owners, within = samples.places(rows)
+        sources = samples.sources[rows][owners]
+        reads = within < sources
+        ids = np.full((self.size, source_length), self.pad_id)
+        mask = np.zeros_like(ids)
+        # A row without a sample attends to one token: attention to none has no value.
+        mask[:, 0] = 1
+        ids[owners[reads], within[reads]] = samples.token_ids[at[reads]]
+        mask[owners[reads], within[reads]] = 1
+        owners, within = owners[~reads], (within - sources)[~reads]
+        targets = samples.token_ids[at[~reads]].astype(np.int64)
+        labels = np.full((self.size, target_length), NOT_LEARNED, dtype=np.int64)
+        labels[len(rows) :, 0] = self.pad_id + 1  # of a row without a sample; its loss counts not
+        labels[owners, within] = targets
+        places = owners * target_length + within
+        return {
+            "input_ids": torch.from_numpy(ids),
+            "attention_mask": torch.from_numpy(mask),
+            "decoder_input_ids": self.shift(torch.from_numpy(labels)),
+            **of_places(places, targets, owners, self.size, self.learned),
+        }
+
+    def _shape(self, samples: Pairs, rows: Rows) -> Lengths:
+        source, target = samples.lengths_of(rows)
+        return min(
+            (shape for shape in self.shapes if shape[0] >= source and shape[1] >= target),
+            key=sum,
+        )
+
+    def describe(self) -> str:
+        """The lengths."""
+        shown = ", ".join(f"{source} and {target}" for source, target in self.shapes)
+        return f"padded to {shown} tokens of source and target"
+
+    def places(self, samples: Samples, rows: Rows) -> int:
+        """The tokens of all rows."""
+        assert isinstance(samples, Pairs)
+        return self.size * sum(self._shape(samples, rows))
+
+
+def shapes(batches: Sequence[tuple[Pairs, Rows]]) -> list[Lengths]:
+    """A few pairs of lengths into which each of `batches` goes; the last takes every sample."""
+    longest = np.asarray([samples.lengths_of(rows) for samples, rows in batches if len(rows)])
+    if not len(longest):
+        return [(packing.ALIGNMENT, packing.ALIGNMENT)]
+    tops = packing.buckets([each[:1] for each in longest], _SOURCES)
+    found: set[Lengths] = set()
+    for below, top in zip((0, *tops), tops, strict=False):
+        targets = longest[(longest[:, 0] > below) & (longest[:, 0] <= top), 1]
+        if len(targets):
+            lengths = packing.buckets([np.asarray([each]) for each in targets], _TARGETS)
+            found |= {(top, length) for length in lengths}
+    # In other epochs a long target may meet other sources.
+    found.add((max(tops), max(length for _, length in found)))
+    return sorted(found)

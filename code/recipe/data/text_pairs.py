@@ -1,0 +1,238 @@
+"""From a job's channels to sources and targets: documents and summaries, texts and translations."""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.data import classification
+from recipe.data.column_names import plain
+from recipe.data.evidence import Evidence, Recognised
+from recipe.data.files import formats
+from recipe.data.files.part import Part
+from recipe.data.layout import channels as layout
+from recipe.data.reading import read_parts
+from recipe.errors import DataError, Problems, near
+from recipe.hyperparameters import Hyperparameters
+
+SOURCE, TARGET = "source", "target"
+SUMMARIES = (
+    ("document", "summary"),
+    ("article", "highlights"),
+    ("dialogue", "summary"),
+    ("article", "summary"),
+    ("text", "summary"),
+    ("article", "abstract"),
+    ("description", "abstract"),
+    ("report", "summary"),
+    ("body", "summary"),
+    ("content", "summary"),
+    ("news_body", "news_title"),
+    ("extract_text", "summary_text"),
+)
+"""What the columns of a document and its summary are called."""
+PAIRS = (
+    ("source", "target"),
+    ("src", "tgt"),
+    ("source_text", "target_text"),
+    ("input_text", "target_text"),
+    ("text", "target"),
+    ("input", "target"),
+    ("inputs", "targets"),
+    ("inputs", "labels"),
+    ("input", "output"),
+    ("prompt", "completion"),
+    ("source", "translation"),
+    ("text", "translation"),
+)
+"""What the columns of any text and what is written for it are called."""
+_TRANSLATION = "translation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextPairs:
+    """Data sets with the columns `source` and `target`."""
+
+    train: datasets.Dataset
+    evaluation: datasets.Dataset
+    test: datasets.Dataset | None
+    """Present where there is validation data beside it; else it is `evaluation`."""
+    found: list[str]
+    """What was detected, one line each."""
+
+
+def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> TextPairs:
+    """Read and split the pairs of a job's channels. A row without either text is not used.
+
+    Raises:
+        DataError: names the channel, file or column that cannot be used, and the remedy.
+    """
+    places = layout.find(channels, hyperparameters.dataset_config_name)
+    notes = list(places.notes)
+    built: dict[str, list[pa.Table]] = {}
+    found: dict[str, str] = {}
+    like: tuple[str, str] | None = None
+
+    def units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
+        return [functools.partial(formats.read, path) for path in paths]
+
+    problems = Problems()
+    for split, part in read_parts(places, notes, units):
+        with problems.noted():
+            source, target = _columns(part, hyperparameters, like)
+            like = like or (source, target)
+            table = _texts(part, source, target)
+            if left_out := part.table.num_rows - table.num_rows:
+                notes.append(f"{left_out} rows of {part.path} lack a text and are not used.")
+            built.setdefault(split, []).append(table)
+            found.setdefault(
+                split,
+                f"{split} data: {part.format}; source column {source!r}, target column {target!r}",
+            )
+    problems.check()
+    sets = {
+        split: datasets.Dataset(pa.concat_tables(tables), fingerprint=uuid.uuid4().hex)
+        for split, tables in built.items()
+    }
+    if empty := [split for split, rows in sets.items() if len(rows) == 0]:
+        raise DataError(
+            f"The {empty[0]} data has no row with both texts.", "Give pairs, or leave it out."
+        )
+    train, evaluation, test, rule = classification.assign(sets, None, hyperparameters)
+    counted = [f"{line}; {len(sets[split])} rows" for split, line in found.items()]
+    return TextPairs(train=train, evaluation=evaluation, test=test, found=[*notes, *counted, rule])
+
+
+def _columns(
+    part: Part, hyperparameters: Hyperparameters, like: tuple[str, str] | None
+) -> tuple[str, str]:
+    """The columns of the source and of the target.
+
+    Raises:
+        DataError: a given column is not there, or they are not known by their names.
+    """
+    names = part.table.column_names
+    asked = {
+        "text_column": hyperparameters.text_column,
+        "label_column": hyperparameters.label_column,
+    }
+    for key, name in asked.items():
+        if name is not None and name not in names:
+            raise DataError(
+                f"{key} has value {name!r}, but {part.path} has the columns {', '.join(names)}.",
+                near(name, names) or f"Name one of them in {key}.",
+            )
+    text, label = asked["text_column"], asked["label_column"]
+    if text is not None and label is not None:
+        return text, label
+    by_plain = {plain(name): name for name in reversed(names)}
+    candidates = [like] if like is not None else []
+    candidates += _of_languages(by_plain, hyperparameters)
+    candidates += [
+        (by_plain[source], by_plain[target])
+        for source, target in (*SUMMARIES, *PAIRS)
+        if source in by_plain and target in by_plain
+    ]
+    for source, target in candidates:
+        fits = text in (None, source) and label in (None, target)
+        if fits and {source, target} <= set(names):
+            return source, target
+    languages = [name.partition(".")[2] for name in names if name.startswith(f"{_TRANSLATION}.")]
+    if languages:
+        raise DataError(
+            f"{part.path} has translations between {' and '.join(languages)}, and which is the "
+            "source is not said.",
+            f"Give source_lang={languages[0]} and target_lang={languages[-1]}, or the reverse.",
+        )
+    raise DataError(
+        f"The columns of sources and targets of {part.path} are not known by their names: its "
+        f"columns are {', '.join(names)}.",
+        "Name them in the hyperparameters text_column (what is read) and label_column (what is "
+        "written).",
+    )
+
+
+def _of_languages(
+    by_plain: Mapping[str, str], hyperparameters: Hyperparameters
+) -> list[tuple[str, str]]:
+    """The columns that source_lang and target_lang name: `translation.en`, `en`, or of `en_XX`."""
+    if hyperparameters.source_lang is None or hyperparameters.target_lang is None:
+        return []
+    pairs = []
+    for form in (str, lambda code: code.split("_")[0]):
+        source, target = (
+            form(code) for code in (hyperparameters.source_lang, hyperparameters.target_lang)
+        )
+        for stem in (f"{_TRANSLATION}.", ""):
+            both = by_plain.get(plain(stem + source)), by_plain.get(plain(stem + target))
+            if both[0] is not None and both[1] is not None:
+                pairs.append((both[0], both[1]))
+    return pairs
+
+
+def _texts(part: Part, source: str, target: str) -> pa.Table:
+    """The rows that have both texts."""
+    for name in (source, target):
+        if name in part.mixed:
+            raise DataError(
+                f"{part.path} has texts and other values in column {name!r}: {part.mixed[name]}.",
+                "Give texts.",
+            )
+    columns = [part.table[name].to_pylist() for name in (source, target)]
+    for name, values in zip((source, target), columns, strict=True):
+        strange = next((n for n, each in enumerate(values) if isinstance(each, (list, dict))), None)
+        if strange is not None:
+            raise DataError(
+                f"{part.where(strange)} has no text in column {name!r}, but "
+                f"{str(values[strange])[:60]}.",
+                "Give texts.",
+            )
+    texts = [[_text(value) for value in values] for values in columns]
+    rows = [(a, b) for a, b in zip(*texts, strict=True) if a.strip() and b.strip()]
+    made = {
+        SOURCE: pa.array([a for a, _ in rows], pa.large_string()),
+        TARGET: pa.array([b for _, b in rows], pa.large_string()),
+    }
+    return pa.table(made)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def recognise_summaries(evidence: Evidence) -> Recognised | None:
+    """Whether the first rows hold documents and summaries, for an encoder with a decoder."""
+    if not evidence.model.get("is_encoder_decoder"):
+        return None
+    for source, target in SUMMARIES:
+        if source in evidence.columns and target in evidence.columns:
+            return Recognised(reason=f"columns {source} and {target} hold documents and summaries")
+    return None
+
+
+def recognise_translations(evidence: Evidence) -> Recognised | None:
+    """Whether the first rows hold translations, for an encoder with a decoder."""
+    if not evidence.model.get("is_encoder_decoder"):
+        return None
+    if _of_languages(evidence.columns, evidence.hyperparameters):
+        return Recognised(reason="source_lang and target_lang name columns")
+    if any(name.startswith(f"{_TRANSLATION}.") for name in evidence.columns):
+        return Recognised(reason=f"column {_TRANSLATION} holds a text in several languages")
+    return None
+
+
+def recognise_others(evidence: Evidence) -> Recognised | None:
+    """Whether the first rows hold other texts and what is written for each."""
+    if not evidence.model.get("is_encoder_decoder") or recognise_translations(evidence):
+        return None
+    for source, target in PAIRS:
+        if source in evidence.columns and target in evidence.columns:
+            return Recognised(reason=f"columns {source} and {target} hold texts to read and write")
+    return None

@@ -1,0 +1,191 @@
+"""Encoder-decoder models: loading one, and letting it take batches of `pair_batches`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import Seq2SeqLMOutput
+
+from recipe.console import say
+from recipe.errors import HyperparameterError, ModelError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import loading, lora, packed_decoders
+from recipe.models.loading import Source
+from recipe.tokenization import languages
+
+_HEADS = frozenset(
+    (
+        *("t5", "mt5", "umt5", "longt5", "bart", "mbart", "marian", "m2m_100", "pegasus"),
+        *("pegasus_x", "blenderbot", "blenderbot-small", "led"),
+    )
+)
+"""Types of models whose logits are what their output embeddings make of the decoder's states, and a
+bias that some have: of these the head is computed on what is learned alone."""
+
+
+_OTHER_LOSSES = {
+    "prophetnet": "several tokens at once",
+    "xlm-prophetnet": "several tokens at once",
+    "switch_transformers": "how its experts are used",
+    "nllb-moe": "how its experts are used",
+}
+"""Types of models that learn more than the next token, and what."""
+
+
+def load(
+    source: Source, hyperparameters: Hyperparameters
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model in float32 and its tokenizer, both set to the job's languages and prefix.
+
+    Raises:
+        ModelError: it cannot be reached or loaded, lacks weights, or does not say what its decoder
+            begins with.
+        HyperparameterError: it writes several languages, and which is not said or not one of them.
+    """
+    model, tokenizer, report = loading.read(AutoModelForSeq2SeqLM, source, hyperparameters)
+    config: Any = model.config
+    if config.model_type in _OTHER_LOSSES:
+        raise ModelError(
+            f"The model {source.name} is of type {config.model_type}, whose own loss is of "
+            f"{_OTHER_LOSSES[config.model_type]}, too: that is not trained here.",
+            "Give a T5, BART, Pegasus, Marian, M2M100, NLLB or mBART.",
+        )
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(
+            f"The model {source.name} lacks {len(missing)} weights of an encoder with a decoder: "
+            f"{', '.join(missing[:4])}.",
+            "Give a model that was saved with its language modelling head.",
+        )
+    embeddings: Any = model.get_input_embeddings()
+    if len(tokenizer) > embeddings.num_embeddings:
+        raise ModelError(
+            f"The tokenizer of {source.name} has {len(tokenizer)} tokens, and the model "
+            f"{embeddings.num_embeddings}.",
+            "Resize the model's embeddings, or give its own tokenizer.",
+        )
+    _set_languages(model, tokenizer, hyperparameters)
+    if config.decoder_start_token_id is None and config.model_type != "mbart":
+        raise ModelError(
+            f"The model {source.name} does not say which token its decoder begins with.",
+            "Set decoder_start_token_id in its config.json.",
+        )
+    prefix = hyperparameters.source_prefix
+    known = getattr(config, "task_specific_params", None) or {}
+    if prefix is None and config.model_type == "t5" and known:
+        shown = next((each["prefix"] for each in known.values() if each.get("prefix")), "")
+        say(f"no source_prefix is given; the model was trained with such as {shown!r}")
+    # What serves the model puts it before each text; other tasks' settings are those of its past.
+    config.prefix = prefix
+    if known:
+        config.task_specific_params = None
+    return lora.wrap(model, hyperparameters, (), "SEQ_2_SEQ_LM", trains_head=False), tokenizer
+
+
+def _set_languages(model: Any, tokenizer: Any, hyperparameters: Hyperparameters) -> None:
+    """Let a multilingual tokenizer mark texts, and the model begin with the target's language."""
+    if not languages.is_multilingual(tokenizer):
+        return
+    chosen = {}
+    for name in ("source_lang", "target_lang"):
+        asked = getattr(hyperparameters, name)
+        language = None if asked is None else languages.named(tokenizer, asked)
+        if language is None:
+            some = ", ".join(languages.languages(tokenizer)[:60])
+            told = "is not given" if asked is None else f"has value {asked!r}"
+            raise HyperparameterError(
+                f"Hyperparameter {name} {told}, and the model marks texts with their languages.",
+                f"Give one of {some}.",
+            )
+        chosen[name] = language
+    for attribute, name in (("src_lang", "source_lang"), ("tgt_lang", "target_lang")):
+        setattr(tokenizer, attribute, chosen[name])
+        tokenizer.init_kwargs[attribute] = chosen[name]  # which is what is saved
+    first = languages.token_of(tokenizer, chosen["target_lang"])
+    model.generation_config.forced_bos_token_id = first
+    if model.config.model_type == "mbart" and model.config.decoder_start_token_id is None:
+        model.config.decoder_start_token_id = first
+        model.generation_config.decoder_start_token_id = first
+
+
+def shift_of(model: Any) -> Callable[[Tensor], Tensor]:
+    """The model's own function of labels [rows, length], -100 where there are none, to what its
+    decoder reads."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if hasattr(inner, "prepare_decoder_input_ids_from_labels"):
+        return functools.partial(_prepared, inner.prepare_decoder_input_ids_from_labels)
+    own = inspect.getmodule(type(inner)).shift_tokens_right  # type: ignore[union-attr]
+    config = inner.config
+    return functools.partial(_shifted, own, config.pad_token_id, config.decoder_start_token_id)
+
+
+def _prepared(own: Callable[..., Tensor], labels: Tensor) -> Tensor:
+    return own(labels=labels)
+
+
+def _shifted(own: Callable[..., Tensor], pad: int, start: int, labels: Tensor) -> Tensor:
+    return own(labels, pad, start)
+
+
+def take_pairs(model: Any, smoothing: float) -> None:
+    """Let `model` take batches of pairs beside what it always took.
+
+    Its answer to them has, in the place of logits, [samples, 2] in float32: the sum of the losses
+    of a target's tokens, and how many of these it would have said.
+
+    Args:
+        smoothing: Share of the target that goes to all tokens alike, where it trains.
+    """
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    usual = inner.forward
+    # With the signature of before, by which generate() checks its arguments.
+    forward = functools.partial(_forward, inner, usual, smoothing)
+    inner.forward = functools.update_wrapper(forward, usual)
+
+
+def _forward(
+    model: Any, usual: Callable[..., Any], smoothing: float, *args: Any, **inputs: Any
+) -> Any:
+    places = inputs.pop("places", None)
+    if places is None:
+        return usual(*args, **inputs)
+    targets, owners, answers = (inputs.pop(name) for name in ("targets", "owners", "answers"))
+    states, head, vocabulary = _states(model, usual, inputs)
+    chosen = states.flatten(0, 1)[places]
+    share = smoothing if model.training else 0.0
+    tokens = packed_decoders.of_tokens(chosen, head, targets, vocabulary, share)
+    return Seq2SeqLMOutput(logits=packed_decoders.sums_of(tokens, owners, answers))
+
+
+def _states(
+    model: Any, usual: Callable[..., Any], inputs: Mapping[str, Any]
+) -> tuple[Tensor, Callable[[Tensor], Tensor], int]:
+    """[rows, length, hidden] of the decoder, what makes logits of some of them, and of how many
+    tokens."""
+    if model.config.model_type not in _HEADS or torch.compiler.is_compiling():
+        logits = usual(**inputs, use_cache=False).logits
+        return logits, lambda some: some, logits.shape[-1]
+    output = model.get_output_embeddings()
+    seen: list[Tensor] = []
+
+    def keep(module: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        seen.append(given[0])
+        return (given[0][:, :1],)  # the model's own logits are not looked at
+
+    handle = output.register_forward_pre_hook(keep)
+    try:
+        usual(**inputs, use_cache=False)
+    finally:
+        handle.remove()
+    bias = getattr(model, "final_logits_bias", None)
+
+    def head(some: Tensor) -> Tensor:
+        logits: Tensor = output(some)
+        return logits if bias is None else logits + bias
+
+    return seen[0], head, int(output.weight.shape[0])

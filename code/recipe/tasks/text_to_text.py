@@ -1,0 +1,224 @@
+"""Texts from texts: summaries, translations, and whatever else pairs of texts show."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+
+from recipe import metrics
+from recipe.batching import pair_batches
+from recipe.batching.batches import Layout, Samples
+from recipe.batching.pair_batches import PaddedPairs, Pairs
+from recipe.console import say
+from recipe.data import text_pairs
+from recipe.data.text_pairs import SOURCE
+from recipe.errors import HyperparameterError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import text_to_text as models
+from recipe.models.loading import Source
+from recipe.reports import figures
+from recipe.reports.model_card import About
+from recipe.reports.section import Section
+from recipe.runtime import xla
+from recipe.task_table import SUMMARIES, TRANSLATIONS
+from recipe.tasks import evaluation, judging, writing
+from recipe.tasks.base import Batches, Finding, Model, check_best, named
+from recipe.tasks.writing import Written
+from recipe.tokenization import text_pairs as tokens
+
+_USUAL, _USUAL_OF_SUMMARIES, _USUAL_TARGET = 512, 1024, 128
+_NO_LIMIT = 1 << 30
+
+
+class _TextPairs:
+    packable: Collection[str] = ()
+    lightens_attention = False
+
+    def __init__(self, hyperparameters: Hyperparameters) -> None:
+        self._hyperparameters = hyperparameters
+        self._smoothing = float(hyperparameters.passed.get("label_smoothing_factor", 0.0))
+        self._has_said = False
+        self.longest_target = 0
+        self.last: Written | None = None
+        """What was written in the last evaluation."""
+
+    def packs(self, model: PreTrainedModel) -> bool:
+        return False
+
+    def layout(
+        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
+    ) -> Layout:
+        pairs = [(samples, rows) for samples, rows in batches if isinstance(samples, Pairs)]
+        learned = max((samples.weight(rows) for samples, rows in pairs), default=1)
+        shapes = pair_batches.shapes(pairs)
+        return PaddedPairs(shapes, size, pad_id, models.shift_of(model), learned)
+
+    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        models.take_pairs(model, self._smoothing)
+
+    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        return logits[:, 0]  # they were made beside the head
+
+    def class_weights(
+        self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
+    ) -> Sequence[float] | None:
+        return None
+
+    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        return evaluation.score_tokens
+
+    def written_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
+        """Scores of what the model writes, where it can: see `recipe.tasks.base.Writing`."""
+        given = self._hyperparameters
+        if not given.predict_with_generate:
+            return {}
+        if trainer.is_fsdp_enabled or xla.in_use():
+            if not self._has_said:
+                why = "its weights are sharded" if trainer.is_fsdp_enabled else "XLA is in use"
+                say(f"predict_with_generate: nothing is written in evaluations, since {why}")
+            self._has_said = True
+            return {}
+        assert isinstance(samples, Pairs)
+        options: dict[str, Any] = {"max_new_tokens": self.longest_target}
+        if given.num_beams is not None:
+            options["num_beams"] = given.num_beams
+        most = None if given.predicts else given.generated_rows
+        self.last = writing.write(trainer, samples, most, options)
+        return self.last.scores(given.target_lang)
+
+
+class TextToText:
+    """Texts from texts."""
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        written = metrics.WRITING_SCORES if hyperparameters.predict_with_generate else ()
+        check_best(hyperparameters, ("perplexity", "token_accuracy", *written))
+        if hyperparameters.predicts and not hyperparameters.predict_with_generate:
+            raise HyperparameterError(
+                "do_predict=True asks for written texts, and predict_with_generate is False.",
+                "Leave one of them out.",
+            )
+        self._hyperparameters = hyperparameters
+        self._objective = _TextPairs(hyperparameters)
+        self.objective = self._objective
+        channels = judging.channels(channels, hyperparameters)
+        self._pairs = text_pairs.load(channels, hyperparameters)
+        self.train, self.found = self._pairs.train, self._pairs.found
+
+    def load(self, source: Source) -> Model:
+        """With its languages and prefix set."""
+        return models.load(source, self._hyperparameters)
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Where longer sources are cut, by what serves the model, too; and targets."""
+        given = self._hyperparameters
+        summarises = given.task == SUMMARIES
+        source = _within(model, "encoder", "max_length", given.max_length)
+        if given.max_length is None:
+            usual = _USUAL_OF_SUMMARIES if summarises else _USUAL
+            source = min(source, usual, tokenizer.model_max_length)
+        target = _within(model, "decoder", "max_target_length", given.max_target_length)
+        if given.max_target_length is None:
+            target = min(target, _USUAL_TARGET)
+        tokenizer.model_max_length = source
+        self._objective.longest_target = target
+        settings: Any = model.generation_config
+        settings.max_new_tokens, settings.max_length = target, None
+        if given.num_beams is not None:
+            settings.num_beams = given.num_beams
+        if (settings.min_length or 0) > target:
+            say(f"min_length of the model is {settings.min_length}: lowered to {target}")
+            settings.min_length = target
+        say(f"targets are cut at {target} tokens")
+        return source
+
+    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+        """Pairs."""
+        prefix, target = self._hyperparameters.source_prefix or "", self._objective.longest_target
+        return {
+            name: tokens.tokenise(name, split, tokenizer, prefix, max_length, target)
+            for name, split in named(self._pairs)
+        }
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """Of the sources, with the prefix and special tokens."""
+        prefix = self._hyperparameters.source_prefix or ""
+        texts = [prefix + text for text in self.train.select(rows)[SOURCE]]
+        ids, _ = tokens.encoded(tokenizer, texts, _NO_LIMIT >> 8)
+        return [len(each) for each in ids]
+
+    def pieces(self, length: int, longest: int) -> int:
+        """One: a long source is cut."""
+        return 1
+
+    def about(self) -> About:
+        """A writer of such texts."""
+        given = self._hyperparameters
+        scores: tuple[str, ...] = ("rougeLsum", "rouge1", "chrf", "bleu")
+        purpose, title = "write texts like those of its data", "Writer of texts from texts"
+        if given.task == SUMMARIES:
+            purpose, title = "summarise texts like those of its data", "Summariser"
+        if given.task == TRANSLATIONS:
+            scores = ("bleu", "chrf", "rougeLsum")
+            title, purpose = "Translator", "translate texts like those of its data"
+            if given.source_lang and given.target_lang:
+                purpose += f", from {given.source_lang} to {given.target_lang}"
+        if given.source_prefix:
+            purpose += f". Each text is read with {given.source_prefix!r} before it"
+        return About(
+            title=title,
+            pipeline=str(given.task),
+            purpose=purpose,
+            metrics="Losses are means over the tokens of targets. ROUGE (F-measure), BLEU and chrF "
+            "are from 0 to 100, of what the model wrote for some rows (generated_rows).",
+            headline=(*scores, "perplexity", "loss"),
+        )
+
+    def findings(self) -> Iterator[Finding]:
+        """Nothing beyond what was found."""
+        yield from ()
+
+    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
+        """The perplexity's curve, and what the model wrote last."""
+        history = trainer.state.log_history
+        sections = []
+        if any("eval_perplexity" in entry for entry in history):
+            title = "Perplexity, evaluation data"
+            draw = functools.partial(figures.perplexity, history)
+            sections.append(Section(title=title, figure=("perplexity", draw)))
+        last = self.answers(trainer)
+        return sections if last is None else [*sections, last.section()]
+
+    def answers(self, trainer: Trainer) -> Written | None:
+        """What the model wrote last."""
+        last = self._objective.last
+        if last is None or self._pairs.test is None:
+            return last
+        return dataclasses.replace(last, split="test")
+
+
+def _within(model: PreTrainedModel, half: str, name: str, asked: int | None) -> int:
+    """Tokens that the encoder or decoder takes: as asked, or as many as it has positions for.
+
+    Raises:
+        HyperparameterError: it has fewer than asked for.
+    """
+    config: Any = model.config
+    names = (f"max_{half}_position_embeddings", "max_position_embeddings")
+    limit = next((value for each in names if (value := getattr(config, each, None))), _NO_LIMIT)
+    if asked is not None and asked > limit:
+        raise HyperparameterError(
+            f"Hyperparameter {name} has value {asked}, but the model's {half} takes {limit} "
+            "tokens.",
+            f"Give {limit} or less.",
+        )
+    return int(asked or limit)
+
+
+TASK = TextToText

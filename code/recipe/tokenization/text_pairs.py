@@ -1,0 +1,86 @@
+"""Pairs of texts to token ids, as the model reads and writes them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import datasets
+from transformers import PreTrainedTokenizerBase
+
+from recipe.batching.pair_batches import TARGET_IDS, Pairs
+from recipe.console import say
+from recipe.data.column_names import TOKEN_IDS
+from recipe.data.text_pairs import SOURCE, TARGET
+from recipe.tokenization import texts as tokens
+from recipe.tokenization.encoding import beginning
+
+
+def tokenise(
+    name: str,
+    split: datasets.Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    prefix: str,
+    longest_source: int,
+    longest_target: int,
+) -> Pairs:
+    """The samples of a split of `TextPairs`, cached; a line says how many are cut.
+
+    Args:
+        prefix: What stands before each source.
+        longest_source: Tokens at which sources are cut.
+        longest_target: Tokens at which targets are cut.
+    """
+    marks = [str(getattr(tokenizer, each, None)) for each in ("src_lang", "tgt_lang")]
+    ways = ("pairs", prefix, str(longest_target), *marks)
+    made = tokens.cached(
+        split,
+        tokens.key(split, tokenizer, longest_source, *ways),
+        functools.partial(_rows, tokenizer, prefix, longest_source, longest_target),
+        remove_columns=split.column_names,
+    )
+    pairs = Pairs.tokenised(made.select_columns([TOKEN_IDS, TARGET_IDS]), split)
+    line = f"{name}: {len(pairs)} pairs, {int(pairs.sources.sum())} tokens of sources and "
+    line += f"{int(pairs.labels.sum())} of targets"
+    for what, column in (("sources", _CUT_SOURCE), ("targets", _CUT_TARGET)):
+        if cut := sum(made[column][:]):
+            line += f"; {cut} {what} are cut ({cut / len(pairs):.1%})"
+    say(line)
+    return pairs
+
+
+_CUT_SOURCE, _CUT_TARGET = "source_is_cut", "target_is_cut"
+
+
+def _rows(
+    tokenizer: PreTrainedTokenizerBase,
+    prefix: str,
+    longest_source: int,
+    longest_target: int,
+    batch: Mapping[str, Sequence[Any]],
+) -> dict[str, list[Any]]:
+    sources = [prefix + text for text in batch[SOURCE]]
+    read, cut = encoded(tokenizer, sources, longest_source)
+    written, ends = encoded(tokenizer, batch[TARGET], longest_target, is_target=True)
+    return {TOKEN_IDS: read, TARGET_IDS: written, _CUT_SOURCE: cut, _CUT_TARGET: ends}
+
+
+def encoded(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    longest: int,
+    is_target: bool = False,
+) -> tuple[list[list[int]], list[bool]]:
+    """Token ids of texts with special tokens, and whether each was cut."""
+    heads = [beginning(tokenizer, text, longest + 1) for text in texts]
+    options: dict[str, Any] = {"return_attention_mask": False, "verbose": False}
+    given: dict[str, Any] = {"text_target": heads} if is_target else {"text": heads}
+    whole = tokenizer(**given, truncation=True, max_length=longest + 1, **options)["input_ids"]
+    cut = [len(ids) > longest for ids in whole]
+    if any(cut):
+        # With its end token, as the model was trained to see.
+        ids = tokenizer(**given, truncation=True, max_length=longest, **options)["input_ids"]
+    else:
+        ids = whole
+    return ids, cut

@@ -1,0 +1,278 @@
+"""task=summarization, translation, text2text-generation: what is read, learned and scored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import DataCollatorForSeq2Seq, PreTrainedModel
+from transformers.trainer_pt_utils import LabelSmoother
+
+from recipe.batching.pair_batches import PaddedPairs, Pairs, shapes
+from recipe.data import text_pairs
+from recipe.errors import DataError, HyperparameterError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import text_to_text
+from recipe.models.loading import Source
+from recipe.tasks import detection, writing
+from recipe.tokenization import text_pairs as tokens
+from tests.support import serving_kit
+
+PAIRS = [
+    ("anna said the film was good again .", "film good"),
+    ("paris was bad", "bad bad bad bad who said paris"),
+    ("the film", "anna"),
+    ("who said the film in paris was good again ? anna said the film was good", "anna said good"),
+]
+KINDS: dict[str, dict[str, Any]] = {
+    "T5ForConditionalGeneration": {},
+    "T5ForConditionalGeneration, gated": {"feed_forward_proj": "gated-gelu",
+                                          "tie_word_embeddings": False},
+    "BartForConditionalGeneration": {},
+    "MarianMTModel": {"share_encoder_decoder_embeddings": True},
+    "M2M100ForConditionalGeneration": {},
+    "MBartForConditionalGeneration": {},
+    "PegasusForConditionalGeneration": {},
+    "PLBartForConditionalGeneration": {},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of tokens of this module's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+        yield
+
+
+def make(kind: str) -> PreTrainedModel:
+    """A small random model without dropout whose weights are far from 0."""
+    name = kind.partition(",")[0]
+    still = {
+        "dropout_rate": 0.0,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+    }
+    size = {"vocab_size": 71, "pad_token_id": 0, "eos_token_id": 3, "bos_token_id": 2}
+    halves: dict[str, Any] = {}
+    for half in ("encoder", "decoder"):
+        halves |= {f"{half}_layers": 2, f"{half}_attention_heads": 2, f"{half}_ffn_dim": 48}
+    if name.startswith("T5"):
+        halves = {"d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2}
+    wide: dict[str, Any] = {"d_model": 32}
+    stem = name.removesuffix("ForConditionalGeneration").removesuffix("MTModel")
+    config = getattr(transformers, f"{stem}Config")(
+        **size, **wide, **halves, **still, max_position_embeddings=64, decoder_start_token_id=3,
+        **KINDS[kind],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model: PreTrainedModel = getattr(transformers, name)(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=0.2)
+    return model.eval()
+
+
+def tokenise(prefix: str = "", **lengths: int) -> Pairs:
+    columns = {"source": [a for a, _ in PAIRS], "target": [b for _, b in PAIRS]}
+    split = datasets.Dataset.from_dict(columns)
+    longest = {"longest_source": 40, "longest_target": 20, **lengths}
+    return tokens.tokenise("train", split, serving_kit.tokenizer(), prefix, **longest)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_loss_and_gradients_are_those_of_the_reference(kind: str, smoothing: float) -> None:
+    """Of transformers' collator and its model's own loss, or the Trainer's label smoother."""
+    model, pairs, rows = make(kind), tokenise(), np.arange(4)
+    tokenizer = serving_kit.tokenizer()
+    features = [
+        {
+            "input_ids": pairs.tokens(row)[: pairs.sources[row]].tolist(),
+            "labels": pairs.tokens(row)[pairs.sources[row] :].tolist(),
+        }
+        for row in range(4)
+    ]
+    batch = DataCollatorForSeq2Seq(tokenizer, model=model)(features)
+    if "decoder_input_ids" not in batch:
+        batch["decoder_input_ids"] = text_to_text.shift_of(model)(batch["labels"])
+    batch.pop("token_type_ids", None)
+    output = model(**batch)
+    wanted = output.loss
+    if smoothing:
+        wanted = LabelSmoother(epsilon=smoothing)(output, batch["labels"])
+    model.zero_grad()
+    wanted.backward()
+    grads = {n: w.grad.clone() for n, w in model.named_parameters() if w.grad is not None}
+    said = (output.logits.argmax(-1) == batch["labels"]).sum()
+    layout = PaddedPairs(shapes([(pairs, rows)]), 6, 0, text_to_text.shift_of(model), 40)
+    text_to_text.take_pairs(model, smoothing)
+    model.zero_grad()
+    # Without dropout it may train: smoothing is of training alone.
+    sums = model.train(smoothing > 0)(**layout.tensors(pairs, rows)).logits
+    assert sums.shape == (6, 2) and sums[4:].abs().sum() == 0
+    loss = sums[:, 0].sum() / pairs.weight(rows)
+    torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-6)
+    assert sums[:, 1].sum() == said
+    loss.backward()
+    for name, weight in model.named_parameters():
+        if name in grads:
+            torch.testing.assert_close(weight.grad, grads[name], rtol=1e-4, atol=2e-5)
+
+
+def test_batches_have_few_shapes_and_every_token_in_its_place() -> None:
+    model = make("BartForConditionalGeneration")
+    pairs = tokenise()
+    halves = [np.asarray([0, 2]), np.asarray([1, 3])]
+    few = shapes([(pairs, rows) for rows in halves])
+    layout = PaddedPairs(few, 2, 0, text_to_text.shift_of(model), 3)
+    for rows in (*halves, np.asarray([3, 1]), np.asarray([2])):
+        batch = layout.tensors(pairs, rows)
+        assert (batch["input_ids"].shape[1], batch["decoder_input_ids"].shape[1]) in few
+        width = batch["decoder_input_ids"].shape[1]
+        for at, row in enumerate(rows.tolist()):
+            ids, source = pairs.tokens(row).tolist(), int(pairs.sources[row])
+            mask = batch["attention_mask"][at].bool()
+            assert batch["input_ids"][at][mask].tolist() == ids[:source]
+            assert batch["decoder_input_ids"][at][: len(ids) - source].tolist() == [
+                3, *ids[source:-1]
+            ]  # fmt: skip
+            mine = (batch["owners"] == at) & (batch["targets"] != -100)
+            assert batch["targets"][mine].tolist() == ids[source:]
+            assert (batch["places"][mine] - at * width).tolist() == list(range(len(ids) - source))
+
+
+def test_prefix_cuts_and_end_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = tokenise("who said ", longest_source=8, longest_target=5)
+    tokenizer = serving_kit.tokenizer()
+    assert "cut (" in capsys.readouterr().out
+    for row in range(4):
+        source, target = np.split(pairs.tokens(row), [pairs.sources[row]])
+        assert len(source) <= 8 and len(target) <= 5
+        assert source[-1] == target[-1] == tokenizer.sep_token_id
+        assert tokenizer.decode(source[1:3]) == "who said"
+
+
+def read(folder: Path, rows: list[dict[str, Any]], **options: Any) -> text_pairs.TextPairs:
+    folder.mkdir(exist_ok=True)
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = Hyperparameters(task="translation", **options)
+    return text_pairs.load({"train": folder}, given)
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "source", "target"),
+    [
+        ({"document": "a b", "summary": "a", "id": 3}, {}, "a b", "a"),
+        ({"article": "a b", "highlights": "a"}, {}, "a b", "a"),
+        ({"translation": {"en": "yes", "de": "ja"}}, {"source_lang": "de", "target_lang": "en"}, "ja", "yes"),
+        ({"translation": {"en": "yes", "ro": "da"}}, {"source_lang": "en_XX", "target_lang": "ro_RO"}, "yes", "da"),
+        ({"en": "yes", "de": "ja"}, {"source_lang": "en", "target_lang": "de"}, "yes", "ja"),
+        ({"a": "yes", "b": "ja"}, {"text_column": "b", "label_column": "a"}, "ja", "yes"),
+        ({"text": "long", "target": "l", "summary": "s"}, {"label_column": "target"}, "long", "l"),
+    ],
+)  # fmt: skip
+def test_columns_of_pairs(
+    tmp_path: Path, row: dict[str, Any], options: dict[str, str], source: str, target: str
+) -> None:
+    found = read(tmp_path, [row] * 20, **options)
+    assert found.train[0] == {"source": source, "target": target}
+    assert len(found.train) == 18 and len(found.evaluation) == 2
+
+
+def test_what_cannot_be_pairs(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"between en and de, .*Give source_lang=en"):
+        read(tmp_path, [{"translation": {"en": "yes", "de": "ja"}}] * 4)
+    with pytest.raises(DataError, match="are not known by their names"):
+        read(tmp_path, [{"a": "yes", "b": "ja"}] * 4)
+    with pytest.raises(DataError, match="texts and other values in column 'summary'"):
+        read(tmp_path, [{"text": "a", "summary": "b"}, {"text": "a", "summary": ["x"]}])
+    found = read(tmp_path, [{"text": "a", "summary": "b"}] * 9 + [{"text": "a", "summary": None}])
+    assert "1 rows of" in found.found[0] and len(found.train) + len(found.evaluation) == 9
+
+
+@pytest.mark.parametrize(
+    ("row", "task"),
+    [
+        ({"document": "a b", "summary": "a"}, "summarization"),
+        ({"translation": {"en": "yes", "de": "ja"}}, "translation"),
+        ({"source": "a", "target": "b"}, "text2text-generation"),
+    ],
+)
+def test_the_task_is_found(tmp_path: Path, row: dict[str, Any], task: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text(f"{json.dumps(row)}\n" * 9)
+    config = {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    given = Hyperparameters(model_name_or_path=str(tmp_path))
+    resolved, why = detection.find(given, {"train": tmp_path / "data"})
+    assert resolved.task == task, why
+
+
+def written(texts: list[str], targets: list[str]) -> dict[str, float]:
+    split = datasets.Dataset.from_dict({"source": targets, "target": targets})
+    pairs = tokenise()
+    pairs = Pairs(pairs.token_ids, pairs.starts, pairs.labels, pairs.sources, split)
+    return writing.Written(range(len(texts)), texts, [1] * len(texts), pairs).scores(None)
+
+
+def test_scores_of_written_texts() -> None:
+    same = ["the film was good in paris", "anna said that paris was bad again"]
+    assert written(same, same) == pytest.approx(
+        {**dict.fromkeys(("rouge1", "rouge2", "rougeL", "rougeLsum", "bleu", "chrf"), 100.0),
+         "gen_len": 1.0}
+    )  # fmt: skip
+    half = written(["the film was bad", "anna"], ["the film was good", "anna"])
+    assert half["rouge1"] == pytest.approx((75 + 100) / 2)
+    # Of words that the library does not know, it would say 0.
+    cyrillic = written(["фильм был хорош"], ["фильм был плох"])
+    assert cyrillic["rouge1"] == pytest.approx(100 * 2 / 3)
+    assert written(["電影很好"], ["電影很壞"])["rouge1"] == pytest.approx(75)
+
+
+def nllb(folder: Path) -> Path:
+    """A tiny model of three languages."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<s>", "<pad>", "</s>", "<unk>", *serving_kit.WORDS]
+    base = Tokenizer(models.WordLevel({w: n for n, w in enumerate(words)}, unk_token="<unk>"))
+    base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    codes = ["eng_Latn", "fra_Latn", "deu_Latn"]
+    made: Any = transformers.NllbTokenizerFast
+    reader = made(tokenizer_object=base, additional_special_tokens=codes, model_max_length=32)
+    config = transformers.M2M100Config(
+        vocab_size=len(reader), d_model=16, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
+        max_position_embeddings=32, pad_token_id=1, bos_token_id=0, eos_token_id=2,
+        decoder_start_token_id=2,
+    )  # fmt: skip
+    transformers.M2M100ForConditionalGeneration(config).save_pretrained(folder)
+    reader.save_pretrained(folder)
+    return folder
+
+
+def test_a_model_of_several_languages_learns_and_keeps_them(tmp_path: Path) -> None:
+    source = Source(name=str(nllb(tmp_path / "nllb")), is_local=True)
+    with pytest.raises(HyperparameterError, match=r"target_lang has value 'xx'.*eng_Latn"):
+        text_to_text.load(source, Hyperparameters(source_lang="eng", target_lang="xx"))
+    given = Hyperparameters(source_lang="deu", target_lang="fra_Latn")
+    model, tokenizer = text_to_text.load(source, given)
+    (read_ids,), _ = tokens.encoded(tokenizer, ["the film"], 9)
+    (written_ids,), _ = tokens.encoded(tokenizer, ["the film"], 9, is_target=True)
+    named: Any = tokenizer.convert_tokens_to_ids
+    assert named("deu_Latn") in read_ids and named("fra_Latn") in written_ids
+    model.save_pretrained(tmp_path / "kept")
+    tokenizer.save_pretrained(tmp_path / "kept")
+    kept = transformers.AutoTokenizer.from_pretrained(tmp_path / "kept")
+    assert kept("the film").input_ids == read_ids
+    settings = transformers.GenerationConfig.from_pretrained(tmp_path / "kept")
+    assert settings.forced_bos_token_id == named("fra_Latn")
