@@ -1,8 +1,9 @@
 """The format of metric lines, and the regexes that read it.
 
-    python code/recipe/metrics.py
+    python code/recipe/metrics.py [TASK]
 
-prints the list to pass to an estimator as `metric_definitions`. A line is the word `metric`
+prints the list to pass to an estimator as `metric_definitions`; of some tasks (`OF_TASKS`) another
+one than of the rest. A line is the word `metric`
 followed by `name=value` pairs:
 
     metric step=40 epoch=0.5 loss=0.4127
@@ -21,18 +22,32 @@ from __future__ import annotations
 import decimal
 import json
 import math
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 
 SCORES = ("accuracy", "precision", "recall", "f1_weighted", "f1_macro")
 """What evaluation computes of classes, beside the loss; precision, recall: means over labels."""
 OTHER_SCORES = ("f1_micro", "mse", "pearson", "spearman", "perplexity", "token_accuracy")
 """What it computes where a text has several labels, or a number, or is learned itself."""
-WRITING_SCORES = ("rouge1", "rouge2", "rougeL", "rougeLsum", "bleu", "chrf", "gen_len")
+WRITING_SCORES: Sequence[str] = (
+    "rouge1",
+    "rouge2",
+    "rougeL",
+    "rougeLsum",
+    "bleu",
+    "chrf",
+    "gen_len",
+)
 """What it computes of texts that a model has written."""
+_WRITING = ("loss", "perplexity", "token_accuracy", *WRITING_SCORES)
+OF_TASKS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("summarization", "translation", "text2text-generation"), _WRITING),
+}
+"""What evaluation gives of tasks with scores of their own: SageMaker takes 40 regexes for a job."""
 
 _TRAINING = ("loss", "grad_norm", "learning_rate", "epoch", "train_loss")
 _SPEED = ("train_runtime", "train_samples_per_second", "eval_samples_per_second")
-_OF_SPLITS = ("loss", *SCORES, *OTHER_SCORES, *WRITING_SCORES, "f1")
+_OF_SPLITS = ("loss", *SCORES, *OTHER_SCORES, "f1")
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 
 
@@ -70,13 +85,19 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def metric_names() -> list[str]:
-    """Every name that the recipe's metric lines may hold and that is worth a curve."""
-    scores = [f"{split}_{name}" for split in ("eval", "test") for name in _OF_SPLITS]
+def metric_names(task: str = "") -> list[str]:
+    """Every name that the metric lines of a task may hold and that is worth a curve.
+
+    Args:
+        task: The hyperparameter; one that is not in OF_TASKS has the scores of classes, of numbers
+            and of language models.
+    """
+    of_split = OF_TASKS.get(task, _OF_SPLITS)
+    scores = [f"{split}_{name}" for split in ("eval", "test") for name in of_split]
     return [*_TRAINING, *scores, *_SPEED]
 
 
-def metric_definitions() -> list[dict[str, str]]:
+def metric_definitions(task: str = "") -> list[dict[str, str]]:
     """The estimator's `metric_definitions`: one `{"Name", "Regex"}` for each metric.
 
     Each reads our lines, and HF Trainer's: `{'loss': 0.4127, ...}` of transformers 4,
@@ -88,9 +109,9 @@ def metric_definitions() -> list[dict[str, str]]:
             "Regex": rf"(?:\bmetric (?:\S+ )*{name}=|(?<!log: )\{{(?:[^{{}}]*, )?'{name}': '?)"
             rf"{_NUMBER}(?![^\s,'}}])",
         }
-        for name in metric_names()
+        for name in metric_names(task)
     ]
 
 
 if __name__ == "__main__":
-    print(json.dumps(metric_definitions(), indent=2))
+    print(json.dumps(metric_definitions(*sys.argv[1:2]), indent=2))
