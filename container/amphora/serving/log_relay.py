@@ -1,8 +1,8 @@
-"""Output that nobody reads never stops the server: it is bounded, and what is beyond it is counted.
+"""Relays stdout and stderr, so that output that nobody reads never stops the server.
 
-A write to a full pipe blocks whoever writes: the front, and each worker that prints, by Python or
-below it. So both write to pipes that this module always reads, and threads of its own write on to
-what the container was given. Each keeps at most a megabyte, and drops whole lines.
+A write to a full pipe blocks whoever writes: the front, and each worker that prints, in Python or
+below it. So both write to pipes that this module always reads, and its own threads write on to the
+container's outputs. Each keeps at most a megabyte, drops whole lines beyond it, and counts them.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import time
 from collections import deque
 
 LOG = logging.getLogger("amphora.server")
-_KEPT_BYTES = 1 << 20
+_MAX_KEPT_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
-# Between two reads, and two writes, so that a line of each request does not wake threads for each.
+# Between two reads or writes, so that each line of a request does not wake the threads.
 _READ_PAUSE = 0.005
 _WRITE_PAUSE = 0.01
 _LINE_SECONDS = 0.05
 _QUIET_SECONDS = 10.0
-# For what was printed last, where it is read at all.
+# For what was printed last, if anybody reads at all.
 _FLUSH_SECONDS = 1.0
 
 
-class Stream:
+class RelayedStream:
     """One of the process's standard outputs, with two threads between its writers and its reader.
 
     Args:
@@ -42,7 +42,7 @@ class Stream:
 
     def __init__(self, descriptor: int) -> None:
         self.dropped = 0
-        """Lines that nobody will see."""
+        """Lines that were not written."""
         self._descriptor = descriptor
         self._target = os.dup(descriptor)
         self._source, end = os.pipe()
@@ -54,13 +54,13 @@ class Stream:
         # Whether the last chunk that was kept, or dropped, ended within a line.
         self._is_open_line = self._skips_line = False
         self._change = threading.Condition()
-        self._told = (0, -_QUIET_SECONDS)
+        self._reported, self._reported_at = 0, -_QUIET_SECONDS
         for work in (self._read, self._write):
             threading.Thread(target=work, name=f"output {descriptor}", daemon=True).start()
 
     @property
     def is_empty(self) -> bool:
-        """Whether all that was printed is written, or dropped."""
+        """Whether all that was printed is written or dropped."""
         with self._change:
             (unread,) = struct.unpack("i", fcntl.ioctl(self._source, termios.FIONREAD, b"\0" * 4))
             return not unread and not self._chunks and not self._is_writing
@@ -74,15 +74,15 @@ class Stream:
             time.sleep(_READ_PAUSE)
 
     def _keep(self, data: bytes) -> None:
-        """Keep what fits; of the rest, the end of a line that was begun."""
+        """Keep what fits; of the rest, the end of a line that has started."""
         if self._skips_line:
             _, end_of_line, data = data.partition(b"\n")
             self._skips_line = not end_of_line
-        if data and self._size + len(data) > _KEPT_BYTES:
+        if data and self._size + len(data) > _MAX_KEPT_BYTES:
             begun, end_of_line, rest = b"", b"", data
             if self._is_open_line:
                 begun, end_of_line, rest = data.partition(b"\n")
-            # A line that goes on for ever is cut: what is kept ends it.
+            # A line that goes on forever is cut: what is kept ends it.
             self._skips_line = not (rest or end_of_line).endswith(b"\n")
             self.dropped += rest.count(b"\n") + self._skips_line
             data = begun + b"\n" if self._is_open_line else b""
@@ -113,28 +113,25 @@ class Stream:
             with self._change:
                 self._size = sum(map(len, self._chunks))
                 self._is_writing = False
-            self._tell()
+            now = time.monotonic()
+            if self.dropped > self._reported and now - self._reported_at > _QUIET_SECONDS:
+                self._reported, self._reported_at = self.dropped, now
+                name = "stdout" if self._descriptor == 1 else "stderr"
+                LOG.warning("%d lines of %s were dropped: nobody read them.", self.dropped, name)
             time.sleep(_WRITE_PAUSE)
 
-    def _tell(self) -> None:
-        told, when = self._told
-        if self.dropped > told and time.monotonic() - when > _QUIET_SECONDS:
-            self._told = (self.dropped, time.monotonic())
-            name = "stdout" if self._descriptor == 1 else "stderr"
-            LOG.warning("%d lines of %s were dropped: nobody read them.", self.dropped, name)
 
-
-_streams: list[Stream] = []
+_streams: list[RelayedStream] = []
 
 
 def start() -> None:
-    """Put streams before stdout and stderr, where they can block at all: a file cannot."""
+    """Relay stdout and stderr, if they can block at all: a file cannot."""
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
             mode = os.fstat(descriptor).st_mode
             is_null = stat.S_ISCHR(mode) and not os.isatty(descriptor)
             if not stat.S_ISREG(mode) and not is_null:
-                _streams.append(Stream(descriptor))
+                _streams.append(RelayedStream(descriptor))
     atexit.register(_flush)
 
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-# Asked every few seconds by the platform; a line for each would bury the requests.
+# The platform asks for these every few seconds; a line for each would bury the requests.
 _QUIET = {"/ping", "/ping/", "/metrics"}
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -33,7 +33,7 @@ class Metrics:
         )
         self.queued_seconds = Histogram(
             "amphora_queue_seconds",
-            "From a request's arrival to its prediction's beginning.",
+            "From a request's arrival to the start of its prediction.",
             buckets=_SECONDS,
             registry=self.registry,
         )
@@ -81,7 +81,7 @@ def access_logger() -> logging.Logger:
     return logger
 
 
-class Access:
+class AccessLog:
     """ASGI middleware: counts every answer, and logs it without its body."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, logger: logging.Logger) -> None:
@@ -94,47 +94,45 @@ class Access:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began = time.monotonic()
-        seen = {"status": 0, "bytes": 0}
+        start = time.monotonic()
+        status = bytes_out = 0
 
-        async def watched(message: Message) -> None:
+        async def counting_send(message: Message) -> None:
+            nonlocal status, bytes_out
             if message["type"] == "http.response.start":
-                seen["status"] = message["status"]
+                status = message["status"]
             else:
-                seen["bytes"] += len(message.get("body", b""))
+                bytes_out += len(message.get("body", b""))
             await send(message)
 
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, counting_send)
         finally:
-            self._note(scope, seen, time.monotonic() - began)
+            if scope["path"] not in _QUIET:
+                seconds = time.monotonic() - start
+                self._metrics.requests.labels(status).inc()
+                self._metrics.seconds.observe(seconds)
+                headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+                line = {
+                    "time": _now(),
+                    "request_id": scope.get("state", {}).get("id", ""),
+                    "inference_id": headers.get(b"x-amzn-sagemaker-inference-id", ""),
+                    "method": scope["method"],
+                    "path": scope["path"],
+                    "status": status,
+                    "milliseconds": round(seconds * 1000, 2),
+                    "content_type": headers.get(b"content-type", ""),
+                    "bytes_in": int(headers.get(b"content-length", "0")),
+                    "bytes_out": bytes_out,
+                }
+                self._logger.info("%s", json.dumps(line, ensure_ascii=False))
 
     def note_refusal(self, status: int, identifier: str) -> None:
-        """Count and log a request that no route has seen: its head was broken, late or too large,
-        so that method and path are not known."""
+        """Count and log a request that has reached no route: its head was broken, late or too
+        large, so that method and path are not known."""
         self._metrics.requests.labels(status).inc()
         line = {"time": _now(), "request_id": identifier, "status": status}
         self._logger.info("%s", json.dumps(line))
-
-    def _note(self, scope: Scope, seen: dict[str, int], seconds: float) -> None:
-        if scope["path"] in _QUIET:
-            return
-        self._metrics.requests.labels(seen["status"]).inc()
-        self._metrics.seconds.observe(seconds)
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        line = {
-            "time": _now(),
-            "request_id": scope.get("state", {}).get("id", ""),
-            "inference_id": headers.get(b"x-amzn-sagemaker-inference-id", ""),
-            "method": scope["method"],
-            "path": scope["path"],
-            "status": seen["status"],
-            "milliseconds": round(seconds * 1000, 2),
-            "content_type": headers.get(b"content-type", ""),
-            "bytes_in": int(headers.get(b"content-length", "0")),
-            "bytes_out": seen["bytes"],
-        }
-        self._logger.info("%s", json.dumps(line, ensure_ascii=False))
 
 
 def _now() -> str:

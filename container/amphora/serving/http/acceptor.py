@@ -1,9 +1,9 @@
-"""Takes connections, within a bound, so that `/ping` is answered however many are open.
+"""Accepts connections, within a bound, so that `/ping` is answered however many are open.
 
 Beyond the bound, connections that wait for no answer are closed: those that never had one before
-those that did, the longest idle first. Where all wait for answers, a few more are taken, for
-`/ping` and `/metrics` alone. asyncio's own server knows no bound: out of descriptors, it writes a
-traceback for each place in its backlog, every second.
+those that did, the longest idle first. If all wait for answers, a few more are accepted, for
+`/ping` and `/metrics` alone. asyncio's own server has no bound: without free descriptors, it writes
+a traceback for each place in its backlog, every second.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import resource
 import socket
@@ -33,7 +34,7 @@ _SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Connection(Protocol):
-    """What an acceptor asks of a connection."""
+    """What an acceptor needs of a connection."""
 
     @property
     def rank(self) -> tuple[bool, float]:
@@ -57,12 +58,12 @@ def raise_limit() -> int:
 
 
 def affordable(connections: int, workers: int) -> int:
-    """How many of so many connections there are descriptors for, beside what is open already."""
+    """How many of these connections have a descriptor, beside what is open already."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         return connections
-    opened = len(list(Path("/proc/self/fd").glob("*")))
-    free = limit - opened - _SPARE - _RESERVE - 2 * workers
+    open_files = len(list(Path("/proc/self/fd").glob("*")))
+    free = limit - open_files - _SPARE - _RESERVE - 2 * workers
     if free < connections:
         LOG.warning(
             "At most %d connections are kept open, not %d: the limit of open files is %d.",
@@ -76,7 +77,7 @@ class Acceptor:
 
     Args:
         sock: Bound, not yet listening.
-        protocol: Makes a connection's protocol; told whether the bound is passed.
+        protocol: Makes a connection's protocol, from whether the bound is passed.
         connections: All that are open, also those of other protocols (WebSockets).
         backlog: Connections that the kernel keeps waiting.
         most: The bound.
@@ -96,11 +97,11 @@ class Acceptor:
         self._connections = connections
         self._most = most
         self._opening: set[asyncio.Task[Any]] = set()
-        self._told = -_QUIET_SECONDS
+        self._warned_at = -_QUIET_SECONDS
         self._evicted = 0
         sock.setblocking(False)
         sock.listen(backlog)
-        # A new connection is to be heard before the next ones come for its place.
+        # A new connection is read from before the next ones may take its place.
         self._at_once = max(1, min(_AT_ONCE, most // 8))
         self._loop.add_reader(sock, self._accept, self._at_once)
 
@@ -132,47 +133,48 @@ class Acceptor:
                 if not self._make_room():
                     self._pause()
                 return
-            self._open(connection, crowded=excess >= 0)
+            connection.setblocking(False)
+            make_protocol = functools.partial(self._protocol, excess >= 0)
+            opening = self._loop.create_task(
+                self._loop.connect_accepted_socket(make_protocol, connection)
+            )
+            self._opening.add(opening)
+            opening.add_done_callback(self._finish_opening)
 
-    def _open(self, connection: socket.socket, crowded: bool) -> None:
-        connection.setblocking(False)
-        task = self._loop.create_task(
-            self._loop.connect_accepted_socket(lambda: self._protocol(crowded), connection)
-        )
-        self._opening.add(task)
-        task.add_done_callback(self._opened)
-
-    def _opened(self, task: asyncio.Task[Any]) -> None:
-        self._opening.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._tell(f"A connection could not be opened: {error}")
+    def _finish_opening(self, opening: asyncio.Task[Any]) -> None:
+        self._opening.discard(opening)
+        if not opening.cancelled() and (error := opening.exception()) is not None:
+            self._warn(f"A connection could not be opened: {error}")
 
     def _make_room(self) -> int:
         """Close some idle connections. Returns how many."""
-        idle = [each for each in self._connections if getattr(each, "is_idle", False)]
+        idle: list[Connection] = [
+            connection for connection in self._connections if getattr(connection, "is_idle", False)
+        ]
         idle.sort(key=lambda connection: connection.rank)
-        victims: list[Connection] = idle[: max(1, len(self._connections) // _SHARE)]
-        for connection in victims:
+        closed = idle[: max(1, len(self._connections) // _SHARE)]
+        for connection in closed:
             connection.evict()
             self._connections.discard(connection)
-        self._evicted += len(victims)
-        self._tell(f"{self._evicted} idle ones were closed.")
-        return len(victims)
+        self._evicted += len(closed)
+        self._warn(f"{self._evicted} idle ones were closed.")
+        return len(closed)
 
     def _pause(self) -> None:
-        """Look again soon; what waits stays in the kernel's backlog."""
-        self._tell("All of them wait for answers.")
+        """Accept again soon; what waits stays in the kernel's backlog."""
+        self._warn("All of them wait for answers.")
         self._loop.remove_reader(self._sock)
-        self._loop.call_later(_PAUSE, self._go_on)
 
-    def _go_on(self) -> None:
-        if self._sock.fileno() >= 0:
-            self._loop.add_reader(self._sock, self._accept, self._at_once)
+        def accept_again() -> None:
+            if self._sock.fileno() >= 0:
+                self._loop.add_reader(self._sock, self._accept, self._at_once)
 
-    def _tell(self, what: str) -> None:
+        self._loop.call_later(_PAUSE, accept_again)
+
+    def _warn(self, what: str) -> None:
         now = time.monotonic()
-        if now - self._told >= _QUIET_SECONDS:
-            self._told = now
+        if now - self._warned_at >= _QUIET_SECONDS:
+            self._warned_at = now
             LOG.warning(
                 "%d connections are open, and %d may be (AMPHORA_CONNECTIONS, limit of open"
                 " files). %s", len(self._connections), self._most, what,

@@ -11,8 +11,8 @@ from amphora.serving.protocol.media_types import Fault
 
 SUPPORTED = "gzip, deflate, identity"
 _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
-# What is not compressed twice by mistake is compressed by somebody who wishes harm.
-_MOST_CODINGS = 4
+# More than twice is not a mistake but an attack.
+_MAX_CODINGS = 4
 
 
 class UnsupportedCoding(Fault):
@@ -22,12 +22,12 @@ class UnsupportedCoding(Fault):
 def codings(header: str) -> list[str]:
     """The codings of a Content-Encoding in the order in which they were applied, without identity.
 
-    Raises UnsupportedCoding where one is not known, or there are more than anybody needs.
+    Raises UnsupportedCoding if one is not known, or there are more than anybody needs.
     """
-    named = [coding.strip().lower() for coding in header.split(",")]
-    applied = [coding for coding in named if coding not in ("", "identity")]
+    listed = [coding.strip().lower() for coding in header.split(",")]
+    applied = [coding for coding in listed if coding not in ("", "identity")]
     unknown = [coding for coding in applied if coding not in ("gzip", "x-gzip", "deflate")]
-    if unknown or len(applied) > _MOST_CODINGS:
+    if unknown or len(applied) > _MAX_CODINGS:
         raise UnsupportedCoding(
             415,
             "unsupported_content_encoding",

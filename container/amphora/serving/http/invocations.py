@@ -12,7 +12,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import ExceptionHandler, Message
+from starlette.types import ExceptionHandler
 
 from amphora.serving.http import content_coding
 from amphora.serving.pool import sessions
@@ -25,21 +25,21 @@ from amphora.serving.settings import MIB, ServerSettings
 LOG = logging.getLogger("amphora.server")
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _MOST_ATTRIBUTES = 1024
-# Clients that ask again at once, and not after Retry-After, would be refused thousands of times a
+# Clients that ask again at once instead of after Retry-After would be refused thousands of times a
 # second, by the very process that the good answers go through.
 _REFUSAL_SECONDS = 0.1
 OPENAI_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 TEI_ROUTES = ("/embed", "/rerank", "/predict", "/similarity")
 _OPENAI_ERRORS = {404: "not_found_error", 503: "overloaded_error"}
 _TEI_ERRORS = {503: "Overloaded", 504: "Overloaded"}
-# As nginx counts a client that went before its answer.
+# As nginx counts a client that left before its answer.
 _CLIENT_GONE = 499
 # Compressed bodies that are decoded between two requests; larger ones would make `/ping` wait.
 _DECODED_AT_ONCE = 4096
 
 
-class Exchange:
-    """How requests become calls and replies become answers, for every route alike."""
+class Invocations:
+    """Turns requests into calls of a pool and replies into answers, for every route alike."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -50,10 +50,10 @@ class Exchange:
     def exception_handlers(self) -> dict[Any, ExceptionHandler]:
         """For Starlette."""
         return {
-            Fault: self._on_fault,
-            HTTPException: self._on_http_error,
-            ClientDisconnect: self._on_departure,
-            Exception: self._on_bug,
+            Fault: self.answer_fault,
+            HTTPException: self.answer_http_error,
+            ClientDisconnect: self.answer_disconnect,
+            Exception: self.answer_bug,
         }
 
     def reply(self, status: int, value: Any = None) -> Response:
@@ -63,9 +63,10 @@ class Exchange:
         headers = {"content-type": media_types.JSON, **self._closing()}
         return Response(json.dumps(value).encode(), status, headers)
 
-    async def invoke(self, request: Request, pool: Pool) -> Response:
-        """Answer a request by a pool's model."""
-        body = await self.body(request)
+    async def invoke(self, request: Request, pool: Pool, body: bytes | None = None) -> Response:
+        """Answer a request by a pool's model; `body` is the request's, if it is read already."""
+        if body is None:
+            body = await self.body(request)
         call = self.call(request, request_id(request), body)
         try:
             pool.submit(call)
@@ -73,18 +74,48 @@ class Exchange:
             if fault.code == "overloaded":
                 await asyncio.sleep(_REFUSAL_SECONDS)
             raise
-        return self._response(call, await self._wait(request, pool, call), pool)
+        reply = await self._wait(request, pool, call)
+        headers: dict[str, str] = {}
+        # The contract's headers, unless the handler has set its own.
+        if attributes := call.headers.get(_ATTRIBUTES, "")[:_MOST_ATTRIBUTES]:
+            headers[_ATTRIBUTES] = attributes
+        if call.session is not None and call.session.is_new:
+            headers[sessions.NEW_HEADER] = call.session.announcement
+        if call.session is not None and reply.closes_session:
+            headers[sessions.CLOSED_HEADER] = call.session.id
+        headers = {**headers, **reply.headers, **self._closing()}
+        headers.update({"content-type": reply.content_type, "x-request-id": call.id})
+        if reply.chunks is None:
+            return Response(reply.body, reply.status, headers)
+        return StreamingResponse(chunks(call, reply, pool), reply.status, headers)
 
     async def body(self, request: Request) -> bytes:
-        """A request's whole body, decoded. Raises Fault: 413 past the bound, 415 where its coding
-        is not supported, 400 where it is broken; ClientDisconnect where it broke off."""
+        """A request's whole body, decoded.
+
+        Raises Fault (413 beyond the limit, 415 for a coding that is not supported, 400 if it is
+        broken), and ClientDisconnect if it broke off.
+        """
         limit = self._settings.max_body
         headers = request.headers
         if "expect" in headers and int(headers.get("content-length", 0)) > limit:
-            # Nothing of the body is on its way yet, and nothing of it shall be sent.
+            # Nothing of the body is on its way yet, and the client is not asked for it.
             raise content_coding.too_large(limit)
         applied = content_coding.codings(headers.get("content-encoding", ""))
-        body = await _read(request, limit)
+        parts: list[bytes] = []
+        size = 0
+        async for part in request.stream():
+            size += len(part)
+            if size <= limit:
+                parts.append(part)
+            else:
+                # Read on, since many clients read no answer before they have written all; but not
+                # forever, and without keeping anything.
+                parts.clear()
+                if size > 4 * limit + MIB:
+                    break
+        if size > limit:
+            raise content_coding.too_large(limit)
+        body = b"".join(parts)
         if not applied:
             return body
         if len(body) < _DECODED_AT_ONCE:
@@ -108,44 +139,32 @@ class Exchange:
         )
 
     async def _wait(self, request: Request, pool: Pool, call: Call) -> Reply:
-        """Wait for the worker, the deadline, or the client's going, whatever comes first."""
-        gone = asyncio.create_task(_disconnected(request))
+        """Wait for the worker, the deadline, or the client's leaving, whatever comes first."""
+
+        async def until_disconnected() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+
+        disconnected = asyncio.create_task(until_disconnected())
         try:
             remaining = call.deadline - asyncio.get_running_loop().time()
-            ends: list[asyncio.Future[Any]] = [call.reply, gone]
+            ends: list[asyncio.Future[Any]] = [call.reply, disconnected]
             await asyncio.wait(ends, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            gone.cancel()
+            disconnected.cancel()
         if not call.reply.done():
             pool.cancel(call)
-            if gone.done():
+            if disconnected.done():
                 call.reply.cancel()
                 raise ClientDisconnect
             call.fail(too_late(self._settings.timeout))
         return call.reply.result()
 
-    def _response(self, call: Call, reply: Reply, pool: Pool) -> Response:
-        headers = {**self._echoed(call, reply), **reply.headers, **self._closing()}
-        headers.update({"content-type": reply.content_type, "x-request-id": call.id})
-        if reply.chunks is None:
-            return Response(reply.body, reply.status, headers)
-        return StreamingResponse(chunks(call, reply, pool), reply.status, headers)
-
-    def _echoed(self, call: Call, reply: Reply) -> dict[str, str]:
-        """The contract's headers of an answer, where the handler has not set its own."""
-        headers = {}
-        if attributes := call.headers.get(_ATTRIBUTES, "")[:_MOST_ATTRIBUTES]:
-            headers[_ATTRIBUTES] = attributes
-        if call.session is not None and call.session.is_new:
-            headers[sessions.NEW_HEADER] = call.session.announcement
-        if call.session is not None and reply.closes_session:
-            headers[sessions.CLOSED_HEADER] = call.session.id
-        return headers
-
     def _closing(self) -> dict[str, str]:
         return {"connection": "close"} if self.draining else {}
 
-    async def _on_fault(self, request: Request, error: Exception) -> Response:
+    async def answer_fault(self, request: Request, error: Exception) -> Response:
+        """Answer an error that a handler or the server has declared."""
         assert isinstance(error, Fault)
         headers = {"retry-after": "1"} if error.status == 503 else {}
         if error.status == 413:
@@ -154,21 +173,24 @@ class Exchange:
         if isinstance(error, content_coding.UnsupportedCoding):
             headers["accept-encoding"] = content_coding.SUPPORTED
         if isinstance(error, sessions.SessionGone):
-            headers[sessions.CLOSED_HEADER] = _printable(error.session)
+            safe = (sign for sign in error.session if sign.isascii() and sign.isprintable())
+            headers[sessions.CLOSED_HEADER] = "".join(safe)[:256]
         return self._error(request, error.status, error.code, str(error), headers)
 
-    async def _on_http_error(self, request: Request, error: Exception) -> Response:
+    async def answer_http_error(self, request: Request, error: Exception) -> Response:
+        """Answer a request that has no route, or not with that method."""
         assert isinstance(error, HTTPException)
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
         message = f"{request.method} {request.scope['path']}: {error.detail}."
         return self._error(request, error.status_code, code, message, dict(error.headers or {}))
 
-    async def _on_departure(self, request: Request, error: Exception) -> Response:
-        """Nobody reads this answer, but the log of requests has its status."""
+    async def answer_disconnect(self, request: Request, error: Exception) -> Response:
+        """Give the log of requests its status; nobody reads this answer."""
         status = request.scope.get("state", {}).get("refused", _CLIENT_GONE)
         return self._error(request, status, "client_gone", "The client has gone.", {})
 
-    async def _on_bug(self, request: Request, error: Exception) -> Response:
+    async def answer_bug(self, request: Request, error: Exception) -> Response:
+        """Answer a request that has met an error of the server itself."""
         LOG.error("Request %s failed in the server.", request_id(request), exc_info=error)
         return self._error(request, 500, "internal_error", "See the server's log.", {})
 
@@ -183,7 +205,7 @@ class Exchange:
 def error_body(
     code: str, message: str, identifier: str, status: int = 500, path: str = "/invocations"
 ) -> bytes:
-    """The JSON of every error; on a route of a client's API in the form that its clients read."""
+    """The JSON of every error; on a route of OpenAI's or TEI's API in the form of that API."""
     error: dict[str, Any] = {"code": code, "message": message, "request_id": identifier}
     document: dict[str, Any] = {"error": error}
     if path.startswith("/v1/"):
@@ -204,8 +226,8 @@ def request_id(request: HTTPConnection) -> str:
 
 
 async def chunks(call: Call, reply: Reply, pool: Pool) -> AsyncIterator[bytes]:
-    """A streamed reply's chunks; leaving early tells the worker. Raises where the stream broke:
-    its status is long sent, so that breaking the connection is the only honest end."""
+    """A streamed reply's chunks; leaving early tells the worker. Raises Fault if the stream broke:
+    its status is sent already, so that breaking the connection is the only honest end."""
     assert reply.chunks is not None
     finished = False
     try:
@@ -217,31 +239,3 @@ async def chunks(call: Call, reply: Reply, pool: Pool) -> AsyncIterator[bytes]:
     finally:
         if not finished:
             pool.cancel(call)
-
-
-def _printable(value: str) -> str:
-    return "".join(letter for letter in value if letter.isascii() and letter.isprintable())[:256]
-
-
-async def _read(request: Request, limit: int) -> bytes:
-    """The body as it came. Raises Fault (413) past the limit, and keeps nothing beyond it."""
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size <= limit:
-            parts.append(part)
-        else:
-            # Read on, since many a client reads no answer before it has written all; not forever.
-            parts.clear()
-            if size > 4 * limit + MIB:
-                break
-    if size > limit:
-        raise content_coding.too_large(limit)
-    return b"".join(parts)
-
-
-async def _disconnected(request: Request) -> None:
-    message: Message = {"type": ""}
-    while message["type"] != "http.disconnect":
-        message = await request.receive()

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from amphora.common.devices import CPU
 from amphora.serving import programs
-from amphora.serving.http.invocations import Exchange
+from amphora.serving.http.invocations import Invocations
 from amphora.serving.metrics import Metrics
 from amphora.serving.pool import spawner
 from amphora.serving.pool.pool import Pool
@@ -28,6 +29,7 @@ from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import MIB, ServerSettings
 
 LOG = logging.getLogger("amphora.server")
+TARGET_MODEL = "x-amzn-sagemaker-target-model"
 _PAGE = 100
 # A process with its libraries, and what weights take in memory beside their files' size.
 _PROCESS_BYTES = 400 * MIB
@@ -35,8 +37,8 @@ _WEIGHTS_SHARE = 1.2
 
 
 @dataclass
-class Model:
-    """A loaded model."""
+class LoadedModel:
+    """A model and the pool of its workers."""
 
     name: str
     url: str
@@ -48,7 +50,7 @@ class Model:
         return {"modelName": self.name, "modelUrl": self.url}
 
 
-class Models:
+class MultiModel:
     """The loaded models, and the routes that manage them."""
 
     def __init__(
@@ -56,24 +58,24 @@ class Models:
         settings: ServerSettings,
         environ: Mapping[str, str],
         metrics: Metrics,
-        exchange: Exchange,
+        invocations: Invocations,
     ) -> None:
         self._settings = settings
         self._environ = environ
         self._metrics = metrics
-        self._exchange = exchange
-        self._models: dict[str, Model] = {}
-        self._turn = asyncio.Lock()
+        self._invocations = invocations
+        self._models: dict[str, LoadedModel] = {}
+        self._loading = asyncio.Lock()
 
     @property
     def routes(self) -> list[Route]:
         """For Starlette."""
         return [
-            Route("/models", self._list, methods=["GET"]),
-            Route("/models", self._load, methods=["POST"]),
-            Route("/models/{name:path}/invoke", self._invoke, methods=["POST"]),
-            Route("/models/{name:path}", self._show, methods=["GET"]),
-            Route("/models/{name:path}", self._unload, methods=["DELETE"]),
+            Route("/models", self.list_models, methods=["GET"]),
+            Route("/models", self.load, methods=["POST"]),
+            Route("/models/{name:path}/invoke", self.invoke, methods=["POST"]),
+            Route("/models/{name:path}", self.show, methods=["GET"]),
+            Route("/models/{name:path}", self.unload, methods=["DELETE"]),
         ]
 
     @property
@@ -81,66 +83,109 @@ class Models:
         """The loaded models' pools."""
         return [model.pool for model in self._models.values()]
 
+    @property
+    def names(self) -> list[str]:
+        """The loaded models' names, sorted."""
+        return sorted(self._models)
+
     async def close(self) -> None:
         """End every model's workers."""
         await asyncio.gather(*(pool.close() for pool in self.pools))
 
-    async def _list(self, request: Request) -> Response:
-        names = sorted(self._models)
-        first = _number(request, "next_page_token", 0)
-        size = max(1, _number(request, "limit", _PAGE))
-        page = [self._models[name].entry for name in names[first : first + size]]
-        answer: dict[str, Any] = {"models": page}
-        if first + size < len(names):
-            answer["nextPageToken"] = str(first + size)
-        return self._exchange.reply(200, answer)
-
-    async def _show(self, request: Request) -> Response:
-        return self._exchange.reply(200, self._find(request).entry)
-
-    async def _unload(self, request: Request) -> Response:
-        model = self._find(request)
-        del self._models[model.name]
-        await model.pool.close()
-        LOG.info("Model %s is unloaded.", model.name)
-        return self._exchange.reply(200, {"status": f"Model {model.name} is unloaded."})
-
-    async def _invoke(self, request: Request) -> Response:
-        return await self._exchange.invoke(request, self._find(request).pool)
-
-    def pool(self, name: str) -> Pool:
-        """A loaded model's pool. Raises Fault (404) where it is not loaded."""
-        return self._named(name).pool
-
-    def _find(self, request: Request) -> Model:
-        return self._named(request.path_params["name"])
-
-    def _named(self, name: str) -> Model:
+    def find(self, name: str) -> LoadedModel:
+        """A loaded model. Raises Fault (404) if it is not loaded."""
         if name not in self._models:
             raise Fault(404, "model_not_found", f"Model {name!r} is not loaded.")
         return self._models[name]
 
-    async def _load(self, request: Request) -> Response:
-        name, url = _order(await self._exchange.body(request))
+    def select(self, name: str) -> LoadedModel:
+        """The model of a client that may not know several: '' means the only one.
+
+        Raises Fault: 404 if it is not loaded, 503 if none is, 400 if there are several to choose.
+        """
+        if name:
+            return self.find(name)
+        if not self._models:
+            raise Fault(503, "not_ready", "No model is loaded.")
+        if len(self._models) > 1:
+            raise Fault(
+                400,
+                "bad_request",
+                "Several models are loaded. Name one in the header X-Amzn-SageMaker-Target-Model"
+                f" (OpenAI's API: in the body's `model`): {', '.join(self.names)}.",
+            )
+        return next(iter(self._models.values()))
+
+    async def list_models(self, request: Request) -> Response:
+        """GET /models, in pages."""
+        first = _number(request, "next_page_token", 0)
+        size = max(1, _number(request, "limit", _PAGE))
+        page = [self._models[name].entry for name in self.names[first : first + size]]
+        answer: dict[str, Any] = {"models": page}
+        if first + size < len(self._models):
+            answer["nextPageToken"] = str(first + size)
+        return self._invocations.reply(200, answer)
+
+    async def show(self, request: Request) -> Response:
+        """GET /models/NAME."""
+        return self._invocations.reply(200, self.find(request.path_params["name"]).entry)
+
+    async def unload(self, request: Request) -> Response:
+        """DELETE /models/NAME."""
+        model = self.find(request.path_params["name"])
+        del self._models[model.name]
+        await model.pool.close()
+        LOG.info("Model %s is unloaded.", model.name)
+        return self._invocations.reply(200, {"status": f"Model {model.name} is unloaded."})
+
+    async def invoke(self, request: Request) -> Response:
+        """POST /models/NAME/invoke."""
+        pool = self.find(request.path_params["name"]).pool
+        return await self._invocations.invoke(request, pool)
+
+    async def load(self, request: Request) -> Response:
+        """POST /models."""
+        body = await self._invocations.body(request)
+        try:
+            order = json.loads(body)
+            name, url = str(order["model_name"]), str(order["url"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise Fault(
+                400, "bad_request", 'Send {"model_name": "a name", "url": "/path/to/its/folder"}.'
+            ) from error
         # One at a time, so that two models are not both promised the same memory.
-        async with self._turn:
+        async with self._loading:
             if name in self._models:
                 raise Fault(409, "model_already_loaded", f"Model {name!r} is already loaded.")
             pool = await self._open(name, Path(url))
-            self._models[name] = Model(name, url, pool)
+            self._models[name] = LoadedModel(name, url, pool)
         LOG.info("Model %s is loaded from %s.", name, url)
-        return self._exchange.reply(200, {"status": f"Model {name} is loaded."})
+        return self._invocations.reply(200, {"status": f"Model {name} is loaded."})
 
     async def _open(self, name: str, folder: Path) -> Pool:
+        """Load a model. Raises Fault: 404 without its folder, 507 if it does not fit, else 500."""
         if not folder.is_dir():
             raise Fault(404, "model_not_found", f"Model {name!r}: {folder} is not a folder.")
-        _check_memory(name, folder, self._settings)
+        weights = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        processes = 1 if self._settings.device_kind == CPU else self._settings.workers
+        needed = int(weights * _WEIGHTS_SHARE + _PROCESS_BYTES) * processes
+        if needed > (free := free_memory()):
+            raise Fault(
+                507,
+                "out_of_memory",
+                f"Model {name!r} needs about {needed // MIB} MiB of memory,"
+                f" and {free // MIB} MiB are free.",
+            )
+        # SAGEMAKER_PROGRAM counts for models that have the file, and for code that all share.
+        program = self._settings.program
+        has_program = program and programs.program_path(folder / "code", program) is not None
+        shares_code = self._settings.submitted.endswith("gz")
         settings = replace(
             self._settings,
             model_name=name,
             model_dir=folder,
             code_dir=folder / "code",
-            program=self._program(folder),
+            program=program if has_program or shares_code else None,
         )
         pool = Pool(settings, self._environ, self._metrics)
         pool.start()
@@ -157,22 +202,6 @@ class Models:
             raise Fault(500, "model_not_loaded", str(error))
         return pool
 
-    def _program(self, folder: Path) -> str | None:
-        """SAGEMAKER_PROGRAM counts for models that have the file, and for code that all share."""
-        program = self._settings.program
-        has_it = program and programs.program_path(folder / "code", program) is not None
-        return program if has_it or self._settings.submitted.endswith("gz") else None
-
-
-def _order(body: bytes) -> tuple[str, str]:
-    try:
-        order = json.loads(body)
-        return str(order["model_name"]), str(order["url"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Fault(
-            400, "bad_request", 'Send {"model_name": "a name", "url": "/path/to/its/folder"}.'
-        ) from error
-
 
 def _number(request: Request, name: str, default: int) -> int:
     value = request.query_params.get(name, "")
@@ -181,41 +210,27 @@ def _number(request: Request, name: str, default: int) -> int:
     return int(value) if value else default
 
 
-def _check_memory(name: str, folder: Path, settings: ServerSettings) -> None:
-    """Raises Fault (507) where the model would not fit."""
-    weights = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    processes = 1 if settings.device_kind == "cpu" else settings.workers
-    needed = int(weights * _WEIGHTS_SHARE + _PROCESS_BYTES) * processes
-    free = free_memory()
-    if needed > free:
-        raise Fault(
-            507,
-            "out_of_memory",
-            f"Model {name!r} needs about {needed // MIB} MiB of memory, and {free // MIB} MiB are"
-            " free.",
-        )
-
-
-# Where a container finds its memory's limit, its use, and what of that is page cache, which counts
-# as used and is given back: control groups of version 2, and of version 1.
+# The files with a container's memory limit and use, and the entry for page cache, which counts as
+# used and is given back on demand: control groups of version 2, and of version 1.
 _GROUPS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
-def free_memory() -> int:
-    """Bytes that may still be used: by the host, and by the container's limit where it has one."""
+def free_memory(groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that may still be used: by the host, and by the container's limit if it has one.
+
+    Args:
+        groups: The folder of the control groups.
+    """
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) * 1024
-    return min([free, *_free_in_groups(Path("/sys/fs/cgroup"))])
-
-
-def _free_in_groups(root: Path) -> Iterator[int]:
     for limit, used, cache in _GROUPS:
-        stat = (root / limit).with_name("memory.stat")
-        # A file that is not there, or says "max", is no limit.
+        stat = (groups / limit).with_name("memory.stat")
+        # A file that is not there, or says "max", is not a limit.
         with contextlib.suppress(OSError, ValueError):
-            bound = int((root / limit).read_text())
-            given_back = dict(line.split() for line in stat.read_text().splitlines())
-            yield bound - int((root / used).read_text()) + int(given_back.get(cache, 0))
+            most = int((groups / limit).read_text())
+            cached = dict(line.split() for line in stat.read_text().splitlines()).get(cache, 0)
+            free = min(free, most - int((groups / used).read_text()) + int(cached))
+    return free

@@ -1,6 +1,6 @@
 """`GET /openapi.json`: the server's routes for programs, as OpenAPI 3.1.
 
-What is inside a request's body belongs to the handlers, so that bodies are described by their media
+The content of a request's body belongs to the handlers, so that bodies are described by their media
 types only.
 """
 
@@ -45,21 +45,14 @@ _SCHEMAS = {
 
 def describe(settings: ServerSettings) -> dict[str, Any]:
     """The document for a server with these settings."""
-    paths = _many() if settings.is_multi_model else _one(settings)
-    if settings.shows_page:
-        page = _operation("A page to try the model.", (200,), answers="text/html")
-        paths["/"] = {**paths.get("/", {}), "get": page}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "amphora serve", "version": __version__},
-        "paths": {**_common(), **paths},
-        "components": {"schemas": _SCHEMAS},
-    }
-
-
-def _common() -> dict[str, Any]:
     alive = _operation("Whether a model is ready to answer.", (200, 503), answers=None)
     runtime = (200, 424)
+    chosen = (400, 404) if settings.is_multi_model else ()
+    listed = _operation("The loaded models, as OpenAI's API lists them.", (200, 503))
+    shown = _operation("A loaded model, by its name.", (200, 404, 503))
+    info = _operation("What is served, and how to ask for it.", (200, *chosen, 503))
+    if settings.is_multi_model:
+        info["parameters"] = [{"name": "model", "in": "query", "schema": _TEXT}]
     paths = {
         "/ping": {"get": alive, "post": alive},
         "/metrics": {"get": _operation("Prometheus metrics.", (200,), answers="text/plain")},
@@ -72,18 +65,6 @@ def _common() -> dict[str, Any]:
                 "The same, in AWS's event framing.", runtime, body=True, answers=_EVENTS
             )
         },
-    }
-    return {path: _with_parameters(path, item) for path, item in paths.items()}
-
-
-def _one(settings: ServerSettings) -> dict[str, Any]:
-    most = f"An invocation, of at most {settings.max_body / MIB:g} MiB."
-    invoked = _operation(most, _INVOKED, body=True, answers="*/*")
-    listed = _operation("The model, as OpenAI's API lists models.", (200, 503))
-    named = _operation("The model, by its name.", (200, 404, 503))
-    paths = {
-        "/invocations": {"post": invoked},
-        "/": {"post": invoked},
         **{
             path: {"post": _operation(f"OpenAI's API: {path}.", _INVOKED, body=True, answers="*/*")}
             for path in OPENAI_ROUTES
@@ -93,14 +74,34 @@ def _one(settings: ServerSettings) -> dict[str, Any]:
             for path in TEI_ROUTES
         },
         "/v1/models": {"get": listed},
-        "/v1/models/{name}": {"get": named},
-        "/info": {"get": _operation("What is served, and how it is asked.", (200, 503))},
-        "/execution-parameters": {"get": _operation("What batch transform asks.", (200,))},
+        "/v1/models/{name}": {"get": shown},
+        "/info": {"get": info},
     }
-    return {path: _with_parameters(path, item) for path, item in paths.items()}
+    if settings.is_multi_model:
+        paths.update(_multi_model_paths())
+    else:
+        most = f"An invocation, of at most {settings.max_body / MIB:g} MiB."
+        invocation = {"post": _operation(most, _INVOKED, body=True, answers="*/*")}
+        parameters = {"get": _operation("What batch transform asks for.", (200,))}
+        paths |= {
+            "/invocations": invocation, "/": invocation, "/execution-parameters": parameters
+        }  # fmt: skip
+    if settings.shows_page:
+        page = _operation("A page to try the model.", (200,), answers="text/html")
+        paths["/"] = {**paths.get("/", {}), "get": page}
+    name = {"name": "name", "in": "path", "required": True, "schema": _TEXT}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "amphora serve", "version": __version__},
+        "paths": {
+            path: {"parameters": [name], **item} if "{name}" in path else item
+            for path, item in paths.items()
+        },
+        "components": {"schemas": _SCHEMAS},
+    }
 
 
-def _many() -> dict[str, Any]:
+def _multi_model_paths() -> dict[str, Any]:
     order = _operation("Load a model: model_name, url.", (200, 400, 404, 409, 413, 500, 507))
     order["requestBody"] = {"required": True, "content": {_JSON: {"schema": {"type": "object"}}}}
     listed = _operation("The loaded models, in pages.", (200, 400))
@@ -108,7 +109,7 @@ def _many() -> dict[str, Any]:
         {"name": name, "in": "query", "schema": {"type": "integer", "minimum": 0}}
         for name in ("limit", "next_page_token")
     ]
-    paths = {
+    return {
         "/models": {"get": listed, "post": order},
         "/models/{name}": {
             "get": _operation("A loaded model.", (200, 404)),
@@ -118,7 +119,6 @@ def _many() -> dict[str, Any]:
             "post": _operation("An invocation.", _INVOKED, body=True, answers="*/*")
         },
     }
-    return {path: _with_parameters(path, item) for path, item in paths.items()}
 
 
 def _operation(
@@ -128,21 +128,13 @@ def _operation(
     for status in statuses:
         response: dict[str, Any] = {"description": _MEANINGS[status]}
         responses[str(status)] = response
-        if answers is not None:
-            response["content"] = {answers: {}} if status == 200 else _error(status)
+        if answers is not None and status == 200:
+            response["content"] = {answers: {}}
+        elif answers is not None:
+            error = "ModelError" if status == 424 else "Error"
+            schema = {"$ref": f"#/components/schemas/{error}"}
+            response["content"] = {_JSON: {"schema": schema}}
     operation: dict[str, Any] = {"summary": summary, "responses": responses}
     if body:
         operation["requestBody"] = {"required": True, "content": {_JSON: {}, "*/*": {}}}
     return operation
-
-
-def _error(status: int) -> dict[str, Any]:
-    name = "ModelError" if status == 424 else "Error"
-    return {_JSON: {"schema": {"$ref": f"#/components/schemas/{name}"}}}
-
-
-def _with_parameters(path: str, item: dict[str, Any]) -> dict[str, Any]:
-    if "{name}" not in path:
-        return item
-    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-    return {"parameters": [name], **item}

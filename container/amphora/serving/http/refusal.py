@@ -1,4 +1,4 @@
-"""Answers to requests that reach no route: too large, too late, or no HTTP at all."""
+"""Answers to requests that reach no route: too large, too late, or not HTTP at all."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The face of SageMaker's runtime API, so that `boto3.client("sagemaker-runtime",
 endpoint_url="http://localhost:8080")` talks to a container on a laptop as to an endpoint.
 
-Any endpoint name will do. A model's error arrives as `ModelError` with its original status, and
+Any endpoint name is accepted. A model's error arrives as `ModelError` with its original status, and
 `invoke_endpoint_with_response_stream` gets its parts in AWS's event-stream framing.
 """
 
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from amphora.serving.http.invocations import Exchange, error_body, request_id
+from amphora.serving.http.invocations import Invocations, error_body, request_id
 from amphora.serving.pool.pool import Pool
 from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import Fault
@@ -26,11 +26,11 @@ _CONTENT_TYPE = "x-amzn-sagemaker-content-type"
 _STRING = 7
 
 
-class Runtime:
+class RuntimeApi:
     """The routes of the runtime API."""
 
-    def __init__(self, exchange: Exchange, pool_of: Callable[[Request], Pool]) -> None:
-        self._exchange = exchange
+    def __init__(self, invocations: Invocations, pool_of: Callable[[Request], Pool]) -> None:
+        self._invocations = invocations
         self._pool_of = pool_of
 
     @property
@@ -38,18 +38,31 @@ class Runtime:
         """For Starlette."""
         streamed = "/endpoints/{name}/invocations-response-stream"
         return [
-            Route("/endpoints/{name}/invocations", self._invoke, methods=["POST"]),
-            Route(streamed, self._invoke_streamed, methods=["POST"]),
+            Route("/endpoints/{name}/invocations", self.invoke, methods=["POST"]),
+            Route(streamed, self.invoke_streamed, methods=["POST"]),
         ]
 
-    async def _invoke(self, request: Request) -> Response:
+    async def invoke(self, request: Request) -> Response:
+        """Answer boto3's invoke_endpoint."""
         try:
-            return await self._exchange.invoke(request, self._pool_of(request))
+            return await self._invocations.invoke(request, self._pool_of(request))
         except Fault as fault:
-            return _model_error(fault, request_id(request))
+            error = error_body(fault.code, str(fault), request_id(request)).decode()
+            body = {
+                "Message": f"Received {fault.status} from the model: {fault}",
+                "OriginalStatusCode": fault.status,
+                "OriginalMessage": error,
+            }
+            headers = {
+                "content-type": media_types.JSON,
+                "x-amzn-errortype": "ModelError",
+                "x-request-id": request_id(request),
+            }
+            return Response(json.dumps(body), 424, headers)
 
-    async def _invoke_streamed(self, request: Request) -> Response:
-        answer = await self._invoke(request)
+    async def invoke_streamed(self, request: Request) -> Response:
+        """Answer boto3's invoke_endpoint_with_response_stream."""
+        answer = await self.invoke(request)
         if answer.status_code != 200:
             return answer
         headers = dict(answer.headers)
@@ -57,20 +70,6 @@ class Runtime:
         headers[_CONTENT_TYPE] = headers["content-type"]
         headers["content-type"] = _EVENT_STREAM
         return StreamingResponse(_events(answer), 200, headers)
-
-
-def _model_error(fault: Fault, identifier: str) -> Response:
-    body = {
-        "Message": f"Received {fault.status} from the model: {fault}",
-        "OriginalStatusCode": fault.status,
-        "OriginalMessage": error_body(fault.code, str(fault), identifier).decode(),
-    }
-    headers = {
-        "content-type": media_types.JSON,
-        "x-amzn-errortype": "ModelError",
-        "x-request-id": identifier,
-    }
-    return Response(json.dumps(body).encode(), 424, headers)
 
 
 async def _events(answer: Response) -> AsyncIterator[bytes]:

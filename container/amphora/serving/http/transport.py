@@ -1,4 +1,4 @@
-"""A connection's transport that loses no answer, and waits for no client for ever."""
+"""A connection's transport that loses no answer, and waits for no client forever."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any, Protocol, cast
 
 from amphora.serving.settings import ClientLimits
 
-# Where an answer was sent before its request was read whole, what still comes is read and thrown
-# away for so long.
+# If an answer was sent before the whole request was read, what still arrives is read and dropped
+# for this long.
 _LINGER_SECONDS = 2.0
-_BEGINNING = b"HTTP/1.1 "
+_FIRST_BYTES = b"HTTP/1.1 "
 
 
-class Reader(Protocol):
-    """What a transport asks of its protocol."""
+class ProtocolState(Protocol):
+    """What a transport needs of its protocol."""
 
     @property
     def lingers(self) -> bool:
         """Whether the client may still be sending what nobody will read."""
 
 
-class Wire:
-    """A connection's transport: closes without destroying what is on its way, and not for ever."""
+class BoundedTransport:
+    """A connection's transport: it closes without destroying what is on its way, within a time."""
 
     def __init__(
-        self, transport: asyncio.Transport, protocol: Reader, limits: ClientLimits
+        self, transport: asyncio.Transport, protocol: ProtocolState, limits: ClientLimits
     ) -> None:
         self._transport = transport
         self._protocol = protocol
@@ -46,7 +46,7 @@ class Wire:
         return self._is_lingering or self._transport.is_closing()
 
     def close(self) -> None:
-        """Close; where the client may still be sending, let it read its answer first: data that
+        """Close; if the client may still be sending, let it read its answer first: data that
         nobody has read would make the kernel reset the connection."""
         if self._is_lingering and not self.is_lost:
             return
@@ -65,12 +65,12 @@ class Wire:
         self._loop.call_later(_LINGER_SECONDS, self._transport.abort)
 
     def watch_reading(self) -> None:
-        """Break the connection where the client does not read what was written."""
+        """Break the connection if the client does not read what was written."""
         if self._unread is None and (size := self._transport.get_write_buffer_size()):
             self._unread = size
-            self._loop.call_later(self._limits.body_seconds, self._look)
+            self._loop.call_later(self._limits.body_seconds, self._check_reading)
 
-    def _look(self) -> None:
+    def _check_reading(self) -> None:
         unread, self._unread = cast(int, self._unread), None
         size = 0 if self.is_lost else self._transport.get_write_buffer_size()
         if size > unread - self._limits.body_seconds * self._limits.body_rate and size > 0:
@@ -79,21 +79,22 @@ class Wire:
             self.watch_reading()
 
     def probe(self) -> None:
-        """Send what every answer begins with, and see whether the client's kernel refuses it."""
-        self._transport.write(_BEGINNING)
-        self.write = self._write_rest
-        self._loop.call_later(0.02, self._ask_kernel, 0.02)
+        """Send what every answer starts with, and see whether the client's kernel refuses it."""
 
-    def _write_rest(self, data: bytes) -> None:
-        self.write = self._transport.write
-        self._transport.write(data[len(_BEGINNING) :])
+        def write_rest(data: bytes) -> None:
+            self.write = self._transport.write
+            self._transport.write(data[len(_FIRST_BYTES) :])
 
-    def _ask_kernel(self, pause: float) -> None:
-        if self.is_lost or self._transport.is_closing():
-            return
-        sock = self._transport.get_extra_info("socket")
-        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._transport.abort()
-        else:
-            pause = min(2 * pause, 1.0)
-            self._loop.call_later(pause, self._ask_kernel, pause)
+        def ask_kernel(pause: float) -> None:
+            if self.is_lost or self._transport.is_closing():
+                return
+            sock = self._transport.get_extra_info("socket")
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self._transport.abort()
+            else:
+                pause = min(2 * pause, 1.0)
+                self._loop.call_later(pause, ask_kernel, pause)
+
+        self._transport.write(_FIRST_BYTES)
+        self.write = write_rest
+        self._loop.call_later(0.02, ask_kernel, 0.02)

@@ -1,7 +1,7 @@
-"""Uvicorn with limits: every place where the server rests on what uvicorn does not document.
+"""Uvicorn with limits: every place where the server relies on what uvicorn does not document.
 
-Uvicorn leaves open, for ever, a connection that sends nothing or a byte at a time; keeps headers
-of any size; drops the answer to a client that has closed its half of the connection. It has no
+Uvicorn leaves a connection open forever that sends nothing or a byte at a time; keeps headers of
+any size; drops the answer to a client that has closed its half of the connection. It has no
 setting for these, so that its protocols are extended here, and nowhere else. `check` looks, at
 start, for all that is overridden or used, and names what another version no longer has.
 """
@@ -24,15 +24,15 @@ from uvicorn.server import ServerState
 from amphora.common.errors import AmphoraError
 from amphora.serving.http.acceptor import Acceptor
 from amphora.serving.http.refusal import Refusal
-from amphora.serving.http.transport import Wire
+from amphora.serving.http.transport import BoundedTransport
 from amphora.serving.settings import ClientLimits
 
 # Requests that a client has sent ahead of the answers to earlier ones.
-_MOST_PIPELINED = 64
+_MAX_PIPELINED = 64
 # Of a body whose request is answered already.
-_DISCARDED_BYTES = 1 << 20
+_MAX_DISCARDED_BYTES = 1 << 20
 # What a server over its bound for connections still answers, and for how long it waits for it.
-_VITAL = (b"/ping", b"/metrics")
+_ALWAYS_ANSWERED = (b"/ping", b"/metrics")
 _CROWDED_SECONDS = 2.0
 # For the request of a connection that is about to be closed for another one.
 _NEW_SECONDS = 0.1
@@ -64,7 +64,7 @@ _SET: dict[type, tuple[str, ...]] = {
 
 
 def check() -> None:
-    """Raises AmphoraError where the installed uvicorn lacks what is overridden or used here."""
+    """Raises AmphoraError if the installed uvicorn lacks what is overridden or used here."""
     missing = [
         f"{kind.__name__}.{name}"
         for kind, names in _USED.items()
@@ -84,9 +84,9 @@ def check() -> None:
         )
 
 
-_BROKEN = Refusal(400, "bad_request", "This is no HTTP request.")
-Note = Callable[[Refusal, str], None]
-"""Told of each refused request, with the id in its answer."""
+_NOT_HTTP = Refusal(400, "bad_request", "This is not an HTTP request.")
+RefusalLog = Callable[[Refusal, str], None]
+"""Called for each refused request, with the id in its answer."""
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -97,7 +97,7 @@ class HttpProtocol(HttpToolsProtocol):
         config: uvicorn.Config,
         server_state: ServerState,
         limits: ClientLimits,
-        note: Note,
+        note: RefusalLog,
         crowded: bool = False,
     ) -> None:
         super().__init__(config, server_state, {})
@@ -110,7 +110,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._wait_seconds = limits.header_seconds
         if crowded:
             self._wait_seconds = min(_CROWDED_SECONDS, limits.header_seconds)
-        self._wire: Wire = None  # type: ignore[assignment]
+        self._wire: BoundedTransport = None  # type: ignore[assignment]
         self._running: RequestResponseCycle | None = None
         self._in_head = self._in_body = False
         # Of the message that is being read; stray is what brought neither a header nor a body on.
@@ -152,9 +152,9 @@ class HttpProtocol(HttpToolsProtocol):
     # The connection.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for a request, and not for ever."""
+        """Wait for a request, and not forever."""
         stream = cast(asyncio.Transport, transport)
-        self._wire = Wire(stream, self, self._limits)
+        self._wire = BoundedTransport(stream, self, self._limits)
         super().connection_made(cast(asyncio.Transport, self._wire))
         self._watch_for(self._wait_seconds)
 
@@ -182,12 +182,12 @@ class HttpProtocol(HttpToolsProtocol):
         return True
 
     def pause_writing(self) -> None:
-        """The client reads slower than it is answered: within bounds."""
+        """Wait for a client that reads slower than it is answered, within bounds."""
         super().pause_writing()
         self._wire.watch_reading()
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and take stock where a request is not whole."""
+        """Parse, and keep time if a request is not complete."""
         if self._refusal is not None:
             return
         self._unset_keepalive_if_required()
@@ -195,10 +195,19 @@ class HttpProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._upgrade(data[upgrade.args[0] :])
+            if not self._should_upgrade():
+                # Such as h2c: the request is answered as it is, and the next one is read anew.
+                self.parser = httptools.HttpRequestParser(self)
+                if rest := data[upgrade.args[0] :]:
+                    self.data_received(rest)
+            elif self._is_answering:
+                self._refuse(_NOT_HTTP)
+            else:
+                self._stop_watching()
+                self.handle_websocket_upgrade()
             return
         except httptools.HttpParserError:
-            self._refuse(self._refusal or _BROKEN)
+            self._refuse(self._refusal or _NOT_HTTP)
             return
         if not self._in_head and not self._in_body and self._is_answering:
             return
@@ -212,39 +221,27 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self._stray_bytes += len(data)
             if self._stray_bytes > self._limits.header_bytes:
-                self._refuse(_BROKEN if self._in_body else self._head_too_large())
+                self._refuse(_NOT_HTTP if self._in_body else self._head_too_large())
                 return
         self._watch_for(self._limits.body_seconds if self._in_body else self._wait_seconds)
-
-    def _upgrade(self, rest: bytes) -> None:
-        if not self._should_upgrade():
-            # Such as h2c: the request is answered as it is, and the next one is read anew.
-            self.parser = httptools.HttpRequestParser(self)
-            if rest:
-                self.data_received(rest)
-        elif self._is_answering:
-            self._refuse(_BROKEN)
-        else:
-            self._stop_watching()
-            self.handle_websocket_upgrade()
 
     # The parser's calls.
 
     def on_message_begin(self) -> None:
-        """A request's first byte."""
+        """Start to count with the first byte of a request."""
         super().on_message_begin()
         self._messages += 1
         self._in_head = True
         self._head_bytes = self._stray_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        """A part of the path."""
+        """Take a part of the path, within bounds."""
         super().on_url(url)
         if len(self.url) > self._limits.header_bytes:
             self._stop(414, "uri_too_long", "The path is too long.")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header within the bounds; what stands behind a body (a trailer) is dropped."""
+        """Take a header within the limits; one behind a body (a trailer) is dropped."""
         if not self._in_head:
             return
         self._head_bytes += len(name) + len(value) + 4
@@ -263,34 +260,34 @@ class HttpProtocol(HttpToolsProtocol):
         headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Begin to answer, unless what is asked for is not to be had."""
+        """Start to answer, unless the server has too much to do."""
         self._in_head = False
         self._began = None
-        if self._crowded and self.url.partition(b"?")[0].rstrip(b"/") not in _VITAL:
+        if self._crowded and self.url.partition(b"?")[0].rstrip(b"/") not in _ALWAYS_ANSWERED:
             self._stop(503, "overloaded", "Too many connections are open.")
-        if len(self.pipeline) >= _MOST_PIPELINED:
+        if len(self.pipeline) >= _MAX_PIPELINED:
             self._stop(503, "overloaded", "Too many requests were sent ahead.")
         super().on_headers_complete()
         self._in_body = True
         self._body_bytes = self._discarded = 0
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """Take a part of the body."""
         self._body_bytes += len(body)
         if self.cycle is not None and self.cycle.response_complete:
             self._discarded += len(body)
-            if self._discarded > _DISCARDED_BYTES:
+            if self._discarded > _MAX_DISCARDED_BYTES:
                 raise ValueError
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The end of a request."""
+        """Note the end of a request."""
         self._in_body = False
         self._began = None
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """The end of an answer."""
+        """Note the end of an answer."""
         self._idle_since = self.loop.time()
         self._was_used = True
         if self._crowded or (self.expect_100_continue and self._in_body and not self._body_bytes):
@@ -310,15 +307,15 @@ class HttpProtocol(HttpToolsProtocol):
             if self._watch.when() <= when:
                 return
             self._watch.cancel()
-        self._watch = self.loop.call_at(when, self._look)
+        self._watch = self.loop.call_at(when, self._check_time)
 
     def _stop_watching(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
 
-    def _look(self) -> None:
-        """Whether what is waited for is late; else look again when it would be."""
+    def _check_time(self) -> None:
+        """Refuse or close if what is waited for is late; else check again when it would be."""
         self._watch = None
         now = self.loop.time()
         if self._wire.is_closing() or self._began is None:
@@ -388,8 +385,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._wire.close()
 
 
-class Upgrades(WebSocketsSansIOProtocol):
-    """Answers requests that ask for an upgrade and are no handshake: uvicorn's own leaves those
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """Answers requests that ask for an upgrade and are not a handshake: uvicorn's own leaves those
     with a body, or another method than GET, without an answer for as long as the client waits.
     """
 
@@ -405,17 +402,17 @@ class Upgrades(WebSocketsSansIOProtocol):
 
 
 class Server(uvicorn.Server):
-    """Uvicorn's loop with the acceptor of our own, and an end that loses nothing.
+    """Uvicorn's loop with our own acceptor, and an end that loses nothing.
 
     Args:
         config: Uvicorn's settings.
         limits: For connections.
-        note: Told of each refused request.
-        linger: Seconds, once the port is closed, for requests on their way in connections.
+        note: Called for each refused request.
+        linger: Seconds, once the port is closed, for requests on their way on connections.
     """
 
     def __init__(
-        self, config: uvicorn.Config, limits: ClientLimits, note: Note, linger: float
+        self, config: uvicorn.Config, limits: ClientLimits, note: RefusalLog, linger: float
     ) -> None:
         super().__init__(config)
         self._limits = limits
@@ -424,23 +421,24 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen."""
+
+        def make_protocol(crowded: bool) -> HttpProtocol:
+            return HttpProtocol(self.config, self.server_state, self._limits, self._note, crowded)
+
         connections = cast(set[Any], self.server_state.connections)
         backlog, limits = self.config.backlog, self._limits
         self.servers = cast(
             Any,
             [
-                Acceptor(sock, self._protocol, connections, backlog, limits.connections)
+                Acceptor(sock, make_protocol, connections, backlog, limits.connections)
                 for sock in sockets or []
             ],
         )
         self.started = True
 
-    def _protocol(self, crowded: bool) -> HttpProtocol:
-        return HttpProtocol(self.config, self.server_state, self._limits, self._note, crowded)
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the port, and not the connections that came last: they are accepted to the last
-        one, and their requests are given the time to arrive.
+        """Close the port, but not the connections that came last: all of them are accepted, and
+        their requests have the time to arrive.
         """
         for acceptor in self.servers:
             acceptor.close()
@@ -449,5 +447,5 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing: the caller handles signals, and ends with exit code 0 rather than by one."""
+        """Do nothing: the caller handles signals, and ends with exit code 0, not by a signal."""
         yield

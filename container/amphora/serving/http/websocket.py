@@ -1,6 +1,6 @@
 """`/invocations-bidirectional-stream`: a WebSocket whose every message is an invocation.
 
-The answer comes back as one message, or as one for each chunk where the handler streams; an error
+The answer comes back as one message, or as one for each chunk if the handler streams; an error
 comes back as the JSON of every error, and the connection stays open. Sessions, content type and
 accept are those of the handshake's headers.
 """
@@ -12,61 +12,59 @@ import uuid
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from amphora.serving.http.invocations import Exchange, chunks, error_body
-from amphora.serving.pool.connections import Call
+from amphora.serving.http.invocations import Invocations, chunks, error_body
 from amphora.serving.pool.pool import Pool, too_late
 from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
 
 
-class Duplex:
+class WebSocketInvocations:
     """The WebSocket route of one model."""
 
-    def __init__(self, settings: ServerSettings, exchange: Exchange, pool: Pool) -> None:
+    def __init__(self, settings: ServerSettings, invocations: Invocations, pool: Pool) -> None:
         self._settings = settings
-        self._exchange = exchange
+        self._invocations = invocations
         self._pool = pool
 
-    async def __call__(self, socket: WebSocket) -> None:
-        """Answer messages, in their order, until the client goes or the server stops."""
+    async def converse(self, socket: WebSocket) -> None:
+        """Answer messages, in their order, until the client leaves or the server stops."""
         await socket.accept()
         try:
-            while not self._exchange.draining:
+            while not self._invocations.draining:
                 message = await socket.receive()
                 if message["type"] == "websocket.disconnect":
                     return
-                await self._answer(socket, message.get("bytes"), message.get("text"))
+                data = message.get("bytes")
+                await self._answer(
+                    socket, data if data is not None else (message.get("text") or "").encode()
+                )
             await socket.close(1012, "The server is stopping.")
         except (WebSocketDisconnect, RuntimeError):
             return
 
-    async def _answer(self, socket: WebSocket, data: bytes | None, text: str | None) -> None:
-        body = data if data is not None else (text or "").encode()
+    async def _answer(self, socket: WebSocket, body: bytes) -> None:
         identifier = uuid.uuid4().hex
         try:
-            call = self._exchange.call(socket, identifier, body)
+            call = self._invocations.call(socket, identifier, body)
             if len(body) > self._settings.max_body:
                 raise Fault(413, "payload_too_large", f"{len(body)} bytes are too many.")
             self._pool.submit(call)
-            await self._send(socket, call)
+            try:
+                reply = await asyncio.wait_for(call.reply, self._settings.timeout)
+            except asyncio.TimeoutError:
+                self._pool.cancel(call)
+                raise too_late(self._settings.timeout) from None
+            except asyncio.CancelledError:
+                self._pool.cancel(call)
+                raise
+            if reply.chunks is None:
+                await _send(socket, reply.body, reply.content_type)
+                return
+            async for chunk in chunks(call, reply, self._pool):
+                await _send(socket, chunk, reply.content_type)
         except Fault as fault:
             await socket.send_text(error_body(fault.code, str(fault), identifier).decode())
-
-    async def _send(self, socket: WebSocket, call: Call) -> None:
-        try:
-            reply = await asyncio.wait_for(call.reply, self._settings.timeout)
-        except asyncio.TimeoutError:
-            self._pool.cancel(call)
-            raise too_late(self._settings.timeout) from None
-        except asyncio.CancelledError:
-            self._pool.cancel(call)
-            raise
-        if reply.chunks is None:
-            await _send(socket, reply.body, reply.content_type)
-            return
-        async for chunk in chunks(call, reply, self._pool):
-            await _send(socket, chunk, reply.content_type)
 
 
 async def _send(socket: WebSocket, body: bytes, content_type: str) -> None:

@@ -111,19 +111,15 @@ def _send(sock: socket.socket, runner: ModelRunner, item: Item, encoded: tuple[A
         return
     framing.send(sock, {**header, "more": True})
     for chunk in chunks:
-        if item.id in _cancelled(sock, runner):
+        # All that the front writes while a batch runs are notices.
+        cancelled = set()
+        while select.select([sock], [], [], 0)[0]:
+            notice, _ = framing.receive(sock)
+            cancelled.add(_heed(runner, notice))
+        if item.id in cancelled:
             break
         framing.send(sock, {"id": item.id, "more": True}, media_types.as_bytes(chunk))
     framing.send(sock, {"id": item.id, "more": False, "closed": runner.ends_session(item)})
-
-
-def _cancelled(sock: socket.socket, runner: ModelRunner) -> set[str]:
-    """The requests whose clients have gone: all that the front writes while a batch runs."""
-    identifiers = set()
-    while select.select([sock], [], [], 0)[0]:
-        notice, _ = framing.receive(sock)
-        identifiers.add(_heed(runner, notice))
-    return identifiers
 
 
 def _send_error(sock: socket.socket, item: Item, error: Exception) -> None:

@@ -121,6 +121,12 @@ class Handlers:
     defaults: Defaults | None = None
     """Gives the missing functions once the model is known."""
 
+    def function(self, name: str) -> Handler:
+        """A function that is there: the handlers define it, or `completed` has added it."""
+        handler = getattr(self, name)
+        assert isinstance(handler, Handler)
+        return handler
+
     def completed(self, model: Any, model_dir: str) -> Handlers:
         """These with the missing functions, for a model that is loaded."""
         if self.defaults is None:

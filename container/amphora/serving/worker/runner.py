@@ -124,7 +124,7 @@ class ModelRunner:
 
     def read_input(self, item: Item) -> None:
         """Set the item's data, by `input_fn`."""
-        handler = _defined(self.handlers.input_fn)
+        handler = self.handlers.function("input_fn")
         body = handler.body(item.body, item.content_type)
         item.data = _call(handler, item, body, item.content_type)
 
@@ -136,7 +136,7 @@ class ModelRunner:
 
     def predict(self, item: Item) -> Any:
         """One item's prediction, by `predict_fn`."""
-        return _call(_defined(self.handlers.predict_fn), item, item.data, self.model)
+        return _call(self.handlers.function("predict_fn"), item, item.data, self.model)
 
     def predict_batch(self, items: Sequence[Item]) -> list[Any]:
         """One prediction, or an exception, for each item, by `predict_batch_fn`.
@@ -144,7 +144,7 @@ class ModelRunner:
         If the prediction fails as a whole, its items are predicted again one at a time, so that
         the good neighbours of a bad one are answered. Raises nothing.
         """
-        handler = _defined(self.handlers.predict_batch_fn)
+        handler = self.handlers.function("predict_batch_fn")
         try:
             inputs = [item.data for item in items]
             predictions = list(_call(handler, items[0], inputs, self.model))
@@ -167,7 +167,7 @@ class ModelRunner:
 
     def encode(self, item: Item, prediction: Any) -> tuple[Any, str]:
         """The body and type of an answer, by `output_fn`."""
-        handler = _defined(self.handlers.output_fn)
+        handler = self.handlers.function("output_fn")
         return _as_answer(handler, _call(handler, item, prediction, item.accept), item)
 
     def ends_session(self, item: Item) -> bool:
@@ -200,12 +200,6 @@ def load(handlers: Handlers, settings: RunnerSettings) -> ModelRunner:
     elif handlers.image_only:
         runner.answer(Item("warm-up", _WARM_UP, media_types.JSON, media_types.JSON, context))
     return runner
-
-
-def _defined(handler: Handler | None) -> Handler:
-    """A function that is there, since `Handlers.completed` has added the missing ones."""
-    assert handler is not None
-    return handler
 
 
 def _call(handler: Handler, item: Item, *args: Any) -> Any:

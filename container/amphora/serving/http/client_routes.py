@@ -1,0 +1,116 @@
+"""The routes of other servers' APIs, so that their clients work unchanged: OpenAI's and TEI's.
+
+The content of a body belongs to the handlers, which find the route in `context.path`. Here is
+which of the routes a loaded model answers: its handlers list them in `describe_fn`.
+`amphora.serving.http.invocations` writes each API's errors in its form.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from amphora import __version__
+from amphora.serving.http.invocations import OPENAI_ROUTES, TEI_ROUTES, Invocations
+from amphora.serving.http.multi_model import TARGET_MODEL, MultiModel
+from amphora.serving.pool.pool import Pool
+from amphora.serving.protocol.media_types import Fault
+from amphora.serving.settings import ServerSettings
+
+
+class ClientRoutes:
+    """The clients' routes of one model, or of all that are loaded."""
+
+    def __init__(
+        self, settings: ServerSettings, invocations: Invocations, models: Pool | MultiModel
+    ) -> None:
+        self._settings = settings
+        self._invocations = invocations
+        self._models = models
+
+    @property
+    def routes(self) -> list[Route]:
+        """For Starlette."""
+        return [
+            *(Route(path, self.invoke, methods=["POST"]) for path in (*OPENAI_ROUTES, *TEI_ROUTES)),
+            Route("/v1/models", self.list_models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self.show_model, methods=["GET"]),
+            Route("/info", self.info, methods=["GET"]),
+        ]
+
+    async def invoke(self, request: Request) -> Response:
+        """Answer as /invocations does, if the model's handlers answer this route.
+
+        Of several models the body's `model` (OpenAI's API) or the target model's header chooses.
+        """
+        path = request.scope["path"]
+        if isinstance(self._models, Pool):
+            pool, body = self._models, None
+        else:
+            body = await self._invocations.body(request)
+            name = request.headers.get(TARGET_MODEL, "")
+            if not name and path in OPENAI_ROUTES:
+                try:
+                    name = json.loads(body).get("model") or ""
+                except (ValueError, AttributeError, RecursionError):
+                    name = ""
+            pool = self._models.select(str(name)).pool
+        if pool.is_ready and path not in (routes := pool.description.get("routes", [])):
+            known = ", ".join(["/invocations", *routes])
+            raise Fault(
+                404, "not_found", f"The model that is loaded does not answer {path}, but {known}."
+            )
+        return await self._invocations.invoke(request, pool, body)
+
+    async def list_models(self, request: Request) -> Response:
+        """List the loaded models as OpenAI's API does; a single one answers to any name."""
+        return self._invocations.reply(200, {"object": "list", "data": [*self._entries().values()]})
+
+    async def show_model(self, request: Request) -> Response:
+        """Show a loaded model as OpenAI's API does."""
+        name, entries = request.path_params["name"], self._entries()
+        if name not in entries:
+            known = ", ".join(map(repr, entries)) or "none is loaded"
+            raise Fault(404, "model_not_found", f"There is no model {name!r}, but {known}.")
+        return self._invocations.reply(200, entries[name])
+
+    async def info(self, request: Request) -> Response:
+        """Say what is served, as TEI's API does, and what the page at / needs to know.
+
+        Of several models the query's `model` or the target model's header chooses.
+        """
+        if isinstance(self._models, Pool):
+            (name,), pool, route = self._entries(), self._models, "/invocations"
+        else:
+            named = request.query_params.get("model") or request.headers.get(TARGET_MODEL, "")
+            model = self._models.select(named)
+            name, pool, route = model.name, model.pool, f"/models/{quote(model.name)}/invoke"
+        return self._invocations.reply(
+            200,
+            {
+                "model_id": name,
+                "max_input_length": pool.description.get("max_length"),
+                "max_batch_tokens": self._settings.batch_tokens,
+                "max_batch_requests": self._settings.batch_size,
+                "max_concurrent_requests": self._settings.queue_limit,
+                "version": __version__,
+                **pool.description,
+                "invocations": route,
+            },
+        )
+
+    def _entries(self) -> dict[str, dict[str, Any]]:
+        """The loaded models by their names, as OpenAI's API describes them. Raises Fault (503)."""
+        if not isinstance(self._models, Pool):
+            names = self._models.names
+        elif self._models.is_ready:
+            names = [self._models.description.get("model", "model")]
+        else:
+            raise Fault(503, "not_ready", "The model is not loaded yet.")
+        about = {"object": "model", "created": 0, "owned_by": "amphora"}
+        return {name: {"id": name, **about} for name in names}
