@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import httpx
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from tests.support.servers import Running, Start
+from tests.support.servers import Running, Start, write_model
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
@@ -83,9 +84,18 @@ class Browser:
     def open(self, server: Running) -> Browser:
         """Load the page, and wait until it has shown its example."""
         self.command("Page.enable")
+        self.command("Page.navigate", url="about:blank")
         self.command("Page.navigate", url=f"http://127.0.0.1:{server.port}/")
         self.until("document.body && document.body.dataset.ready === 'true'")
         return self
+
+    def follow(self, link: str) -> None:
+        """Click a link of that text, and wait as `open` does."""
+        self.run("delete document.body.dataset.ready")
+        self.run(
+            f"[...document.links].find((each) => each.textContent === {json.dumps(link)}).click()"
+        )
+        self.until("document.body && document.body.dataset.ready === 'true'")
 
     def ask(self, **fields: str) -> str:
         """Fill the fields, press the button, and give what the page then shows."""
@@ -106,9 +116,10 @@ class Browser:
         return shown
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    profile = tmp_path / "profile"
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """One for all tests: each opens its page anew."""
+    profile = tmp_path_factory.mktemp("profile")
     assert CHROMIUM is not None
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
     process = subprocess.Popen(
@@ -219,3 +230,23 @@ def test_handlers_of_a_users_own_are_asked_nothing_before_the_user_does(
     browser.open(server)
     assert "/invocations" not in server.log
     assert '"echo": 7' in browser.ask(text="7")
+
+
+def test_one_of_several_models_is_chosen_and_asked(
+    start: Start, browser: Browser, tmp_path: Path
+) -> None:
+    server = start(AMPHORA_UI="1", SAGEMAKER_MULTI_MODEL="true").ready()
+    browser.open(server)
+    assert "No model is loaded" in browser.run("$('about').innerText + $('note').textContent")
+    for name, form in (("first", "pair"), ("a/second.tar.gz", "similarity")):
+        url = write_model(tmp_path / "models" / form, textwrap.dedent(of(form)))
+        server.http.post("/models", json={"model_name": name, "url": url}).raise_for_status()
+    browser.open(server)
+    assert "Choose one of the loaded models" in browser.run("$('about').innerText")
+    browser.follow("a/second.tar.gz")
+    assert browser.run("$('model').innerText") == "a/second.tar.gz"
+    assert "0.500" in browser.ask(sentences="one")
+    assert asked(server)[-1]["inputs"]["sentences"] == ["one"]
+    sent = subprocess.run(browser.code("curl"), shell=True, capture_output=True, check=True)
+    assert json.loads(sent.stdout) == [0.5]
+    assert 'TargetModel="a/second.tar.gz"' in browser.code("boto3")
