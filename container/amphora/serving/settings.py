@@ -1,6 +1,6 @@
 """The hosting contract's environment, read once into one frozen `ServerSettings`.
 
-Names are SageMaker's own where it has one; those that only Amphora knows begin with AMPHORA_.
+Names are SageMaker's own if it has one; those that only Amphora knows start with AMPHORA_.
 """
 
 from __future__ import annotations

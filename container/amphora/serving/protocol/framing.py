@@ -23,7 +23,7 @@ def pack(header: Header, body: bytes = b"") -> bytes:
 
 
 def send(sock: socket.socket, header: Header, body: bytes = b"") -> None:
-    """Send one frame from a worker, which ends where its front is gone: nothing is left to do."""
+    """Send one frame from a worker, which ends if its front is gone: nothing is left to do."""
     try:
         sock.sendall(pack(header, body))
     except OSError as error:

@@ -1,7 +1,7 @@
-"""What a handler is told about its request, and may say about its answer, beside the body.
+"""What a handler learns about its request, and may set for its answer, beside the body.
 
 The names are those of AWS's model servers (Multi Model Server and TorchServe), so that a file
-written for them finds what it asks for. Where those servers hand over a batch, `idx` says which
+written for them finds what it expects. Those servers hand over a batch, of which `idx` tells which
 request of it is meant; here a context has one request, and `idx` is 0.
 """
 
@@ -32,7 +32,7 @@ class Headers(dict[str, str]):
 
 
 class RequestProcessor:
-    """One request's headers, and what its handler has said about the answer."""
+    """One request's headers, and what its handler has set for the answer."""
 
     def __init__(self, request_id: str, headers: Mapping[str, str]) -> None:
         self._request_id = request_id
@@ -46,7 +46,7 @@ class RequestProcessor:
         return self._request_id
 
     def get_request_property(self, key: str) -> str | None:
-        """A header of the request; None where it has none of that name."""
+        """A header of the request; None if it has none of that name."""
         value: str | None = self._request_headers.get(key)
         return value
 
@@ -55,21 +55,21 @@ class RequestProcessor:
         return self._request_headers
 
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:
-        """Set the answer's status. Raises ValueError where it is none that an answer may have."""
+        """Set the answer's status. Raises ValueError if an answer cannot have it."""
         if not isinstance(code, int) or not 200 <= code <= 599:
-            raise ValueError(f"The status {code!r} is no number from 200 to 599.")
+            raise ValueError(f"The status {code!r} is not a number from 200 to 599.")
         self._status, self._phrase = int(code), reason_phrase or ""
 
     def get_response_status_code(self) -> int:
-        """The answer's status, 200 where nothing else was said."""
+        """The answer's status, 200 if none was set."""
         return self._status
 
     def get_response_status_phrase(self) -> str:
-        """What was said with the status."""
+        """The phrase that was set with the status."""
         return self._phrase
 
     def add_response_property(self, key: str, value: str) -> None:
-        """Add a header to the answer, in the place of one of that name."""
+        """Add a header to the answer, instead of one of that name."""
         for name in [name for name in self._response_headers if name.lower() == key.lower()]:
             del self._response_headers[name]
         self._response_headers[key] = value
@@ -86,7 +86,7 @@ class RequestProcessor:
 
 
 class MetricsLog:
-    """What a handler measures: a line in the log for each, as AWS's servers write it."""
+    """Logs what a handler measures, one line each, as AWS's servers do."""
 
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
@@ -166,7 +166,7 @@ class Context:
 
     @property
     def custom_attributes(self) -> str:
-        """The request's X-Amzn-SageMaker-Custom-Attributes; empty where it has none."""
+        """The request's X-Amzn-SageMaker-Custom-Attributes; '' if it has none."""
         return self.headers.get("x-amzn-sagemaker-custom-attributes", "")
 
     @property
@@ -179,7 +179,7 @@ class Context:
         return self.request_ids.get(idx)
 
     def get_request_header(self, idx: int, key: str) -> str | None:
-        """A header of the request; None where it has none of that name."""
+        """A header of the request; None if it has none of that name."""
         return self.request_processor[idx].get_request_property(key)
 
     def get_all_request_header(self, idx: int) -> dict[str, str]:
@@ -199,7 +199,7 @@ class Context:
         self.request_processor[idx].add_response_property("content-type", value)
 
     def get_response_content_type(self, idx: int) -> str | None:
-        """The type that was named; None where none was."""
+        """The type that was set; None if none was."""
         value: str | None = self.request_processor[idx].get_response_header("content-type")
         return value
 
@@ -214,7 +214,7 @@ class Context:
         self.set_response_status(code, phrase)
 
     def get_response_status(self, idx: int) -> tuple[int, str]:
-        """The answer's status and what was said with it."""
+        """The answer's status and the phrase that was set with it."""
         processor = self.request_processor[idx]
         return processor.get_response_status_code(), processor.get_response_status_phrase()
 

@@ -49,7 +49,7 @@ class Defaults(Protocol):
     """What `code/defaults.py` answers for one file."""
 
     def model_fn(self, model_dir: str) -> Any:
-        """Load the model where the file has no model_fn."""
+        """Load the model if the file has no model_fn."""
 
     def complete(self, model: Any, model_dir: str) -> Mapping[str, Callable[..., Any]]:
         """The missing functions, by their names, for the loaded model."""
@@ -92,7 +92,7 @@ class Handler:
 
     def body(self, body: bytes, content_type: str) -> str | bytes:
         """The body in the form that this function takes: text for JSON and CSV, as AWS's toolkits
-        hand it over, and for every textual type where the function asks for `str`."""
+        hand it over, and for every textual type if the function asks for `str`."""
         if self.body_type is bytes:
             return body
         if self.body_type is str or media_types.media_type(content_type) in media_types.DECODED:

@@ -2,8 +2,8 @@
 
 The user's folder stands first on sys.path and the image's does not stand there, so that a user's
 `check`, `train` or `utils` is what the user's code imports, and the image's never. Only the image's
-packages may be asked for by one name from both sides: where a user has a package of that name, the
-image's files are imported with their own packages under another one.
+packages can be imported by one name from both sides: if a user has a package of that name, the
+image's files are imported with their own packages under another name.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _PRIVATE = "_amphora_image_"
 
 
 def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
-    """The module of the user's handlers; None where there is none.
+    """The module of the user's handlers; None if there is none.
 
-    A program that is not there is refused where the folder has other Python files, since its name
+    A program that is not there is refused if the folder has other Python files, since its name
     is then most likely misspelt. A folder without any has nothing that could be meant: the
-    variable was left from a training.
+    variable is a remnant of a training job.
 
     Raises:
         CodeError: The program is not there, or cannot be imported.
@@ -119,14 +119,14 @@ def _is_elsewhere(package: str, image_code: Path) -> bool:
     """Whether `import package` would take another one than the image's."""
     try:
         spec = importlib.util.find_spec(package)
-    except ValueError:  # a module that says nothing of where it comes from
+    except ValueError:  # a module that does not tell its place
         return True
     places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or [])]
     return not any(Path(place).is_relative_to(image_code) for place in places if place)
 
 
 class _ImageFinder(importlib.abc.MetaPathFinder):
-    """Finds the image's packages, and nothing else of its folder, where nobody else has them."""
+    """Finds the image's packages, and nothing else of its folder, if nobody else has them."""
 
     def __init__(self, image_code: Path, packages: Sequence[str]) -> None:
         self._image_code = image_code

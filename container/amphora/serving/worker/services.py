@@ -24,7 +24,7 @@ Entry = Callable[[Any, Context], Any]
 
 
 def find(code_dir: Path, program: str | None) -> ModuleType | None:
-    """The module of `handler_service.py`, where the code folder has one that serves.
+    """The module of `handler_service.py`; None if the code folder has none that serves.
 
     Raises:
         CodeError: It cannot be imported, or has neither `handle` nor a class of a service.
