@@ -138,6 +138,36 @@ class Hyperparameters:
     num_beams: int | None = _documented(
         None, "Beams that texts are written with. Default: the model's.", "generation_num_beams"
     )
+    negative_columns: str | None = _documented(
+        None,
+        "task=sentence-embedding, reranking: columns of texts that do not belong to a row's query, "
+        "with commas. Default: found by their names (negative, negative_1, hard_negatives ...).",
+    )
+    scale: float = _documented(
+        20.0,
+        "task=sentence-embedding: what cosines are multiplied by in the loss; 1 / temperature.",
+    )
+    mini_batch_size: int | None = _documented(
+        None,
+        "task=sentence-embedding: rows of a batch that are computed at once. The batch may be as "
+        "large as is wanted, for 1.3 times the work. Default: all of it.",
+    )
+    matryoshka_dims: str | None = _documented(
+        None,
+        "task=sentence-embedding: sizes to which vectors may be cut, with commas; they are learned "
+        "beside the whole vectors.",
+    )
+    query_prompt: str | None = _documented(
+        None, "task=sentence-embedding: what stands before each query. Default: the model's own."
+    )
+    document_prompt: str | None = _documented(
+        None, "task=sentence-embedding: what stands before each text. Default: the model's own."
+    )
+    listwise: bool = _documented(
+        False,
+        "task=reranking: learn each query's list as a whole (ListNet), not each pair by itself "
+        "(binary cross-entropy). A batch is then so many queries.",
+    )
     num_train_epochs: float = _documented(3.0, "Passes over the training data.", "epochs")
     max_train_steps: int | None = _documented(
         None, "Stop after this many optimizer steps, whatever the epochs.", "max_steps"

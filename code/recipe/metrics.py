@@ -29,6 +29,8 @@ SCORES = ("accuracy", "precision", "recall", "f1_weighted", "f1_macro")
 """What evaluation computes of classes, beside the loss; precision, recall: means over labels."""
 OTHER_SCORES = ("f1_micro", "mse", "pearson", "spearman", "perplexity", "token_accuracy")
 """What it computes where a text has several labels, or a number, or is learned itself."""
+RANKINGS = ("ndcg_at_10", "mrr_at_10", "recall_at_1", "recall_at_10", "recall_at_100")
+"""What it computes of queries and the texts that belong to them."""
 WRITING_SCORES: Sequence[str] = (
     "rouge1",
     "rouge2",
@@ -42,6 +44,8 @@ WRITING_SCORES: Sequence[str] = (
 _WRITING = ("loss", "perplexity", "token_accuracy", *WRITING_SCORES)
 OF_TASKS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("summarization", "translation", "text2text-generation"), _WRITING),
+    "sentence-embedding": ("loss", *RANKINGS, "spearman", "pearson"),
+    "reranking": ("loss", *RANKINGS[:2]),
 }
 """What evaluation gives of tasks with scores of their own: SageMaker takes 40 regexes for a job."""
 

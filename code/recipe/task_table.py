@@ -36,6 +36,7 @@ _OF_TEXTS = (
     *("num_beams", "generated_rows", "label_smoothing_factor", "do_predict"),
     *("source_lang", "target_lang"),
 )
+EMBEDDING, RERANKING = "sentence-embedding", "reranking"
 TASKS: Mapping[str, Row] = {
     CLASSIFICATION: Row(
         "text_classification",
@@ -60,6 +61,17 @@ TASKS: Mapping[str, Row] = {
         "text_to_text", _OF_TEXTS, recognised_by="data.text_pairs:recognise_translations"
     ),
     TEXTS: Row("text_to_text", _OF_TEXTS, recognised_by="data.text_pairs:recognise_others"),
+    EMBEDDING: Row(
+        "sentence_embedding",
+        ("text_pair_column", "label_column", "negative_columns", "scale", "mini_batch_size",
+         "matryoshka_dims", "query_prompt", "document_prompt"),
+        recognised_by="data.relevance",
+    ),
+    RERANKING: Row(
+        "reranking",
+        ("text_pair_column", "label_column", "negative_columns", "listwise"),
+        recognised_by="data.reranking",
+    ),
 }  # fmt: skip
 
 

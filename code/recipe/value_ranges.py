@@ -15,6 +15,8 @@ _NOT_BELOW_0: tuple[Callable[[Any], bool], str] = (lambda value: value >= 0, "0 
 _SHARE: tuple[Callable[[Any], bool], str] = (lambda value: 0 <= value < 1, "a number from 0 to 1")
 RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "num_labels": _AT_LEAST_1,
+    "scale": _ABOVE_0,
+    "mini_batch_size": _AT_LEAST_1,
     "num_train_epochs": _ABOVE_0,
     "max_train_steps": (lambda value: value == -1 or value > 0, "1 or more"),
     "per_device_train_batch_size": _AT_LEAST_1,

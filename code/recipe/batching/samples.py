@@ -92,6 +92,11 @@ class Samples:
         """Tokens of each sample, of all hosts."""
         return np.diff(self.starts) if self.shards is None else self.shards.lengths
 
+    @property
+    def text_lengths(self) -> Rows:
+        """Tokens of each text; a sample is one, unless it says otherwise."""
+        return self.lengths
+
     def weight(self, rows: Rows) -> int:
         """What the samples at `rows` weigh in a mean of losses: one each."""
         return len(rows)

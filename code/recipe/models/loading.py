@@ -81,7 +81,8 @@ def _of_channel(name: str, channels: Mapping[str, Path]) -> Source:
 
 
 def _of_folder(path: Path) -> Source:
-    if not (path / "config.json").is_file():
+    # Of sentence-transformers' folders, older ones have the encoder's in a folder below.
+    if not any((path / name).is_file() for name in ("config.json", "modules.json")):
         raise ModelError(
             f"model_name_or_path has value {str(path)!r}, a folder without config.json.",
             "Give the folder that holds config.json, the weights and the tokenizer.",

@@ -76,6 +76,19 @@ def _fill(model: Any, weights: Mapping[str, Any]) -> None:
     model.tie_weights()
 
 
+def whole(model: Any, weights: Mapping[str, Any] | None, hyperparameters: Hyperparameters) -> Any:
+    """A trained model as it is saved: gathered, and merged unless its adapter is asked for.
+
+    Args:
+        weights: Those of a model that is sharded, gathered; None where `model` has them itself.
+    """
+    if weights is not None:
+        _fill(model, weights)
+    if hyperparameters.lora_r is not None and hyperparameters.lora_save == "merged":
+        return model.merge_and_unload()
+    return model
+
+
 def save(
     model: Any,
     weights: Mapping[str, Any] | None,
@@ -87,10 +100,7 @@ def save(
     Args:
         weights: Those of a model that is sharded, gathered; None where `model` has them itself.
     """
-    if weights is not None:
-        _fill(model, weights)
-    if hyperparameters.lora_r is not None and hyperparameters.lora_save == "merged":
-        model = model.merge_and_unload()
+    model = whole(model, weights, hyperparameters)
     model.save_pretrained(folder)
     if hyperparameters.lora_r is not None and hyperparameters.lora_save == "adapter":
         model.get_base_model().config.save_pretrained(folder)

@@ -136,17 +136,24 @@ def _forward(
     if segments is None:
         return unpacked(*args, **inputs)
     hidden = states(model, family, inputs, segments)
-    pool = _means if family.pools_mean(model.config) else _firsts
+    pool = means if family.pools_mean(model.config) else firsts
     return SequenceClassifierOutput(logits=family.head(model, pool(hidden, segments, first)))
 
 
-def states(model: Any, family: Family, inputs: Mapping[str, Any], segments: Tensor) -> Tensor:
+def states(
+    model: Any,
+    family: Family,
+    inputs: Mapping[str, Any],
+    segments: Tensor,
+    encode: Callable[..., Any] | None = None,
+) -> Tensor:
     """[rows, length, hidden] of a packed batch, each token's by its own sample alone.
 
     Args:
         model: With any head, which is not computed.
         inputs: `input_ids`, `position_ids` and maybe `token_type_ids`; of a row without blocks also
             `starts` and `longest` (`recipe.batching.flat`).
+        encode: What is called in the place of the model below its head, if not that itself.
     """
     types = {name: inputs[name] for name in (TYPE_IDS,) if name in inputs}
     if IS_OLDER:
@@ -162,7 +169,7 @@ def states(model: Any, family: Family, inputs: Mapping[str, Any], segments: Tens
         own = segments[:, None, :, None] == segments[:, None, None, :]
         masks = family.masks(model.config, own, segments)
         attention = {"attention_mask": _as_taken(masks, model.config)}
-    output = model.base_model(
+    output = (encode or model.base_model)(
         input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], **attention, **types
     )
     hidden: Tensor = output.last_hidden_state
@@ -180,11 +187,11 @@ def _as_taken(mask: Any, config: Any) -> Any:
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo().min)
 
 
-def _firsts(hidden: Tensor, segments: Tensor, first: Tensor) -> Tensor:
+def firsts(hidden: Tensor, segments: Tensor, first: Tensor) -> Tensor:
     return hidden.flatten(0, 1)[first]
 
 
-def _means(hidden: Tensor, segments: Tensor, first: Tensor) -> Tensor:
+def means(hidden: Tensor, segments: Tensor, first: Tensor) -> Tensor:
     """[samples, hidden]: the mean over each sample's tokens."""
     length = segments.shape[1]
     block = torch.arange(len(segments), device=segments.device)[:, None].expand_as(segments)

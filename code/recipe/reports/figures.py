@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -155,4 +156,33 @@ def phases(seconds: Mapping[str, float]) -> Any:
     axes.margins(x=0.12)
     axes.grid(False, axis="y")
     axes.set_xlabel("seconds")
+    return figure
+
+
+def ranks(of_firsts: Array) -> Any:
+    """How often the best placed right text of a query stands at which rank, from 1."""
+    ends = [1, 2, 3, 5, 10, 20, 50, 100]
+    bounds = [0, *ends, max(int(of_firsts.max()), ends[-1] + 1)]
+    spans = list(itertools.pairwise(bounds))
+    names = [str(end) if end == start + 1 else f"{start + 1}-{end}" for start, end in spans]
+    names[-1] = f"over {ends[-1]}"
+    counts = [int(((of_firsts > start) & (of_firsts <= end)).sum()) for start, end in spans]
+    figure, axes = _axes(height=2.8)
+    bars = axes.bar(names, counts, color=BLUE)
+    axes.bar_label(bars, labels=[f"{count / len(of_firsts):.0%}" for count in counts], padding=2)
+    axes.margins(y=0.15)
+    axes.grid(False, axis="x")
+    axes.set(xlabel="rank of the first right text", ylabel="queries")
+    return figure
+
+
+def two_scores(right: Array, wrong: Array) -> Any:
+    """How the scores of right texts and those of the likeliest wrong ones lie."""
+    figure, axes = _axes(height=2.8)
+    both = np.concatenate([right, wrong])
+    bins = np.linspace(float(both.min()), float(both.max()) + 1e-6, 49)
+    axes.hist(right, bins=bins, color=BLUE, alpha=0.7, label="best right text")
+    axes.hist(wrong, bins=bins, color=ORANGE, alpha=0.7, label="best wrong text")
+    axes.set(xlabel="score", ylabel="queries")
+    axes.legend(frameon=False)
     return figure

@@ -30,6 +30,8 @@ class About:
     """How the metrics are to be read."""
     headline: Sequence[str]
     """The scores that a report shows first, best first, without the split's prefix."""
+    library: str = "transformers"
+    """The hub's name of what loads it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ def write(facts: Facts) -> str:
     metrics = {key: f"{value:.6g}" for key, value in facts.metrics.items()}
     return "\n\n".join(
         [
-            f"---\nlibrary_name: transformers\npipeline_tag: {facts.about.pipeline}\n---",
+            f"---\nlibrary_name: {facts.about.library}\npipeline_tag: {facts.about.pipeline}\n---",
             f"# {facts.about.title}",
             f"Fine-tuned from `{facts.base_model}` to {facts.about.purpose}.",
             "## Data",

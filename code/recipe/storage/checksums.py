@@ -15,7 +15,7 @@ from pathlib import Path
 from recipe.errors import ModelError
 
 NAME = "SHA256SUMS"
-_LINE = re.compile(r"([0-9a-f]{64})  ([^/\\]+)")
+_LINE = re.compile(r"([0-9a-f]{64})  ([^/\\]+(?:/[^/\\]+)?)")
 
 
 def digest(path: Path) -> str:
@@ -29,10 +29,15 @@ def digest(path: Path) -> str:
 
 def write(folder: Path) -> None:
     """Write the sums of the files that are in `folder` now, but of its card, for `verified`."""
-    present = (path for path in folder.iterdir() if path.name not in (NAME, "README.md"))
-    files = sorted(path for path in present if path.is_file())
-    lines = (f"{digest(path)}  {path.name}\n" for path in files)
+    names = sorted(_names(folder) - {NAME, "README.md"})
+    lines = (f"{digest(folder / name)}  {name}\n" for name in names)
     (folder / NAME).write_text("".join(lines))
+
+
+def _names(folder: Path) -> set[str]:
+    """The files in `folder` and in the folders in it (where sentence-transformers puts modules)."""
+    found = (*folder.glob("*"), *folder.glob("*/*"))
+    return {path.relative_to(folder).as_posix() for path in found if path.is_file()}
 
 
 @contextlib.contextmanager
@@ -63,7 +68,7 @@ def _damage(folder: Path) -> str:
     sums = folder / NAME
     if not sums.is_file():
         return ""
-    present = {path.name for path in folder.iterdir() if path.is_file()}
+    present = _names(folder)
     for line in sums.read_text(errors="replace").splitlines():
         match = _LINE.fullmatch(line)
         if match is None:

@@ -125,6 +125,14 @@ class Writing(Protocol):
         """The scores, by all processes together; none where the model cannot write."""
 
 
+@runtime_checkable
+class Saving(Protocol):
+    """A task whose model is more than its weights and its tokenizer."""
+
+    def save(self, model: Any, weights: Mapping[str, Any] | None, folder: Path) -> None:
+        """Write all of the trained `model` to `folder`; `weights` are those of a sharded one."""
+
+
 TaskClass = Callable[[Mapping[str, Path], Hyperparameters], Task]
 """What a task's module calls `TASK`: called with the job's channels and hyperparameters."""
 

@@ -65,7 +65,7 @@ class _Classes:
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
         family = packed_encoders.family_of(model.config)
-        typed = _has_types(model, batches)
+        typed = has_types(model, batches)
         if packed and family is not None:
             shape = shape_for(model, batches)
             return Packed(shape, size, pad_id, family.first_position(model.config), typed=typed)
@@ -90,7 +90,7 @@ class _Classes:
         return evaluation.compute_metrics()
 
 
-def _has_types(model: PreTrainedModel, batches: Batches) -> bool:
+def has_types(model: PreTrainedModel, batches: Batches) -> bool:
     """Whether the tokens of pairs have types that `model` takes.
 
     Raises:

@@ -249,8 +249,8 @@ class Engine(Resumable):
         return self.eval_dataset if eval_dataset is None else eval_dataset
 
     def training_lengths(self) -> Any:
-        """Tokens of each training sample."""
-        return self._training.samples.lengths
+        """Tokens of each training text."""
+        return self._training.samples.text_lengths
 
     def tokens_computed(self) -> int:
         """In the first epoch, by all processes, padding included."""

@@ -40,7 +40,7 @@ from recipe.runtime.distribution import Distribution
 from recipe.runtime.timer import Stopwatch
 from recipe.storage import atomic, checksums
 from recipe.tasks import detection
-from recipe.tasks.base import Answering, Objective, Task
+from recipe.tasks.base import Answering, Objective, Saving, Task
 from recipe.training import engine, graph_extraction, tracking
 from recipe.training.engine import Engine
 from recipe.training.progress import Bar, MetricLines, ProgressFile, ProgressLines
@@ -93,7 +93,7 @@ def run(
             metrics=metrics,
         )
         if hyperparameters.trains:
-            _write_folder(made.trainer, weights, made.tokenizer, places, facts)
+            _write_folder(made.task, made.trainer, weights, made.tokenizer, places, facts)
         _write_metrics(facts, places)
         watch.lap("saving")
         hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
@@ -351,6 +351,7 @@ def _last_evaluation(trainer: Trainer) -> dict[str, float] | None:
 
 
 def _write_folder(
+    task: Task,
     trainer: Trainer,
     weights: dict[str, Any] | None,
     tokenizer: PreTrainedTokenizerBase,
@@ -360,7 +361,7 @@ def _write_folder(
     model: Any = trainer.model
     needed = sum(weight.nbytes for weight in model.parameters())
     with atomic.results("The model", places.model_dir, needed, _REMEDY) as folder:
-        _write_model(trainer, weights, tokenizer, facts.hyperparameters, folder)
+        _write_model(task, trainer, weights, tokenizer, facts.hyperparameters, folder)
         (folder / "README.md").write_text(model_card.write(facts), encoding="utf-8")
     say(f"model written to {places.model_dir}")
 
@@ -374,6 +375,7 @@ def _write_metrics(facts: model_card.Facts, places: Places) -> None:
 
 
 def _write_model(
+    task: Task,
     trainer: Trainer,
     weights: dict[str, Any] | None,
     tokenizer: PreTrainedTokenizerBase,
@@ -383,6 +385,9 @@ def _write_model(
     model = trainer.accelerator.unwrap_model(trainer.model)
     if xla.in_use():
         model = xla.on_host(model)
-    lora.save(model, weights, folder, hyperparameters)
-    tokenizer.save_pretrained(folder)
+    if isinstance(task, Saving):
+        task.save(model, weights, folder)
+    else:
+        lora.save(model, weights, folder, hyperparameters)
+        tokenizer.save_pretrained(folder)
     checksums.write(folder)

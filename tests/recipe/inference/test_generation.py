@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from recipe.inference.apis import reading
+from recipe.inference.generation import generator
 from recipe.inference.generation.generator import Generator
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import BadRequest, Document
@@ -37,7 +38,7 @@ def load(folder: Path, **environ: str) -> Generator:
     patched = pytest.MonkeyPatch()
     with patched.context() as patch:
         patch.setenv("AMPHORA_DTYPE", "float32")
-        return Generator.load(Origin(str(folder), {}), environ)
+        return generator.load(Origin(str(folder), {}), environ)
 
 
 def ask(model: Generator, *bodies: object, path: str = "/invocations") -> list[Any]:
@@ -49,7 +50,7 @@ def ask(model: Generator, *bodies: object, path: str = "/invocations") -> list[A
         model.measure(request)
     answers = []
     for prediction, request in zip(model.predict(requests), requests, strict=True):
-        answer = reading.in_form(prediction, request)
+        answer = reading.answered(prediction, request)
         if isinstance(answer, Document):
             answers.append(answer.value)
         elif isinstance(answer, list):
@@ -80,7 +81,7 @@ def test_answers_are_those_of_the_pipeline(
     from transformers import pipeline
 
     model = load(model_dir)
-    reference = pipeline("text-generation", model=model.loaded.model, tokenizer=str(model_dir))
+    reference = pipeline("text-generation", model=model.encoder.model, tokenizer=str(model_dir))
     assert ask(model, {"inputs": inputs, "parameters": parameters}) == [
         reference(inputs, **parameters)
     ]
@@ -89,8 +90,8 @@ def test_answers_are_those_of_the_pipeline(
 def test_a_conversation_is_answered_as_by_the_pipeline(chained: Generator) -> None:
     from transformers import pipeline
 
-    loaded = chained.loaded
-    reference = pipeline("text-generation", model=loaded.model, tokenizer=loaded.tokenizer)
+    encoder = chained.encoder
+    reference = pipeline("text-generation", model=encoder.model, tokenizer=encoder.tokenizer)
     messages = [{"role": "user", "content": "hi"}]
     begun = [*messages, {"role": "assistant", "content": "01"}]
     options = {"max_new_tokens": 5, "do_sample": False}
@@ -197,7 +198,7 @@ def test_a_bad_line_harms_no_other(chained: Generator) -> None:
     body = "\n".join(map(json.dumps, lines)).encode()
     request = reading.read(body, "application/jsonlines", "/invocations")
     chained.measure(request)
-    answer = reading.in_form(chained.predict([request])[0], request)
+    answer = reading.answered(chained.predict([request])[0], request)
     assert answer[0] == [{"generated_text": "0123"}]
     assert answer[1][0]["generated_text"][-1] == {"role": "assistant", "content": "Ci"}
     assert "7, not a text" in answer[2]["error"]["message"]

@@ -1,0 +1,412 @@
+"""From a job's channels to queries and the texts that belong to them, or do not: what models of
+sentence vectors and rerankers learn from."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.data import classification, text_columns
+from recipe.data.column_names import LABEL_NAMES, LABEL_NAMES_OF_PAIRS, plain
+from recipe.data.evidence import Evidence, Recognised
+from recipe.data.files import formats
+from recipe.data.files.part import Part
+from recipe.data.layout import channels as layout
+from recipe.data.reading import read_parts
+from recipe.errors import DataError, Problems, near
+from recipe.hyperparameters import Hyperparameters
+
+QUERY, TEXTS, SCORES = "query", "texts", "scores"
+"""The columns of what is read: a text, a list of texts, and how well each belongs to the query."""
+PAIRS, SCORED, LISTS = "pairs", "scored", "lists"
+"""What data can be: a text that belongs to the query and maybe some that do not; one text and a
+number; texts and a number for each."""
+
+QUERY_NAMES = ("anchor", "query", "question", "sentence", "text", "sentence1", "query_text")
+POSITIVE_NAMES = (
+    *("positive", "pos", "positives", "positive_passages", "positive_passage", "positive_text"),
+    *("positive_document", "positive_documents", "positive_doc", "positive_ctxs"),
+)
+ANSWER_NAMES = (
+    *("answer", "answers", "passage", "document", "doc", "response", "context", "paragraph"),
+    *("target", "text", "title", "abstract", "summary", "code"),
+)
+"""What the text that belongs to a query is called where no negatives stand beside it."""
+LIST_NAMES = ("documents", "docs", "passages", "texts", "candidates", "paragraphs", "answers")
+_NEGATIVE = re.compile(
+    r"(hard_)?neg(ative)?s?(_(passage|document|doc|text|ctx|sentence)s?)?(_?\d+)?"
+)
+_SCORE_NAMES = (*LABEL_NAMES, *LABEL_NAMES_OF_PAIRS, "scores", "relevances", "is_selected")
+_SHOWN = 60
+Row = tuple[str, list[str], list[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relevance:
+    """Data sets with the columns `query`, `texts` and `scores`.
+
+    Of PAIRS the first of `texts` belongs to the query (1.0), and the others do not (0.0).
+    """
+
+    kind: str
+    """PAIRS, SCORED or LISTS."""
+    train: datasets.Dataset
+    evaluation: datasets.Dataset
+    test: datasets.Dataset | None
+    """Present where there is validation data beside it; else it is `evaluation`."""
+    found: list[str]
+    """What was detected, one line each."""
+    columns: tuple[str, str]
+    """The names of the columns of queries and of texts in the training data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """The columns of one file."""
+
+    kind: str
+    query: str
+    text: str
+    negatives: tuple[str, ...] = ()
+    score: str | None = None
+
+
+def recognise(evidence: Evidence) -> Recognised | None:
+    """Whether the first rows are for vectors of sentences.
+
+    Certain where a column is called positive or negative and no classifier is trained; two texts
+    in each row may be for other tasks.
+    """
+    chosen = columns_of(evidence)
+    if chosen is None or chosen.kind == LISTS:
+        return None
+    is_head = any("ForSequenceClassification" in name for name in evidence.architectures)
+    shown = " and ".join((chosen.query, chosen.text, *chosen.negatives[:1]))
+    is_named = bool(chosen.negatives) or plain(chosen.text) in POSITIVE_NAMES
+    if chosen.kind == PAIRS and is_named:
+        reason = f"columns {shown} hold queries and what belongs to them"
+        return Recognised(reason=reason, certain=not is_head)
+    return Recognised(reason=f"columns {shown} hold pairs of texts", certain=False)
+
+
+def columns_of(evidence: Evidence) -> Columns | None:
+    """The columns that the tasks of this module would read in the first rows; None for none.
+
+    What text classification reads, with a label for each text, is its own."""
+    if evidence.part is None:
+        return None
+    try:
+        return choose(evidence.part, evidence.hyperparameters, None)
+    except DataError:
+        return None
+
+
+def load(
+    channels: Mapping[str, Path],
+    hyperparameters: Hyperparameters,
+    arrange: Callable[[str, list[Row], list[str]], tuple[str, list[Row]]],
+) -> Relevance:
+    """Read and split the data of a job's channels.
+
+    Args:
+        arrange: Called with the kind and the rows of a split, to make of them what the task
+            takes; it may add to the notes, the same for each split.
+
+    Raises:
+        DataError: names the channel, file, line or column that cannot be used, and the remedy.
+    """
+    places = layout.find(channels, hyperparameters.dataset_config_name)
+    notes = list(places.notes)
+    rows: dict[str, list[Row]] = {}
+    like: Columns | None = None
+    described: list[str] = []
+    problems = Problems()
+
+    def units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
+        return [functools.partial(formats.read, path) for path in paths]
+
+    for split, part in read_parts(places, notes, units):
+        with problems.noted():
+            chosen = choose(part, hyperparameters, like)
+            like = like or chosen
+            read = rows_of(part, chosen, notes)
+            rows.setdefault(split, []).extend(read)
+            described.append(_describe(split, part, chosen, len(read)))
+    problems.check()
+    assert like is not None  # `read_parts` has seen to training data
+    kind, built = like.kind, {}
+    for split, each in rows.items():
+        if not each:
+            raise DataError(f"The {split} data has no rows with texts.", "Give some.")
+        kind, arranged = arrange(_kind(like, each, split, notes), each, notes)
+        built[split] = _dataset(arranged)
+    train, evaluation, test, rule = _assign(built, hyperparameters)
+    return Relevance(
+        kind=kind,
+        train=train,
+        evaluation=evaluation,
+        test=test,
+        found=[*dict.fromkeys(notes), *described, rule],
+        columns=(like.query, like.text),
+    )
+
+
+def choose(part: Part, hyperparameters: Hyperparameters, like: Columns | None) -> Columns:
+    """The columns of `part`: as the user says, as the training data has them, or by their names.
+
+    Raises:
+        DataError: none can be it, or a column that was named is not there.
+    """
+    names = part.table.column_names
+    if like is not None and {like.query, like.text} <= set(names) and like.score in (None, *names):
+        negatives = tuple(name for name in like.negatives if name in names)
+        return dataclasses.replace(like, negatives=negatives)
+    by_plain = {plain(name): name for name in reversed(names)}
+    label = _named(part, "label_column", hyperparameters.label_column)
+    asked = text_columns.given(part, hyperparameters.text_column, hyperparameters.text_pair_column)
+    if asked is not None and asked[1] is None:
+        raise DataError(
+            f"text_column has value {asked[0]!r}, one column, and this task takes two.",
+            "Name the column of queries and that of the texts: text_column=query,passage.",
+        )
+    if hyperparameters.negative_columns is None:
+        negatives = tuple(name for name in names if _NEGATIVE.fullmatch(plain(name)))
+    else:
+        listed = [each.strip() for each in hyperparameters.negative_columns.split(",")]
+        negatives = tuple(str(_named(part, "negative_columns", each)) for each in listed)
+    query, text = asked or _by_names(part, by_plain, bool(negatives), label)
+    score = label or next(
+        (
+            by_plain[name]
+            for name in _SCORE_NAMES
+            if name in by_plain and by_plain[name] not in (query, text)
+        ),
+        None,
+    )
+    if text and negatives and label is None:
+        return Columns(kind=PAIRS, query=query, text=text, negatives=negatives)
+    assert text is not None
+    is_list = pa.types.is_nested(part.table.schema.field(text).type)
+    if score is not None and is_list:
+        return Columns(kind=LISTS, query=query, text=text, score=score)
+    if is_list and plain(text) in LIST_NAMES[:-1] and asked is None:
+        raise DataError(
+            f"{part.path} has lists of texts in {text!r}, and no column says which of them belong "
+            "to the query.",
+            "Give a list of labels for each row in a column called labels.",
+        )
+    return Columns(kind=PAIRS if score is None else SCORED, query=query, text=text, score=score)
+
+
+def _by_names(
+    part: Part, by_plain: Mapping[str, str], has_negatives: bool, label: str | None
+) -> tuple[str, str]:
+    query = next((name for name in QUERY_NAMES if name in by_plain), None)
+    for known in (POSITIVE_NAMES, LIST_NAMES):
+        text = next((name for name in known if name in by_plain and name != query), None)
+        is_one = known is POSITIVE_NAMES or (
+            text is not None and pa.types.is_nested(part.table.schema.field(by_plain[text]).type)
+        )
+        if query is not None and text is not None and is_one:
+            return by_plain[query], by_plain[text]
+    if (pair := text_columns.pair_by_name(part, label)) is not None:
+        return pair
+    others = [name for name in ANSWER_NAMES if name in by_plain and name != query]
+    if query is not None and others:
+        return by_plain[query], by_plain[others[0]]
+    beside = " beside the negatives" if has_negatives else ""
+    raise DataError(
+        f"{part.path} has no two columns{beside} that are known to be queries and what belongs to "
+        f"them: its columns are {', '.join(part.table.column_names)}.",
+        "Name them: text_column=query,passage. Known are for example anchor and positive, query "
+        "and passage, sentence1 and sentence2.",
+    )
+
+
+def _named(part: Part, key: str, name: str | None) -> str | None:
+    names = part.table.column_names
+    if name is None or name in names:
+        return name
+    raise DataError(
+        f"{key} has value {name!r}, but {part.path} has the columns {', '.join(names)}.",
+        near(name, names) or f"Name one of them in {key}.",
+    )
+
+
+def rows_of(part: Part, columns: Columns, notes: list[str]) -> list[Row]:
+    """The rows of a part; those without a query or a text are left out, and counted in a note.
+
+    Raises:
+        DataError: a value is none that its column can have.
+    """
+    table = {
+        name: part.table[name].to_pylist()
+        for name in (columns.query, columns.text, *columns.negatives, columns.score)
+        if name is not None
+    }
+    rows: list[Row] = []
+    empty = 0
+    for at in range(part.table.num_rows):
+        queries = _texts(part, at, columns.query, table[columns.query][at])
+        texts = _texts(part, at, columns.text, table[columns.text][at])
+        if len(queries) > 1:
+            raise DataError(
+                f"{part.where(at)} has a list in column {columns.query!r}.", "Give one query a row."
+            )
+        if columns.kind == LISTS:
+            scores = _scores(part, at, str(columns.score), table[str(columns.score)][at])
+            if len(scores) != len(texts):
+                raise DataError(
+                    f"{part.where(at)} has {len(texts)} texts in {columns.text!r} and "
+                    f"{len(scores)} numbers in {columns.score!r}.",
+                    "Give a number for each text.",
+                )
+            kept = [(text, score) for text, score in zip(texts, scores, strict=True) if text]
+            if not (queries and queries[0] and kept):
+                empty += 1
+                continue
+            rows.append((queries[0], [text for text, _ in kept], [score for _, score in kept]))
+            continue
+        texts = [text for text in texts if text]
+        if not (queries and queries[0] and texts):
+            empty += 1
+            continue
+        if columns.kind == SCORED:
+            scores = _scores(part, at, str(columns.score), table[str(columns.score)][at])
+            if len(texts) > 1 or len(scores) > 1:
+                raise DataError(
+                    f"{part.where(at)} has several texts or numbers, and the row before has one.",
+                    "Give one text and one number in each row, or lists in all.",
+                )
+            rows.append((queries[0], texts, scores))
+            continue
+        negatives = [
+            text
+            for name in columns.negatives
+            for text in _texts(part, at, name, table[name][at])
+            if text and text not in texts
+        ]
+        zeros = [0.0] * len(negatives)
+        rows += [(queries[0], [text, *negatives], [1.0, *zeros]) for text in texts]
+    if empty:
+        notes.append(f"{empty} rows of {part.path} lack a text and are not used.")
+    return rows
+
+
+def _texts(part: Part, row: int, column: str, value: Any) -> list[str]:
+    """One text, or several where the cell has a list of texts or of `{"title", "text"}`."""
+    if isinstance(value, str) and value.lstrip().startswith("[") and value.rstrip().endswith("]"):
+        try:
+            listed = json.loads(value)
+        except ValueError:
+            listed = None
+        if isinstance(listed, list) and all(isinstance(each, str) for each in listed):
+            value = listed
+    values = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    texts = []
+    for each in values:
+        if isinstance(each, Mapping) and isinstance(each.get("text"), str):
+            each = f"{each.get('title') or ''} {each['text']}".strip()
+        if isinstance(each, (int, float)) and not isinstance(each, bool):
+            each = str(each)
+        if not isinstance(each, (str, type(None))):
+            raise DataError(
+                f"{part.where(row)} has no text in column {column!r}, but "
+                f"{json.dumps(each, default=str)[:_SHOWN]}.",
+                'Give a text, a list of texts, or a list of {"title": ..., "text": ...}.',
+            )
+        texts.append((each or "").strip() and str(each))
+    return texts
+
+
+def _scores(part: Part, row: int, column: str, value: Any) -> list[float]:
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    names = part.class_names.get(column)
+    scores = []
+    for each in value if isinstance(value, (list, tuple)) else [value]:
+        try:
+            number = float(each)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number) or names is not None:
+            shown = each if names is None or not isinstance(each, int) else names[each]
+            raise DataError(
+                f"{part.where(row)} has {json.dumps(shown, default=str)[:_SHOWN]} in column "
+                f"{column!r}, which is to say by a number how well the texts belong together.",
+                "Give numbers, name their column in label_column, or leave the column out.",
+            )
+        scores.append(number)
+    return scores
+
+
+def _kind(columns: Columns, rows: Sequence[Row], split: str, notes: list[str]) -> str:
+    """SCORED data whose every number is the same are pairs that belong together, if it is 1."""
+    if columns.kind != SCORED or split != "train":
+        return columns.kind
+    numbers = {scores[0] for _, _, scores in rows}
+    if len(numbers) > 1:
+        return SCORED
+    raise DataError(
+        f"Every row of the training data has {numbers.pop():g} in column {columns.score!r}, from "
+        "which nothing can be learned.",
+        "Leave the column out if all texts belong to their queries, or give rows whose do not.",
+    )
+
+
+def _dataset(rows: Sequence[Row]) -> datasets.Dataset:
+    table = pa.table(
+        {
+            QUERY: pa.array([query for query, _, _ in rows], pa.large_string()),
+            TEXTS: pa.array([texts for _, texts, _ in rows], pa.large_list(pa.large_string())),
+            SCORES: pa.array([scores for _, _, scores in rows], pa.large_list(pa.float32())),
+        }
+    )
+    return datasets.Dataset(table, fingerprint=uuid.uuid4().hex)
+
+
+def _assign(
+    built: Mapping[str, datasets.Dataset], hyperparameters: Hyperparameters
+) -> tuple[datasets.Dataset, datasets.Dataset, datasets.Dataset | None, str]:
+    """As `classification.assign`; what is held out are queries, with all of their rows."""
+    train = built["train"]
+    asked = hyperparameters.evaluates or hyperparameters.predicts
+    if len(built) > 1 or not asked:
+        return classification.assign(built, None, hyperparameters)
+    queries = train[QUERY][:]
+    unique = list(dict.fromkeys(queries))
+    share, seed = classification.HELD_OUT, hyperparameters.seed
+    _, held_out = classification.hold_out([0] * len(unique), share, seed)
+    chosen = {unique[at] for at in held_out}
+    rows = [at for at, query in enumerate(queries) if query in chosen]
+    kept = [at for at, query in enumerate(queries) if query not in chosen]
+    rule = (
+        f"evaluation: {len(held_out)} queries held out of the training data, with their "
+        f"{len(rows)} rows, seed {seed}"
+    )
+    return train.select(kept), train.select(rows), None, rule
+
+
+def _describe(split: str, part: Part, columns: Columns, rows: int) -> str:
+    taken = {columns.query, columns.text, columns.score, *columns.negatives}
+    others = [name for name in part.table.column_names if name not in taken]
+    unread = f"; not read: {', '.join(others[:20])}" if others else ""
+    beside = f", negatives {', '.join(columns.negatives)}" if columns.negatives else ""
+    score = f", numbers {columns.score!r}" if columns.score else ""
+    return (
+        f"{split} data: {rows} rows from {part.path}, {part.format}; queries {columns.query!r}, "
+        f"texts {columns.text!r}{beside}{score}{unread}"
+    )

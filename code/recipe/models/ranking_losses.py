@@ -1,0 +1,106 @@
+"""Losses of what is ranked: sentence-transformers' own, to the last digits, on batches with empty
+places and over several processes.
+
+tests/recipe/models holds each to the library's, which takes whole batches of texts and a model of
+its own, and gives one number where the engine needs each sample's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recipe.runtime.gathering import gathered
+
+COSENT_SCALE = 20.0
+
+
+def multiple_negatives(
+    vectors: Tensor, texts: Tensor, scale: float, sizes: Sequence[int] = (), across: bool = True
+) -> Tensor:
+    """[samples]: how surely each query's own text is told from all others of the whole batch.
+
+    The cross-entropy of its cosines times `scale` (MultipleNegativesRankingLoss with
+    gather_across_devices). Samples that share a text are no negatives of each other, as if
+    NO_DUPLICATES had put them into different batches.
+
+    Args:
+        vectors: [samples, most, width]: a query, the text that belongs to it, texts that do not.
+        texts: [samples, most]: what tells texts apart, from 1; 0 where there is none.
+        sizes: Beginnings of the vectors to learn, each as a loss of its own, which are summed
+            (MatryoshkaLoss); none for the whole vectors.
+        across: Whether the texts of all processes are negatives.
+    """
+    with torch.autocast(vectors.device.type, enabled=False):
+        mine = vectors.float()
+        everyones, start = gathered(mine) if across else (mine, 0)
+        others, _ = gathered(texts) if across else (texts, 0)
+        shares = torch.zeros(len(texts), len(others), dtype=torch.bool, device=texts.device)
+        for one in texts.T:
+            for other in others.T:
+                shares |= (one[:, None] == other[None]) & (one[:, None] > 0)
+        rows = torch.arange(len(texts), device=texts.device)
+        shares[rows, rows + start] = False
+        # [samples, samples of all, texts of each]; of its own, what is the right one again is none.
+        unused = shares[:, :, None] | (others[None, :, 1:] == 0)
+        unused[rows, rows + start] |= others[rows + start, 1:] == others[rows + start, 1:2]
+        unused[rows, rows + start, 0] = False
+        losses = torch.zeros(len(texts), device=vectors.device)
+        for size in sizes or (vectors.shape[-1],):
+            queries = functional.normalize(mine[:, 0, :size], dim=-1)
+            documents = functional.normalize(everyones[:, 1:, :size], dim=-1)
+            cosines = torch.einsum("qd,spd->qsp", queries, documents) * scale
+            right = cosines[rows, rows + start, 0]
+            possible = cosines.masked_fill(unused, -torch.inf)
+            losses = losses + possible.flatten(1).logsumexp(dim=1) - right
+        return losses
+
+
+def cosent(
+    vectors: Tensor, labels: Tensor, sizes: Sequence[int] = (), across: bool = True
+) -> Tensor:
+    """[samples]: for each the loss of the whole batch: how far pairs stand in a wrong order.
+
+    log(1 + sum of exp(scale (cosine of i - cosine of j))) over all pairs i that are less alike
+    than j (CoSENTLoss).
+
+    Args:
+        vectors: [samples, 2, width].
+        labels: [samples, 2]: 1 where there is a sample, and how alike its texts are.
+        sizes: As of `multiple_negatives`.
+        across: Whether the batch is that of all processes.
+    """
+    with torch.autocast(vectors.device.type, enabled=False):
+        scores = labels.float()
+        total = torch.zeros((), device=vectors.device)
+        known, _ = gathered(scores) if across else (scores, 0)
+        is_pair = (known[:, 1, None] < known[None, :, 1]) & (
+            known[:, None, 0] * known[None, :, 0] > 0
+        )
+        for size in sizes or (vectors.shape[-1],):
+            first, second = vectors.float()[:, :2, :size].unbind(dim=1)
+            own = functional.cosine_similarity(first, second) * COSENT_SCALE
+            cosines, _ = gathered(own) if across else (own, 0)
+            wrong = (cosines[:, None] - cosines[None]).masked_fill(~is_pair, -torch.inf)
+            total = total + torch.cat([wrong.new_zeros(1), wrong.flatten()]).logsumexp(dim=0)
+        return total.expand(len(labels))
+
+
+def list_net(logits: Tensor, labels: Tensor) -> Tensor:
+    """[samples]: the cross-entropy between the softmax of a list's labels and that of its logits
+    (ListNetLoss).
+
+    Args:
+        logits: [samples, most].
+        labels: [samples, most, 2]: how relevant each text is, and 1 where there is one.
+    """
+    with torch.autocast(logits.device.type, enabled=False):
+        is_there = labels[..., 1] > 0
+        # A place without a sample has a list of one text, whose loss is 0.
+        is_there[:, 0] = True
+        wanted = labels[..., 0].float().masked_fill(~is_there, -torch.inf).softmax(dim=-1)
+        chances = logits.float().masked_fill(~is_there, -torch.inf).log_softmax(dim=-1)
+        return -(wanted * chances.masked_fill(~is_there, 0.0)).sum(dim=-1)

@@ -1,0 +1,230 @@
+"""Models of sentence vectors: sentence-transformers' modules around an encoder, trained as one.
+
+The library reads and writes the folder, and its own modules pool, project and normalise. Here the
+encoder carries the modules that follow it, so that whatever trains, shards and checkpoints a model
+of transformers does it with all of them; and it takes packed batches.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from recipe.compat import in_precision
+from recipe.console import say
+from recipe.errors import UNLOADABLE, ModelError, why_unloadable
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import lora, packed_encoders
+from recipe.models.loading import Source
+from recipe.models.packed_encoders import Family
+from recipe.storage import checksums
+
+AFTER = "after_encoder"
+"""The attribute of an encoder with the modules that follow it: pooling, then any others."""
+QUERY, DOCUMENT = "query", "document"
+"""What sentence-transformers calls the prompts of both sides."""
+_OF_ROWS = ("input_ids", "attention_mask", "position_ids", "segments")
+_DOCUMENT_PROMPTS = (DOCUMENT, "passage", "corpus")
+
+
+def load(
+    source: Source, hyperparameters: Hyperparameters
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Any]:
+    """The encoder in float32 with what follows it, its tokenizer, and the SentenceTransformer that
+    they are of.
+
+    Raises:
+        ModelError: it cannot be reached or loaded, or makes no vectors of texts by a transformer.
+    """
+    from sentence_transformers import SentenceTransformer
+
+    if hyperparameters.hf_token:
+        os.environ["HF_TOKEN"] = hyperparameters.hf_token
+    with checksums.verified(source.name):
+        try:
+            sentences: Any = SentenceTransformer(
+                source.name,
+                device="cpu",
+                model_kwargs=in_precision(torch.float32),
+                trust_remote_code=hyperparameters.trust_remote_code,
+            )
+        except UNLOADABLE as error:
+            raise ModelError(
+                f"The model {source.name} cannot be loaded: {why_unloadable(error)}",
+                "Give a folder of sentence-transformers, or an encoder with its tokenizer. A job "
+                "without network takes it from a channel called model.",
+            ) from error
+    parts = [type(module).__name__ for module in sentences]
+    encoder: Any = getattr(sentences[0], "auto_model", None)
+    if not isinstance(encoder, PreTrainedModel) or "Pooling" not in parts[1:2]:
+        raise ModelError(
+            f"The model {source.name} is made of {', '.join(parts)}, and what is trained here is a "
+            "transformer followed by its pooling.",
+            "Give such a model.",
+        )
+    is_saved = (Path(source.name) / "modules.json").is_file() or not source.is_local
+    why = "as the model has it" if is_saved else "no modules.json says another"
+    others = f", then {', '.join(parts[2:])}" if parts[2:] else ""
+    say(f"pooling: {_mode(sentences[1])} ({why}){others}")
+    named = getattr(sentences, "similarity_fn_name", None)
+    if named not in (None, "cosine"):
+        say(
+            f"similarity: cosine, which the losses learn, in the place of the model's own ({named})"
+        )
+    sentences.similarity_fn_name = "cosine"
+    setattr(encoder, AFTER, nn.ModuleList(list(sentences)[1:]))
+    wrapped = lora.wrap(encoder, hyperparameters, (), "FEATURE_EXTRACTION", trains_head=False)
+    for name, weight in wrapped.named_parameters():
+        # Of the encoder, for heads: nothing of it is in the vectors, and DDP would wait for it.
+        if ".pooler." in f".{name}":
+            weight.requires_grad_(False)
+    return wrapped, sentences.tokenizer, sentences
+
+
+def _mode(pooling: Any) -> str:
+    """What tokens' states are made one vector by: mean, cls ..., several with a plus."""
+    mode = getattr(pooling, "pooling_mode", None)
+    if mode is None:  # before sentence-transformers 6
+        return str(pooling.get_pooling_mode_str())
+    return mode if isinstance(mode, str) else "+".join(mode)
+
+
+def width(sentences: Any) -> int:
+    """Numbers of its vectors."""
+    if hasattr(sentences, "get_embedding_dimension"):
+        return int(sentences.get_embedding_dimension())
+    return int(sentences.get_sentence_embedding_dimension())  # before sentence-transformers 6
+
+
+def packs(model: Any) -> bool:
+    """Whether `model` can be packed: its encoder, and how it pools."""
+    inner = _inner(model)
+    family = packed_encoders.family_of(inner.config)
+    return family is not None and _mode(getattr(inner, AFTER)[0]) in ("mean", "cls")
+
+
+def take_texts(model: Any, parts: int) -> None:
+    """Let `model` answer texts with their vectors, of packed batches and of padded ones.
+
+    Args:
+        parts: In how many parts the rows of a batch are computed, each once more for its gradients,
+            so that memory is needed for one part at a time. Every batch has as many rows.
+    """
+    inner = _inner(model)
+    # Now: whoever changes the attention of a model that is packed changes its name, too.
+    family = packed_encoders.family_of(inner.config)
+    vectors = functools.partial(_vectors, inner, family, inner.forward)
+    inner.forward = functools.partial(_forward, vectors, parts)
+
+
+def _inner(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _forward(
+    vectors_of: Callable[[Mapping[str, Any]], Tensor], parts: int, *args: Any, **inputs: Any
+) -> SequenceClassifierOutput:
+    given = {name: value for name, value in inputs.items() if value is not None}
+    if parts == 1 or not torch.is_grad_enabled():
+        return SequenceClassifierOutput(logits=vectors_of(given))
+    # Kept are the inputs and the state of the dropout of each part, as in sentence-transformers'
+    # Cached losses, whose gradients these are: all vectors first, then each part's own again.
+    rows, length = given["input_ids"].shape
+    bounds = [rows * number // parts for number in range(parts + 1)]
+    found, owned = [], []
+    for start, end in itertools.pairwise(bounds):
+        part = {name: given[name][start:end] for name in _OF_ROWS if name in given}
+        if (first := given.get("first")) is not None:
+            mine = ((first >= start * length) & (first < end * length)).nonzero().squeeze(1)
+            part["first"] = first[mine] - start * length
+            owned.append(mine)
+        found.append(checkpoint(vectors_of, part, use_reentrant=False))
+    vectors = torch.cat(found)
+    if owned:
+        vectors = torch.zeros_like(vectors).index_copy(0, torch.cat(owned), vectors)
+    return SequenceClassifierOutput(logits=vectors)
+
+
+def _vectors(
+    model: Any, family: Family | None, usual: Callable[..., Any], inputs: Mapping[str, Any]
+) -> Tensor:
+    """[texts, width], in float32."""
+    pooling, *others = getattr(model, AFTER)
+    if (segments := inputs.get("segments")) is None:
+        kept = {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids")
+                if name in inputs}  # fmt: skip
+        states = usual(**kept)[0].float()
+        features = {"token_embeddings": states, "attention_mask": inputs["attention_mask"]}
+        features = pooling(features)
+    else:
+        assert family is not None
+        states = packed_encoders.states(model, family, inputs, segments, usual).float()
+        pool = packed_encoders.means if _mode(pooling) == "mean" else packed_encoders.firsts
+        features = {"sentence_embedding": pool(states, segments, inputs["first"])}
+    for module in others:
+        features = module(features)
+    vectors: Tensor = features["sentence_embedding"]
+    return vectors.float()
+
+
+def prompts(sentences: Any, hyperparameters: Hyperparameters) -> tuple[str, str]:
+    """What stands before each query and before each text: the hyperparameters, else the model's
+    own, else nothing. They are saved with the model.
+
+    Raises:
+        ModelError: the model leaves prompts out of its pooling.
+    """
+    known: dict[str, str] = dict(sentences.prompts or {})
+    default = known.get(sentences.default_prompt_name or "", "")
+    documents = next((known[name] for name in _DOCUMENT_PROMPTS if known.get(name)), default)
+    asked = hyperparameters.query_prompt, hyperparameters.document_prompt
+    query = known.get(QUERY) or default if asked[0] is None else asked[0]
+    document = documents if asked[1] is None else asked[1]
+    if (query or document) and not getattr(sentences[1], "include_prompt", True):
+        raise ModelError(
+            "The model's pooling leaves out the tokens of prompts, which is not trained here.",
+            "Set include_prompt to true in its 1_Pooling/config.json.",
+        )
+    if query or document:
+        sentences.prompts = {**known, QUERY: query, DOCUMENT: document}
+        say(
+            f"prompts: {query!r} before queries, {document!r} before texts; ask the served model "
+            f"with prompt_name={QUERY} or {DOCUMENT}"
+        )
+    return query, document
+
+
+def save(
+    sentences: Any,
+    model: Any,
+    weights: Mapping[str, Any] | None,
+    max_length: int,
+    folder: Path,
+    hyperparameters: Hyperparameters,
+) -> None:
+    """Write what was trained as a folder of sentence-transformers, an AutoModel's too.
+
+    Args:
+        weights: Those of a model that is sharded, gathered; None where `model` has them itself.
+    """
+    inner: Any = _inner(lora.whole(model, weights, hyperparameters))
+    after = list(getattr(inner, AFTER))
+    delattr(inner, AFTER)
+    vars(inner).pop("forward", None)  # that of its class comes back
+    first = sentences[0]
+    place = "model" if "model" in dict(first.named_children()) else "auto_model"
+    setattr(first, place, inner)
+    for number, module in enumerate(after, 1):
+        sentences[number] = module
+    sentences.max_seq_length = max_length
+    sentences.save_pretrained(str(folder), create_model_card=False)

@@ -1,0 +1,73 @@
+"""How a model ranked the texts of an evaluation, as a report shows it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from recipe.reports import figures, section
+from recipe.reports.section import Section
+
+_WORST = 12
+_SHOWN_CHARS = 280
+
+
+def sections(
+    split: str,
+    ranks: Sequence[npt.NDArray[np.int64]],
+    right: npt.NDArray[np.float32],
+    wrong: npt.NDArray[np.float32],
+    show: Callable[[int], tuple[str, str, str]],
+) -> list[Section]:
+    """The histogram of ranks, both sides' scores, and the worst queries.
+
+    Args:
+        ranks: Of each query, the ranks of what belongs to it, best first.
+        right: The highest score of what belongs to each query.
+        wrong: That of what does not.
+        show: A query (by its number), its best right text, and the wrong text that scores highest.
+    """
+    if not ranks:
+        return []
+    firsts = np.asarray([each[0] for each in ranks])
+    finite = np.isfinite(right) & np.isfinite(wrong)
+    missed = np.flatnonzero(firsts > 1)
+    worst = missed[np.lexsort((right[missed] - wrong[missed], -firsts[missed]))][:_WORST]
+    rows = []
+    for query in worst.tolist():
+        text, own, other = (_beginning(each) for each in show(query))
+        rows.append(
+            [text, str(firsts[query]), own, f"{right[query]:.3f}", other, f"{wrong[query]:.3f}"]
+        )
+    made = [
+        Section(
+            title=f"Ranks, {split} data",
+            figure=("ranks", functools.partial(figures.ranks, firsts)),
+        )
+    ]
+    if finite.any():
+        draw = functools.partial(figures.two_scores, right[finite], wrong[finite])
+        made.append(Section(title=f"Scores, {split} data", figure=("scores", draw)))
+    made.append(
+        Section(
+            title=f"Worst queries, {split} data",
+            note="" if rows else f"None in {len(ranks)}: a right text stands first for each.",
+            columns=[
+                ("query", section.TEXT),
+                ("rank", section.NUMBER),
+                ("right text", section.TEXT),
+                ("score", section.NUMBER),
+                ("wrong text", section.TEXT),
+                ("score", section.NUMBER),
+            ],
+            rows=rows,
+        )
+    )
+    return made
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ..."

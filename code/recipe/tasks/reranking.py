@@ -1,0 +1,291 @@
+"""Reranking: one number for a query and a text, by which a query's texts are ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import (
+    AutoModelForSequenceClassification,
+    EvalPrediction,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+)
+
+from recipe.batching import groups, packing
+from recipe.batching.batches import Layout, Packed, Padded
+from recipe.batching.groups import Groups
+from recipe.batching.samples import Samples
+from recipe.console import say
+from recipe.data import relevance, reranking
+from recipe.data.column_names import LABEL, PAIR, TEXT
+from recipe.data.relevance import QUERY, SCORES, TEXTS
+from recipe.errors import HyperparameterError, ModelError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import loading, lora, packed_encoders, ranking_losses, slots
+from recipe.models.loading import Source
+from recipe.reports import rankings
+from recipe.reports.model_card import About
+from recipe.reports.section import Section
+from recipe.tasks import judging, ranking_scores
+from recipe.tasks.base import (
+    OK,
+    WARNING,
+    Batches,
+    Finding,
+    Model,
+    check_best,
+    lengths_of,
+    named,
+    shape_for,
+)
+from recipe.tasks.ranking_scores import Array, Found, Lists
+from recipe.tasks.text_classification import has_types
+from recipe.tokenization import encoding
+from recipe.tokenization import texts as text_tokens
+
+_UNCUT = 10**6
+_SHOWN_ROWS = 3
+_SHOWN_CHARS = 70
+_SPLITS = ("evaluation", "test")
+
+
+class Relevant:
+    """The objective: a number for each pair, by itself or beside those of its list."""
+
+    packable: Collection[str] = packed_encoders.FAMILIES
+    lightens_attention = True
+
+    def __init__(self, hyperparameters: Hyperparameters) -> None:
+        self._listwise = hyperparameters.listwise
+        self.lists: dict[str, Lists] = {}
+        self.last: tuple[str, Array, Found] | None = None
+        """The last evaluation: its split, its scores, what was found with them."""
+
+    def packs(self, model: PreTrainedModel) -> bool:
+        return packed_encoders.family_of(model.config) is not None
+
+    def layout(
+        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
+    ) -> Layout:
+        texts = groups.text_batches(batches)
+        family, typed = packed_encoders.family_of(model.config), has_types(model, texts)
+        inner: Layout
+        if packed and family is not None:
+            first = family.first_position(model.config)
+            inner = Packed(shape_for(model, texts), size, pad_id, first, typed=typed)
+        else:
+            inner = Padded(packing.buckets(lengths_of(texts)), size, pad_id, typed=typed)
+        if not any(isinstance(samples, Groups) for samples, _ in batches):
+            return inner
+        return groups.layout(inner, size, batches)
+
+    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        if packed:
+            packed_encoders.take_packed(model)
+        slots.take_groups(model)
+
+    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        if logits.dim() == 3:
+            return ranking_losses.list_net(logits[..., 0], labels)
+        return functional.binary_cross_entropy_with_logits(
+            logits[:, 0].float(), labels[:, 0], reduction="none"
+        )
+
+    def class_weights(
+        self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
+    ) -> Sequence[float] | None:
+        return None
+
+    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        return self._score
+
+    def _score(self, prediction: EvalPrediction) -> dict[str, float]:
+        scores = np.asarray(prediction.predictions)[:, 0]
+        split = _SPLITS[int(np.asarray(prediction.label_ids)[0, 1])]
+        lists = self.lists[split]
+        found = ranking_scores.rank(scores, lists)
+        self.last = split, scores, found
+        loss = self._of_lists(scores, lists) if self._listwise else {}
+        return {**loss, **ranking_scores.of_lists(scores, lists, found)}
+
+    def _of_lists(self, scores: Array, lists: Lists) -> Mapping[str, float]:
+        """The loss of an evaluation, in the place of that of its pairs."""
+        losses = []
+        for start, end in zip(lists.starts, lists.starts[1:], strict=False):
+            labels = np.stack([lists.labels[start:end], np.ones(end - start)], axis=1)
+            logits = torch.from_numpy(scores[start:end])[None]
+            loss = ranking_losses.list_net(logits, torch.from_numpy(labels)[None])
+            losses.append((float(loss), 1))
+        return ranking_scores.mean(losses)
+
+
+class Reranking:
+    """Scores of texts for a query, of rows (query, text, label) or of lists."""
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        self._hyperparameters = hyperparameters
+        check_best(hyperparameters, ranking_scores.RERANKING)
+        self._data = relevance.load(
+            judging.channels(channels, hyperparameters),
+            hyperparameters,
+            reranking.Lists(hyperparameters.listwise).arrange,
+        )
+        is_listwise = hyperparameters.listwise
+        self.train = self._data.train if is_listwise else _pairs(self._data.train, 0)
+        self.found = [*self._data.found, _describe(self._data.train, is_listwise)]
+        self.objective = Relevant(hyperparameters)
+
+    def load(self, source: Source) -> Model:
+        """With a head of one number."""
+        model, tokenizer, report = loading.read(
+            AutoModelForSequenceClassification,
+            source,
+            self._hyperparameters,
+            num_labels=1,
+            id2label={0: "LABEL_0"},
+            label2id={"LABEL_0": 0},
+            ignore_mismatched_sizes=True,
+        )
+        new = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
+        say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
+        if new and not self._hyperparameters.trains:
+            raise ModelError(
+                f"The model {source.name} lacks {len(new)} weights of a reranker ({new[0]} ...), "
+                "which training would make: do_train=False has nothing to judge.",
+                "Give a trained reranker, or leave do_train out.",
+            )
+        config: Any = model.config
+        config.problem_type = None
+        config.text_columns = list(self._data.columns)
+        # What sentence-transformers' CrossEncoder, and our image, make scores by. A listwise loss
+        # leaves the numbers' height open: the sigmoid could make one score of many.
+        name = "linear.Identity" if self._hyperparameters.listwise else "activation.Sigmoid"
+        config.sentence_transformers = {"activation_fn": f"torch.nn.modules.{name}"}
+        return lora.wrap(model, self._hyperparameters, new, "SEQ_CLS", trains_head=True), tokenizer
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Where longer pairs are cut, by what serves the model, too."""
+        length = loading.longest_input(model, tokenizer, self._hyperparameters.max_length)
+        special = tokenizer.num_special_tokens_to_add(pair=True)
+        if length < special + 2:
+            raise HyperparameterError(
+                f"Hyperparameter max_length has value {length}: of a pair of texts, {special} "
+                "tokens are the tokenizer's own.",
+                f"Give {special + 2} or more.",
+            )
+        tokenizer.model_max_length = length
+        return length
+
+    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+        """The pairs; of the training data, where it is learned by lists, the lists."""
+        made: dict[str, Samples] = {}
+        for name, split in named(self._data):
+            number = 0 if name == "train" else _SPLITS.index(name)
+            pairs = Samples.of(text_tokens.tokenise(_pairs(split, number), tokenizer, max_length))
+            counts = [len(texts) for texts in split[TEXTS]]
+            starts = np.concatenate([[0], np.cumsum(counts)])
+            made[name] = pairs
+            if name != "train":
+                self.objective.lists[name] = Lists(starts=starts, labels=pairs.labels[:, 0])
+            elif self._hyperparameters.listwise:
+                places = np.arange(max(counts))
+                is_there = places < np.asarray(counts)[:, None]
+                members = np.where(is_there, starts[:-1, None] + places, -1)
+                scores = np.where(is_there, pairs.labels[:, 0][members], 0)
+                labels = np.stack([scores, is_there], axis=2).astype(np.float32)
+                made[name] = Groups.of_texts(pairs, members, labels)
+        return made
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """Of each pair of the rows, with special tokens."""
+        some = self.train.select(rows)
+        pairs = _pairs(some, 0) if self._hyperparameters.listwise else some
+        ids, _ = encoding.encode_pairs(tokenizer, list(pairs[TEXT]), list(pairs[PAIR]), _UNCUT)
+        return [len(each) for each in ids]
+
+    def pieces(self, length: int, longest: int) -> int:
+        """One: a long text is cut."""
+        return 1
+
+    def findings(self) -> Iterator[Finding]:
+        """Some rows as they were read, and queries that say nothing."""
+        for row in self._data.train.select(range(min(_SHOWN_ROWS, len(self._data.train)))):
+            texts = zip(row[TEXTS][:3], row[SCORES][:3], strict=True)
+            shown = ", ".join(f"{score:g} {text[:_SHOWN_CHARS]!r}" for text, score in texts)
+            detail = f"{row[QUERY][:_SHOWN_CHARS]!r}: {shown}"
+            yield Finding(level=OK, what="row", detail=detail)
+        alike = sum(len(set(scores)) == 1 for scores in self._data.evaluation[SCORES])
+        if alike:
+            yield Finding(
+                level=WARNING if alike > len(self._data.evaluation) / 2 else OK,
+                what="evaluation",
+                detail=f"{alike} of {len(self._data.evaluation)} queries have texts of one label "
+                "only, and are not in the scores of rankings",
+            )
+
+    def about(self) -> About:
+        """A reranker."""
+        query, text = self._data.columns
+        return About(
+            title="Reranker",
+            pipeline="text-ranking",
+            purpose=f"say how well a text answers a query, of pairs `{query}` and `{text}`. Load "
+            "it by sentence-transformers' `CrossEncoder(folder)`",
+            metrics="A query's texts are ranked among each other; queries whose texts have all the "
+            "same label are left out.",
+            headline=(*ranking_scores.RERANKING, "loss"),
+            library="sentence-transformers",
+        )
+
+    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
+        """Where right texts stood in their lists."""
+        if self.objective.last is None:
+            return ()
+        split, scores, found = self.objective.last
+        lists = self.objective.lists[split]
+        data = self._data.evaluation if split == "evaluation" else self._data.test
+        assert data is not None
+        judged = lists.judged()
+
+        def show(number: int) -> tuple[str, str, str]:
+            row = data[judged[number]]
+            start, end = lists.starts[judged[number]], lists.starts[judged[number] + 1]
+            labels = lists.labels[start:end]
+            best = np.where(labels > labels.min(), scores[start:end], -np.inf).argmax()
+            texts = row[TEXTS]
+            return row[QUERY], texts[int(best)], texts[int(found.wrong_at[number])]
+
+        return rankings.sections(split, found.ranks, found.right, found.wrong, show)
+
+
+def _pairs(split: datasets.Dataset, number: int) -> datasets.Dataset:
+    """A row for each query and text; its label is [how relevant, `number`]."""
+    queries, texts, scores = split[QUERY][:], split[TEXTS][:], split[SCORES][:]
+    return datasets.Dataset.from_dict(
+        {
+            TEXT: [query for query, its in zip(queries, texts, strict=True) for _ in its],
+            PAIR: [text for its in texts for text in its],
+            LABEL: [[score, float(number)] for its in scores for score in its],
+        }
+    )
+
+
+def _describe(train: datasets.Dataset, is_listwise: bool) -> str:
+    counts = [len(each) for each in train[TEXTS]]
+    right = sum(score > 0 for each in train[SCORES] for score in each)
+    loss = "each list as a whole (ListNet)" if is_listwise else "each pair (binary cross-entropy)"
+    return (
+        f"training rows: {len(counts)} queries, {sum(counts) / len(counts):.3g} texts each, "
+        f"{right / sum(counts):.1%} of a label above 0; learned: {loss}"
+    )
+
+
+TASK = Reranking

@@ -1,0 +1,390 @@
+"""Sentence embedding: vectors of texts, alike where the texts belong together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.stats import pearsonr, spearmanr  # type: ignore[import-untyped]
+from torch import Tensor
+from torch.nn import functional
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+
+from recipe.batching import groups, packing
+from recipe.batching.batches import Layout, Packed, Padded
+from recipe.batching.groups import Groups
+from recipe.batching.samples import Samples
+from recipe.data import relevance
+from recipe.data.column_names import LABEL, TEXT
+from recipe.data.relevance import LISTS, PAIRS, QUERY, SCORED, SCORES, TEXTS, Row
+from recipe.errors import DataError, HyperparameterError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import loading, packed_encoders, ranking_losses, sentence_encoder, slots
+from recipe.models.loading import Source
+from recipe.reports import figures, rankings
+from recipe.reports.model_card import About
+from recipe.reports.section import Section
+from recipe.runtime import xla
+from recipe.tasks import judging, ranking_scores
+from recipe.tasks.base import (
+    OK,
+    Batches,
+    Finding,
+    Model,
+    check_best,
+    lengths_of,
+    named,
+    shape_for,
+)
+from recipe.tasks.ranking_scores import Corpus, Found
+from recipe.tokenization import encoding
+from recipe.tokenization import texts as text_tokens
+
+SIMILARITY = ("spearman", "pearson")
+"""What an evaluation gives of scored pairs."""
+_UNCUT = 10**6
+_SHOWN_ROWS = 3
+_SHOWN_CHARS = 70
+_SPLITS = ("evaluation", "test")
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Judged:
+    """How the texts of one split belong together; texts are numbers in its samples."""
+
+    members: Array
+    """[rows, most]: the texts of each row; -1 for none."""
+    labels: Array
+    """[rows, ...]: what the losses take beside the vectors."""
+    corpus: Corpus | None
+    """Of pairs; none where they are scored."""
+    texts: Sequence[str]
+
+
+class Alike:
+    """The objective: vectors of texts that belong together are alike."""
+
+    packable: Collection[str] = packed_encoders.FAMILIES
+    lightens_attention = True
+
+    def __init__(self, kind: str, hyperparameters: Hyperparameters) -> None:
+        self._kind, self._scale = kind, hyperparameters.scale
+        self._size = hyperparameters.per_device_train_batch_size
+        self._at_once = hyperparameters.mini_batch_size
+        self._parts = 1
+        self.sizes: tuple[int, ...] = ()
+        """Sizes of vectors that are learned; none for whole ones."""
+        self.judged: dict[str, _Judged] = {}
+        self.last: tuple[str, Array, Found | None] | None = None
+        """The last evaluation: its split, its vectors, what was found with them."""
+
+    def packs(self, model: PreTrainedModel) -> bool:
+        return sentence_encoder.packs(model)
+
+    def layout(
+        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
+    ) -> Layout:
+        texts = groups.text_batches(batches)
+        family = packed_encoders.family_of(model.config)
+        inner: Layout
+        if packed and family is not None:
+            # What is computed in parts is cut between blocks.
+            in_blocks = self._at_once is not None
+            shape = packing.shape(lengths_of(texts)) if in_blocks else shape_for(model, texts)
+            inner = Packed(shape, size, pad_id, family.first_position(model.config))
+        else:
+            inner = Padded(packing.buckets(lengths_of(texts)), size, pad_id)
+        if not any(isinstance(samples, Groups) for samples, _ in batches):
+            return inner
+        made = groups.layout(inner, size, batches)
+        rows = made.shape.rows if isinstance(made, groups.PackedGroups) else made.size
+        self._parts = min(-(-size // (self._at_once or size)), rows)
+        return made
+
+    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        if self._at_once is not None and xla.in_use():
+            raise HyperparameterError(
+                f"Hyperparameter mini_batch_size has value {self._at_once}, which is not computed "
+                "by torch-xla.",
+                "Leave it out, and lower per_device_train_batch_size.",
+            )
+        sentence_encoder.take_texts(model, self._parts)
+        slots.take_groups(model)
+
+    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        if logits.dim() == 2:  # of an evaluation, whose loss is made of all its vectors
+            return logits.new_zeros(len(logits), dtype=torch.float32)
+        return self._of_rows(logits, labels, across=True)
+
+    def _of_rows(self, vectors: Tensor, labels: Tensor, across: bool) -> Tensor:
+        if self._kind == SCORED:
+            return ranking_losses.cosent(vectors, labels, self.sizes, across)
+        return ranking_losses.multiple_negatives(vectors, labels, self._scale, self.sizes, across)
+
+    def class_weights(
+        self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
+    ) -> Sequence[float] | None:
+        return None
+
+    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        return self._score
+
+    @torch.no_grad()
+    def _score(self, prediction: EvalPrediction) -> dict[str, float]:
+        vectors = np.asarray(prediction.predictions)
+        split = _SPLITS[int(np.asarray(prediction.label_ids)[0])]
+        judged, known = self.judged[split], torch.from_numpy(vectors)
+        losses = []
+        for span in ranking_scores.in_batches(len(judged.members), self._size):
+            members = torch.from_numpy(judged.members[span])
+            labels = torch.from_numpy(judged.labels[span])
+            each = self._of_rows(known[members.clamp(min=0)], labels, across=False)
+            losses.append((float(each.sum()), len(each)))
+        found = None
+        if judged.corpus is not None:
+            found = ranking_scores.search(vectors, judged.corpus)
+            scores = ranking_scores.of_search(found, judged.corpus)
+        else:
+            cosines = _cosines(vectors, judged)
+            scores, true = {}, judged.labels[:, 1]
+            if len(true) > 1 and np.ptp(true) > 0 and np.ptp(cosines) > 0:
+                scores["spearman"] = float(spearmanr(cosines, true).statistic)
+                scores["pearson"] = float(pearsonr(cosines, true).statistic)
+        self.last = split, vectors, found
+        return {**ranking_scores.mean(losses), **scores}
+
+
+def _cosines(vectors: Array, judged: _Judged) -> Array:
+    first, second = (torch.from_numpy(vectors[judged.members[:, side]]) for side in (0, 1))
+    return functional.cosine_similarity(first, second).numpy()
+
+
+class SentenceEmbedding:
+    """Vectors of texts, of pairs, triplets, queries with negatives, or pairs with scores."""
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        self._hyperparameters = hyperparameters
+        _refuse(hyperparameters)
+        self._data = relevance.load(
+            judging.channels(channels, hyperparameters), hyperparameters, arrange
+        )
+        self.train, self.found = self._data.train, [*self._data.found]
+        check_best(
+            hyperparameters,
+            SIMILARITY if self._data.kind == SCORED else ranking_scores.RETRIEVAL,
+        )
+        if self._data.kind == PAIRS:
+            self.found.append(
+                "loss: multiple negatives ranking; a row's negatives are all texts of the batch, "
+                "of all processes, but those of rows with a text in common (as NO_DUPLICATES)"
+            )
+        else:
+            self.found.append("loss: CoSENT, over all pairs of the batch, of all processes")
+        self.objective = Alike(self._data.kind, hyperparameters)
+        self._prompts = ("", "")
+        self._sentences: Any = None
+        self._max_length = 0
+
+    def load(self, source: Source) -> Model:
+        """The encoder with its pooling and what follows it."""
+        model, tokenizer, self._sentences = sentence_encoder.load(source, self._hyperparameters)
+        self._prompts = sentence_encoder.prompts(self._sentences, self._hyperparameters)
+        width = sentence_encoder.width(self._sentences)
+        self.objective.sizes = _sizes(self._hyperparameters.matryoshka_dims, width)
+        return model, tokenizer
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Where longer texts are cut: as the model does, unless max_length says otherwise."""
+        known = self._sentences.max_seq_length
+        asked = self._hyperparameters.max_length or known
+        self._max_length = loading.longest_input(model, tokenizer, asked)
+        return self._max_length
+
+    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+        """Of the training data the rows; else each text once."""
+        made: dict[str, Samples] = {}
+        for name, split in named(self._data):
+            texts, members, labels, corpus = _numbered(split, self._data.kind, self._prompts)
+            number = 0 if name == "train" else _SPLITS.index(name)
+            table = datasets.Dataset.from_dict({TEXT: texts, LABEL: [number] * len(texts)})
+            tokens = Samples.of(text_tokens.tokenise(table, tokenizer, max_length))
+            if name == "train":
+                made[name] = Groups.of_texts(tokens, members, labels)
+            else:
+                made[name] = tokens
+                self.objective.judged[name] = _Judged(
+                    members=members, labels=labels, corpus=corpus, texts=texts
+                )
+        return made
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """Of each text of the rows, with special tokens."""
+        some, (query, document) = self.train.select(rows), self._prompts
+        texts = [query + text for text in some[QUERY]]
+        texts += [document + text for each in some[TEXTS] for text in each]
+        return [len(ids) for ids in encoding.encode(tokenizer, texts, _UNCUT)]
+
+    def pieces(self, length: int, longest: int) -> int:
+        """One: a long text is cut."""
+        return 1
+
+    def findings(self) -> Iterator[Finding]:
+        """Some rows as they were read."""
+        for row in self.train.select(range(min(_SHOWN_ROWS, len(self.train)))):
+            texts = [row[QUERY], *row[TEXTS]]
+            shown = " + ".join(repr(text[:_SHOWN_CHARS]) for text in texts[:4])
+            score = f"{row[SCORES][0]:g}: " if self._data.kind == SCORED else ""
+            yield Finding(level=OK, what="row", detail=f"{score}{shown}")
+
+    def about(self) -> About:
+        """A model of sentence vectors."""
+        is_scored = self._data.kind == SCORED
+        sizes = self.objective.sizes
+        cut = f" Vectors may be cut to {', '.join(map(str, sizes[1:]))} numbers." * bool(sizes[1:])
+        return About(
+            title="Sentence embedding model",
+            pipeline="sentence-similarity",
+            purpose="give texts vectors whose cosine says how well they belong together. Load it "
+            "by `SentenceTransformer(folder)`",
+            metrics=(
+                "Correlations are of cosines with the data's scores."
+                if is_scored
+                else "A query's texts are looked for among all texts of the evaluation data."
+            )
+            + cut,
+            headline=(*(SIMILARITY if is_scored else ranking_scores.RETRIEVAL[:3]), "loss"),
+            library="sentence-transformers",
+        )
+
+    def save(self, model: Any, weights: Mapping[str, Any] | None, folder: Path) -> None:
+        """A folder of sentence-transformers, which AutoModel reads too."""
+        sentence_encoder.save(
+            self._sentences, model, weights, self._max_length, folder, self._hyperparameters
+        )
+
+    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
+        """Where right texts stood, or how cosines go with scores."""
+        if self.objective.last is None:
+            return ()
+        split, vectors, found = self.objective.last
+        judged = self.objective.judged[split]
+        corpus = judged.corpus
+        if found is None or corpus is None:
+            draw = functools.partial(
+                figures.scatter, judged.labels[:, 1], _cosines(vectors, judged)
+            )
+            return [Section(title=f"Cosines by score, {split} data", figure=("cosines", draw))]
+
+        def show(query: int) -> tuple[str, str, str]:
+            own = corpus.documents[corpus.relevant[query]]
+            near = vectors[own] @ vectors[corpus.queries[query]]
+            other = corpus.documents[found.wrong_at[query]]
+            numbers = corpus.queries[query], own[int(near.argmax())], other
+            query_text, right, wrong = (judged.texts[number] for number in numbers)
+            return query_text, right, wrong
+
+        return rankings.sections(split, found.ranks, found.right, found.wrong, show)
+
+
+def _refuse(hyperparameters: Hyperparameters) -> None:
+    """Raises HyperparameterError for what would be passed over."""
+    if hyperparameters.lora_r is not None and hyperparameters.lora_save == "adapter":
+        raise HyperparameterError(
+            "Hyperparameter lora_save has value 'adapter', and a model of sentence vectors is "
+            "saved whole, with its pooling.",
+            "Leave it out: adapters are merged.",
+        )
+
+
+def _sizes(asked: str | None, width: int) -> tuple[int, ...]:
+    """The sizes of vectors to learn, the whole one first."""
+    if asked is None:
+        return ()
+    try:
+        sizes = {int(each) for each in asked.strip("[]() ").split(",")}
+    except ValueError:
+        sizes = {0}
+    if min(sizes) < 1 or max(sizes) > width:
+        raise HyperparameterError(
+            f"Hyperparameter matryoshka_dims has value {asked!r}, and the model's vectors have "
+            f"{width} numbers.",
+            f"Give whole numbers from 1 to {width} with commas: {width},{max(1, width // 2)}.",
+        )
+    return tuple(sorted({*sizes, width}, reverse=True))
+
+
+def arrange(kind: str, rows: list[Row], notes: list[str]) -> tuple[str, list[Row]]:
+    """What is learned of lists: of each, every text of a label above 0 belongs to the query, and
+    those of 0 do not.
+
+    Raises:
+        DataError: no text belongs to a query.
+    """
+    if kind != LISTS:
+        return kind, rows
+    pairs: list[Row] = []
+    for query, texts, scores in rows:
+        wrong = [text for text, score in zip(texts, scores, strict=True) if score <= 0]
+        right = [text for text, score in zip(texts, scores, strict=True) if score > 0]
+        pairs += [(query, [text, *wrong], [1.0, *[0.0] * len(wrong)]) for text in right]
+    if not pairs:
+        raise DataError("No text of the lists has a label above 0.", "Give labels above 0.")
+    lost = len(rows) - len({query for query, _, _ in pairs})
+    notes.append("lists: texts of a label above 0 belong to the query, the others do not")
+    if lost > 0:
+        notes.append(f"{lost} lists have no text that belongs to their query and are not used.")
+    return PAIRS, pairs
+
+
+def _numbered(
+    split: datasets.Dataset, kind: str, prompts: tuple[str, str]
+) -> tuple[list[str], Array, Array, Corpus | None]:
+    """Each text once, with its prompt; the rows [rows, most] by their numbers; what the losses take
+    beside the vectors; and what is to be found where."""
+    numbers: dict[tuple[str, str], int] = {}
+    queries = [(prompts[0], text) for text in split[QUERY]]
+    others = [[(prompts[1], text) for text in texts] for texts in split[TEXTS]]
+    rows = [
+        [numbers.setdefault(each, len(numbers)) for each in (query, *texts)]
+        for query, texts in zip(queries, others, strict=True)
+    ]
+    members = np.full((len(rows), max(map(len, rows))), -1)
+    for row, its in enumerate(rows):
+        members[row, : len(its)] = its
+    texts = [prompt + text for prompt, text in numbers]
+    if kind == SCORED:
+        scores = np.asarray([score for (score,) in split[SCORES]], dtype=np.float32)
+        return texts, members, np.stack([np.ones_like(scores), scores], axis=1), None
+    identities: dict[str, int] = {}
+    of_numbers = [identities.setdefault(text, len(identities) + 1) for _, text in numbers]
+    known = np.asarray([*of_numbers, 0])  # the last one for -1
+    labels = known[members]
+    belongs: dict[int, dict[int, None]] = {}
+    for its in rows:
+        belongs.setdefault(its[0], {}).setdefault(its[1])
+    documents = np.asarray(sorted({number for its in rows for number in its[1:]}))
+    position = {int(number): at for at, number in enumerate(documents)}
+    of_text = {int(known[number]): at for number, at in position.items()}
+    same = [
+        at if (at := of_text.get(int(known[query]), -1)) >= 0
+        and int(documents[at]) not in belongs[query] else -1
+        for query in belongs
+    ]  # fmt: skip
+    corpus = Corpus(
+        queries=np.asarray(list(belongs)),
+        documents=documents,
+        relevant=[np.asarray([position[number] for number in its]) for its in belongs.values()],
+        same=np.asarray(same),
+    )
+    return texts, members, labels, corpus
+
+
+TASK = SentenceEmbedding

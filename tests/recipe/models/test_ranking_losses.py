@@ -1,0 +1,148 @@
+"""Losses of what is ranked, held to sentence-transformers' own: values and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from recipe.models import ranking_losses
+
+
+def vectors_of(samples: int, most: int, width: int = 16) -> Tensor:
+    torch.manual_seed(7)
+    return torch.randn(samples, most, width, requires_grad=True)
+
+
+def compare(ours: Tensor, theirs: Tensor, vectors: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    (own,) = torch.autograd.grad(ours, vectors, retain_graph=True)
+    (other,) = torch.autograd.grad(theirs, vectors)
+    assert other.abs().max() > 1e-3
+    torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-5)
+
+
+def library(name: str, **options: Any) -> Any:
+    from sentence_transformers.sentence_transformer import losses
+
+    return getattr(losses, name)(model=None, **options)
+
+
+@pytest.mark.parametrize("most", [2, 3, 5])
+@pytest.mark.parametrize("scale", [20.0, 50.0])
+def test_multiple_negatives_are_the_librarys(most: int, scale: float) -> None:
+    vectors = vectors_of(9, most)
+    texts = torch.arange(1, 9 * most + 1).reshape(9, most)
+    ours = ranking_losses.multiple_negatives(vectors, texts, scale).mean()
+    loss = library("MultipleNegativesRankingLoss", scale=scale)
+    compare(ours, loss.compute_loss_from_embeddings(list(vectors.unbind(1)), None), vectors)
+
+
+def test_sizes_are_matryoshka_losses_summed() -> None:
+    vectors = vectors_of(6, 3)
+    texts = torch.arange(1, 19).reshape(6, 3)
+    ours = ranking_losses.multiple_negatives(vectors, texts, 20.0, (16, 8, 4)).mean()
+    loss = library("MultipleNegativesRankingLoss")
+    theirs = sum(
+        (
+            loss.compute_loss_from_embeddings([each[:, :size] for each in vectors.unbind(1)], None)
+            for size in (16, 8, 4)
+        ),
+        torch.zeros(()),
+    )
+    compare(ours, theirs, vectors)
+
+
+def test_rows_that_share_a_text_are_as_if_in_different_batches() -> None:
+    vectors = vectors_of(4, 2)
+    # The first two rows have one text in common, the query of one and the text of the other.
+    texts = torch.tensor([[1, 2], [2, 3], [4, 5], [6, 7]])
+    ours = ranking_losses.multiple_negatives(vectors, texts, 20.0)
+    loss = library("MultipleNegativesRankingLoss")
+    for left_out, row in ((1, 0), (0, 1)):
+        kept = [at for at in range(4) if at != left_out]
+        own = vectors[kept]
+        cosines = torch.nn.functional.cosine_similarity(own[:, None, 0], own[None, :, 1], dim=-1)
+        theirs = torch.nn.functional.cross_entropy(20 * cosines, torch.arange(3), reduction="none")
+        torch.testing.assert_close(ours[row], theirs[kept.index(row)])
+        whole = loss.compute_loss_from_embeddings([own[:, 0], own[:, 1]], None)
+        torch.testing.assert_close(theirs.mean(), whole)
+
+
+def test_what_is_not_there_is_no_negative() -> None:
+    vectors = vectors_of(5, 4)
+    texts = torch.arange(1, 21).reshape(5, 4)
+    some = texts.clone()
+    some[0, 3] = 0  # the first row has a negative less
+    some[4] = 0  # the last place holds no row
+    ours = ranking_losses.multiple_negatives(vectors, some, 20.0)
+    known = torch.nn.functional.normalize(vectors, dim=-1)
+    documents = torch.cat([known[0, 1:3], *known[1:4, 1:]])
+    for row, right in enumerate((0, 2, 5, 8)):
+        logits = 20 * known[row, 0] @ documents.T
+        torch.testing.assert_close(ours[row], logits.logsumexp(0) - logits[right])
+    assert ours.isfinite().all()
+    (gradient,) = torch.autograd.grad(ours[:4].sum(), vectors)
+    assert gradient[4].abs().max() == gradient[0, 3].abs().max() == 0
+    # A negative that is the right text again is none either.
+    again = texts.clone()
+    again[0, 2] = again[0, 1]
+    less = ranking_losses.multiple_negatives(vectors, again, 1.0)[0]
+    assert less < ranking_losses.multiple_negatives(vectors, texts, 1.0)[0] - 0.01
+
+
+@pytest.mark.parametrize("sizes", [(), (16, 4)])
+def test_cosent_is_the_librarys(sizes: tuple[int, ...]) -> None:
+    vectors = vectors_of(8, 2)
+    scores = torch.tensor([0.1, 0.9, 0.5, 0.5, 1.0, 0.0, 0.3, 0.9])
+    labels = torch.stack([torch.ones(8), scores], dim=1)
+    padded = torch.cat([labels, torch.zeros(2, 2)])
+    more = torch.cat([vectors, torch.randn(2, 2, 16)])
+    ours = ranking_losses.cosent(more, padded, sizes)
+    assert ours.shape == (10,)
+    loss = library("CoSENTLoss")
+    theirs = sum(
+        (
+            loss.compute_loss_from_embeddings(
+                [each[:, :size] for each in vectors.unbind(1)], scores
+            )
+            for size in sizes or (16,)
+        ),
+        torch.zeros(()),
+    )
+    compare(ours[0], theirs, vectors)
+
+
+def test_list_net_is_the_librarys() -> None:
+    from sentence_transformers.cross_encoder import losses
+
+    class Scores(torch.nn.Module):
+        """A model that gives the logits it has."""
+
+        num_labels, device = 1, torch.device("cpu")
+
+        def preprocess(self, pairs: Any, **options: Any) -> dict[str, Any]:
+            return {"texts": torch.tensor([int(text) for _, text in pairs])}
+
+        def forward(self, features: Any) -> dict[str, Tensor]:
+            return {"scores": flat[features["texts"]]}
+
+    torch.manual_seed(3)
+    flat = torch.randn(9, requires_grad=True)
+    counts, labels = [4, 2, 3], torch.tensor([1.0, 0, 0, 0.5, 0, 1, 2, 0, 0])
+    texts = [[str(n) for n in each.tolist()] for each in torch.arange(9).split(counts)]
+    loss: Any = losses.ListNetLoss(model=Scores())  # type: ignore[arg-type]
+    theirs = loss([["a", "b", "c"], texts], list(labels.split(counts)))
+    pad = torch.nn.utils.rnn.pad_sequence
+    logits = pad(list(flat.split(counts)), batch_first=True, padding_value=99.0)
+    wanted = pad(list(labels.split(counts)), batch_first=True)
+    there = pad([torch.ones(n) for n in counts], batch_first=True)
+    both = torch.cat([torch.stack([wanted, there], dim=2), torch.zeros(1, 4, 2)])
+    ours = ranking_losses.list_net(torch.cat([logits, torch.zeros(1, 4)]), both)
+    assert ours[3] == 0
+    torch.testing.assert_close(ours[:3].mean(), theirs, rtol=1e-5, atol=1e-6)
+    (own,) = torch.autograd.grad(ours.sum() / 3, flat, retain_graph=True)
+    (other,) = torch.autograd.grad(theirs, flat)
+    torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)

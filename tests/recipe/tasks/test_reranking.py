@@ -1,0 +1,160 @@
+"""Reranking: trained in this process, read by sentence-transformers' CrossEncoder, served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recipe.errors import DataError
+from recipe.tasks import ranking_scores
+from recipe.tasks.ranking_scores import Lists
+from tests.support.ranking_jobs import lists, rows_of, run, triplets, write
+from tests.support.serving_kit import Handlers, assert_close
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+TASK = ("--task", "reranking")
+
+
+@pytest.fixture(scope="module")
+def trained(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Path, Any]]:
+    base = tmp_path_factory.mktemp("reranking")
+    held = write(base / "held", lists(12), "validation")
+    argv = (*TASK, "--lr", "1e-3", "--epochs", "1", "--max_length", "40")
+    pairs = {"train": write(base / "rows", rows_of(lists(40))), "validation": held}
+    whole = {"train": write(base / "lists", lists(40)), "validation": held}
+    return {
+        "pairs": (base / "a", run(base / "a", tiny_model, pairs, *argv, "--batch_size", "16")),
+        "lists": (
+            base / "b",
+            run(base / "b", tiny_model, whole, *argv, "--listwise", "True", "--batch_size", "6"),
+        ),
+    }
+
+
+@pytest.mark.parametrize("how", ["pairs", "lists"])
+def test_the_library_and_our_image_give_the_same_scores(
+    how: str, trained: dict[str, tuple[Path, Any]]
+) -> None:
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
+
+    base, metrics = trained[how]
+    library = CrossEncoder(str(base / "model"), device="cpu")
+    rows = lists(12)
+    row = rows[3]
+    scores = library.predict([(row["query"], text) for text in row["documents"]])
+    assert library.max_length == 40
+    assert type(library.activation_fn).__name__ == ("Sigmoid" if how == "pairs" else "Identity")
+    served = Handlers(base / "model")
+    ranked = served.ask({"inputs": {"query": row["query"], "texts": row["documents"]}})
+    by_index = sorted(ranked, key=lambda each: each["index"])
+    assert_close([each["score"] for each in by_index], scores.tolist())
+    assert [each["score"] for each in ranked] == sorted((s["score"] for s in ranked), reverse=True)
+    samples = [
+        {
+            "query": each["query"],
+            "positive": each["documents"][:1],
+            "negative": each["documents"][1:],
+        }
+        for each in rows
+    ]
+    evaluator: Any = CrossEncoderRerankingEvaluator(samples, show_progress_bar=False)  # type: ignore[arg-type]
+    theirs = evaluator(library)
+    for name in ("mrr", "ndcg"):
+        (value,) = [each for key, each in theirs.items() if key.endswith(f"{name}@10")]
+        assert metrics[f"eval_{name}_at_10"] == pytest.approx(value, abs=1e-6)
+    assert "pipeline_tag: text-ranking" in (base / "model" / "README.md").read_text()
+    assert "Ranks, evaluation data" in (base / "output" / "report.html").read_text()
+
+
+def test_a_list_is_learned_as_a_whole(trained: dict[str, tuple[Path, Any]], tmp_path: Path) -> None:
+    """Packed and padded: ListNet of the logits that the model gives the pairs by themselves."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from recipe import hyperparameters
+    from recipe.models.loading import Source
+    from recipe.tasks.reranking import Reranking
+
+    folder = trained["lists"][0] / "model"
+    rows = lists(6)
+    argv = [*TASK, "--listwise", "True", "--eval_strategy", "no"]
+    task = Reranking({"train": write(tmp_path, rows)}, hyperparameters.parse(argv))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    plain = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    chosen, expected = np.arange(5), []
+    for row in rows[:5]:
+        queries = [row["query"]] * len(row["documents"])
+        with torch.no_grad():
+            inputs = tokenizer(queries, row["documents"], padding=True, return_tensors="pt")
+            chances = plain(**inputs).logits[:, 0].log_softmax(0)
+        wanted = torch.tensor(row["labels"]).float().softmax(0)
+        expected.append(-(wanted * chances).sum())
+    for packed in (True, False):
+        model, _ = task.load(Source(name=str(folder), is_local=True))
+        samples = task.samples(tokenizer, 40)["train"]
+        layout = task.objective.layout(model, packed, 7, 0, [(samples, chosen)])
+        task.objective.prepare(model, packed)
+        labels = torch.zeros(7, *samples.labels.shape[1:])
+        labels[:5] = torch.from_numpy(samples.labels[chosen])
+        logits = model.eval()(**layout.tensors(samples, chosen)).logits
+        ours = task.objective.losses(logits, labels, 0.0)
+        torch.testing.assert_close(ours[:5], torch.stack(expected), rtol=1e-5, atol=1e-5)
+        assert ours[5:].abs().max() == 0
+        # Every list at once needs more places than this batch has.
+        more = np.asarray([0, 2, 4, 0, 2, 4, 0])
+        assert layout.tensors(samples, more)["slots"].max() == 27
+
+
+def test_equal_scores_rank_nothing() -> None:
+    judged = Lists(starts=np.asarray([0, 3, 5, 6]), labels=np.asarray([1.0, 0, 0, 1, 1, 1]))
+    found = ranking_scores.rank(np.ones(6), judged)
+    assert judged.judged() == [0]
+    assert [ranks.tolist() for ranks in found.ranks] == [[3]]
+    assert ranking_scores.of_lists(np.ones(6), judged, found)["mrr_at_10"] == pytest.approx(1 / 3)
+    alike = Lists(starts=np.asarray([0, 2]), labels=np.zeros(2))
+    found = ranking_scores.rank(np.ones(2), alike)
+    assert ranking_scores.of_lists(np.ones(2), alike, found) == {}
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"query": f"q{n}", "positive": f"p{n}"} for n in range(9)], ["none that do not", "label"]),
+        ([{"query": f"q{n}", "passage": "p", "label": n % 2 - 1} for n in range(9)], ["-1", "0"]),
+        ([{"query": f"q{n}", "documents": ["p", "r"], "labels": [1, 1]} for n in range(9)],
+         ["Every label is 1"]),
+        ([{"query": f"q{n}", "documents": ["p", "r"]} for n in range(9)], ["labels"]),
+    ],
+)  # fmt: skip
+def test_data_that_cannot_be_right_is_refused(
+    rows: list[Any], words: list[str], tmp_path: Path
+) -> None:
+    from recipe import hyperparameters
+    from recipe.tasks.reranking import Reranking
+
+    with pytest.raises(DataError) as caught:
+        Reranking({"train": write(tmp_path, rows)}, hyperparameters.parse([*TASK]))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_graded_labels_and_triplets_are_lists(tmp_path: Path) -> None:
+    from recipe import hyperparameters
+    from recipe.tasks.reranking import Reranking
+
+    graded = [{"query": f"q {n // 4}", "text": f"t {n}", "label": n % 4} for n in range(80)]
+    task = Reranking({"train": write(tmp_path / "a", graded)}, hyperparameters.parse([*TASK]))
+    assert {round(score * 3) for row in task._data.train["scores"] for score in row} == {0, 1, 2, 3}
+    assert any("divided by 3" in line for line in task.found)
+    assert len(task.train) == 4 * len(task._data.train) == 72
+    more = triplets(20) + [{**row, "negative": "another"} for row in triplets(20)]
+    channels = {"train": write(tmp_path / "b", more)}
+    task = Reranking(channels, hyperparameters.parse([*TASK, "--eval_strategy", "no"]))
+    assert [len(row) for row in task._data.train["texts"]] == [3] * 20
+    assert task._data.train["scores"][0] == [1.0, 0.0, 0.0]

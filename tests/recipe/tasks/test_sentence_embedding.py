@@ -1,0 +1,271 @@
+"""Sentence embedding: trained in this process, read by sentence-transformers, served by our image."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recipe.errors import DataError, HyperparameterError
+from recipe.tasks import ranking_scores
+from recipe.tasks.ranking_scores import Corpus
+from tests.support.ranking_jobs import run, scored, triplets, write
+from tests.support.serving_kit import Handlers, assert_close
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+TASK = ("--task", "sentence-embedding")
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    base = tmp_path_factory.mktemp("embedding")
+    rows = triplets(60)
+    channels = {
+        "train": write(base / "data", rows[:44]),
+        "validation": write(base / "held", rows[44:], "validation"),
+    }
+    argv = (*TASK, "--lr", "5e-4", "--epochs", "1", "--batch_size", "8", "--max_length", "40")
+    argv += ("--query_prompt", "film , ", "--matryoshka_dims", "8,16")
+    return base, run(base, tiny_model, channels, *argv)
+
+
+def test_the_folder_is_sentence_transformers_own_and_served(trained: tuple[Path, Any]) -> None:
+    from sentence_transformers import SentenceTransformer
+    from transformers import AutoModel
+
+    folder = trained[0] / "model"
+    library = SentenceTransformer(str(folder), device="cpu")
+    assert library.max_seq_length == 40
+    assert library.prompts == {"query": "film , ", "document": ""}
+    texts = ["film number 7", "the great film was number 12 , truly", "bad " * 60]
+    vectors = library.encode(texts)
+    served = Handlers(folder)
+    assert_close(served.ask({"inputs": texts}), vectors.tolist())
+    named = served.ask({"inputs": texts, "parameters": {"prompt_name": "query"}})
+    assert_close(named, library.encode(texts, prompt_name="query").tolist())
+    encoder = AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        plain = encoder(**library.tokenizer(texts[:1], return_tensors="pt")).last_hidden_state
+    assert_close(plain.mean(dim=1)[0].tolist(), vectors[0].tolist())
+    assert "library_name: sentence-transformers" in (folder / "README.md").read_text()
+    assert "pipeline_tag: sentence-similarity" in (folder / "README.md").read_text()
+    assert "1_Pooling/config.json" in (folder / "SHA256SUMS").read_text()
+    report = (trained[0] / "output" / "report.html").read_text()
+    assert "Ranks, evaluation data" in report
+    assert "Worst queries" in report
+
+
+def test_the_scores_are_the_librarys(trained: tuple[Path, Any]) -> None:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.evaluation import (
+        InformationRetrievalEvaluator,
+    )
+
+    rows = triplets(60)[44:]
+    documents = list(dict.fromkeys(row[key] for row in rows for key in ("positive", "negative")))
+    evaluator: Any = InformationRetrievalEvaluator(
+        queries={str(n): row["query"] for n, row in enumerate(rows)},  # it adds the prompt
+        corpus={text: text for text in documents},
+        relevant_docs={str(n): {row["positive"]} for n, row in enumerate(rows)},
+        accuracy_at_k=[1],
+        precision_recall_at_k=[1, 10, 100],
+        show_progress_bar=False,
+    )
+    model = SentenceTransformer(str(trained[0] / "model"), device="cpu")
+    theirs = {name: value for name, value in evaluator(model).items() if "cosine" in name}
+    ours = trained[1]
+    assert 0.2 < ours["eval_recall_at_1"] < 1
+    for name in ("ndcg@10", "mrr@10", "recall@1", "recall@10", "recall@100"):
+        (value,) = [each for key, each in theirs.items() if key.endswith(f"cosine_{name}")]
+        assert ours[f"eval_{name.replace('@', '_at_')}"] == pytest.approx(value, abs=1e-6)
+
+
+def test_the_gradients_are_those_of_the_librarys_model(tiny_model: Path, tmp_path: Path) -> None:
+    """Packed, padded and computed in parts: as MultipleNegativesRankingLoss on the same rows."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import losses
+    from transformers import AutoTokenizer
+
+    from recipe import hyperparameters
+    from recipe.models.loading import Source
+    from recipe.tasks.sentence_embedding import SentenceEmbedding
+
+    rows = triplets(60)[::2]  # neighbours share a text
+    channels = {"train": write(tmp_path / "data", rows)}
+    library = SentenceTransformer(str(tiny_model), device="cpu")
+    for module in library.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    columns = [library.tokenize([row[key] for row in rows]) for key in rows[0]]
+    chosen = np.arange(24)
+    some = [{name: value[chosen] for name, value in each.items() if name != "modality"}
+            for each in columns]  # fmt: skip
+    loss: Any = losses.MultipleNegativesRankingLoss(library)
+    theirs = loss(some, torch.zeros(24))
+    theirs.backward()
+    wanted = {name: each.grad for name, each in library[0].auto_model.named_parameters()}
+    for packed, parts in ((True, 1), (False, 1), (True, 3), (False, 3)):
+        argv = ["--task", "sentence-embedding", "--eval_strategy", "no", "--batch_size", "26"]
+        argv += ["--mini_batch_size", "9"] if parts > 1 else []
+        task = SentenceEmbedding(channels, hyperparameters.parse(argv))
+        model, _ = task.load(Source(name=str(tiny_model), is_local=True))
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        samples = task.samples(AutoTokenizer.from_pretrained(tiny_model), 64)["train"]
+        layout = task.objective.layout(model, packed, 26, 0, [(samples, chosen)])
+        assert task.objective._parts == parts
+        task.objective.prepare(model, packed)
+        batch = layout.tensors(samples, chosen)
+        labels = torch.zeros((26, 3), dtype=torch.int64)
+        labels[:24] = torch.from_numpy(samples.labels[chosen])
+        each = task.objective.losses(model.train()(**batch).logits, labels, 0.0)
+        ours = each[:24].mean()
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        ours.backward()  # type: ignore[no-untyped-call]
+        for name, weight in model.named_parameters():
+            if "pooler" in name:
+                assert weight.grad is None
+            else:
+                torch.testing.assert_close(weight.grad, wanted[name], rtol=1e-4, atol=1e-5)
+
+
+def test_pairs_with_scores_learn_their_order(tiny_model: Path, tmp_path: Path) -> None:
+    from scipy.stats import spearmanr
+    from sentence_transformers import SentenceTransformer, util
+
+    rows = scored(30)
+    channels = {"train": write(tmp_path / "data", rows), "test": write(tmp_path / "t", rows[:24])}
+    argv = (*TASK, "--lr", "1e-3", "--epochs", "2", "--batch_size", "16", "--eval_strategy", "no")
+    metrics = run(tmp_path / "job", tiny_model, channels, *argv, "--do_eval", "True")
+    model = SentenceTransformer(str(tmp_path / "job" / "model"), device="cpu")
+    first, second = (
+        model.encode([row[key] for row in rows[:24]])
+        for key in rows[0]
+        if "s" in key[:1] and key != "score"
+    )
+    cosines = util.pairwise_cos_sim(first, second)
+    truth = spearmanr(cosines, [row["score"] for row in rows[:24]]).statistic
+    # Texts that are the same to the tiny tokenizer tie, but for the last digits.
+    assert metrics["eval_spearman"] == pytest.approx(truth, abs=5e-3)
+    assert metrics["eval_spearman"] > 0.4
+
+
+def test_a_model_that_cannot_tell_texts_apart_scores_nothing() -> None:
+    corpus = Corpus(
+        queries=np.arange(5),
+        documents=np.arange(5, 45),
+        relevant=[np.asarray([at]) for at in range(5)],
+        same=np.full(5, -1),
+    )
+    for value in (1.0, np.nan):
+        vectors = np.full((45, 8), value, dtype=np.float32)
+        found = ranking_scores.search(vectors, corpus)
+        scores = ranking_scores.of_search(found, corpus)
+        assert scores["ndcg_at_10"] == scores["recall_at_10"] == 0
+        assert {rank.item() for rank in found.ranks} == {40}
+
+
+@pytest.mark.parametrize(
+    ("rows", "argv", "words"),
+    [
+        ([{"id": 1, "url": "x"}] * 9, [], ["no two columns", "text_column=query,passage"]),
+        (
+            [{"query": "a", "passage": f"b {n}", "label": 1} for n in range(9)],
+            [],
+            ["Every row", "has 1 in column 'label'", "Leave the column out"],
+        ),
+        (
+            [{"premise": f"a {n}", "hypothesis": "b c", "label": "neutral"} for n in range(9)],
+            [],
+            ["line 1", '"neutral"', "label_column"],
+        ),
+        (
+            [{"query": "a", "documents": ["b", "c"], "labels": [1]}] * 9,
+            [],
+            ["2 texts", "1 numbers"],
+        ),
+        ([{"query": {"a": 1}, "positive": {"b": 2}}] * 9, [], ["no two columns"]),
+        (triplets(9), ["--text_column", "query"], ["one column", "takes two"]),
+        (triplets(9), ["--negative_columns", "negativ"], ["negativ", "Did you mean negative?"]),
+    ],
+)
+def test_data_that_cannot_be_right_is_refused(
+    rows: list[Any], argv: list[str], words: list[str], tmp_path: Path
+) -> None:
+    from recipe import hyperparameters
+    from recipe.tasks.sentence_embedding import SentenceEmbedding
+
+    channels = {"train": write(tmp_path, rows)}
+    given = hyperparameters.parse([*TASK, *argv])
+    with pytest.raises(DataError) as caught:
+        SentenceEmbedding(channels, given)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "first"),
+    [
+        (triplets(20), "pairs", ("film number 0", 2)),
+        ([{"anchor": f"a{n}", "positive": f"b{n}", "negative_1": "c", "negative_2": f"d{n}"}
+          for n in range(20)], "pairs", ("a0", 3)),
+        ([{"query": f"q{n}", "pos": [f"p{n}", f"r{n}"], "neg": ["x", "y", f"p{n}"]}
+          for n in range(20)], "pairs", ("q0", 3)),
+        ([{"query": f"q{n}", "positive_passages": [{"docid": "1", "title": "t", "text": f"x{n}"}],
+           "negative_passages": [{"docid": "2", "title": "", "text": "y"}]} for n in range(20)],
+         "pairs", ("q0", 2)),
+        ([{"question": f"q{n}", "answer": f"an answer {n}"} for n in range(20)], "pairs", ("q0", 1)),
+        (scored(8), "scored", ("the film number 0", 1)),
+        ([{"query": f"q{n}", "documents": ["a", "b", f"c{n}"], "labels": [0, 1, 1]}
+          for n in range(20)], "pairs", ("q0", 2)),
+    ],
+)  # fmt: skip
+def test_formats_that_circulate_are_read(
+    rows: list[Any], kind: str, first: tuple[str, int], tmp_path: Path
+) -> None:
+    from recipe import hyperparameters
+    from recipe.tasks.sentence_embedding import SentenceEmbedding
+
+    given = hyperparameters.parse([*TASK, "--eval_strategy", "no"])
+    task = SentenceEmbedding({"train": write(tmp_path, rows)}, given)
+    assert task._data.kind == kind
+    row = task.train[0]
+    assert (row["query"], len(row["texts"])) == first
+    assert all(text not in row["texts"][1:] for text in row["texts"][:1])
+
+
+def test_what_is_held_out_is_whole_queries(tmp_path: Path) -> None:
+    from recipe import hyperparameters
+    from recipe.tasks.sentence_embedding import SentenceEmbedding
+
+    rows = [{"query": f"q {n // 3}", "positive": f"p {n}"} for n in range(60)]
+    task = SentenceEmbedding({"train": write(tmp_path, rows)}, hyperparameters.parse([*TASK]))
+    queries = [set(split["query"]) for split in (task._data.train, task._data.evaluation)]
+    assert not queries[0] & queries[1]
+    assert len(task._data.evaluation) == 6
+
+
+def test_sizes_and_adapters_that_cannot_be_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    from recipe import hyperparameters
+    from recipe.models.loading import Source
+    from recipe.tasks.sentence_embedding import SentenceEmbedding
+
+    channels = {"train": write(tmp_path, triplets(20))}
+    with pytest.raises(HyperparameterError, match="33"):
+        SentenceEmbedding(
+            channels, hyperparameters.parse([*TASK, "--matryoshka_dims", "33,8"])
+        ).load(Source(name=str(tiny_model), is_local=True))
+    argv = [*TASK, "--lora_r", "4", "--lora_save", "adapter"]
+    with pytest.raises(HyperparameterError, match="merged"):
+        SentenceEmbedding(channels, hyperparameters.parse(argv))
+
+
+def test_its_settings_say_what_was_learned(trained: tuple[Path, Any]) -> None:
+    settings = json.loads((trained[0] / "model" / "config_sentence_transformers.json").read_text())
+    assert settings["similarity_fn_name"] == "cosine"
+    assert not (trained[0] / "model" / "config.json").read_text().count("after_encoder")
