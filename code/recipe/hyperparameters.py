@@ -98,10 +98,15 @@ class Hyperparameters:
         "line",
         "task=causal-lm, masked-lm: what is a text in a .txt file: line, paragraph or document.",
     )
+    label_all_tokens: bool = _documented(
+        False,
+        "task=token-classification: learn a tag for each piece of a word, not its first one only.",
+    )
     long_texts: str | None = _documented(
         None,
-        "task=causal-lm, masked-lm: what becomes of texts of more than max_length tokens: split or "
-        "truncate. Default: texts are split, completions and conversations truncated.",
+        "task=causal-lm, masked-lm, token-classification: what becomes of texts of more than "
+        "max_length tokens: split or truncate. Default: texts are split, completions and "
+        "conversations truncated.",
     )
     mlm_probability: float = _documented(
         0.15, "task=masked-lm: share of tokens (or words) that are masked."

@@ -37,6 +37,7 @@ _OF_TEXTS = (
     *("source_lang", "target_lang"),
 )
 EMBEDDING, RERANKING = "sentence-embedding", "reranking"
+TOKENS = "token-classification"
 TASKS: Mapping[str, Row] = {
     CLASSIFICATION: Row(
         "text_classification",
@@ -48,6 +49,11 @@ TASKS: Mapping[str, Row] = {
         "causal_lm",
         ("prompt_column", "completion_column", "messages_column", "sample_by", "long_texts"),
         recognised_by="data.language_modeling",
+    ),
+    TOKENS: Row(
+        "token_classification",
+        ("label_column", "label_all_tokens", "label_smoothing_factor", "long_texts", "do_predict"),
+        recognised_by="data.word_tags",
     ),
     MASKED_LM: Row(
         "masked_lm",

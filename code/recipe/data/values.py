@@ -51,7 +51,7 @@ def _are_words(part: Part, name: str) -> bool:
     if not (_is_string(kind) and plain(name) in _WORDS):
         return False
     sample = [value for value in part.table[name].slice(0, _SAMPLE_ROWS).to_pylist() if value]
-    return bool(sample) and all(isinstance(_container(value), list) for value in sample)
+    return bool(sample) and all(isinstance(container(value), list) for value in sample)
 
 
 def with_texts(part: Part, column: str) -> Part:
@@ -83,7 +83,7 @@ def with_texts(part: Part, column: str) -> Part:
         raise _no_text(part, column, "holds numbers", values)
     if sample and all(_DATE.fullmatch(value.strip()) for value in sample):
         raise _no_text(part, column, "holds dates", values)
-    parsed = [_container(value) for value in sample]
+    parsed = [container(value) for value in sample]
     if sample and all(value is not None for value in parsed):
         if not all(isinstance(value, list) for value in parsed):
             raise _no_text(part, column, "holds records written as strings", values)
@@ -137,21 +137,21 @@ def _joined(part: Part, column: str, rows: Sequence[Any]) -> pa.Array:
 
 def _refuse_tagged(part: Part, column: str, rows: Sequence[Any]) -> None:
     """Raises DataError where another column has a tag for each word."""
-    words = [_container(row) if isinstance(row, str) else row for row in rows[:_SAMPLE_ROWS]]
+    words = [container(row) if isinstance(row, str) else row for row in rows[:_SAMPLE_ROWS]]
     lengths = [len(row) for row in words if isinstance(row, list)]
     for name in part.table.column_names:
         if name == column or not _TAG_COLUMNS.fullmatch(plain(name)):
             continue
         others = part.table[name].slice(0, _SAMPLE_ROWS).to_pylist()
         if others and isinstance(others[0], str):
-            others = [_container(other) for other in others if other]
+            others = [container(other) for other in others if other]
         tagged = [len(row) for row in others if isinstance(row, list)]
         if tagged and tagged == lengths:
             what = f"column {name!r} has a tag for each word of column {column!r}"
             raise token_data(str(part.path), what)
 
 
-def _container(value: str) -> list[Any] | dict[str, Any] | None:
+def container(value: str) -> list[Any] | dict[str, Any] | None:
     """The list or record that a string is written from, by JSON or Python."""
     text = value.strip()
     if not (text.startswith("[") and text.endswith("]")) and not (
@@ -176,7 +176,7 @@ def _as_lists(part: Part, column: str) -> list[list[Any] | None]:
     """
     rows: list[list[Any] | None] = []
     for row, value in enumerate(part.table[column].to_pylist()):
-        parsed = _container(value) if value else None
+        parsed = container(value) if value else None
         by_numpy = value and (_JOINED_STRINGS.search(value) or parsed == [None])
         if value and (by_numpy or not isinstance(parsed, list)):
             raise DataError(
@@ -204,7 +204,7 @@ def with_labels(part: Part, column: str) -> Part:
         if first and isinstance(first[0], (list, dict)):
             raise token_data(str(part.path), f"column {column!r} labels spans: {first[:1]}")
         return part
-    if texts and all(_container(text) is not None for text in texts):
+    if texts and all(container(text) is not None for text in texts):
         rows = _as_lists(part, column)
         if any(isinstance(item, (list, dict)) for row in rows for item in row or ()):
             first = [item for row in rows for item in row or ()]

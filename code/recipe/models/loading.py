@@ -101,25 +101,49 @@ def load(
     Raises:
         ModelError: it cannot be reached or loaded.
     """
-    model, tokenizer, report = read(
+    return load_head(
         AutoModelForSequenceClassification,
         source,
         hyperparameters,
+        adapters="SEQ_CLS",
+        what="a classifier of these labels",
         num_labels=len(labels.names),
         id2label=labels.by_id,
         label2id=labels.ids,
         problem_type=labels.problem,
-        ignore_mismatched_sizes=True,
     )
+
+
+def load_head(
+    architecture: Any,
+    source: Source,
+    hyperparameters: Hyperparameters,
+    *,
+    adapters: str,
+    what: str,
+    **options: Any,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model in float32 with a head that may be new, and its tokenizer.
+
+    Args:
+        adapters: What peft calls the task.
+        what: What the head makes of the model, for messages.
+        options: Of its configuration.
+
+    Raises:
+        ModelError: it cannot be reached or loaded, or is to be judged without such a head.
+    """
+    options = {**options, "ignore_mismatched_sizes": True}
+    model, tokenizer, report = read(architecture, source, hyperparameters, **options)
     new = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
     if new and not hyperparameters.trains:
         raise ModelError(
-            f"The model {source.name} lacks {len(new)} weights of a classifier of these labels "
-            f"({new[0]} ...), which training would make: do_train=False has nothing to judge.",
-            "Give a trained classifier, or leave do_train out.",
+            f"The model {source.name} lacks {len(new)} weights of {what} ({new[0]} ...), which "
+            "training would make: do_train=False has nothing to judge.",
+            "Give a trained model, or leave do_train out.",
         )
-    return lora.wrap(model, hyperparameters, new, "SEQ_CLS", trains_head=True), tokenizer
+    return lora.wrap(model, hyperparameters, new, adapters, trains_head=True), tokenizer
 
 
 def load_causal(

@@ -24,16 +24,15 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from recipe.data.column_names import TEXT
+from recipe.data.files.conll import SUFFIXES, is_conll, read_conll
 from recipe.data.files.delimited import is_table, read_delimited
 from recipe.data.files.fasttext import MARK, is_fasttext, read_fasttext
 from recipe.data.files.json_rows import read_json, read_json_objects
-from recipe.data.files.part import TAG, Part, encoding_of, open_text, token_data, undecodable_line
+from recipe.data.files.part import Part, encoding_of, open_text, undecodable_line
 from recipe.data.files.workbooks import is_workbook, read_workbook
 from recipe.errors import DataError
 
 _DELIMITED_SUFFIXES = (".csv", ".tsv", ".tab")
-_TOKEN_SUFFIXES = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".bioes")
-_SAMPLE_LINES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +91,16 @@ def is_structured(path: Path) -> bool:
 def known_formats() -> str:
     """The names of the formats, for messages."""
     return ", ".join(each.name for each in FORMATS if not each.what.startswith("refused"))
+
+
+def read_tagged(path: Path) -> Part:
+    """As `read`, where plain text is words with their tags, whatever these look like."""
+    return _flat(_read_text(path, read_conll)) if _is_plain(path) else read(path)
+
+
+def _is_plain(path: Path) -> bool:
+    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    return path.is_file() and suffix in (".txt", ".text", "") and _is_delimited(path)
 
 
 def read_texts(path: Path, sample_by: str) -> Part:
@@ -241,26 +250,6 @@ def _refuse_old_workbook(path: Path) -> Part:
     )
 
 
-def _is_token_data(path: Path) -> bool:
-    """CoNLL and the like: a word and its tags on each line, sentences between empty lines."""
-    if path.suffix.lower() in _TOKEN_SUFFIXES:
-        return True
-    try:
-        with open_text(path, encoding_of(path)) as stream:
-            lines = [line.strip() for line in itertools.islice(stream, _SAMPLE_LINES)]
-    except (UnicodeDecodeError, EOFError, OSError, zlib.error):
-        return False
-    cells = [re.split(r"[\t ]+", line) for line in lines if line]
-    if len(cells) < 2 or {len(row) for row in cells} & {1} or len(set(map(len, cells))) > 2:
-        return False
-    tags = [row[-1] for row in cells]
-    return all(TAG.fullmatch(tag) for tag in tags) and set(tags) > {"O"}
-
-
-def _refuse_token_data(path: Path) -> Part:
-    raise token_data(str(path), "it has a word and its tags on each line")
-
-
 def _is_archive(path: Path) -> bool:
     is_tar = re.search(r"\.(tar|tgz)(\.|$)", path.name.lower()) is not None
     packed = is_tar or _starts_with(*_SMALL_PACKED)(path)
@@ -337,10 +326,11 @@ FORMATS: Sequence[Format] = (
     ),
     Format(
         name="CoNLL",
-        suffixes=", ".join(_TOKEN_SUFFIXES),
-        what="refused: token classification is not trained yet",
-        is_one=_is_token_data,
-        read=_refuse_token_data,
+        suffixes=", ".join(SUFFIXES),
+        what="a word and its tags on each line, an empty line after each sentence; for "
+        "`task=token-classification`",
+        is_one=is_conll,
+        read=lambda path: _read_text(path, read_conll),
     ),
     Format(
         name="CSV",

@@ -93,6 +93,13 @@ def _bad_json(path: Path, line: int, error: Exception) -> DataError:
 
 def _records(path: Path, name: str, records: list[Any], lines: list[int] | None) -> Part:
     part = Part(path=path, format=name, table=pa.table({}), lines=lines)
+    # As spaCy's examples have it: a text and what is said of it.
+    records = [
+        {TEXT: each[0], **each[1]}
+        if isinstance(each, list) and [type(item) for item in each] == [str, dict]
+        else each
+        for each in records
+    ]
     for row, record in enumerate(records):
         if not isinstance(record, dict):
             raise DataError(

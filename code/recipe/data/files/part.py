@@ -76,7 +76,7 @@ def token_data(where: str, what: str) -> DataError:
     """The refusal of data that labels words, not texts."""
     return DataError(
         f"{where} is data of token classification (named entities, parts of speech): {what}.",
-        "The recipe trains no token classification yet; give one label for each text.",
+        "Give task=token-classification to train a tagger, or one label for each text.",
     )
 
 

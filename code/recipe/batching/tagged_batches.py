@@ -1,0 +1,115 @@
+"""Words with tags to batches: the model's head runs on the places that have one, and on no other.
+
+A batch is laid out as that of any samples (`batches`), and beside it has, as that of documents
+(`document_batches`), `places`, `targets` (NOT_LEARNED where unused) and `owners`; and `slots`, the
+number of each place's word in its sample. `answers` [samples, 1 + 3 * words] has the shape of what
+the model says of a batch, whole numbers like the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import datasets
+import numpy as np
+import torch
+
+from recipe.batching.batches import Batch, Packed, Padded
+from recipe.batching.document_batches import NOT_LEARNED, of_places
+from recipe.batching.packing import Rows
+from recipe.batching.samples import Samples, ragged
+from recipe.data.column_names import TOKEN_IDS
+
+TAG_IDS, HEADS = "tag_ids", "heads"
+
+
+@dataclass(frozen=True)
+class TaggedSamples(Samples):
+    """Samples whose tokens have tags. The label of each is [how many of its tokens are learned,
+    the number of its sentence]."""
+
+    tags: Rows
+    """The tag of each of `token_ids`, NOT_LEARNED for none."""
+    heads: Rows
+    """Whether each of `token_ids` is the first piece of a word with a tag."""
+    judged: bool = False
+    """Whether the model's answers for each word are wanted, not only its losses."""
+
+    @classmethod
+    def of_split(cls, split: datasets.Dataset, judged: bool) -> TaggedSamples:
+        """Those of a data set with the columns `input_ids`, `tag_ids`, `heads` and `sentence`."""
+        token_ids, starts = ragged(split, TOKEN_IDS, np.int32)
+        tags, _ = ragged(split, TAG_IDS, np.int16)
+        heads, _ = ragged(split, HEADS, bool)
+        sums = np.concatenate([[0], np.cumsum(tags != NOT_LEARNED)])
+        counts = sums[starts[1:]] - sums[starts[:-1]]
+        sentences = np.asarray(split["sentence"][:], dtype=np.int64)
+        labels = np.stack([counts, sentences], axis=1)
+        return cls(token_ids, starts, labels, tags, heads, judged)
+
+    def weight(self, rows: Rows) -> int:
+        """Learned tokens of the samples at `rows`: the loss is the mean over these."""
+        return int(self.labels[rows, 0].sum())
+
+    def fingerprint(self) -> str:
+        """What tells this data apart from other data."""
+        if self.shards is not None:
+            return self.shards.digest
+        digest = hashlib.sha256(np.ascontiguousarray(self.tags).data)
+        digest.update(np.ascontiguousarray(self.heads).data)
+        return f"{super().fingerprint()}-{digest.hexdigest()[:16]}"
+
+    def words(self) -> int:
+        """No sample has more words whose answers are wanted; the same on every host."""
+        return int(self.lengths.max(initial=0)) if self.judged else 0
+
+
+@dataclass(frozen=True)
+class PackedTags(Packed):
+    """Tagged samples end to end in blocks of one shape."""
+
+    learned: int
+    """Most learned tokens in a batch, but for a rare one."""
+    words: int
+    """Most words of a sample whose answers are wanted."""
+
+    def tensors(self, samples: Samples, rows: Rows) -> Batch:
+        """What Packed gives but `first`, and what is learned."""
+        batch = super().tensors(samples, rows)
+        first = batch.pop("first").numpy()
+        return batch | _places(samples, rows, first, self.learned, self.words)
+
+
+@dataclass(frozen=True)
+class PaddedTags(Padded):
+    """A tagged sample in each row, padded to one of a few lengths."""
+
+    learned: int
+    """Most learned tokens in a batch, but for a rare one."""
+    words: int
+    """Most words of a sample whose answers are wanted."""
+
+    def tensors(self, samples: Samples, rows: Rows) -> Batch:
+        """What Padded gives, and what is learned."""
+        batch = super().tensors(samples, rows)
+        first = np.arange(self.size) * batch["input_ids"].shape[1]
+        return batch | _places(samples, rows, first, self.learned, self.words)
+
+
+def _places(samples: Samples, rows: Rows, first: Rows, learned: int, words: int) -> Batch:
+    assert isinstance(samples, TaggedSamples)
+    source, owner, within = samples.places(rows)
+    at = np.flatnonzero(samples.tags[source] != NOT_LEARNED)
+    source, owner, within = source[at], owner[at], within[at]
+    batch = of_places(first[owner] + within, samples.tags[source], owner, len(first), learned)
+    # What is no head, or not wanted, goes where nobody looks.
+    slots = np.full(len(batch["places"]), words, dtype=np.int64)
+    heads = np.flatnonzero(samples.heads[source])
+    if words and len(heads):
+        of_heads = owner[heads]
+        starts = np.searchsorted(of_heads, of_heads)
+        slots[heads] = np.arange(len(heads)) - starts
+    batch["slots"] = torch.from_numpy(slots)
+    batch["answers"] = torch.zeros((len(first), 1 + 3 * words), dtype=torch.int8)
+    return batch

@@ -1,0 +1,106 @@
+"""CoNLL files: a word and its tags on each line, sentences between empty lines."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.data.column_names import TOKENS
+from recipe.data.files.part import TAG, Part, encoding_of, open_text
+from recipe.errors import DataError
+
+SUFFIXES = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".bioes")
+_SAMPLE_LINES = 200
+_DOCUMENT = "-DOCSTART-"
+_UNIVERSAL = ("upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+"""The columns of CoNLL-U behind number, word and lemma."""
+_OF_2003 = ("pos_tags", "chunk_tags", "ner_tags")
+_Row = tuple[int, list[str]]
+
+
+def is_conll(path: Path) -> bool:
+    """By its suffix; or a word and a tag such as B-PER on each line, but for empty ones."""
+    if path.suffix.lower() in SUFFIXES:
+        return True
+    try:
+        with open_text(path, encoding_of(path)) as stream:
+            lines = [line.strip() for line in itertools.islice(stream, _SAMPLE_LINES)]
+    except (UnicodeDecodeError, EOFError, OSError, zlib.error):
+        return False
+    cells = [re.split(r"[\t ]+", line) for line in lines if line and not line.startswith("# ")]
+    if len(cells) < 2 or {len(row) for row in cells} & {1} or len(set(map(len, cells))) > 2:
+        return False
+    tags = [row[-1] for row in cells]
+    return all(TAG.fullmatch(tag) for tag in tags) and set(tags) > {"O"}
+
+
+def read_conll(path: Path, encoding: str) -> Part:
+    """A row for each sentence: the column `tokens`, and one of tags for each other column.
+
+    These are called as in CoNLL-2003 where there are three, as in CoNLL-U where there are ten
+    columns in all, else `column_2` ... and the last one `tags`. A first column that counts the
+    words of each sentence is not one of them.
+
+    Raises:
+        DataError: a line has another number of cells than those before it.
+    """
+    sentences: list[list[_Row]] = []
+    with open_text(path, encoding) as stream:
+        for has_words, lines in itertools.groupby(_lines(stream), key=lambda row: bool(row[1])):
+            if has_words:
+                sentences.append(list(lines))
+    width = 0
+    for number, cells in itertools.chain(*sentences):
+        width = width or len(cells)
+        if len(cells) != width or width < 2:
+            raise DataError(
+                f"{path} line {number} has {len(cells)} columns"
+                + (f", and the lines before it {width}." if width > 1 else ": a word and no tag."),
+                "Write a word and its tags on each line, an empty line after each sentence.",
+            )
+    is_universal = path.suffix.lower() == ".conllu" or (width == 10 and _counts(sentences))
+    if is_universal and width == 10:
+        sentences = [[row for row in rows if row[1][0].isdigit()] for rows in sentences]
+        names = dict(zip([TOKENS, "lemmas", *_UNIVERSAL], range(1, 10), strict=True))
+    else:
+        first = 1 if width > 2 and _counts(sentences) else 0
+        others = range(first + 1, width)
+        known: Sequence[str] = [*(f"column_{at + 1}" for at in others[:-1]), "tags"]
+        names = dict(zip([TOKENS, *(_OF_2003 if len(others) == 3 else known)],
+                         [first, *others], strict=True))  # fmt: skip
+    columns = {
+        name: pa.array([[cells[at] for _, cells in rows] for rows in sentences],
+                       pa.list_(pa.string()))
+        for name, at in names.items()
+    }  # fmt: skip
+    starts = [rows[0][0] for rows in sentences]
+    return Part(path=path, format="CoNLL", table=pa.table(columns), lines=starts)
+
+
+def _lines(stream: Iterator[str]) -> Iterator[_Row]:
+    """Number and cells of each line; no cells between sentences, and comments left out."""
+    by_tabs: bool | None = None
+    for number, line in enumerate(stream, 1):
+        text = line.rstrip("\r\n")
+        if text.startswith(("# ", "#\t")) and TAG.fullmatch(text.split()[-1]) is None:
+            continue
+        if text.startswith(_DOCUMENT) or not text.strip():
+            yield number, []
+            continue
+        if by_tabs is None:
+            by_tabs = "\t" in text
+        # Between tabs a word may have a space.
+        yield number, [each.strip() for each in text.split("\t")] if by_tabs else text.split()
+
+
+def _counts(sentences: Sequence[Sequence[_Row]]) -> bool:
+    """Whether the first column numbers the words of each sentence (of CoNLL-U: maybe 1-2, 1.1)."""
+    plain = [[cells[0] for _, cells in rows if cells[0].isdigit()] for rows in sentences]
+    return bool(plain) and all(
+        numbers == [str(at) for at in range(1, len(numbers) + 1)] and numbers for numbers in plain
+    )

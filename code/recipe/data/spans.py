@@ -1,0 +1,146 @@
+"""Entities that stand as spans of characters in a text, to words with tags.
+
+Read are the usual spellings: spaCy's and doccano's `[start, end, label]`, Label Studio's
+`{"start", "end", "labels": [label]}` (also inside its `annotations`), and records that call the
+label `label`, `type`, `entity`, `entity_group` or `tag`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from recipe.data.files.part import Part
+from recipe.errors import DataError
+
+TEXT_COLUMNS = ("text", "data.text", "content", "sentence", "data")
+SPAN_COLUMNS = ("entities", "spans", "label", "labels", "ner", "annotations", "entity", "tags")
+_STARTS, _ENDS = ("start", "start_offset", "begin", "start_char"), ("end", "end_offset", "end_char")
+_LABELS = ("label", "labels", "type", "entity", "entity_group", "entity_type", "tag", "category")
+_WORDS = ("text", "word", "value", "surface")
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class Span:
+    """Characters `start` to `end` (exclusive) are a `label`."""
+
+    start: int
+    end: int
+    label: str
+
+
+def spans_of(value: Any) -> list[Span] | None:
+    """The spans that a cell holds, in the order of the text; None where it holds none."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    if not isinstance(value, list):
+        return None
+    found = []
+    for each in value:
+        if isinstance(each, dict) and isinstance(each.get("result"), list):  # Label Studio's task
+            inner = spans_of(each["result"])
+            if inner is None:
+                return None
+            found += inner
+            continue
+        if (span := _span(each)) is None:
+            return None
+        found.append(span)
+    return sorted(found, key=lambda span: (span.start, span.end))
+
+
+def _span(value: Any) -> Span | None:
+    if isinstance(value, list):
+        start, end, label = value if len(value) == 3 else (None, None, None)
+    elif isinstance(value, dict):
+        value = value["value"] if isinstance(value.get("value"), dict) else value
+        start, end, label = (
+            next((value[name] for name in names if value.get(name) is not None), None)
+            for names in (_STARTS, _ENDS, _LABELS)
+        )
+    else:
+        return None
+    if isinstance(label, list):
+        label = label[0] if len(label) == 1 else None
+    if isinstance(start, str) and isinstance(end, str) and start.isdigit() and end.isdigit():
+        start, end = int(start), int(end)
+    if type(start) is not int or type(end) is not int or not isinstance(label, (str, int)):
+        return None
+    return Span(start, end, str(label))
+
+
+def words_of(part: Part, row: int, text: str, value: Any) -> tuple[list[str], list[str], int]:
+    """The words of a text and a tag (B-, I- or O) for each, and how many spans lost the space at
+    their edges. A span's edge is always one of a word's, too.
+
+    Raises:
+        DataError: a span lies outside the text, is empty, overlaps another one, or says that it
+            holds other characters than it does.
+    """
+    spans = spans_of(value)
+    if spans is None:
+        raise _wrong(part, row, f"has no spans that can be read: {json.dumps(value)[:80]}")
+    kept: list[Span] = []
+    trimmed = end = 0
+    for span in spans:
+        if not 0 <= span.start < span.end <= len(text):
+            what = f"has a span {span.start} to {span.end} ({span.label})"
+            raise _wrong(part, row, f"{what}, and a text of {len(text)} characters")
+        inside = text[span.start : span.end]
+        start = span.start + len(inside) - len(inside.lstrip())
+        stop = span.end - (len(inside) - len(inside.rstrip()))
+        if start >= stop:
+            raise _wrong(part, row, f"has a span {span.start} to {span.end} of nothing but space")
+        trimmed += (start, stop) != (span.start, span.end)
+        if start < end:
+            what = f"{text[kept[-1].start : end]!r} and {text[start:stop]!r}"
+            raise _wrong(part, row, f"has spans that overlap: {what}")
+        kept.append(Span(start, stop, span.label))
+        end = stop
+    for said, span in _said(value):
+        if text[span.start : span.end].strip() != said.strip():
+            what = f"has a span {span.start} to {span.end}, which holds"
+            held = text[span.start : span.end]
+            raise _wrong(part, row, f"{what} {held!r} and not {said!r}, as is said of it")
+    words: list[str] = []
+    tags: list[str] = []
+    at = 0
+    for span in kept:
+        between = _WORD.findall(text[at : span.start])
+        named = _WORD.findall(text[span.start : span.end])
+        words += [*between, *named]
+        tags += ["O"] * len(between)
+        tags += [f"B-{span.label}", *([f"I-{span.label}"] * (len(named) - 1))]
+        at = span.end
+    rest = _WORD.findall(text[at:])
+    return [*words, *rest], [*tags, *(["O"] * len(rest))], trimmed
+
+
+def _said(value: Any) -> Sequence[tuple[str, Span]]:
+    """What records say that their spans hold."""
+    found: list[tuple[str, Span]] = []
+    for each in json.loads(value) if isinstance(value, str) else value:
+        if isinstance(each, dict) and isinstance(each.get("result"), list):
+            found += _said(each["result"])
+            continue
+        span = _span(each)
+        if span is not None and isinstance(each, dict):
+            record = each["value"] if isinstance(each.get("value"), dict) else each
+            texts = [record[name] for name in _WORDS if isinstance(record.get(name), str)]
+            found += [(text, span) for text in texts[:1]]
+    return found
+
+
+def _wrong(part: Part, row: int, what: str) -> DataError:
+    return DataError(
+        f"{part.where(row)} {what}.",
+        'Write spans as {"text": "Ada was here", "entities": [{"start": 0, "end": 3, "label": '
+        '"PER"}]}: characters from 0, the end excluded.',
+    )

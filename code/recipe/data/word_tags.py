@@ -1,0 +1,343 @@
+"""From a job's channels to words with a tag for each: entities (IOB2), or any other tags."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.data import classification, spans, values
+from recipe.data.column_names import TAGS, TOKENS, plain
+from recipe.data.evidence import Evidence, Recognised
+from recipe.data.files import formats
+from recipe.data.files.part import Part
+from recipe.data.layout import channels as layout
+from recipe.data.layout.class_names import ClassNames
+from recipe.data.reading import read_parts
+from recipe.errors import DataError, Problems, near
+from recipe.hyperparameters import Hyperparameters
+
+OUTSIDE, UNTAGGED = "O", -100
+_WORDS = ("tokens", "words", "text", "sentence", "token")
+_TAG_NAMES = (
+    *("ner_tags", "tags", "labels", "label", "ner", "ner_labels", "iob_tags", "bio_tags"),
+    *("entity_tags", "entities", "slots", "slot_labels", "ner_tag", "tag", "upos", "pos_tags"),
+)
+"""What the column of tags is called, most telling first."""
+_TAG = re.compile(r"([BIESLUMW])-(.+)", re.DOTALL)
+_STARTING, _ENDING = set("BSUW"), set("ESLUW")
+_LOOKED_AT = 100
+_SURE = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tagged:
+    """Data sets with the columns `tokens` (words) and `tags` (as many strings, or None)."""
+
+    train: datasets.Dataset
+    evaluation: datasets.Dataset
+    test: datasets.Dataset | None
+    names: tuple[str, ...]
+    """The tags; a tag's id is its position."""
+    are_entities: bool
+    """Whether they are B-, I- and O of entities."""
+    found: list[str]
+    """What was detected, one line each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    part: Part
+    words: list[list[str]]
+    tags: list[list[str | None]]
+    columns: tuple[str, str]
+
+
+def recognise(evidence: Evidence) -> Recognised | None:
+    """Whether the first rows have a tag for each word, or spans of a text with their labels."""
+    part = evidence.part
+    if part is None:
+        return None
+    try:
+        words, tags = _columns(part, evidence.hyperparameters, None)
+        rows = list(zip(part.table[words].to_pylist(), part.table[tags].to_pylist(), strict=True))
+    except DataError:
+        return None
+    some = [(_list(word), _list(tag)) for word, tag in rows[:_LOOKED_AT] if word and tag]
+    alike = [
+        isinstance(word, list) and isinstance(tag, list) and len(word) == len(tag)
+        for word, tag in some
+    ]
+    if some and sum(alike) >= _SURE * len(some):
+        return Recognised(reason=f"column {tags} holds a list of labels for each of {words}")
+    found = [spans.spans_of(tag) for word, tag in rows[:_LOOKED_AT] if isinstance(word, str)]
+    if found and all(each is not None for each in found) and any(found):
+        return Recognised(reason=f"column {tags} holds labels of spans of {words}")
+    return None
+
+
+def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagged:
+    """Read and split the tagged words of a job's channels.
+
+    Raises:
+        DataError: names the channel, file, row or column that cannot be used, and the remedy.
+    """
+    places = layout.find(channels, hyperparameters.dataset_config_name)
+    notes = list(places.notes)
+    read: dict[str, list[_Read]] = {}
+    like = None
+
+    def units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
+        return [lambda path=path: formats.read_tagged(path) for path in paths]  # type: ignore[misc]
+
+    problems = Problems()
+    for split, part in read_parts(places, notes, units):
+        with problems.noted():
+            columns = _columns(part, hyperparameters, like)
+            like = like or columns
+            read.setdefault(split, []).append(_read(part, columns, places.class_names, notes))
+    problems.check()
+    of_train = [
+        tag for each in read["train"] for row in each.tags for tag in row if tag is not None
+    ]
+    are_entities = _are_entities(of_train)
+    declared = read["train"][0].part.class_names.get(read["train"][0].columns[1], [])
+    if are_entities:
+        names = _entity_names(of_train, declared, notes)
+    else:
+        names = tuple(declared) if set(of_train) <= set(declared) else tuple(sorted(set(of_train)))
+    if len(set(of_train)) < 2:
+        raise DataError(
+            f"Column {read['train'][0].columns[1]!r} of {read['train'][0].part.path} has one tag "
+            f"only: {', '.join(set(of_train)) or 'none'}.",
+            "Training needs words of at least two tags.",
+        )
+    built = {split: _build(split, each, names, are_entities) for split, each in read.items()}
+    found = [_describe(split, each) for split, each in read.items()]
+    train, evaluation, test, rule = classification.assign(built, None, hyperparameters)
+    return Tagged(
+        train=train,
+        evaluation=evaluation,
+        test=test,
+        names=names,
+        are_entities=are_entities,
+        found=[*notes, *found, rule, _describe_tags(names, are_entities, of_train)],
+    )
+
+
+def iob2(tags: Sequence[str | None]) -> list[str | None]:
+    """The same entities in IOB2, of tags in IOB1, IOB2, IO, IOE, BIOES, BILOU or BMES.
+
+    An entity begins where its tag says so, where the type changes, and behind a tag that ends one.
+    """
+    found: list[str | None] = []
+    type_before, ended = None, True
+    for tag in tags:
+        match = _TAG.fullmatch(tag or "")
+        if match is None:
+            found.append(tag)
+            type_before, ended = None, True
+            continue
+        prefix, kind = match[1], match[2]
+        begins = prefix in _STARTING or kind != type_before or ended
+        found.append(f"{'B' if begins else 'I'}-{kind}")
+        type_before, ended = kind, prefix in _ENDING
+    return found
+
+
+def _are_entities(tags: Sequence[str]) -> bool:
+    kinds = set(tags)
+    return OUTSIDE in kinds and len(kinds) > 1 and all(map(_TAG.fullmatch, kinds - {OUTSIDE}))
+
+
+def _entity_names(
+    tags: Sequence[str], declared: Sequence[str], notes: list[str]
+) -> tuple[str, ...]:
+    """O, and B- and I- of each type; in the order that was declared, where one was."""
+    kinds = sorted({match[2] for tag in {*tags, *declared} if (match := _TAG.fullmatch(tag))})
+    wanted = [OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI")]
+    kept = [name for name in declared if name in wanted]
+    if others := {tag[0] for tag in set(tags) - set(wanted)}:
+        notes.append(
+            f"tags: {', '.join(sorted(others))} are read as B and I: the same entities in IOB2."
+        )
+    return (*kept, *(name for name in wanted if name not in kept))
+
+
+def _columns(
+    part: Part, hyperparameters: Hyperparameters, like: tuple[str, str] | None
+) -> tuple[str, str]:
+    """The column of the words (or the text), and that of the tags (or spans)."""
+    names = part.table.column_names
+    by_plain = {plain(name): name for name in reversed(names)}
+    asked = hyperparameters.text_column, hyperparameters.label_column
+    for key, name in zip(("text_column", "label_column"), asked, strict=True):
+        if name is not None and name not in names:
+            raise DataError(
+                f"{key} has value {name!r}, but {part.path} has the columns {', '.join(names)}.",
+                near(name, names) or f"Name one of them in {key}.",
+            )
+    if like is not None and set(like) <= set(names):
+        return like
+    texts = (*_WORDS, *spans.TEXT_COLUMNS)
+    words = asked[0] or next(
+        (by_plain[each] for each in texts if each in by_plain and by_plain[each] != asked[1]), None
+    )
+    known = (*_TAG_NAMES, *spans.SPAN_COLUMNS)
+    tags = asked[1] or next(
+        (by_plain[each] for each in known if each in by_plain and by_plain[each] != words), None
+    )
+    if words is None or tags is None:
+        what, key = ("words", "text_column") if words is None else ("tags", "label_column")
+        raise DataError(
+            f"The column of {what} of {part.path} is not known by its name: its columns are "
+            f"{', '.join(names)}.",
+            f"Name it in the hyperparameter {key}.",
+        )
+    return words, tags
+
+
+def _list(value: Any) -> Any:
+    """A list that is written as a string, as a list."""
+    return values.container(value) if isinstance(value, str) else value
+
+
+def _read(
+    part: Part, columns: tuple[str, str], class_names: Sequence[ClassNames], notes: list[str]
+) -> _Read:
+    words_column, tags_column = columns
+    codes = values.integers(part, tags_column)
+    if codes and tags_column not in part.class_names:
+        for each in class_names:
+            names = each.of({code for code in codes if code >= 0})
+            if each.column in (tags_column, None) and not isinstance(names, str):
+                known = [names.get(code, f"unused {code}") for code in range(max(names) + 1)]
+                part = part.named(tags_column, known)
+                notes.append(f"tags: called as in {each.source}")
+                break
+        else:
+            notes.append(
+                f"tags: column {tags_column!r} of {part.path} has numbers without names: scored by "
+                "accuracy. Entities have names such as B-PER"
+            )
+    words: list[list[str]] = []
+    tags: list[list[str | None]] = []
+    trimmed = empty = 0
+    problems = Problems()
+    cells = zip(part.table[words_column].to_pylist(), part.table[tags_column].to_pylist(),
+                strict=True)  # fmt: skip
+    for row, (text, given) in enumerate(cells):
+        with problems.noted():
+            listed = _list(text)
+            if isinstance(listed, list):
+                names_of_row = _tags(part, row, listed, _list(given), columns)
+                words_of_row = [str(word) for word in listed]
+            elif isinstance(text, str):
+                words_of_row, span_tags, cut = spans.words_of(part, row, text, given or [])
+                names_of_row, trimmed = list(span_tags), trimmed + cut
+            else:
+                words_of_row, names_of_row = [], []
+            if not words_of_row:
+                empty += 1
+                continue
+            words.append(words_of_row)
+            tags.append(names_of_row)
+    problems.check()
+    if empty:
+        notes.append(f"{empty} rows of {part.path} have no words and are not used.")
+    if trimmed:
+        notes.append(f"{trimmed} spans of {part.path} had space at their edges, which is left out.")
+    return _Read(part=part, words=words, tags=tags, columns=columns)
+
+
+def _tags(
+    part: Part, row: int, words: Sequence[Any], given: Any, columns: tuple[str, str]
+) -> list[str | None]:
+    """The names of a row's tags; None for a word without (-100)."""
+    names = part.class_names.get(columns[1])
+    if not isinstance(given, list) or len(given) != len(words):
+        count = len(given) if isinstance(given, list) else "no"
+        raise DataError(
+            f"{part.where(row)} has {len(words)} words in column {columns[0]!r} and {count} tags "
+            f"in column {columns[1]!r}.",
+            "Give a tag for each word.",
+        )
+    found: list[str | None] = []
+    for at, tag in enumerate(given):
+        if tag == UNTAGGED:
+            found.append(None)
+        elif names is not None and isinstance(tag, int):
+            if not 0 <= tag < len(names):
+                raise DataError(
+                    f"{part.where(row)} has the tag {tag} for word {at} ({words[at]!r}), and the "
+                    f"column {columns[1]!r} has {len(names)} classes, 0 to {len(names) - 1}.",
+                    "Correct the row, or give -100 for a word without a tag.",
+                )
+            found.append(names[tag])
+        elif isinstance(tag, (str, int)) and str(tag).strip():
+            found.append(str(tag).strip())
+        else:
+            raise DataError(
+                f"{part.where(row)} has {tag!r} as the tag of word {at} ({words[at]!r}).",
+                "Give a name, a number, or -100 for a word without a tag.",
+            )
+    return found
+
+
+def _build(
+    split: str, parts: Sequence[_Read], names: Sequence[str], are_entities: bool
+) -> datasets.Dataset:
+    problems = Problems()
+    rows: list[list[str | None]] = []
+    for each in parts:
+        for row, given in enumerate(each.tags):
+            tags = iob2(given) if are_entities else given
+            rows.append(tags)
+            strange = next((tag for tag in tags if tag is not None and tag not in names), None)
+            with problems.noted():
+                if strange is not None:
+                    raise DataError(
+                        f"{each.part.path}, sentence {row + 1}, has the tag {strange!r}, which is "
+                        f"in the {split} data but not in the training data "
+                        f"({', '.join(names[:20])}).",
+                        "Give training sentences with that tag, or remove it.",
+                    )
+    problems.check()
+    words = [row for each in parts for row in each.words]
+    if not words:
+        raise DataError(f"The {split} data has no words.", "Give sentences of one word or more.")
+    table = {
+        TOKENS: pa.array(words, pa.large_list(pa.large_string())),
+        TAGS: pa.array(rows, pa.large_list(pa.large_string())),
+    }
+    return datasets.Dataset(pa.table(table))
+
+
+def _describe(split: str, parts: Sequence[_Read]) -> str:
+    kinds = ", ".join(sorted({each.part.format for each in parts}))
+    where = str(parts[0].part.path) if len(parts) == 1 else f"{len(parts)} files"
+    words, tags = parts[0].columns
+    others = {name for each in parts for name in each.part.table.column_names} - {words, tags}
+    unread = f"; not read: {', '.join(sorted(others))}" if others else ""
+    count = sum(len(each.words) for each in parts)
+    total = sum(len(row) for each in parts for row in each.words)
+    return (
+        f"{split} data: {count} sentences of {total} words from {where}, {kinds}; word column "
+        f"{words!r}, label column {tags!r}{unread}"
+    )
+
+
+def _describe_tags(names: Sequence[str], are_entities: bool, tags: Sequence[str]) -> str:
+    counts = Counter(tags)
+    if are_entities:
+        kinds = sorted({name[2:] for name in names if name != OUTSIDE})
+        sizes = [f"{kind} ({counts[f'B-{kind}']} B, {counts[f'I-{kind}']} I)" for kind in kinds]
+        return f"entities of {len(kinds)} kinds: {', '.join(sizes[:20])}"
+    sizes = [f"{name} ({counts[name]} words)" for name in names]
+    return f"tags: {len(names)}: {', '.join(sizes[:20])}{', ...' if len(sizes) > 20 else ''}"

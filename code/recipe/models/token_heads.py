@@ -1,0 +1,146 @@
+"""Encoders with a head for tokens, packed or not: tags of words, and spans that answer questions.
+
+What such a model says of a batch stands in the place of logits, in float32, as is drawn up here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers.modeling_outputs import TokenClassifierOutput
+
+from recipe.batching.document_batches import NOT_LEARNED
+from recipe.data.column_names import TYPE_IDS
+from recipe.models import packed_encoders
+
+NO_TAG = -1
+"""In the place of a true tag, where there is no word."""
+_LOWEST = -1e9
+"""The logit of a token that cannot be part of an answer."""
+
+
+def _bert_tags(model: Any, states: Tensor) -> Tensor:
+    logits: Tensor = model.classifier(model.dropout(states))
+    return logits
+
+
+def _modernbert(model: Any, states: Tensor) -> Tensor:
+    logits: Tensor = model.classifier(model.drop(model.head(states)))
+    return logits
+
+
+def _bert_spans(model: Any, states: Tensor) -> Tensor:
+    logits: Tensor = model.qa_outputs(states)
+    return logits
+
+
+def _distilbert_spans(model: Any, states: Tensor) -> Tensor:
+    logits: Tensor = model.qa_outputs(model.dropout(states))
+    return logits
+
+
+Head = Callable[[Any, Tensor], Tensor]
+TAG_HEADS: Mapping[str, Head] = {"modernbert": _modernbert}
+SPAN_HEADS: Mapping[str, Head] = {"modernbert": _modernbert, "distilbert": _distilbert_spans}
+"""(model, hidden states [..., hidden]) to logits, of the families that differ from BERT."""
+
+
+def take_tags(model: Any, smoothing: float) -> None:
+    """Let `model` take batches of tagged samples beside what it always took.
+
+    It says [samples, 1 + 3 * words]: the sum of the losses of a sample's learned tokens; then the
+    tag that it gives each word, then this tag's probability, then the true one (NO_TAG for none).
+
+    Args:
+        smoothing: Share of the target that goes to all tags alike, in training.
+    """
+    _replace_forward(model, functools.partial(_tags, smoothing))
+
+
+def take_spans(model: Any) -> None:
+    """Let `model` take batches of windows beside what it always took.
+
+    It says [windows, 1 + 2 * length]: its loss; then the logits of each token being the first of
+    the answer, then those of being the last (_LOWEST where there is no token).
+    """
+    _replace_forward(model, _spans)
+
+
+def _replace_forward(model: Any, forward: Callable[..., Any]) -> None:
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    usual = inner.forward
+    # With the signature of before, which peft and others look at.
+    inner.forward = functools.update_wrapper(functools.partial(forward, inner, usual), usual)
+
+
+def _states(model: Any, inputs: Mapping[str, Any]) -> Tensor:
+    family = (
+        packed_encoders.family_of(model.config) or packed_encoders.FAMILIES[model.config.model_type]
+    )
+    return packed_encoders.states(model, family, inputs, inputs["segments"])
+
+
+def _usual(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("input_ids", "attention_mask", TYPE_IDS)
+    return {name: inputs[name] for name in names if name in inputs}
+
+
+def _tags(
+    smoothing: float, model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any
+) -> Any:
+    places = inputs.get("places")
+    if places is None:
+        return usual(*args, **inputs)
+    if "segments" in inputs:
+        head = TAG_HEADS.get(model.config.model_type, _bert_tags)
+        logits = head(model, _states(model, inputs).flatten(0, 1)[places])
+    else:
+        logits = usual(**_usual(inputs)).logits.flatten(0, 1)[places]
+    logits, targets, owners = logits.float(), inputs["targets"], inputs["owners"]
+    each = functional.cross_entropy(
+        logits,
+        targets,
+        reduction="none",
+        ignore_index=NOT_LEARNED,
+        label_smoothing=smoothing if model.training else 0.0,
+    )
+    samples, width = inputs["answers"].shape
+    sums = torch.zeros(samples, device=each.device).index_add(0, owners, each)[:, None]
+    words = (width - 1) // 3
+    if not words:
+        return TokenClassifierOutput(logits=sums)
+    likeliest, said = logits.detach().softmax(dim=-1).max(dim=-1)
+    columns = [sums]
+    at = owners * (words + 1) + inputs["slots"]
+    for value, nothing in ((said, 0.0), (likeliest, 0.0), (targets, float(NO_TAG))):
+        room = torch.full((samples * (words + 1),), nothing, device=each.device)
+        room = room.scatter(0, at, value.float())
+        columns.append(room.view(samples, words + 1)[:, :words])
+    return TokenClassifierOutput(logits=torch.cat(columns, dim=1))
+
+
+def _spans(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
+    wanted = inputs.get("spans")
+    if wanted is None:
+        return usual(*args, **inputs)
+    if "segments" in inputs:
+        head = SPAN_HEADS.get(model.config.model_type, _bert_spans)
+        logits = head(model, _states(model, inputs))
+    else:
+        output = usual(**_usual(inputs))
+        logits = torch.stack([output.start_logits, output.end_logits], dim=-1)
+    flat = logits.float().flatten(0, 1)
+    within = torch.arange(len(inputs["at"]), device=flat.device)
+    at = (inputs["first"][:, None] + within).clamp(max=len(flat) - 1)
+    outside = within >= inputs["lengths"][:, None]
+    own = flat[at].masked_fill(outside[..., None], _LOWEST)  # [windows, length, 2]
+    losses = functional.cross_entropy(own, wanted, reduction="none").mean(dim=1)
+    found = [losses[:, None]]
+    if inputs["answers"].shape[1] > 1:
+        found += [own[..., 0].detach(), own[..., 1].detach()]
+    return TokenClassifierOutput(logits=torch.cat(found, dim=1))

@@ -1,0 +1,265 @@
+"""Token classification: a tag for each word, of entities (IOB2) or of any other kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    EvalPrediction,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+)
+
+from recipe.batching import packing
+from recipe.batching.batches import Layout
+from recipe.batching.samples import Samples
+from recipe.batching.tagged_batches import PackedTags, PaddedTags, TaggedSamples
+from recipe.data import word_tags
+from recipe.data.column_names import TAGS, TOKENS
+from recipe.errors import HyperparameterError, ModelError
+from recipe.hyperparameters import TRUNCATE, Hyperparameters
+from recipe.models import loading, packed_encoders, token_heads
+from recipe.models.loading import Source
+from recipe.reports import entities
+from recipe.reports.entities import Sentence, TaggedAnswers
+from recipe.reports.model_card import About
+from recipe.reports.section import Section
+from recipe.tasks import judging
+from recipe.tasks.base import (
+    OK,
+    WARNING,
+    Batches,
+    Finding,
+    Model,
+    Objective,
+    check_best,
+    lengths_of,
+    named,
+)
+from recipe.tokenization import words
+from recipe.tokenization.words import Tagging
+
+_SHOWN_ROWS, _SHOWN_WORDS = 3, 15
+_FEWEST = 5
+
+
+class Scores:
+    """What the Trainer calls with the outputs and labels of a whole evaluation."""
+
+    def __init__(self, names: Sequence[str], are_entities: bool) -> None:
+        self._names, self._are_entities = names, are_entities
+        self.last: list[Sentence] | None = None
+        """What the model said of each sentence in the last evaluation."""
+
+    def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
+        """The scores of one evaluation."""
+        outputs, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
+        self.last = entities.sentences_of(outputs, labels, self._names)
+        return entities.scores(self.last, self._are_entities)
+
+
+class Tags:
+    """The tags of words; the loss is the mean over all learned tokens of a step."""
+
+    packable: Collection[str] = packed_encoders.FAMILIES
+    lightens_attention = True
+
+    def __init__(self, smoothing: float, names: Sequence[str], are_entities: bool) -> None:
+        self._smoothing, self._names, self._are_entities = smoothing, names, are_entities
+
+    def packs(self, model: PreTrainedModel) -> bool:
+        return packed_encoders.family_of(model.config) is not None
+
+    def layout(
+        self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
+    ) -> Layout:
+        learned = max((samples.weight(rows) for samples, rows in batches), default=1)
+        each = {id(samples): samples for samples, _ in batches}.values()
+        most = max((one.words() for one in each if isinstance(one, TaggedSamples)), default=0)
+        family = packed_encoders.family_of(model.config)
+        if packed and family is not None:
+            first = family.first_position(model.config)
+            return PackedTags(
+                packing.shape(lengths_of(batches)), size, pad_id, first, learned, most
+            )
+        return PaddedTags(packing.buckets(lengths_of(batches)), size, pad_id, learned, most)
+
+    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        token_heads.take_tags(model, self._smoothing)
+
+    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        return logits[:, 0]  # they were made beside the head
+
+    def class_weights(
+        self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
+    ) -> Sequence[float] | None:
+        return None
+
+    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        return Scores(self._names, self._are_entities)
+
+
+class TokenClassification:
+    """A tag for each word."""
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        self._hyperparameters = hyperparameters
+        channels = judging.channels(channels, hyperparameters)
+        self.splits = word_tags.load(channels, hyperparameters)
+        self.train, self.found = self.splits.train, self.splits.found
+        are_entities = self.splits.are_entities
+        check_best(hyperparameters, entities.ENTITY_SCORES if are_entities else entities.TAG_SCORES)
+        self._names = self.splits.names
+
+    @property
+    def objective(self) -> Objective:
+        """Of the tags as the model has them, once it is loaded."""
+        smoothing = float(self._hyperparameters.passed.get("label_smoothing_factor") or 0.0)
+        return Tags(smoothing, self._names, self.splits.are_entities)
+
+    def load(self, source: Source) -> Model:
+        """With a head for the tags, in the order of the model's own where these are the same."""
+        trusted = {"trust_remote_code": self._hyperparameters.trust_remote_code}
+        known = self._known_to(source, trusted)
+        if set(known) == set(self._names) or not self._hyperparameters.trains:
+            if not set(self._names) <= set(known):
+                raise ModelError(
+                    f"The model {source.name} answers with the tags {', '.join(known)}, and the "
+                    f"data has {', '.join(self._names)}: do_train=False cannot judge the one by "
+                    "the other.",
+                    "Give data with the model's tags, or train.",
+                )
+            self._names = known
+        model, tokenizer = loading.load_head(
+            AutoModelForTokenClassification,
+            source,
+            self._hyperparameters,
+            adapters="TOKEN_CLS",
+            what="a tagger with these tags",
+            num_labels=len(self._names),
+            id2label=dict(enumerate(self._names)),
+            label2id={name: number for number, name in enumerate(self._names)},
+        )
+        if getattr(tokenizer, "add_prefix_space", True) is False:
+            # Tokenizers of the kind of GPT-2's read a word otherwise at a text's start than in it.
+            tokenizer = AutoTokenizer.from_pretrained(source.name, add_prefix_space=True, **trusted)
+            if tokenizer.pad_token is None:
+                tokenizer.pad_token = tokenizer.eos_token
+        return model, tokenizer
+
+    def _known_to(self, source: Source, trusted: Mapping[str, Any]) -> tuple[str, ...]:
+        try:
+            config: Any = AutoConfig.from_pretrained(source.name, **trusted)
+        except (OSError, ValueError):
+            return ()  # what loading the model says is better
+        names = config.id2label or {}
+        return tuple(str(names[number]) for number in sorted(names))
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Tokens of a window; what serves the model reads as many."""
+        length = loading.longest_input(model, tokenizer, self._hyperparameters.max_length)
+        special = tokenizer.num_special_tokens_to_add()
+        if length < special + 2:
+            raise HyperparameterError(
+                f"Hyperparameter max_length has value {length}: of a window, {special} tokens are "
+                "the tokenizer's own.",
+                f"Give {special + 2} or more.",
+            )
+        tokenizer.model_max_length = length
+        return length
+
+    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+        """Windows of sentences."""
+        tagging = Tagging(
+            names=self._names,
+            all_pieces=self._hyperparameters.label_all_tokens,
+            long_texts=self._hyperparameters.long_texts,
+        )
+        return {
+            name: words.tokenise(
+                name, split, tokenizer, max_length, tagging, judged=name != "train"
+            )
+            for name, split in named(self.splits)
+        }
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """With special tokens."""
+        return words.lengths(self.train.select(rows), tokenizer)
+
+    def pieces(self, length: int, longest: int) -> int:
+        """Several, where a long sentence is split."""
+        return words.pieces(length, longest, self._hyperparameters.long_texts != TRUNCATE)
+
+    def about(self) -> About:
+        """A tagger with these tags."""
+        names = ", ".join(f"`{name}`" for name in self._names)
+        means = (
+            "Precision, recall and F1 are of whole entities (seqeval); accuracy is of words."
+            if self.splits.are_entities
+            else "Accuracy is of words; f1_macro is the mean over tags."
+        )
+        return About(
+            title="Tagger of entities" if self.splits.are_entities else "Tagger of words",
+            pipeline="token-classification",
+            purpose=f"give each word one of {len(self._names)} tags: {names}",
+            metrics=means,
+            headline=("f1", "precision", "recall", "accuracy", "loss"),
+        )
+
+    def findings(self) -> Iterator[Finding]:
+        """Some sentences as they were read, and kinds of which there are few."""
+        for row in self.train.select(range(min(_SHOWN_ROWS, len(self.train)))):
+            pairs = list(zip(row[TOKENS], row[TAGS], strict=True))
+            shown = " ".join(f"{word}/{tag or 'none'}" for word, tag in pairs[:_SHOWN_WORDS])
+            more = " ..." if len(pairs) > _SHOWN_WORDS else ""
+            yield Finding(level=OK, what="row", detail=f"{shown}{more}")
+        counts = dict.fromkeys(self._names, 0)
+        for tags in self.train[TAGS]:
+            for tag in tags:
+                if tag is not None:
+                    counts[tag] += 1
+        rare = [
+            f"{name} {count}"
+            for name, count in counts.items()
+            if count < _FEWEST and not name.startswith("I-")
+        ]
+        detail = f"tags that train on fewer than {_FEWEST} words: {', '.join(rare) or 'none'}"
+        yield Finding(level=WARNING if rare else OK, what="balance", detail=detail)
+
+    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
+        """The last answers to the data that the model is judged by."""
+        answers = self.answers(trainer)
+        return () if answers is None else answers.sections()
+
+    def answers(self, trainer: Trainer) -> TaggedAnswers | None:
+        """Those last answers themselves; None before there are any."""
+        scores = trainer.compute_metrics
+        if not isinstance(scores, Scores) or scores.last is None:
+            return None
+        name, split = "evaluation", self.splits.evaluation
+        if self.splits.test is not None:
+            name, split = "test", self.splits.test
+        judged = {number: split[number] for number in {each.number for each in scores.last}}
+        texts = {
+            number: [word for word, tag in zip(row[TOKENS], row[TAGS], strict=True) if tag]
+            for number, row in judged.items()
+        }
+        # Words that were cut, or have no tokens, are not judged.
+        is_whole = all(len(texts[each.number]) == len(each.true) for each in scores.last)
+        return TaggedAnswers(
+            split=name,
+            sentences=scores.last,
+            words=texts if is_whole else None,
+            are_entities=self.splits.are_entities,
+        )
+
+
+TASK = TokenClassification

@@ -1,0 +1,141 @@
+"""Packed words and windows: the same logits, losses and gradients as each sample alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from recipe.batching import packing as plan
+from recipe.batching.document_batches import NOT_LEARNED
+from recipe.batching.packing import Rows
+from recipe.batching.tagged_batches import PackedTags, PaddedTags, TaggedSamples
+from recipe.batching.window_batches import PackedWindows, PaddedWindows, Windows
+from recipe.models import packed_encoders, token_heads
+from tests.support.packed_batches import KINDS, PAD
+
+LENGTHS, SIZE = [30, 5, 17, 2, 41], 6
+STARTS = np.cumsum([0, *LENGTHS])
+ROWS = np.arange(len(LENGTHS))
+
+
+def make(kind: str, head: str) -> PreTrainedModel:
+    name, values = KINDS[kind]
+    more = {"num_labels": 2} if head == "QuestionAnswering" else {}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**{**values, **more})
+    model: PreTrainedModel = getattr(transformers, f"{name}For{head}")(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=0.2)
+    return model.eval()
+
+
+def ids() -> Rows:
+    return np.random.default_rng(0).integers(4, 50, STARTS[-1]).astype(np.int32)
+
+
+def tagged(judged: bool) -> TaggedSamples:
+    random = np.random.default_rng(1)
+    tags = random.integers(0, 3, STARTS[-1])
+    tags[random.random(STARTS[-1]) < 0.4] = NOT_LEARNED
+    tags[STARTS[:-1]] = 1
+    heads = (tags != NOT_LEARNED) & (random.random(STARTS[-1]) < 0.7)
+    sums = np.concatenate([[0], np.cumsum(tags != NOT_LEARNED)])
+    labels = np.stack([np.diff(sums[STARTS]), ROWS], axis=1)
+    return TaggedSamples(ids(), STARTS, labels, tags.astype(np.int16), heads, judged)
+
+
+def windows(judged: bool) -> Windows:
+    starts = np.array([2, 1, 0, 1, 20])
+    labels = np.stack([starts, starts + np.array([3, 2, 0, 0, 9]), ROWS], axis=1)
+    none = np.zeros(STARTS[-1], dtype=np.int32)
+    return Windows(ids(), STARTS, labels, none, none, judged)
+
+
+def gradients(model: PreTrainedModel, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
+
+
+def check(model: PreTrainedModel, wanted: torch.Tensor, found: torch.Tensor) -> None:
+    """Losses [samples], and the gradients of their sum."""
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    expected = gradients(model, wanted.sum())
+    got = gradients(model, found.sum())
+    assert set(got) == set(expected)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[name], gradient, rtol=1e-4, atol=2e-5, msg=name)
+
+
+def layout_of(kinds: Any, packed: bool, model: PreTrainedModel, *more: Any) -> Any:
+    lengths = [np.asarray(LENGTHS)]
+    if not packed:
+        return kinds[1](plan.buckets(lengths), SIZE, PAD, *more)
+    family = packed_encoders.family_of(model.config)
+    assert family is not None
+    shape = plan.shape(lengths)
+    assert shape.rows > 1
+    return kinds[0](shape, SIZE, PAD, family.first_position(model.config), *more)
+
+
+PAIRS = [*((kind, True) for kind in KINDS if kind != "modernbert, mean"), ("roberta", False)]
+
+
+@pytest.mark.parametrize(("kind", "packed"), PAIRS)
+def test_words_are_tagged_as_alone(kind: str, packed: bool) -> None:
+    model, samples = make(kind, "TokenClassification"), tagged(True)
+    alone = [model(input_ids=torch.tensor(samples.tokens(row))[None].long()).logits[0]
+             for row in ROWS]  # fmt: skip
+    tags = [torch.tensor(samples.tags[samples.span(row)]).long() for row in ROWS]
+    wanted = torch.stack([
+        functional.cross_entropy(logits, own, ignore_index=NOT_LEARNED, reduction="sum")
+        for logits, own in zip(alone, tags, strict=True)
+    ])  # fmt: skip
+    token_heads.take_tags(model, 0.0)
+    learned, words = samples.weight(ROWS), samples.words()
+    layout = layout_of((PackedTags, PaddedTags), packed, model, learned, words)
+    batch = layout.tensors(samples, ROWS)
+    said = model(**batch).logits
+    assert said.shape == (SIZE, 1 + 3 * words)
+    for row in ROWS:
+        heads = samples.heads[samples.span(row)]
+        judged = said[row, 1:].reshape(3, words)[:, : heads.sum()].detach()
+        expected = alone[row].detach()[torch.tensor(heads)].softmax(-1).max(-1)
+        torch.testing.assert_close(judged[0].long(), expected.indices)
+        torch.testing.assert_close(judged[1], expected.values, rtol=0, atol=1e-5)
+        assert (judged[2].numpy() == samples.tags[samples.span(row)][heads]).all()
+        assert (said[row, 1 + 2 * words + heads.sum() :] == token_heads.NO_TAG).all()
+    check(model, wanted, said[: len(ROWS), 0])
+
+
+@pytest.mark.parametrize(("kind", "packed"), PAIRS)
+def test_answers_are_found_as_alone(kind: str, packed: bool) -> None:
+    model, samples = make(kind, "QuestionAnswering"), windows(True)
+    outputs = [model(input_ids=torch.tensor(samples.tokens(row))[None].long()) for row in ROWS]
+    spans = torch.tensor(samples.labels[:, :2])
+    wanted = torch.stack([
+        (functional.cross_entropy(each.start_logits[0], span[0])
+         + functional.cross_entropy(each.end_logits[0], span[1])) / 2
+        for each, span in zip(outputs, spans, strict=True)
+    ])  # fmt: skip
+    token_heads.take_spans(model)
+    layout = layout_of((PackedWindows, PaddedWindows), packed, model, max(LENGTHS), True)
+    said = model(**layout.tensors(samples, ROWS)).logits
+    for row in ROWS:
+        both = said[row, 1:].reshape(2, max(LENGTHS))
+        expected = torch.stack([outputs[row].start_logits[0], outputs[row].end_logits[0]])
+        torch.testing.assert_close(both[:, : LENGTHS[row]], expected, rtol=0, atol=1e-5)
+        assert (both[:, LENGTHS[row] :] < -1e8).all()
+    check(model, wanted, said[: len(ROWS), 0])
+
+
+def test_every_family_is_held_to_that() -> None:
+    assert {kind for kind, packed in PAIRS if packed} == set(packed_encoders.FAMILIES)

@@ -1,0 +1,201 @@
+"""Words with tags: every format and spelling to the same entities; illegal data names its row."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, IOE1, IOE2, Entities
+
+from recipe.data import word_tags
+from recipe.data.word_tags import Tagged, iob2
+from recipe.errors import DataError
+from recipe.hyperparameters import parse
+from recipe.reports.entities import entities_of
+from recipe.tasks import detection
+from recipe.tokenization.words import windows
+
+ROWS = [("Ada was here", [(0, 3, "PER")]), ("in New York , Ada", [(3, 11, "LOC"), (14, 17, "PER")])]
+WORDS = [["Ada", "was", "here"], ["in", "New", "York", ",", "Ada"]]
+TAGS = [["B-PER", "O", "O"], ["O", "B-LOC", "I-LOC", "O", "B-PER"]]
+NAMES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+
+
+def load(folder: Path, *argv: str) -> Tagged:
+    return word_tags.load({"train": folder}, parse(["--eval_strategy", "no", *argv]))
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def rows_of(spell: Any) -> str:
+    return "\n".join(json.dumps(spell(text, spans)) for text, spans in ROWS)
+
+
+def conll(columns: Sequence[str] = ("{word}", "{tag}"), between: str = " ") -> str:
+    sentences = [
+        "\n".join(between.join(columns).format(word=word, tag=tag, at=at)
+                  for at, (word, tag) in enumerate(zip(words, tags, strict=True), 1))
+        for words, tags in zip(WORDS, TAGS, strict=True)
+    ]  # fmt: skip
+    return "\n\n".join(sentences) + "\n"
+
+
+IDS = [[NAMES.index(tag) for tag in row] for row in TAGS]
+FILES = {
+    "strings": ("a.jsonl", "\n".join(json.dumps({"tokens": w, "ner_tags": t})
+                                     for w, t in zip(WORDS, TAGS, strict=True))),
+    "written lists": ("a.csv", "tokens,tags\n" + "\n".join(
+        f"\"{w}\",\"{t}\"" for w, t in zip(WORDS, TAGS, strict=True))),
+    "conll": ("a.conll", conll()),
+    "conll 2003": ("a.txt", "-DOCSTART- -X- -X- O\n\n" + conll(("{word}", "NN", "I-NP", "{tag}"))),
+    "numbered": ("a.tsv", "# a comment\tx\n" + conll(("{at}", "{word}", "{tag}"), "\t")),
+    "bio": ("a.bio", conll(between="\t").replace("\n", "\r\n")),
+    "spacy": ("a.json", json.dumps([[t, {"entities": s}] for t, s in ROWS])),
+    "doccano": ("a.jsonl", rows_of(lambda t, s: {"id": 1, "text": t, "label": s})),
+    "records": ("a.jsonl", rows_of(lambda t, s: {"text": t, "entities": [
+        {"start": a, "end": b, "label": c, "text": t[a:b]} for a, b, c in s]})),
+    "label studio": ("a.json", json.dumps([{"data": {"text": t}, "annotations": [{"result": [
+        {"value": {"start": a, "end": b, "labels": [c], "text": t[a:b]}, "type": "labels"}
+        for a, b, c in s]}]} for t, s in ROWS])),
+    "label studio, simple": ("a.json", json.dumps([{"text": t, "label": [
+        {"start": a, "end": b, "labels": [c]} for a, b, c in s]} for t, s in ROWS])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_every_format_is_found_and_read_as_the_same_entities(kind: str, tmp_path: Path) -> None:
+    folder = written(tmp_path / "data", *FILES[kind])
+    found = load(folder)
+    assert found.train["tokens"][:] == WORDS
+    assert found.train["tags"][:] == TAGS
+    assert found.are_entities
+    assert set(found.names) == set(NAMES)
+    assert detection.find(parse([]), {"train": folder})[0].task == "token-classification"
+
+
+def test_class_labels_and_a_cards_names_are_names(tmp_path: Path) -> None:
+    features = datasets.Features(
+        tokens=datasets.List(datasets.Value("string")),
+        ner_tags=datasets.List(datasets.ClassLabel(names=NAMES)),
+    )
+    data = datasets.Dataset.from_dict({"tokens": WORDS, "ner_tags": IDS}, features)
+    data.save_to_disk(str(tmp_path / "arrow"))
+    found = load(tmp_path / "arrow")
+    assert found.names == tuple(NAMES)
+    assert found.train["tags"][:] == TAGS
+    lines = (json.dumps({"tokens": w, "ner_tags": t}) for w, t in zip(WORDS, IDS, strict=True))
+    folder = written(tmp_path / "json", "train.jsonl", "\n".join(lines))
+    assert not load(folder).are_entities
+    written(folder, "labels.txt", "\n".join(NAMES))
+    assert load(folder).train["tags"][:] == TAGS
+
+
+def test_the_columns_of_parts_of_speech_are_tags(tmp_path: Path) -> None:
+    lines = ["1\tAda\tada\tPROPN\tNNP\t_\t2\tnsubj\t_\t_", "2-3\tisn't\t_\t_\t_\t_\t_\t_\t_\t_",
+             "2\tis\tbe\tAUX\tVBZ\t_\t0\troot\t_\t_", "3\tnot\tnot\tPART\tRB\t_\t2\tadv\t_\t_"]  # fmt: skip
+    folder = written(
+        tmp_path / "data", "a.conllu", "# text = Ada isn't\n" + "\n".join(lines) + "\n"
+    )
+    found = load(folder, "--label_column", "xpos")
+    assert found.train["tokens"][:] == [["Ada", "is", "not"]]
+    assert found.names == ("NNP", "RB", "VBZ")
+    assert not found.are_entities
+    assert load(folder).names == ("AUX", "PART", "PROPN")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"tokens": ["a", "b"], "ner_tags": ["O"]}, ["2 words", "1 tags", "line 3"]),
+        ({"text": "a b", "entities": [[0, 1, "X"], [0, 3, "Y"]]}, ["overlap", "'a'", "line 3"]),
+        ({"text": "a b", "entities": [[2, 9, "X"]]}, ["2 to 9", "3 characters", "line 3"]),
+        ({"text": "a b", "entities": [[2, 2, "X"]]}, ["2 to 2", "line 3"]),
+        ({"text": "a b", "entities": [{"start": 0, "end": 1, "label": "X", "text": "b"}]},
+         ["'a' and not 'b'", "line 3"]),
+    ],
+)  # fmt: skip
+def test_illegal_rows_are_named(tmp_path: Path, row: dict[str, Any], words: list[str]) -> None:
+    right = {"tokens": ["a", "b"], "ner_tags": ["O", "B-X"]}
+    if "text" in row:
+        right = {"text": "a b", "entities": [[0, 1, "X"]]}  # type: ignore[dict-item]
+    folder = written(tmp_path / "d", "t.jsonl", "\n".join(map(json.dumps, [right, right, row])))
+    with pytest.raises(DataError) as caught:
+        load(folder)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_a_number_without_a_class_is_named(tmp_path: Path) -> None:
+    names = ["O", "B-X"]
+    rows = {"tokens": [["a", "b"]] * 3, "tags": [[0, 1], [1, -100], [0, 1]]}
+    features = datasets.Features(
+        tokens=datasets.List(datasets.Value("string")),
+        tags=datasets.List(datasets.ClassLabel(names=names)),
+    )
+    data = datasets.Dataset.from_dict(rows, features)
+    data.save_to_disk(str(tmp_path / "right"))
+    assert load(tmp_path / "right").train["tags"][1] == ["B-X", None]
+    table = data.data.table.set_column(
+        1, data.data.table.schema.field(1), [[[0, 1], [1, 2], [0, 1]]]
+    )
+    datasets.Dataset(table).save_to_disk(str(tmp_path / "wrong"))
+    with pytest.raises(DataError, match=r"row 1 has the tag 2 for word 1 \('b'\).*2 classes"):
+        load(tmp_path / "wrong")
+
+
+@pytest.mark.parametrize("scheme", [IOB1, IOB2, IOE1, IOE2, IOBES, BILOU])
+def test_every_scheme_is_read_as_seqeval_reads_it(scheme: Any) -> None:
+    drawn = random.Random(0)
+    for _ in range(200):
+        entities, at = [], drawn.randrange(2)
+        while at < 10:
+            end = min(10, at + drawn.randint(1, 3))
+            entities.append((drawn.choice("XY"), at, end))
+            at = end + drawn.choice([0, 0, 1, 2])
+        tags = spell(entities, scheme.__name__, 10)
+        read = Entities([tags], scheme).entities[0]
+        if scheme is not IOE1:  # of which seqeval loses entities of one word beside each other
+            assert [(each.tag, each.start, each.end) for each in read] == entities
+        found = [(kind, first, last + 1) for kind, first, last in entities_of(iob2(tags))]
+        assert found == entities, tags
+
+
+def spell(entities: Sequence[tuple[str, int, int]], scheme: str, length: int) -> list[str]:
+    tags = ["O"] * length
+    kinds = {start: kind for kind, start, _ in entities}
+    ends = {end: kind for kind, _, end in entities}
+    for kind, start, end in entities:
+        inside = [f"I-{kind}"] * (end - start)
+        touches_before, touches_after = ends.get(start) == kind, kinds.get(end) == kind
+        if scheme == "IOB2" or (scheme == "IOB1" and touches_before):
+            inside[0] = f"B-{kind}"
+        elif scheme == "IOE2" or (scheme == "IOE1" and touches_after):
+            inside[-1] = f"E-{kind}"
+        elif scheme in ("IOBES", "BILOU"):
+            single, last = ("S", "E") if scheme == "IOBES" else ("U", "L")
+            inside[0], inside[-1] = f"B-{kind}", f"{last}-{kind}"
+            inside = [f"{single}-{kind}"] if len(inside) == 1 else inside
+        tags[start:end] = inside
+    return tags
+
+
+def test_each_word_is_learned_in_one_window_that_fits() -> None:
+    drawn = random.Random(0)
+    for _ in range(300):
+        sizes = [drawn.choice([1, 1, 1, 2, 3, 9, 40]) for _ in range(drawn.randint(1, 60))]
+        room = drawn.randint(4, 30)
+        found = list(windows(sizes, room, True))
+        assert [word for _, learned in found for word in learned] == list(range(len(sizes)))
+        for window, learned in found:
+            assert set(learned) <= set(window)
+            assert len(window) == 1 or sum(sizes[word] for word in window) <= room
+        ((window, learned),) = windows(sizes, room, False)
+        assert window == learned
