@@ -16,7 +16,7 @@ import sys
 
 
 def main(argv: list[str]) -> None:
-    """Print every finding; what is wrong with the job is a finding, not an exception."""
+    """Print every finding; a fault of the job is a finding, not an exception."""
     # As in train.py.
     gc.disable()
     from recipe import paths
@@ -24,9 +24,9 @@ def main(argv: list[str]) -> None:
 
     gc.freeze()
     gc.enable()
-    processes, *rest = argv
-    found = paths.from_environment(os.environ)
-    for finding in preflight.inspect(rest, found, int(processes)):
+    processes, *arguments = argv
+    places = paths.from_environment(os.environ)
+    for finding in preflight.inspect(arguments, places, int(processes)):
         print(f"amphora-check {json.dumps(dataclasses.asdict(finding))}", flush=True)
 
 

@@ -12,19 +12,20 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from recipe.inference.defaults import huggingface, pytorch, serialization
-from recipe.inference.defaults.huggingface import Refused
 from recipe.inference.defaults.pytorch import load_torchscript
+from recipe.inference.payloads import BadRequest
 
 __all__ = ["Defaults", "for_file", "leads", "load_torchscript"]
 
 VARIABLE = "AMPHORA_HANDLER_DEFAULTS"
 HUGGING_FACE, PYTORCH, IMAGE = "huggingface", "pytorch", "image"
+_TITLES = {HUGGING_FACE: "Hugging Face", PYTORCH: "PyTorch"}
 _HUB_LIBRARIES = {
     "transformers", "sentence_transformers", "diffusers", "optimum", "peft", "setfit",
     "huggingface_hub", "sagemaker_huggingface_inference_toolkit",
@@ -52,11 +53,11 @@ def for_file(own: frozenset[str], path: str) -> Defaults:
 
     Args:
         own: The functions that it defines.
-        path: Where it is; empty where there is none.
+        path: Where it is; empty if there is none.
 
     Raises:
-        ValueError: AMPHORA_HANDLER_DEFAULTS is none of its values, or `image` where a function of
-            the file would see what is private to the image's handlers.
+        ValueError: AMPHORA_HANDLER_DEFAULTS is not one of its values, or is `image` although a
+            function of the file would see what is private to the image's handlers.
     """
     setting = os.environ.get(VARIABLE, "").strip().lower()
     if setting not in ("", HUGGING_FACE, PYTORCH, IMAGE):
@@ -64,9 +65,9 @@ def for_file(own: frozenset[str], path: str) -> Defaults:
             f"{VARIABLE} is {setting!r}."
             f" Give {HUGGING_FACE}, {PYTORCH} or {IMAGE}, or leave it out."
         )
-    if setting == IMAGE and (seen := sorted(own & _PRIVATE_TO_IMAGE)):
+    if setting == IMAGE and (private := sorted(own & _PRIVATE_TO_IMAGE)):
         raise ValueError(
-            f"{VARIABLE} is {IMAGE}, but {path} defines {', '.join(seen)}, which the image's own"
+            f"{VARIABLE} is {IMAGE}, but {path} defines {', '.join(private)}, which the image's own"
             f" model is not made for. Give {HUGGING_FACE} or {PYTORCH}, or leave it out."
         )
     return Defaults(own=own, path=path, setting=setting)
@@ -101,9 +102,22 @@ class Defaults:
         if "transform_fn" in self.own or not missing:
             return {}
         if self.setting == IMAGE:
-            return _of_image(self.own)
-        family, reason = self._family(model, model_dir)
-        self._check(model)
+            return image_functions(self.own)
+        if "predict_fn" not in self.own:
+            kind = type(model).__name__
+            if not callable(model) and library_call(model) is None:
+                raise ValueError(
+                    f"model_fn of {self.path} returned a {kind}, which cannot be called: define"
+                    " predict_fn(data, model), or return a pipeline or a module."
+                )
+            reads_tokens = getattr(model, "main_input_name", "") == "input_ids"
+            if "input_fn" not in self.own and reads_tokens and "transformers" in packages_of(model):
+                raise ValueError(
+                    f"model_fn of {self.path} returned a {kind}, and nothing in the file makes"
+                    " tokens of a request: return transformers.pipeline(...) from model_fn, or"
+                    " define input_fn or predict_fn."
+                )
+        family, reason = self.family(model, model_dir)
         print(
             f"handlers: {', '.join(missing)} as in the {_TITLES[family]} image, since {reason}"
             f" ({VARIABLE} sets it)",
@@ -116,59 +130,38 @@ class Defaults:
                 return pytorch.decode(body, content_type, model)
             return huggingface.decode(body, content_type, task)
 
-        return {
-            "input_fn": input_fn,
-            "predict_fn": predict,
-            "output_fn": _encode_as_lists if family == PYTORCH else serialization.encode,
-        }
+        def output_fn(prediction: Any, accept: str) -> Any:
+            # PyTorch's image makes lists of a tensor first, so that NPY holds float64 or int64.
+            if family == PYTORCH and serialization.is_tensor(prediction):
+                prediction = serialization.lists_of_tensor(prediction)
+            return serialization.encode(prediction, accept)
 
-    def _family(self, model: Any, model_dir: str) -> tuple[str, str]:
-        """Which image the file was written for, and why."""
+        return {"input_fn": input_fn, "predict_fn": predict, "output_fn": output_fn}
+
+    def family(self, model: Any, model_dir: str) -> tuple[str, str]:
+        """Which image the file was written for, HUGGING_FACE or PYTORCH, and why."""
         if self.setting:
             return self.setting, f"{VARIABLE} is {self.setting}"
-        parts = _parts(model)
+        parts = [model]  # (model, tokenizer) and {"model": ...} are seen through
+        if isinstance(model, Mapping):
+            parts = list(model.values())
+        elif isinstance(model, (list, tuple)):
+            parts = list(model)
         name = type(model).__name__
         if isinstance(model, huggingface.TaskPipeline):
             return HUGGING_FACE, f"the model answers {model.task} as a pipeline"
-        if any(_libraries(part) & _HUB_LIBRARIES for part in parts):
+        if any(packages_of(part) & _HUB_LIBRARIES for part in parts):
             return HUGGING_FACE, f"the model is a {name} of Hugging Face's libraries"
-        if any("torch" in _libraries(part) for part in parts):
+        if any("torch" in packages_of(part) for part in parts):
             return PYTORCH, f"the model is a {name}, a module of PyTorch"
-        imported = _imports(self.path)
-        if found := sorted(imported & _HUB_LIBRARIES):
-            return HUGGING_FACE, f"{Path(self.path).name} imports {', '.join(found)}"
+        imported = imports_of(self.path)
+        if libraries := sorted(imported & _HUB_LIBRARIES):
+            return HUGGING_FACE, f"{Path(self.path).name} imports {', '.join(libraries)}"
         if "torch" in imported:
             return PYTORCH, f"{Path(self.path).name} imports torch"
         if leads(model_dir):
             return PYTORCH, "the model's folder holds a .pt or .pth file and no config.json"
         return HUGGING_FACE, f"nothing of PyTorch is in {Path(self.path).name} or its model"
-
-    def _check(self, model: Any) -> None:
-        """Raises ValueError where the default predict_fn cannot call the model at all."""
-        if "predict_fn" in self.own:
-            return
-        if not callable(model) and _library_call(model) is None:
-            raise ValueError(
-                f"model_fn of {self.path} returned a {type(model).__name__}, which cannot be"
-                " called: define predict_fn(data, model), or return a pipeline or a module."
-            )
-        reads_tokens = getattr(model, "main_input_name", "") == "input_ids"
-        if "input_fn" not in self.own and reads_tokens and "transformers" in _libraries(model):
-            raise ValueError(
-                f"model_fn of {self.path} returned a {type(model).__name__}, and nothing in the"
-                " file makes tokens of a request: return transformers.pipeline(...) from model_fn,"
-                " or define input_fn or predict_fn."
-            )
-
-
-def _encode_as_lists(prediction: Any, accept: str) -> Any:
-    """PyTorch's image makes lists of a tensor first, so that NPY holds float64 or int64."""
-    if serialization.is_tensor(prediction):
-        prediction = serialization.lists_of_tensor(prediction)
-    return serialization.encode(prediction, accept)
-
-
-_TITLES = {HUGGING_FACE: "Hugging Face", PYTORCH: "PyTorch"}
 
 
 def predict(data: Any, model: Any) -> Any:
@@ -178,89 +171,86 @@ def predict(data: Any, model: Any) -> Any:
     inputs themselves; a dict of tensors is what a tokenizer made. Any other value is the argument.
 
     Raises:
-        Refused: (400) "parameters" is not an object, or a module has been given no tensor.
+        BadRequest: (400) "parameters" is not an object, or a module is called without a tensor.
     """
-    call = _library_call(model) or model
+    function = library_call(model) or model
+    arguments: tuple[Any, ...] = (data,)
+    named: Mapping[str, Any] = {}
+    if isinstance(data, Mapping):
+        data = dict(data)
+        if data and all("torch" in packages_of(value) for value in data.values()):
+            arguments, named = (), data
+        else:
+            arguments = (data.pop("inputs", data),)
+            parameters = data.pop("parameters", None)
+            if parameters is not None and not isinstance(parameters, Mapping):
+                raise BadRequest(
+                    '"parameters" must be an object, as in {"parameters": {"top_k": 2}}.'
+                )
+            named = parameters or {}
+    elif "torch" in packages_of(function) and isinstance(data, list):
+        raise BadRequest("The model takes a tensor: send a JSON array of numbers.")
     torch = sys.modules.get("torch")
     if torch is None:
-        return _call(call, data)
-    if "torch" in _libraries(model):
+        return function(*arguments, **named)
+    if "torch" in packages_of(model):
         model.eval()
     with torch.no_grad():
-        return _call(call, data)
+        return function(*arguments, **named)
 
 
-def _call(call: Callable[..., Any], data: Any) -> Any:
-    if not isinstance(data, Mapping):
-        if "torch" in _libraries(call) and isinstance(data, list):
-            raise Refused("The model takes a tensor: send a JSON array of numbers.")
-        return call(data)
-    data = dict(data)
-    if data and all("torch" in _libraries(value) for value in data.values()):
-        return call(**data)
-    inputs = data.pop("inputs", data)
-    parameters = data.pop("parameters", None)
-    if parameters is None:
-        return call(inputs)
-    if not isinstance(parameters, Mapping):
-        raise Refused('"parameters" must be an object, as in {"parameters": {"top_k": 2}}.')
-    return call(inputs, **parameters)
-
-
-def _library_call(model: Any) -> Callable[..., Any] | None:
-    """How sentence-transformers' models answer texts: by no call of the model itself."""
-    if "sentence_transformers" not in _libraries(model):
+def library_call(model: Any) -> Callable[..., Any] | None:
+    """How sentence-transformers' models answer texts, instead of by a call of the model itself;
+    None for other models."""
+    if "sentence_transformers" not in packages_of(model):
         return None
     return next(
         (getattr(model, name) for name in ("encode", "predict") if hasattr(model, name)), None
     )
 
 
-def _parts(model: Any) -> list[Any]:
-    """The model, or what it is made of: (model, tokenizer), {"model": ...}."""
-    if isinstance(model, Mapping):
-        return list(model.values())
-    return list(model) if isinstance(model, (list, tuple)) else [model]
-
-
-def _libraries(value: Any) -> set[str]:
+def packages_of(value: Any) -> set[str]:
     """The top packages of a value's class and of the classes that it inherits from."""
     return {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
 
 
-def _imports(path: str) -> set[str]:
-    """The top packages that a file imports, anywhere in it."""
+def imports_of(path: str) -> set[str]:
+    """The top packages that a file imports, anywhere in it; empty if there is no file."""
     if not path or not Path(path).is_file():
         return set()
-    tree = ast.parse(Path(path).read_bytes())
-    return {name.partition(".")[0] for node in ast.walk(tree) for name in _names(node)}
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(Path(path).read_bytes())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names}
 
 
-def _names(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-        yield node.module
-
-
-def _of_image(own: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
+def image_functions(own: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
     """The image's own handlers around a user's input_fn or output_fn, or both."""
     from recipe.inference import answers, bodies, payloads
 
-    def request_of(data: Any) -> payloads.Request:
-        if isinstance(data, payloads.Request):
-            return data
-        return bodies.read_request(serialization.to_json(data), payloads.JSON)
-
     def predict_batch_fn(inputs: list[Any], model: Any) -> list[Any]:
-        requests = [request_of(data) for data in inputs]
+        requests = [
+            data
+            if isinstance(data, payloads.Request)
+            else bodies.read_request(serialization.to_json(data), payloads.JSON)
+            for data in inputs
+        ]
         for request in requests:
             model.measure(request)  # which refuses parameters that the task does not have
         predictions = [
             payloads.with_faults(answer, request)
             for answer, request in zip(model.predict(requests), requests, strict=True)
         ]
-        return list(map(_given, predictions)) if "output_fn" in own else predictions
+        if "output_fn" not in own:
+            return predictions
+        # A user's function gets plain values; an error in an answer's place stays one.
+        return [
+            answer if isinstance(answer, Exception) else huggingface.as_values(answer)
+            for answer in predictions
+        ]
 
     def predict_fn(data: Any, model: Any) -> Any:
         (prediction,) = predict_batch_fn([data], model)
@@ -278,8 +268,3 @@ def _of_image(own: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
         "predict_batch_fn": predict_batch_fn,
         "output_fn": output_fn,
     }
-
-
-def _given(answer: Any) -> Any:
-    """What a user's output_fn is given: plain values; an error in an answer's place stays one."""
-    return answer if isinstance(answer, Exception) else huggingface.as_values(answer)

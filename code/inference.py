@@ -1,4 +1,4 @@
-"""Serve a model: what `amphora serve` calls where a model has no code of its own.
+"""Serve a model: what `amphora serve` calls if a model has no code of its own.
 
 Tasks: those of transformers' pipelines, and question answering, summarization, translation,
 text2text-generation and sentence-similarity. HF_TASK chooses; without it the model's head does.
@@ -8,8 +8,8 @@ questions with their contexts, a bare string or list, JSON Lines, CSV with a rec
 plain text, an NPY array of texts, or the bytes of an image or a sound. Answers have the shape that
 Hugging Face's image gives (docs/SERVING.md has the table). Texts longer than the model reads are
 cut, and the answer's header X-Amphora-Truncated names their places. A record of JSON Lines or CSV
-that cannot be read has an error in its place, named in X-Amphora-Failed; where no record can be
-read, the request is refused.
+that cannot be read has an error in its place, named in X-Amphora-Failed; if no record can be read,
+the request is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from recipe.inference.registry import Task
 
 
 def model_fn(model_dir: str) -> Task:
-    """The model in `model_dir`, or the one that HF_MODEL_ID names where there is none."""
+    """The model in `model_dir`, or the one that HF_MODEL_ID names if there is none."""
     return registry.load(model_dir, os.environ)
 
 
@@ -35,7 +35,7 @@ def model_warmup_fn(model_dir: str, model: Task) -> None:
     for length in (1, 16):
         request = model.example("A sentence to warm up with. " * length)
         if request is None:
-            print("warm-up: none, since what this task answers is not known", flush=True)
+            print("warm-up: none, since no request is known that this task answers", flush=True)
             return
         answers.write_answer(predict_fn(request, model), payloads.JSON)
 
@@ -50,8 +50,8 @@ def input_fn(body: bytes, content_type: str, context: Any = None) -> Request:
     """What a request asks, in our own form, OpenAI's or TEI's.
 
     Raises:
-        BadRequest: the body is wrong; the message says how, with an example of what is right.
-        UnsupportedContentType: the content type is not supported.
+        BadRequest: The body is wrong; the message says how, with an example of what is right.
+        UnsupportedContentType: The content type is not supported.
     """
     return reading.read(body, content_type, getattr(context, "path", "/invocations"))
 
@@ -60,15 +60,15 @@ def tokens_fn(data: Request, model: Task) -> list[int]:
     """The number of tokens of each text.
 
     Raises:
-        BadRequest: a parameter is none of the model's task, or the request is of an API that this
-            model does not answer.
+        BadRequest: A parameter is not one of the model's task, or the request is of an API that
+            this model does not answer.
     """
-    description.check(model, data)
+    description.refuse_other_apis(model, data)
     return model.measure(data)
 
 
 def predict_fn(data: Request, model: Task) -> Any:
-    """An answer for each text; an iterator of pieces where a generation is to be streamed."""
+    """An answer for each text; an iterator of pieces if a generation is to be streamed."""
     tokens_fn(data, model)
     (prediction,) = predict_batch_fn([data], model)
     if isinstance(prediction, Exception):
@@ -79,14 +79,14 @@ def predict_fn(data: Request, model: Task) -> Any:
 def predict_batch_fn(inputs: Sequence[Request], model: Task) -> list[Any]:
     """What `predict_fn` returns for each request, all of them through the model together."""
     predictions = zip(model.predict(inputs), inputs, strict=True)
-    return [reading.answered(prediction, request) for prediction, request in predictions]
+    return [reading.in_form(prediction, request) for prediction, request in predictions]
 
 
 def output_fn(prediction: Any, accept: str, context: Any = None) -> tuple[Any, str]:
     """The answer as JSON, JSON Lines, CSV or NPY, as `accept` asks, and its type.
 
     Raises:
-        UnsupportedContentType: `accept` names none of them.
+        UnsupportedContentType: `accept` names another type.
     """
     for name in ("truncated", "failed"):
         if context is not None and (places := getattr(prediction, name, ())):

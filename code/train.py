@@ -1,4 +1,4 @@
-"""Fine-tune a text classifier, or a causal language model, on the channels of a training job.
+"""Fine-tune a model for the task that `--task` names on the channels of a training job.
 
     SM_CHANNEL_TRAIN=data/train SM_CHANNEL_TEST=data/test SM_MODEL_DIR=model \\
         python code/train.py --model_name_or_path path/to/model --epochs 1
@@ -28,8 +28,8 @@ def main(argv: list[str]) -> None:
     if "--help" in argv:
         print(f"{__doc__}\n{hyperparameters.describe()}")
         return
-    where = paths.from_environment(os.environ)
-    run.run(hyperparameters.parse(argv, where), where, os.environ)
+    places = paths.from_environment(os.environ)
+    run.run(hyperparameters.parse(argv, places), places, os.environ)
 
 
 if __name__ == "__main__":

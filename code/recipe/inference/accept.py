@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from urllib.request import parse_http_list
 
 ANY = "*/*"
 
@@ -20,7 +21,7 @@ def preferred(
 
     Args:
         header: As the client sent it; empty means anything.
-        offers: The types that can be written; the first ones are taken where any will do.
+        offers: The types that can be written; the first ones are taken if any will do.
         spellings: Other names of offers.
 
     Returns:
@@ -28,35 +29,31 @@ def preferred(
         their own order. An exact name's weight counts before that of `text/*`, and this one's
         before `*/*`; a weight of 0 excludes.
     """
-    ranges = list(_ranges(header or ANY, spellings or {}))
+    entries = list(_entries(header or ANY, spellings or {}))
     ranked = []
     for place, offer in enumerate(offers):
-        kinds = (offer, f"{offer.partition('/')[0]}/*", ANY)
-        matches = ((kind, entry) for kind in kinds for entry in ranges if entry[0] == kind)
-        match = next(matches, None)
-        if match is not None and match[1][1] > 0:
-            _, (_, weight, position) = match
+        ranges = (offer, f"{offer.partition('/')[0]}/*", ANY)
+        matches = (entry for name in ranges for entry in entries if entry[0] == name)
+        _, weight, position = next(matches, ("", 0.0, 0))
+        if weight > 0:
             ranked.append((-weight, position, place, offer))
     return [offer for *_, offer in sorted(ranked)]
 
 
 def best(header: str) -> str:
     """The type or range that an Accept header likes best, the first of several."""
-    ranges = list(_ranges(header or ANY, {})) or [(ANY, 1.0, 0)]
-    return max(ranges, key=lambda entry: entry[1])[0]
+    entries = list(_entries(header or ANY, {})) or [(ANY, 1.0, 0)]
+    return max(entries, key=lambda entry: entry[1])[0]
 
 
-def _ranges(header: str, spellings: Mapping[str, str]) -> Iterator[tuple[str, float, int]]:
-    """Type, weight and place of each entry."""
-    for place, entry in enumerate(header.split(",")):
-        kind, *parameters = (part.strip().lower() for part in entry.split(";"))
-        if kind:
+def _entries(header: str, spellings: Mapping[str, str]) -> Iterator[tuple[str, float, int]]:
+    """Type or range, weight and place of each entry; a weight that is not a number is 1."""
+    for place, entry in enumerate(parse_http_list(header)):
+        name, *parameters = (part.strip().lower() for part in entry.split(";"))
+        if name:
             weights = [value.partition("=")[2] for value in parameters if value.startswith("q=")]
-            yield spellings.get(kind, kind), _number(weights[0]) if weights else 1.0, place
-
-
-def _number(text: str) -> float:
-    try:
-        return min(1.0, max(0.0, float(text)))
-    except ValueError:
-        return 1.0
+            try:
+                weight = min(1.0, max(0.0, float(weights[0]))) if weights else 1.0
+            except ValueError:
+                weight = 1.0
+            yield spellings.get(name, name), weight, place

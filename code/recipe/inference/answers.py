@@ -8,7 +8,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,150 +28,8 @@ from recipe.inference.payloads import (
     UnsupportedContentType,
 )
 
-
-def write_answer(prediction: Any, accept: str) -> tuple[Any, str]:
-    """The answer in the type of `accept` that is wanted most and can be written, and that type;
-    JSON where any will do.
-
-    JSON is a list with an entry for each input, or, where an `Answers` is `single`, the one entry.
-    JSON Lines has an entry on each line; CSV has `label,score` rows, all labels of a text in one
-    row, or a vector's numbers, and names its columns first for `text/csv; header=present`; NPY is
-    the array of numbers. A record that could not be read has its error there: in CSV the row
-    `error,message`, in NPY numbers that are none (nan). An iterator of a text's tokens is written
-    one by one, as server-sent events, JSON Lines or plain text. A `Document` and an `EventStream`
-    have a type of their own.
-
-    Raises:
-        UnsupportedContentType: none of the types can be written.
-        ValueError: the model has computed numbers that are none (NaN or infinity).
-    """
-    if isinstance(prediction, Document):
-        return _dumped(prediction.value).encode(), JSON
-    if isinstance(prediction, EventStream):
-        return _events(prediction.events), EVENTS
-    pieces = isinstance(prediction, Iterator)
-    writers: Mapping[str, Any] = _PIECE_WRITERS if pieces else _WRITERS
-    # A stream is no one document of JSON: who asks for that gets its events, as from TGI.
-    spellings = SPELLINGS | ({JSON: EVENTS} if pieces else {})
-    for kind in accept_header.preferred(accept, list(writers), spellings):
-        body = writers[kind](prediction)
-        if kind == CSV and _HEADER.search(accept):
-            return _header(prediction) + body, f"{CSV}; header=present"
-        return body, kind
-    raise UnsupportedContentType(
-        f"Accept {accept!r} is not supported. Ask for {', '.join(writers)}."
-    )
-
-
 _HEADER = re.compile(r"text/csv\s*;\s*header\s*=\s*present", re.IGNORECASE)
-
-
-def plain(value: Any) -> Any:
-    """`value` as JSON holds it: of arrays, tensors and their numbers Python's own, of an image its
-    PNG in base64, as Hugging Face's image answers."""
-    if isinstance(value, dict):
-        return {str(name): plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if hasattr(value, "save") and hasattr(value, "convert"):
-        out = io.BytesIO()
-        value.save(out, format="PNG")
-        return base64.b64encode(out.getvalue()).decode()
-    return value
-
-
-def _dumped(value: Any) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except ValueError as error:
-        raise ValueError(_NO_NUMBER) from error
-
-
-_NO_NUMBER = "the model answered with numbers that are none (NaN or infinity): see what it computes"
-
-
-def _json(prediction: Sequence[Any]) -> bytes:
-    whole = prediction.document if isinstance(prediction, Answers) else list(prediction)
-    return _dumped(whole).encode()
-
-
-def _json_lines(prediction: Sequence[Any]) -> bytes:
-    return "".join(_dumped(entry) + "\n" for entry in prediction).encode()
-
-
-def _csv(prediction: Sequence[Any]) -> bytes:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    for entry in prediction:
-        cells = list(_cells(entry))
-        if any(isinstance(cell, float) and not math.isfinite(cell) for cell in cells):
-            raise ValueError(_NO_NUMBER)
-        writer.writerow(cells)
-    return out.getvalue().encode()
-
-
-def _header(prediction: Iterable[Any]) -> bytes:
-    """The names of the columns of the longest entry."""
-    entries = [each if isinstance(each, list) else [each] for each in prediction]
-    good = [entry for entry in entries if not any(map(_is_fault, entry))]
-    longest = max(good, key=len, default=[])
-    if not all(isinstance(item, dict) for item in longest):
-        raise UnsupportedContentType("Numbers without names have no header. Ask for text/csv.")
-    return (",".join(name for item in longest for name in item) + "\n").encode()
-
-
-def _cells(entry: Any) -> Iterator[Any]:
-    if _is_fault(entry):
-        yield from ("error", entry["error"]["message"])
-        return
-    for item in entry if isinstance(entry, list) else [entry]:
-        values = item.values() if isinstance(item, dict) else [item]
-        for value in values:
-            # A field has one line: what is nested stands in it as JSON.
-            yield _dumped(value) if isinstance(value, (list, dict)) else value
-
-
-def _is_fault(entry: Any) -> bool:
-    return isinstance(entry, dict) and "error" in entry
-
-
-def _npy(prediction: Sequence[Any]) -> bytes:
-    numbers = [entry for entry in prediction if not _is_fault(entry)]
-    try:
-        arrays = [np.asarray(entry, dtype=np.float32) for entry in numbers]
-        whole = np.stack(arrays)
-    except (TypeError, ValueError) as error:
-        raise UnsupportedContentType(
-            f"Only vectors and matrices of one size can be written as {NPY}; these are no vectors."
-        ) from error
-    if not np.isfinite(whole).all():
-        raise ValueError(_NO_NUMBER)
-    rows = np.full((len(prediction), *whole.shape[1:]), np.nan, dtype=np.float32)
-    rows[[not _is_fault(entry) for entry in prediction]] = whole
-    out = io.BytesIO()
-    np.save(out, rows, allow_pickle=False)
-    return out.getvalue()
-
-
-def _piece_lines(pieces: Iterator[Any]) -> Iterator[bytes]:
-    for piece in pieces:
-        yield _json_lines([piece])
-
-
-def _events(pieces: Iterator[Any]) -> Iterator[bytes]:
-    """Server-sent events. One that breaks off says so before the connection breaks, since many a
-    client takes the end of a stream for the end of its text."""
-    try:
-        for piece in pieces:
-            text = piece if isinstance(piece, str) else _dumped(piece)
-            yield f"data: {text}\n\n".encode()
-    except Exception:
-        yield b"data: " + _dumped(_BROKEN).encode() + b"\n\n"
-        raise
-
-
+_NOT_FINITE = "the model answered with NaN or infinity: see what it computes"
 _BROKEN = {
     "error": {
         "message": "The text broke off: the server's log says why.",
@@ -183,10 +41,138 @@ _BROKEN = {
 }
 
 
-def _plain_pieces(pieces: Iterator[Any]) -> Iterator[bytes]:
-    for piece in pieces:
-        yield str(piece["token"]["text"]).encode()
+def write_answer(prediction: Any, accept: str) -> tuple[Any, str]:
+    """The answer in the type of `accept` that is wanted most and can be written, and that type;
+    JSON if any will do.
+
+    JSON is a list with an entry for each input, or, if an `Answers` is `single`, the one entry.
+    JSON Lines has an entry on each line; CSV has `label,score` rows, all labels of a text in one
+    row, or a vector's numbers, and names its columns first for `text/csv; header=present`; NPY is
+    the array of numbers. A record that could not be read has its error there: in CSV the row
+    `error,message`, in NPY a row of nan. An iterator of a text's tokens is written one by one, as
+    server-sent events, JSON Lines or plain text. A `Document` and an `EventStream` have a type of
+    their own.
+
+    Raises:
+        UnsupportedContentType: None of the types can be written.
+        ValueError: The model has computed NaN or infinity.
+    """
+    if isinstance(prediction, Document):
+        return _as_json(prediction.value).encode(), JSON
+    if isinstance(prediction, EventStream):
+        return _events(prediction.events), EVENTS
+    streams = isinstance(prediction, Iterator)
+    writers: Mapping[str, Any] = _STREAM_WRITERS if streams else _WRITERS
+    # A stream is not one document of JSON: who asks for that gets its events, as from TGI.
+    spellings = SPELLINGS | ({JSON: EVENTS} if streams else {})
+    for kind in accept_header.preferred(accept, list(writers), spellings):
+        if kind == CSV and _HEADER.search(accept):
+            return _csv(prediction, with_header=True), f"{CSV}; header=present"
+        return writers[kind](prediction), kind
+    raise UnsupportedContentType(
+        f"Accept {accept!r} is not supported. Ask for {', '.join(writers)}."
+    )
 
 
-_WRITERS = {JSON: _json, JSON_LINES: _json_lines, CSV: _csv, NPY: _npy}
-_PIECE_WRITERS = {EVENTS: _events, JSON_LINES: _piece_lines, TEXT: _plain_pieces}
+def json_values(value: Any) -> Any:
+    """`value` as JSON holds it: of arrays, tensors and their numbers Python's own, of an image its
+    PNG in base64, as Hugging Face's image answers."""
+    if isinstance(value, dict):
+        return {str(name): json_values(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_values(entry) for entry in value]
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if hasattr(value, "save") and hasattr(value, "convert"):
+        out = io.BytesIO()
+        value.save(out, format="PNG")
+        return base64.b64encode(out.getvalue()).decode()
+    return value
+
+
+def _as_json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(_NOT_FINITE) from error
+
+
+def _is_fault(entry: Any) -> bool:
+    return isinstance(entry, dict) and "error" in entry
+
+
+def _json(prediction: Sequence[Any]) -> bytes:
+    whole = prediction.document if isinstance(prediction, Answers) else list(prediction)
+    return _as_json(whole).encode()
+
+
+def _csv(prediction: Sequence[Any], with_header: bool = False) -> bytes:
+    """A row for each entry; the header has the names of the longest one."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    rows = [entry if isinstance(entry, list) else [entry] for entry in prediction]
+    if with_header:
+        longest = max((row for row in rows if not any(map(_is_fault, row))), key=len, default=[])
+        if not all(isinstance(item, dict) for item in longest):
+            raise UnsupportedContentType("Numbers without names have no header. Ask for text/csv.")
+        writer.writerow(name for item in longest for name in item)
+    for row in rows:
+        cells: list[Any] = []
+        for item in row:
+            if _is_fault(item):
+                cells += ["error", item["error"]["message"]]
+                continue
+            values = item.values() if isinstance(item, dict) else [item]
+            # A field has one line: what is nested stands in it as JSON.
+            cells += [_as_json(v) if isinstance(v, (list, dict)) else v for v in values]
+        if any(isinstance(cell, float) and not math.isfinite(cell) for cell in cells):
+            raise ValueError(_NOT_FINITE)
+        writer.writerow(cells)
+    return out.getvalue().encode()
+
+
+def _npy(prediction: Sequence[Any]) -> bytes:
+    vectors = [entry for entry in prediction if not _is_fault(entry)]
+    try:
+        whole = np.stack([np.asarray(vector, dtype=np.float32) for vector in vectors])
+    except (TypeError, ValueError) as error:
+        raise UnsupportedContentType(
+            f"Only vectors and matrices of one size can be written as {NPY}; these are not vectors."
+        ) from error
+    if not np.isfinite(whole).all():
+        raise ValueError(_NOT_FINITE)
+    rows = np.full((len(prediction), *whole.shape[1:]), np.nan, dtype=np.float32)
+    rows[[not _is_fault(entry) for entry in prediction]] = whole
+    out = io.BytesIO()
+    np.save(out, rows, allow_pickle=False)
+    return out.getvalue()
+
+
+def _lines(entries: Iterator[Any]) -> Iterator[bytes]:
+    for entry in entries:
+        yield (_as_json(entry) + "\n").encode()
+
+
+def _events(pieces: Iterator[Any]) -> Iterator[bytes]:
+    """Server-sent events. One that breaks off says so before the connection breaks, since many a
+    client takes the end of a stream for the end of its text."""
+    try:
+        for piece in pieces:
+            text = piece if isinstance(piece, str) else _as_json(piece)
+            yield f"data: {text}\n\n".encode()
+    except Exception:
+        yield b"data: " + _as_json(_BROKEN).encode() + b"\n\n"
+        raise
+
+
+_WRITERS = {
+    JSON: _json,
+    JSON_LINES: lambda prediction: b"".join(_lines(iter(prediction))),
+    CSV: _csv,
+    NPY: _npy,
+}
+_STREAM_WRITERS = {
+    EVENTS: _events,
+    JSON_LINES: _lines,
+    TEXT: lambda pieces: (str(piece["token"]["text"]).encode() for piece in pieces),
+}

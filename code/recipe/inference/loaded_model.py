@@ -40,11 +40,7 @@ batch, and what is padded is masked."""
 PADDED, EQUAL, ALONE = "texts of any length", "texts of one length", "one text at a time"
 """What goes through a model together."""
 _INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
-UNCUT = (False, "do_not_truncate")
-"""Values of `truncation` by which a text that is too long is refused."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
-
-
 _TOKENIZER_REMEDY = (
     "Pack the files that tokenizer.save_pretrained wrote (tokenizer.json or a vocabulary, and "
     "tokenizer_config.json) beside config.json; or, if the model reads no text, name its task in "
@@ -53,18 +49,18 @@ _TOKENIZER_REMEDY = (
 
 
 @dataclass(frozen=True)
-class Row:
+class TokenRow:
     """What a model reads at once."""
 
     ids: list[int]
     types: list[int] | None = None
-    """Which part of a pair each token is of, where the model asks for it."""
+    """Which part of a pair each token is of, if the model asks for it."""
     keep: list[int] | None = None
-    """The places of the tokens whose states are asked for; of all where it is None."""
+    """The places of the tokens whose states are wanted; None means all."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encoder:
+class LoadedModel:
     """A model, its tokenizer, and how many tokens it can read."""
 
     model: PreTrainedModel
@@ -77,46 +73,88 @@ class Encoder:
     inputs: frozenset[str] = _INPUTS
     """What the model takes of `_INPUTS`."""
 
-    def encode(self, request: Request, reserved: int = 0) -> list[list[int]]:
+    @classmethod
+    def load(
+        cls, origin: Origin, architecture: Any, environ: Mapping[str, str] = os.environ
+    ) -> LoadedModel:
+        """The model by one of transformers' Auto classes, ready to answer, on an accelerator if
+        there is one.
+
+        Raises:
+            ModelError: It cannot be read.
+            ValueError: AMPHORA_DTYPE is not the name of a precision.
+        """
+        kind, name, dtype = precision(environ)
+        model = _load_weights(origin, architecture, dtype).eval().to(kind)
+        refuse_broken(model, origin)
+        tokenizer = load_tokenizer(origin)
+        arguments = inspect.signature(model.forward).parameters
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in arguments.values())
+        # Tokenizers without a limit of their own say 1e30.
+        positions = getattr(model.config, "max_position_embeddings", None) or 1 << 30
+        for path, module in model.named_modules():
+            # RoBERTa and its kin count positions from behind the padding's.
+            if path.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+                own = module.num_embeddings - (module.padding_idx or -1) - 1
+                positions = min(positions, own)
+        has_types = "token_type_ids" in tokenizer.model_input_names
+        loaded = cls(
+            model=model,
+            tokenizer=tokenizer,
+            max_length=int(min(tokenizer.model_max_length, positions)),
+            inputs=_INPUTS if takes_all else _INPUTS & set(arguments),
+            typed=has_types and any(_encode_one(tokenizer, "a b", 8)[1] or []),
+        )
+        if architecture not in (AutoModelForCausalLM, AutoModelForSeq2SeqLM):
+            loaded = loaded.with_safe_merging()
+        if name == "int8":
+            quantisation: Any = torch.ao.quantization
+            # A scale for each row of a weight halves the labels that change, at no cost.
+            layers = {torch.nn.Linear: quantisation.per_channel_dynamic_qconfig}
+            model = quantisation.quantize_dynamic(model.cpu(), layers)
+        if environ.get("AMPHORA_COMPILE", "") in ("1", "true"):
+            model.forward = torch.compile(model.forward, dynamic=True)
+        print(f"model: {type(model).__name__} on {kind} in {name}", flush=True)
+        return replace(loaded, model=model)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of texts that the recipe trained the model on; empty if it does not say."""
+        return tuple(getattr(self.model.config, "text_columns", None) or ())
+
+    def encode(self, request: Request) -> list[list[int]]:
         """Token ids of the request's texts and pairs, kept with it; what is cut is noted there too.
 
         Args:
             request: It is changed. Its parameters `truncation` and `max_length` are heeded.
-            reserved: Positions to leave free after each text.
 
         Raises:
-            BadRequest: a text is too long, and is not to be cut.
+            BadRequest: A text is too long, and is not to be cut.
         """
         if request.token_ids is None:
-            most = min(self.max_length, request.parameters.get("max_length") or self.max_length)
-            limit = max(1, most - reserved)
-            request.token_ids, request.type_ids = self._encoded(request.texts, limit)
+            texts: Sequence[Text] = request.texts
+            limit = min(self.max_length, request.parameters.get("max_length") or self.max_length)
+            if not self.typed and all(isinstance(text, str) for text in texts):
+                ids = encode(self.tokenizer, cast("Sequence[str]", texts), limit)
+            else:
+                ids, types = [], []
+                for text in texts:
+                    if isinstance(text, str):
+                        row, row_types = _encode_one(self.tokenizer, text, limit)
+                    else:
+                        (row,), both = encode_pairs(self.tokenizer, [text[0]], [text[1]], limit)
+                        row_types = both[0] if both is not None else None
+                    ids.append(row)
+                    types.append(row_types)
+                request.type_ids = types
+            request.token_ids = ids
             request.truncated = [
                 place
-                for place, ids in enumerate(request.token_ids)
-                if len(ids) == limit and self.is_longer(request.texts[place], limit)
+                for place, row in enumerate(ids)
+                if len(row) == limit and self.is_longer(texts[place], limit)
             ]
-            if request.truncated and request.parameters.get("truncation") in UNCUT:
-                raise BadRequest(
-                    f"Input {request.truncated[0] + 1} is longer than the {limit} tokens that are "
-                    "read. Shorten it, or leave truncation out: it is then cut."
-                )
+            refuse_uncut(request, limit)
         return request.token_ids
-
-    def _encoded(
-        self, texts: Sequence[Text], limit: int
-    ) -> tuple[list[list[int]], list[list[int] | None] | None]:
-        if not self.typed and all(isinstance(text, str) for text in texts):
-            return encode(self.tokenizer, cast("Sequence[str]", texts), limit), None
-        ids: list[list[int]] = [[]] * len(texts)
-        types: list[list[int] | None] = [None] * len(texts)
-        for place, text in enumerate(texts):
-            if isinstance(text, str):
-                ids[place], types[place] = _single(self.tokenizer, text, limit)
-            else:
-                (ids[place],), kinds = encode_pairs(self.tokenizer, [text[0]], [text[1]], limit)
-                types[place] = kinds[0] if kinds is not None else None
-        return ids, types
 
     def is_longer(self, text: Text, limit: int) -> bool:
         """Whether a text or a pair has more than `limit` tokens."""
@@ -137,7 +175,7 @@ class Encoder:
             For each request a tensor for each of its texts.
         """
         rows = [
-            Row(ids, request.type_ids[place] if request.type_ids else None)
+            TokenRow(ids, request.type_ids[place] if request.type_ids else None)
             for request in requests
             for place, ids in enumerate(self.encode(request))
         ]
@@ -146,19 +184,20 @@ class Encoder:
 
     @torch.inference_mode()
     def forward(
-        self, rows: Sequence[Row], read: Callable[[Any, torch.Tensor], Sequence[torch.Tensor]]
+        self, rows: Sequence[TokenRow], read: Callable[[Any, torch.Tensor], Sequence[torch.Tensor]]
     ) -> list[torch.Tensor]:
         """What `read(output, attention_mask)` makes of each row, in float32 on the CPU."""
-        found: list[torch.Tensor] = [torch.empty(0)] * len(rows)
+        results: list[torch.Tensor] = [torch.empty(0)] * len(rows)
         for places in self._batches([len(row.ids) for row in rows]):
             batch, mask = self._padded([rows[place] for place in places])
             values = read(self.model(**batch), mask)
             for place, value in zip(places, values, strict=True):
                 kept = rows[place].keep
-                found[place] = (value if kept is None else value[kept]).float().cpu()
-        return found
+                results[place] = (value if kept is None else value[kept]).float().cpu()
+        return results
 
     def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """The places of the rows that go through the model together, shorter ones first."""
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         start = 0
         for end in range(1, len(order) + 1):
@@ -170,7 +209,8 @@ class Encoder:
                 yield order[start:end]
                 start = end
 
-    def _padded(self, rows: Sequence[Row]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    def _padded(self, rows: Sequence[TokenRow]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """What the model is called with, and the mask, each of shape (rows, longest)."""
         longest = max(len(row.ids) for row in rows)
         if self.merging == PADDED:
             longest = min(self.max_length, -(-longest // _STEP) * _STEP)
@@ -184,33 +224,33 @@ class Encoder:
         if "attention_mask" in self.inputs:
             batch["attention_mask"] = mask
         if "token_type_ids" in self.inputs and any(row.types for row in rows):
-            kinds = torch.zeros_like(ids)
+            types = torch.zeros_like(ids)
             for place, row in enumerate(rows):
                 if row.types:
-                    kinds[place, : len(row.ids)] = torch.tensor(row.types, dtype=torch.long)
-            batch["token_type_ids"] = kinds
-        where = self.model.device
-        return {name: tensor.to(where) for name, tensor in batch.items()}, mask.to(where)
+                    types[place, : len(row.ids)] = torch.tensor(row.types, dtype=torch.long)
+            batch["token_type_ids"] = types
+        target = self.model.device
+        return {name: tensor.to(target) for name, tensor in batch.items()}, mask.to(target)
 
-    def checked(self) -> Encoder:
-        """The encoder with the widest merging whose answers are those of each row alone.
+    def with_safe_merging(self) -> LoadedModel:
+        """The same with the widest merging whose answers are those of each row alone.
 
         Some models heed no mask (FNet), or find the end of a text by its padding, and have none
         (GPT-2 with a head): with these, what a request's neighbours are would change its answer.
         """
         first, second = (
-            Row(ids) for ids in encode(self.tokenizer, ["a b c", "d " * 12], self.max_length)
+            TokenRow(ids) for ids in encode(self.tokenizer, ["a b c", "d " * 12], self.max_length)
         )
         alone = replace(self, merging=ALONE)
         expected = alone.forward([first, second], _states)
-        scale = max(float(each.abs().max()) for each in expected)
-        exact = self.model.dtype == torch.float32
-        tolerance = (1e-3 if exact else 0.06) * max(scale, 1e-3)
+        scale = max(float(states.abs().max()) for states in expected)
+        is_exact = self.model.dtype == torch.float32
+        tolerance = (1e-3 if is_exact else 0.06) * max(scale, 1e-3)
         typed = self.typed
         if "token_type_ids" in self.inputs and "token_type_ids" in self.tokenizer.model_input_names:
             # Types that are all 0 are what most models assume; some add something for them.
-            told = alone.forward([Row(first.ids, [0] * len(first.ids))], _states)
-            typed |= not torch.allclose(told[0], expected[0], atol=tolerance, rtol=0)
+            (with_types,) = alone.forward([TokenRow(first.ids, [0] * len(first.ids))], _states)
+            typed |= not torch.allclose(with_types, expected[0], atol=tolerance, rtol=0)
         for merging, rows in ((PADDED, [first, second]), (EQUAL, [first, first])):
             try:
                 merged = replace(self, merging=merging).forward(rows, _states)
@@ -225,7 +265,7 @@ class Encoder:
         else:
             merging = ALONE
         if merging != PADDED:
-            print(f"batches: {type(self.model).__name__} answers otherwise where texts are padded: "
+            print(f"batches: {type(self.model).__name__} answers otherwise if texts are padded: "
                   f"{merging}", flush=True)  # fmt: skip
         return replace(self, merging=merging, typed=typed)
 
@@ -235,42 +275,20 @@ def _states(output: Any, mask: torch.Tensor) -> list[torch.Tensor]:
     return list(output.logits if hasattr(output, "logits") else output[0])
 
 
-def load(origin: Origin, architecture: Any, environ: Mapping[str, str] = os.environ) -> Encoder:
-    """The model by one of transformers' Auto classes, ready to answer, on an accelerator if any.
-
-    Raises:
-        ModelError: it cannot be read.
-        ValueError: AMPHORA_DTYPE names no precision.
-    """
-    kind, name, dtype = precision(environ)
-    model = _weights(origin, architecture, dtype).eval().to(kind)
-    refuse_broken(model, origin)
-    tokenizer = load_tokenizer(origin)
-    loaded = Encoder(
-        model=model,
-        tokenizer=tokenizer,
-        max_length=_max_length(tokenizer, model),
-        inputs=_inputs(model),
-        typed=_is_typed(tokenizer),
-    )
-    if architecture not in (AutoModelForCausalLM, AutoModelForSeq2SeqLM):
-        loaded = loaded.checked()
-    if name == "int8":
-        quantisation: Any = torch.ao.quantization
-        # A scale for each row of a weight halves the labels that change, at no cost.
-        layers = {torch.nn.Linear: quantisation.per_channel_dynamic_qconfig}
-        model = quantisation.quantize_dynamic(model.cpu(), layers)
-    if environ.get("AMPHORA_COMPILE", "") in ("1", "true"):
-        model.forward = torch.compile(model.forward, dynamic=True)
-    print(f"model: {type(model).__name__} on {kind} in {name}", flush=True)
-    return replace(loaded, model=model)
+def refuse_uncut(request: Request, limit: int) -> None:
+    """Raises BadRequest if a text was cut at `limit` tokens, and the request forbids that."""
+    if request.truncated and request.parameters.get("truncation") in (False, "do_not_truncate"):
+        raise BadRequest(
+            f"Input {request.truncated[0] + 1} is longer than the {limit} tokens that are read. "
+            "Shorten it, or leave truncation out: it is then cut."
+        )
 
 
 def precision(environ: Mapping[str, str]) -> tuple[str, str, torch.dtype]:
     """The device to answer on, AMPHORA_DTYPE or its default there, and the weights' type.
 
     Raises:
-        ValueError: AMPHORA_DTYPE names no precision.
+        ValueError: AMPHORA_DTYPE is not the name of a precision.
     """
     chosen = device.choose(environ, bf16=None, use_cpu=False, fp16=False)
     name = environ.get("AMPHORA_DTYPE") or ("bfloat16" if chosen.bf16 else "float32")
@@ -283,7 +301,7 @@ def load_tokenizer(origin: Origin) -> PreTrainedTokenizerBase:
     """The model's tokenizer.
 
     Raises:
-        ModelError: there is none. transformers makes an empty one from the model's configuration
+        ModelError: There is none. transformers makes an empty one from the model's configuration
             then, to which all texts are the same.
     """
     try:
@@ -298,7 +316,7 @@ def load_tokenizer(origin: Origin) -> PreTrainedTokenizerBase:
 
 
 def refuse_empty(tokenizer: Any, place: str) -> None:
-    """Raises ModelError where a tokenizer was made of nothing: `place` holds no file of it."""
+    """Raises ModelError if a tokenizer was made of nothing: `place` holds no file of it."""
     files = set(tokenizer.vocab_files_names.values())
     lacks_files = Path(place).is_dir() and not any((Path(place) / file).is_file() for file in files)
     if (files and lacks_files) or len(tokenizer) <= len(tokenizer.all_special_ids):
@@ -306,7 +324,8 @@ def refuse_empty(tokenizer: Any, place: str) -> None:
 
 
 def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:
-    """Raises ModelError where a weight is no number: every answer would be none, or the same."""
+    """Raises ModelError if a weight is not a finite number: every answer would be NaN, or the
+    same."""
     broken = [
         name
         for name, weight in model.named_parameters()
@@ -320,50 +339,33 @@ def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:
         )
 
 
-def _inputs(model: torch.nn.Module) -> frozenset[str]:
-    parameters = inspect.signature(model.forward).parameters
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        return _INPUTS
-    return _INPUTS & set(parameters)
-
-
-def _is_typed(tokenizer: PreTrainedTokenizerBase) -> bool:
-    if "token_type_ids" not in tokenizer.model_input_names:
-        return False
-    return any(_single(tokenizer, "a b", 8)[1] or [])
-
-
-def _single(
+def _encode_one(
     tokenizer: PreTrainedTokenizerBase, text: str, limit: int
 ) -> tuple[list[int], list[int] | None]:
     encoded = tokenizer(beginning(tokenizer, text, limit), truncation=True, max_length=limit)
     return encoded["input_ids"], encoded.get("token_type_ids")
 
 
-def _weights(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
-    """The model itself; where only a LoRA adapter was saved, its base with the adapter merged."""
-    if not origin.adapter:
-        return _whole(origin, architecture, dtype)
-    from peft import PeftModel
+def _load_weights(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
+    """The model, all of whose weights were in its files: a new head would answer at random. If only
+    a LoRA adapter was saved, its base with the adapter merged."""
+    if origin.adapter:
+        from peft import PeftModel
 
-    base = origin.adapter["base_model_name_or_path"]
-    config = origin.config()
-    try:
-        model = architecture.from_pretrained(
-            base, config=config, **in_precision(dtype), **origin.options
-        )
-    except OSError as error:
-        raise ModelError(
-            f"{origin.place} holds an adapter, and its base {base!r} cannot be read: "
-            f"{str(error).splitlines()[0]}",
-            "Train with lora_save=merged, or have the base at that place.",
-        ) from error
-    merged: Any = PeftModel.from_pretrained(model, origin.place)
-    return merged.merge_and_unload()
-
-
-def _whole(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
-    """The model, all of whose weights were in its files: a new head would answer at random."""
+        base = origin.adapter["base_model_name_or_path"]
+        config = origin.config()
+        try:
+            model = architecture.from_pretrained(
+                base, config=config, **in_precision(dtype), **origin.options
+            )
+        except OSError as error:
+            raise ModelError(
+                f"{origin.place} holds an adapter, and its base {base!r} cannot be read: "
+                f"{str(error).splitlines()[0]}",
+                "Train with lora_save=merged, or have the base at that place.",
+            ) from error
+        adapted: Any = PeftModel.from_pretrained(model, origin.place)
+        return adapted.merge_and_unload()
     try:
         model, report = architecture.from_pretrained(
             origin.place, **in_precision(dtype), output_loading_info=True, **origin.options
@@ -382,14 +384,3 @@ def _whole(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
             "Check that its files are whole, and that HF_TASK is what it was trained for.",
         )
     return model
-
-
-def _max_length(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module) -> int:
-    """Tokens that the model has positions for; tokenizers without a limit of their own say 1e30."""
-    config: Any = model.config
-    positions = getattr(config, "max_position_embeddings", None) or 1 << 30
-    for name, module in model.named_modules():
-        # RoBERTa and its kin count positions from behind the padding's.
-        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
-            positions = min(positions, module.num_embeddings - (module.padding_idx or -1) - 1)
-    return int(min(tokenizer.model_max_length, positions))

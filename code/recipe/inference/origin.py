@@ -18,19 +18,19 @@ _ABSENCES = ("gated_repo", "missing_entries", "connection_errors")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a model comes from, and how it is asked for."""
+    """Where a model comes from, and how it is loaded."""
 
     place: str
     """A folder, or a name on the Hugging Face Hub."""
     options: Mapping[str, Any]
-    """What every `from_pretrained` is given."""
+    """Arguments for every `from_pretrained`."""
 
     @classmethod
     def find(cls, model_dir: str, environ: Mapping[str, str]) -> Origin:
         """The model in `model_dir`, else the one that HF_MODEL_ID names (a folder will do).
 
         Raises:
-            ModelError: neither is there.
+            ModelError: Neither is there.
         """
         trust = environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true")
         options: dict[str, Any] = {"trust_remote_code": True} if trust else {}
@@ -38,9 +38,9 @@ class Origin:
             return cls(model_dir, options)
         name = environ.get("HF_MODEL_ID", "")
         if not name:
-            found = ", ".join(sorted(path.name for path in Path(model_dir).glob("*"))[:10])
+            files = ", ".join(sorted(path.name for path in Path(model_dir).glob("*"))[:10])
             raise ModelError(
-                f"There is no config.json in {model_dir}, which holds {found or 'nothing'}.",
+                f"There is no config.json in {model_dir}, which holds {files or 'nothing'}.",
                 "Pack the files that save_pretrained wrote at the top of model.tar.gz, or set "
                 "HF_MODEL_ID.",
             )
@@ -52,34 +52,35 @@ class Origin:
 
     @property
     def adapter(self) -> dict[str, Any]:
-        """The settings of the LoRA adapter, where only that was saved; else empty."""
+        """The settings of the LoRA adapter, if only that was saved; else empty."""
         path = Path(self.place) / "adapter_config.json"
         settings: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
         return settings
 
     @property
     def sentence_modules(self) -> list[dict[str, Any]]:
-        """The modules that sentence-transformers puts one after another; none where it has not
-        saved the model."""
-        modules: list[dict[str, Any]] = self._json("modules.json") or []
+        """The modules that sentence-transformers puts one after another; empty if it has not saved
+        the model."""
+        modules: list[dict[str, Any]] = self._read_json("modules.json") or []
         return modules
 
     @property
     def sentence_settings(self) -> dict[str, Any]:
-        """What sentence-transformers has saved beside the model; empty where it has not."""
-        settings: dict[str, Any] = self._json("config_sentence_transformers.json") or {}
+        """What sentence-transformers has saved beside the model; empty if it has not."""
+        settings: dict[str, Any] = self._read_json("config_sentence_transformers.json") or {}
         return settings
 
-    def _json(self, name: str) -> Any:
+    def _read_json(self, name: str) -> Any:
+        """The content of a JSON file of the folder or of the Hub; None if there is none."""
         if Path(self.place).is_dir():
             path: str | None = str(Path(self.place) / name)
         else:
-            silent = {f"_raise_exceptions_for_{each}": False for each in _ABSENCES}
+            silent = {f"_raise_exceptions_for_{absence}": False for absence in _ABSENCES}
             options = {k: v for k, v in self.options.items() if k != "trust_remote_code"}
             try:
                 path = cached_file(self.place, name, **silent, **options)
             except OSError:
-                # Whether there is a model at all is said by what loads it.
+                # What loads the model says whether there is one at all.
                 path = None
         return json.loads(Path(path).read_text()) if path and Path(path).is_file() else None
 
@@ -90,6 +91,6 @@ class Origin:
         except OSError as error:
             raise ModelError(
                 f"The model {self.place!r} cannot be read: {str(error).splitlines()[0]}",
-                "Without a way to the Hub, bring the model in model.tar.gz, or give HF_MODEL_ID "
-                "the path of its folder.",
+                "Without a connection to the Hub, bring the model in model.tar.gz, or give "
+                "HF_MODEL_ID the path of its folder.",
             ) from error

@@ -1,102 +1,128 @@
 """What a request may ask beside its inputs: the names that transformers' pipelines take, and what
-each may be."""
+values each may have."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_MOST = 1 << 31
+"""Of whole numbers, if nothing else bounds them: more would overflow where tensors hold them."""
+
 
 @dataclass(frozen=True)
 class Rule:
-    """What values a parameter may have."""
+    """Which values a parameter may have."""
 
     is_right: Callable[[Any], bool]
-    range: str
-    """The same in words."""
+    words: str
+    """The same in words, after "Give"."""
 
 
-def _whole(least: int) -> Rule:
-    return Rule(lambda value: type(value) is int and value >= least, f"{least} or more")
+def whole(least: int, most: int = _MOST) -> Rule:
+    """A whole number; True and False are not numbers."""
+    words = f"a whole number from {least}" + ("" if most == _MOST else f" to {most}")
+    return Rule(lambda value: type(value) is int and least <= value <= most, words)
 
 
-def _one_of(*values: Any) -> Rule:
-    names = [str(value).lower() if type(value) is bool else value for value in values]
-    words = f"{', '.join(names[:-1])} or {names[-1]}"
+def number(least: float, most: float = math.inf, *, above: bool = False) -> Rule:
+    """A finite number from `least`, or above it, up to `most`."""
+
+    def is_right(value: Any) -> bool:
+        # Not by math.isfinite, which whole numbers of 400 digits overflow.
+        if type(value) not in (int, float) or not -math.inf < value < math.inf or value > most:
+            return False
+        return bool(value > least if above else value >= least)
+
+    words = f"a number {'above' if above else 'from'} {least:g}"
+    return Rule(is_right, words if most == math.inf else f"{words} to {most:g}")
+
+
+def one_of(*values: Any) -> Rule:
+    """One of a few values, of the same type."""
+    names = [value if isinstance(value, str) else json.dumps(value) for value in values]
+    words = " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
     return Rule(lambda value: any(type(value) is type(v) and value == v for v in values), words)
 
 
-def _more_than_zero(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < float("inf")
-
-
-def _are_texts(value: Any) -> bool:
+def are_texts(value: Any) -> bool:
+    """Whether a value of JSON is a list of texts that is not empty."""
     return isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value)
 
 
-_FLAG = _one_of(True, False)
-_POSITIVE = Rule(_more_than_zero, "a number more than 0")
-_TEXT = Rule(lambda value: isinstance(value, str), "a text")
-_TEXTS = Rule(
-    lambda value: _are_texts(value) or bool(value and isinstance(value, str)),
-    "a text or a list of texts",
+def faults(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> list[str]:
+    """What is wrong with `values`, all at once; a value without a rule is not looked at."""
+    return [
+        f"{name} is {json.dumps(value)[:60]}: give {rules[name].words}, or leave it out"
+        for name, value in values.items()
+        if name in rules and not rules[name].is_right(value)
+    ]
+
+
+FLAG = one_of(True, False)
+TEXT = Rule(lambda value: isinstance(value, str), "a text")
+TEXT_OR_TEXTS = Rule(
+    lambda value: isinstance(value, str) or are_texts(value), "a text or a list of texts"
 )
+OBJECT = Rule(lambda value: isinstance(value, dict), "an object")
+_NAMES = Rule(lambda value: value != "" and TEXT_OR_TEXTS.is_right(value), TEXT_OR_TEXTS.words)
+_SHARE = number(0, 1, above=True)
 
 RULES: Mapping[str, Rule] = {
     # What is read, and how much of it.
-    "truncation": _one_of(True, False, "longest_first", "do_not_truncate"),
-    "max_length": _whole(1),
-    "padding": _one_of(True, False, "longest", "max_length", "do_not_pad"),
-    "stride": _whole(0),
-    "doc_stride": _whole(1),
-    "max_seq_len": _whole(8),
-    "max_question_len": _whole(1),
-    "is_split_into_words": _FLAG,
-    "delimiter": _TEXT,
-    "tokenizer_kwargs": Rule(lambda value: isinstance(value, dict), "an object"),
-    "tokenize_kwargs": Rule(lambda value: isinstance(value, dict), "an object"),
-    "prefix": _TEXT,
-    "prompt": _TEXT,
-    "prompt_name": _TEXT,
-    "src_lang": _TEXT,
-    "tgt_lang": _TEXT,
+    "truncation": one_of(True, False, "longest_first", "do_not_truncate"),
+    "max_length": whole(1),
+    "padding": one_of(True, False, "longest", "max_length", "do_not_pad"),
+    "stride": whole(0),
+    "doc_stride": whole(1),
+    "max_seq_len": whole(8),
+    "max_question_len": whole(1),
+    "is_split_into_words": FLAG,
+    "delimiter": TEXT,
+    "tokenizer_kwargs": OBJECT,
+    "tokenize_kwargs": OBJECT,
+    "prefix": TEXT,
+    "prompt": TEXT,
+    "prompt_name": TEXT,
+    "src_lang": TEXT,
+    "tgt_lang": TEXT,
     # What is answered.
-    "top_k": _whole(1),
-    "function_to_apply": _one_of("sigmoid", "softmax", "none", "default"),
-    "return_all_scores": _FLAG,
-    "aggregation_strategy": _one_of("none", "simple", "first", "average", "max"),
-    "ignore_labels": Rule(lambda value: value == [] or _are_texts(value), "a list of labels"),
-    "candidate_labels": _TEXTS,
-    "multi_label": _FLAG,
-    "hypothesis_template": _TEXT,
-    "targets": _TEXTS,
-    "max_answer_len": _whole(1),
-    "handle_impossible_answer": _FLAG,
-    "align_to_words": _FLAG,
-    "normalize": _FLAG,
-    "truncate_dim": _whole(1),
-    "return_text": _FLAG,
-    "clean_up_tokenization_spaces": _FLAG,
+    "top_k": whole(1),
+    "function_to_apply": one_of("sigmoid", "softmax", "none", "default"),
+    "return_all_scores": FLAG,
+    "aggregation_strategy": one_of("none", "simple", "first", "average", "max"),
+    "ignore_labels": Rule(lambda value: value == [] or are_texts(value), "a list of labels"),
+    "candidate_labels": _NAMES,
+    "multi_label": FLAG,
+    "hypothesis_template": TEXT,
+    "targets": _NAMES,
+    "max_answer_len": whole(1),
+    "handle_impossible_answer": FLAG,
+    "align_to_words": FLAG,
+    "normalize": FLAG,
+    "truncate_dim": whole(1),
+    "return_text": FLAG,
+    "clean_up_tokenization_spaces": FLAG,
     # How a text is written.
-    "max_new_tokens": _whole(1),
-    "min_new_tokens": _whole(0),
-    "min_length": _whole(0),
-    "num_beams": _whole(1),
-    "num_beam_groups": _whole(1),
-    "num_return_sequences": _whole(1),
-    "do_sample": _FLAG,
-    "early_stopping": _one_of(True, False, "never"),
-    "temperature": _POSITIVE,
-    "top_p": Rule(lambda value: type(value) in (int, float) and 0 < value <= 1, "0 to 1"),
-    "typical_p": Rule(lambda value: type(value) in (int, float) and 0 < value <= 1, "0 to 1"),
-    "repetition_penalty": _POSITIVE,
-    "length_penalty": Rule(
-        lambda value: type(value) in (int, float) and abs(value) < 1e6, "a number"
-    ),
-    "no_repeat_ngram_size": _whole(0),
-    "seed": _whole(0),
-    "stream": _FLAG,
+    "max_new_tokens": whole(1),
+    "min_new_tokens": whole(0),
+    "min_length": whole(0),
+    "num_beams": whole(1),
+    "num_beam_groups": whole(1),
+    "num_return_sequences": whole(1),
+    "do_sample": FLAG,
+    "early_stopping": one_of(True, False, "never"),
+    "temperature": number(0, above=True),
+    "top_p": _SHARE,
+    "typical_p": _SHARE,
+    "repetition_penalty": number(0, above=True),
+    "length_penalty": number(-1e6, 1e6),
+    "no_repeat_ngram_size": whole(0),
+    "seed": whole(0, 2**64 - 1),
+    "stream": FLAG,
 }
 """What each parameter of some task may be."""
 

@@ -12,7 +12,6 @@ from recipe.inference.parameters import RULES
 JSON, JSON_LINES, CSV = "application/json", "application/jsonlines", "text/csv"
 NPY, TEXT, EVENTS = "application/x-npy", "text/plain", "text/event-stream"
 SPELLINGS = {
-    "application/jsonlines": JSON_LINES,
     "application/x-jsonlines": JSON_LINES,
     "application/jsonl": JSON_LINES,
     "application/x-ndjson": JSON_LINES,
@@ -26,11 +25,11 @@ Text = str | tuple[str, str]
 
 
 class UnsupportedContentType(TypeError):
-    """The request's Content-Type, or every type in its Accept, is one this handler cannot do."""
+    """The request's Content-Type, or every type in its Accept, is not supported."""
 
 
 class BadRequest(ValueError):
-    """The request's body cannot be read as texts; the message says what would be right."""
+    """The request's body cannot be read; the message says what would be right."""
 
     status_code = 400
 
@@ -46,11 +45,11 @@ class Request:
     """What a request asks."""
 
     texts: Sequence[Any]
-    """The inputs, one by one: as they came, until a task has `read` them; then each a `Text`, or
+    """The inputs, one by one: as they came, until a task has `read` them; then each is a `Text`, or
     what else the task makes of it."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     single: bool = False
-    """Whether the body held one input that is in no list."""
+    """Whether the body held one input that is not in a list."""
     records: bool = False
     """Whether each input is a record, whose fault is its own: a line of JSON Lines, a CSV row."""
     raw: Any = None
@@ -59,34 +58,44 @@ class Request:
     token_ids: list[list[int]] | None = None
     """The texts' token ids, once they are known."""
     type_ids: list[list[int] | None] | None = None
-    """Which part of a pair each token is of; None where the model does not ask for it."""
+    """Which part of a pair each token is of; None if the model does not ask for it."""
     truncated: Sequence[int] = ()
     """Places of the texts that were longer than the model can read, and were cut."""
     faults: dict[int, str] = field(default_factory=dict)
     """Records that hold no input: their places in the answer, and why."""
+    by_columns: Callable[[Sequence[str]], Request | None] | None = None
+    """Reads a CSV body again, by columns of these names; None if its header lacks one of them."""
     is_read: bool = False
     route: str = ""
     """The route of a client's API whose body this is; empty for a body of our own."""
     settings: Any = None
-    """How texts are to be generated, where another API than pipelines' says it."""
+    """How texts are to be generated, if another API than pipelines' says it."""
     form: Callable[[Any, Request], Any] | None = None
     """What makes another API's answer of the task's; None: the task's own is the answer."""
     prepared: Any = None
     """What a task has made of the inputs for its model."""
 
-    def only(self, known: Set[str], task: str, nullable: Set[str] = frozenset()) -> None:
-        """Check the parameters once; those that are null, but for the `nullable`, are left out.
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is to come piece by piece."""
+        return bool(self.parameters.get("stream"))
+
+    def check_parameters(
+        self, known: Set[str], task: str, nullable: Set[str] = frozenset()
+    ) -> None:
+        """Check the parameters; those that are null, except the `nullable`, are left out.
 
         Raises:
-            BadRequest: there is another one than the task's `known`, or a value that cannot be.
+            BadRequest: A parameter is not one of the task's `known`, or has a value that it may not
+                have.
         """
         for name, value in self.parameters.items():
             if name not in known:
                 takes = f"takes {', '.join(sorted(known))}" if known else "takes none"
                 raise BadRequest(f"The parameter {name!r} is not one of {task}, which {takes}.")
             if value is not None and not RULES[name].is_right(value):
-                given = json.dumps(value)[:60]
-                raise BadRequest(f"{name} is {given}. Give {RULES[name].range}, or leave it out.")
+                shown = json.dumps(value)[:60]
+                raise BadRequest(f"{name} is {shown}. Give {RULES[name].words}, or leave it out.")
         if None in self.parameters.values():
             self.parameters = {
                 name: value
@@ -94,27 +103,36 @@ class Request:
                 if value is not None or name in nullable
             }
 
-    def read(self, reader: Callable[[Any], Any]) -> None:
+    def read(self, reader: Callable[[Any], Any], columns: Sequence[str] = ()) -> None:
         """Make of each input, once, what `reader` makes of it.
 
+        Args:
+            reader: Raises BadRequest for what it cannot read.
+            columns: The columns of texts that the model was trained on, if it says so. A CSV body
+                whose header has them is read by them, and not by the names that are usual.
+
         Raises:
-            BadRequest: `reader` has, of all records or of an input that is no record.
+            BadRequest: `reader` has, for all records or for an input that is not a record.
         """
         if self.is_read:
             return
         self.is_read = True
-        answered = len(self.texts) + len(self.faults)
-        places = (place for place in range(answered) if place not in self.faults)
+        if columns and self.by_columns is not None:
+            table = self.by_columns(columns)
+            if table is not None:
+                self.texts, self.faults = table.texts, table.faults
+        count = len(self.texts) + len(self.faults)
+        places = [place for place in range(count) if place not in self.faults]
         faults, inputs = dict(self.faults), []
-        for place, each in zip(list(places), self.texts, strict=True):
+        for place, value in zip(places, self.texts, strict=True):
             try:
-                inputs.append(reader(each))
+                inputs.append(reader(value))
             except BadRequest as error:
                 if not self.records:
                     raise
                 faults[place] = str(error)
         if not inputs:
-            raise BadRequest(faults[min(faults)])
+            raise BadRequest(faults[min(faults)] if faults else f"There is no text. {EXAMPLE}")
         self.texts, self.faults = inputs, faults
 
 
@@ -123,12 +141,14 @@ def is_conversation(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(each, dict) and {"role", "content"} <= set(each) for each in value)
+        and all(
+            isinstance(message, dict) and {"role", "content"} <= set(message) for message in value
+        )
     )
 
 
 def a_text(value: Any) -> str:
-    """`value`, which is a text. Raises BadRequest where it is not."""
+    """`value`, which is a text. Raises BadRequest if it is not."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -140,7 +160,7 @@ def a_text_or_pair(value: Any) -> Text:
     """A text; or a pair, of `{"text", "text_pair"}` or of a list of two texts.
 
     Raises:
-        BadRequest: it is neither.
+        BadRequest: It is neither.
     """
     if isinstance(value, str):
         return value
@@ -200,21 +220,18 @@ def with_faults(prediction: Any, request: Request) -> Any:
     answer has as many entries as its request has records."""
     if not request.faults or isinstance(prediction, Exception):
         return prediction
-    entries, answered = iter(prediction), len(prediction) + len(request.faults)
-    places = [place for place in range(answered) if place not in request.faults]
+    count = len(prediction) + len(request.faults)
+    places = [place for place in range(count) if place not in request.faults]
+    entries = {
+        place: {"error": {"code": "bad_request", "message": message}}
+        for place, message in request.faults.items()
+    } | dict(zip(places, prediction, strict=True))
     woven = Answers(
-        [
-            _fault(request.faults[place]) if place in request.faults else next(entries)
-            for place in range(answered)
-        ],
-        [places[each] for each in prediction.truncated],
+        [entries[place] for place in range(count)],
+        [places[place] for place in prediction.truncated],
     )
     woven.failed = sorted(request.faults)
     return woven
-
-
-def _fault(message: str) -> dict[str, Any]:
-    return {"error": {"code": "bad_request", "message": message}}
 
 
 def media_type(header: str) -> str:

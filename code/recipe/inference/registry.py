@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import transformers
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from recipe.compat import quieten
 from recipe.errors import ModelError, near
-from recipe.inference.generation import generator
+from recipe.inference.generation.generator import Generator
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Request
-from recipe.inference.tasks import (
-    classifier,
-    embedder,
-    fill_mask,
-    pipelines,
-    question_answering,
-    tagger,
-    text_to_text,
-    zero_shot,
-)
-from recipe.inference.tasks.embedder import TOKENS, VECTORS
+from recipe.inference.tasks import embedder, pipelines, text_to_text
+from recipe.inference.tasks.classifier import Classifier
+from recipe.inference.tasks.fill_mask import MaskFiller
+from recipe.inference.tasks.question_answering import QuestionAnswerer
+from recipe.inference.tasks.tagger import Tagger
+from recipe.inference.tasks.text_to_text import TextToText
+from recipe.inference.tasks.zero_shot import ZeroShot
 from recipe.storage import checksums
 
 
@@ -32,17 +29,17 @@ class Task(Protocol):
     """A loaded model that answers requests."""
 
     def example(self, text: str) -> Request | None:
-        """A request that this task answers, made of a text; None where that is not known."""
+        """A request that this task answers, made of a text; None if that is not known."""
 
     def measure(self, request: Request) -> list[int]:
-        """Tokens of each input. Raises BadRequest where the request is none for this task."""
+        """Tokens of each input. Raises BadRequest if the request is not one for this task."""
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """The prediction for each request, or an exception in its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Entry:
     """A task that requests are merged for."""
 
     load: Callable[[Origin], Task]
@@ -53,45 +50,36 @@ class Row:
 
 
 FEATURES, SENTENCES = "feature-extraction", "sentence-similarity"
-
-
-def _text_to_text(task: str) -> Callable[[Origin], Task]:
-    return lambda origin: text_to_text.load(origin, task, os.environ.get("HF_TASK") or task)
-
-
-TASKS: Mapping[str, Row] = {
-    "text-classification": Row(
-        load=classifier.load,
+TASKS: Mapping[str, Entry] = {
+    "text-classification": Entry(
+        load=Classifier.load,
         architectures=("AutoModelForSequenceClassification",),
         adapters=("SEQ_CLS",),
     ),
-    "token-classification": Row(
-        load=tagger.load,
+    "token-classification": Entry(
+        load=Tagger.load,
         architectures=("AutoModelForTokenClassification",),
         adapters=("TOKEN_CLS",),
     ),
-    "question-answering": Row(
-        load=question_answering.load,
+    "question-answering": Entry(
+        load=QuestionAnswerer.load,
         architectures=("AutoModelForQuestionAnswering",),
         adapters=("QUESTION_ANS",),
     ),
-    "fill-mask": Row(load=fill_mask.load, architectures=("AutoModelForMaskedLM",)),
-    text_to_text.GENERAL: Row(
-        load=_text_to_text(text_to_text.GENERAL),
+    "fill-mask": Entry(load=MaskFiller.load, architectures=("AutoModelForMaskedLM",)),
+    text_to_text.GENERAL: Entry(
+        load=partial(TextToText.load, task=text_to_text.GENERAL),
         architectures=("AutoModelForSeq2SeqLM",),
         adapters=("SEQ_2_SEQ_LM",),
     ),
-    text_to_text.SUMMARIES: Row(load=_text_to_text(text_to_text.SUMMARIES)),
-    text_to_text.TRANSLATIONS: Row(load=_text_to_text(text_to_text.TRANSLATIONS)),
-    "text-generation": Row(
-        load=generator.load, architectures=("AutoModelForCausalLM",), adapters=("CAUSAL_LM",)
+    text_to_text.SUMMARIES: Entry(load=partial(TextToText.load, task=text_to_text.SUMMARIES)),
+    text_to_text.TRANSLATIONS: Entry(load=partial(TextToText.load, task=text_to_text.TRANSLATIONS)),
+    "text-generation": Entry(
+        load=Generator.load, architectures=("AutoModelForCausalLM",), adapters=("CAUSAL_LM",)
     ),
-    "zero-shot-classification": Row(load=zero_shot.load),
-    FEATURES: Row(
-        load=lambda origin: embedder.load(origin, _answers(origin, os.environ)),
-        adapters=("FEATURE_EXTRACTION",),
-    ),
-    SENTENCES: Row(load=lambda origin: embedder.load(origin, VECTORS)),
+    "zero-shot-classification": Entry(load=ZeroShot.load),
+    FEATURES: Entry(load=embedder.load_features, adapters=("FEATURE_EXTRACTION",)),
+    SENTENCES: Entry(load=embedder.load_vectors),
 }
 """The tasks that requests are merged for, the likelier first for a model that could do several."""
 _SYNONYMS = {
@@ -103,7 +91,7 @@ _SYNONYMS = {
     "image-to-text": "image-text-to-text",
     "text-to-speech": "text-to-audio",
 }
-# Classes of these are of no one task: a model without a head, or one that does many things.
+# Classes of these do not tell one task: a model without a head, or one that does many things.
 _VAGUE = {"feature-extraction", "image-feature-extraction", "zero-shot-audio-classification",
           "decision", "any-to-any"}  # fmt: skip
 
@@ -112,7 +100,7 @@ def load(model_dir: str, environ: Mapping[str, str]) -> Task:
     """The model in `model_dir` or of HF_MODEL_ID, for HF_TASK or for what its head is made for.
 
     Raises:
-        ModelError: there is no model, its files have changed since they were written, or nothing
+        ModelError: There is no model, its files have changed since they were written, or nothing
             here answers with its head.
         ValueError: HF_TASK names a task that these handlers cannot do.
     """
@@ -121,21 +109,23 @@ def load(model_dir: str, environ: Mapping[str, str]) -> Task:
     with checksums.verified(origin.place):
         name = chosen(origin, environ)
         print(f"task: {name}", flush=True)
-        return TASKS[name].load(origin) if name in TASKS else pipelines.load(origin, name, environ)
+        if name in TASKS:
+            return TASKS[name].load(origin)
+        return pipelines.Foreign.load(origin, name, environ)
 
 
 def chosen(origin: Origin, environ: Mapping[str, str]) -> str:
     """The task of HF_TASK, else what the model's head is made for.
 
     Raises:
-        ModelError: nothing here answers with its head.
+        ModelError: Nothing here answers with its head.
         ValueError: HF_TASK names a task that these handlers cannot do.
     """
     name = environ.get("HF_TASK") or task_of(origin)
     name = _SYNONYMS.get(name, name)
     if name.startswith(f"{text_to_text.TRANSLATIONS}_"):
         name = text_to_text.TRANSLATIONS
-    known = [*TASKS, *(each for each in pipelines.names() if each not in TASKS)]
+    known = [*TASKS, *(task for task in pipelines.names() if task not in TASKS)]
     if name not in known:
         raise ValueError(f"HF_TASK is {name!r}. Give {', '.join(known)}. {near(name, known)}")
     return name
@@ -145,96 +135,74 @@ def task_of(origin: Origin) -> str:
     """The task that a model's class is made for.
 
     Raises:
-        ModelError: no task claims the class. Served without its head, it would answer something
+        ModelError: No task claims the class. Served without its head, it would answer something
             else than it was trained for.
     """
     if origin.adapter:
         # Beside an adapter lies the configuration of its base, whose class is another.
         kind = origin.adapter.get("task_type") or ""
-        # Where peft has no name for the task, it notes the class of what it was trained around.
+        # If peft has no name for the task, it notes the class of what it was trained around.
         around = (origin.adapter.get("auto_mapping") or {}).get("base_model_class") or ""
-        if not kind and (claimed := _task_of_class(around.removeprefix("FSDP"))) is not None:
+        if not kind and (claimed := task_of_class(around.removeprefix("FSDP"))) is not None:
             return claimed
-        found = next((name for name, row in TASKS.items() if kind in row.adapters), None)
-        if found is None:
-            raise _unclaimed(origin, f"is an adapter whose task_type is {kind!r}")
-        return found
-    if (modules := origin.sentence_modules) and (found := _sentence_task(origin, len(modules))):
-        return found
-    names = getattr(origin.config(), "architectures", None) or []
-    for name in names:
-        if (claimed := _task_of_class(name)) is not None:
-            return claimed
-    raise _unclaimed(origin, f"has {', '.join(names) or 'no architectures in its config.json'}")
+        claiming = [name for name, entry in TASKS.items() if kind in entry.adapters]
+        what = f"is an adapter whose task_type is {kind!r}"
+    elif (modules := origin.sentence_modules) and not _is_cross_encoder(origin, len(modules)):
+        claiming, what = [FEATURES], ""
+    else:
+        classes = getattr(origin.config(), "architectures", None) or []
+        claiming = [task for name in classes if (task := task_of_class(name)) is not None]
+        what = f"has {', '.join(classes) or 'no architectures in its config.json'}"
+    if not claiming:
+        raise ModelError(
+            f"The model {origin.place} {what}, which no task here claims.",
+            f"Name the task in HF_TASK: {', '.join(TASKS)}; or bring an inference.py.",
+        )
+    return claiming[0]
 
 
-def _task_of_class(name: str) -> str | None:
+def task_of_class(name: str) -> str | None:
+    """The task that a class of transformers is made for; None if no task claims it."""
     # What reads images, sounds or tables first: some of these classes answer to texts' names too.
-    for task in pipelines.names():
-        if task not in TASKS and task not in _VAGUE:
-            own = set(pipelines.architectures(task)) - {"AutoModelForCausalLM"}
-            if any(name in _classes(architecture) for architecture in own):
-                return task
-    for task, row in TASKS.items():
-        if any(name in _classes(architecture) for architecture in row.architectures):
+    candidates = [
+        (task, set(pipelines.architectures(task)) - {"AutoModelForCausalLM"})
+        for task in pipelines.names()
+        if task not in TASKS and task not in _VAGUE
+    ]
+    candidates += [(task, set(entry.architectures)) for task, entry in TASKS.items()]
+    for task, architectures in candidates:
+        if any(name == model for own in architectures for _, model in _classes(own)):
             return task
-    if name not in _classes("AutoModel"):
+    headless = [kind for kind, model in _classes("AutoModel") if model == name]
+    if not headless:
         return None
-    return FEATURES if _reads_texts(name) else "image-feature-extraction"
+    reads_texts = any(kind in TOKENIZER_MAPPING_NAMES for kind in headless)
+    return FEATURES if reads_texts else "image-feature-extraction"
 
 
-def _reads_texts(name: str) -> bool:
-    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+def _is_cross_encoder(origin: Origin, count: int) -> bool:
+    """Whether what sentence-transformers has saved is a classifier, and not a model of vectors.
 
-    mapping: Any = transformers.AutoModel._model_mapping
-    names = mapping._model_mapping.items()
-    kinds = [kind for kind, each in names if name in ([each] if isinstance(each, str) else each)]
-    return any(kind in TOKENIZER_MAPPING_NAMES for kind in kinds)
-
-
-def _sentence_task(origin: Origin, parts: int) -> str | None:
+    Raises:
+        ModelError: It is another kind of model, or a cross-encoder of several modules.
+    """
     kind = origin.sentence_settings.get("model_type") or "SentenceTransformer"
     if kind == "SentenceTransformer":
-        return FEATURES
-    if kind == "CrossEncoder" and parts == 1:
-        return None
+        return False
+    if kind == "CrossEncoder" and count == 1:
+        return True
     raise ModelError(
-        f"{origin.place} is a {kind} of {parts} modules of sentence-transformers, which these "
+        f"{origin.place} is a {kind} of {count} modules of sentence-transformers, which these "
         "handlers do not serve.",
         "Bring an inference.py that loads it.",
     )
 
 
-def _unclaimed(origin: Origin, what: str) -> ModelError:
-    return ModelError(
-        f"The model {origin.place} {what}, which no task here claims.",
-        f"Name the task in HF_TASK: {', '.join(TASKS)}; or bring an inference.py.",
-    )
-
-
-def _classes(architecture: str) -> set[str]:
-    """The names of the models that one of transformers' Auto classes loads."""
+def _classes(architecture: str) -> list[tuple[str, str]]:
+    """What one of transformers' Auto classes loads: names of configurations and models."""
     mapping: Any = getattr(transformers, architecture)._model_mapping
-    names: set[str] = set()
-    for each in mapping._model_mapping.values():
-        names.update([each] if isinstance(each, str) else each)
-    return names
-
-
-def _answers(origin: Origin, environ: Mapping[str, str]) -> str:
-    """Whether feature extraction answers with a vector of each text or of each token.
-
-    Raises:
-        ValueError: AMPHORA_ANSWERS is neither.
-    """
-    named = environ.get("AMPHORA_ANSWERS", "")
-    if named and named not in (TOKENS, VECTORS):
-        raise ValueError(f"AMPHORA_ANSWERS is {named!r}. Give {TOKENS} or {VECTORS}.")
-    # Hugging Face's image serves a model without a head only where HF_TASK says so: its clients
-    # read a matrix. Where nobody asked for that, texts have vectors.
-    asked = environ.get("HF_TASK") == FEATURES and not origin.sentence_modules
-    chosen = named or (TOKENS if asked else VECTORS)
-    what = "each token" if chosen == TOKENS else "each text"
-    other = VECTORS if chosen == TOKENS else TOKENS
-    print(f"answers: a vector of {what} (AMPHORA_ANSWERS={other} for the other)", flush=True)
-    return chosen
+    return [
+        (kind, name)
+        for kind, classes in mapping._model_mapping.items()
+        for name in ([classes] if isinstance(classes, str) else classes)
+    ]

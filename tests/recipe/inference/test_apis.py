@@ -29,27 +29,27 @@ def environ() -> Any:
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory: pytest.TempPathFactory, environ: None) -> Any:
     folder = save("BertModel", tmp_path_factory.mktemp("bert"))
-    return embedder.load(Origin(str(folder), {}), embedder.VECTORS)
+    return embedder.load_vectors(Origin(str(folder), {}))
 
 
 @pytest.fixture(scope="module")
 def labels(tmp_path_factory: pytest.TempPathFactory, environ: None) -> Any:
     names = {0: "sad", 1: "glad", 2: "neither"}
     folder = save("BertForSequenceClassification", tmp_path_factory.mktemp("three"), id2label=names)
-    return classifier.load(Origin(str(folder), {}))
+    return classifier.Classifier.load(Origin(str(folder), {}))
 
 
 @pytest.fixture(scope="module")
 def ranker(tmp_path_factory: pytest.TempPathFactory, environ: None) -> Any:
     folder = save("BertForSequenceClassification", tmp_path_factory.mktemp("one"), num_labels=1)
-    return classifier.load(Origin(str(folder), {}))
+    return classifier.Classifier.load(Origin(str(folder), {}))
 
 
 def ask(model: Any, body: object, path: str = "/invocations") -> Any:
     request = reading.read(json.dumps(body).encode(), "application/json", path)
-    description.check(model, request)
+    description.refuse_other_apis(model, request)
     model.measure(request)
-    answer = reading.answered(model.predict([request])[0], request)
+    answer = reading.in_form(model.predict([request])[0], request)
     if isinstance(answer, Exception):
         raise answer
     if isinstance(answer, Document):
@@ -76,7 +76,7 @@ def test_embeddings_are_the_models_vectors_of_length_one(vectors: Any) -> None:
 
 
 def test_a_model_of_token_vectors_answers_the_apis_with_those_of_texts(vectors: Any) -> None:
-    tokens = embedder.TokenFeatures(vectors.vectors.encoder)
+    tokens = embedder.TokenFeatures(vectors.vectors.loaded)
     body = {"inputs": TEXTS[:2]}
     assert np.ndim(ask(tokens, {"inputs": TEXTS[0]})) == 3
     assert ask(tokens, body, "/embed") == ask(vectors, body, "/embed")
@@ -140,7 +140,7 @@ def test_texts_are_ranked_as_the_pairs_are_scored(ranker: Any) -> None:
             ["encoding_format", "base64"],
         ),
         ("/v1/embeddings", {"model": "a"}, ["no 'input'"]),
-        ("/v1/embeddings", ["a"], ["no object"]),
+        ("/v1/embeddings", ["a"], ["not an object"]),
         (
             "/embed",
             {"inputs": "a", "pooling": "cls", "normalize": 1},
@@ -177,7 +177,7 @@ def test_the_body_decides_only_where_it_is_plain(vectors: Any) -> None:
         route({"prompt": "a", "messages": []})
     with pytest.raises(UnsupportedContentType, match="text/csv"):
         reading.read(b"a", "text/csv", "/embed")
-    with pytest.raises(BadRequest, match="no valid JSON"):
+    with pytest.raises(BadRequest, match="not valid JSON"):
         reading.read(b'{"messages": NaN}', "application/json", "/invocations")
 
 

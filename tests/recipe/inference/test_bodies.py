@@ -70,7 +70,7 @@ def test_a_bad_request_is_told_what_is_right(
 ) -> None:
     with pytest.raises(BadRequest) as caught:
         request = bodies.read_request(body, content_type)
-        request.only({"top_k"}, "text-classification", nullable={"top_k"})
+        request.check_parameters({"top_k"}, "text-classification", nullable={"top_k"})
         request.read(payloads.a_text)
     for word in words:
         assert word in str(caught.value)
@@ -230,7 +230,7 @@ def test_a_parameter_of_another_task_is_named() -> None:
         b'{"inputs": "a", "parameters": {"temperature": 0.5}}', "application/json"
     )
     with pytest.raises(BadRequest, match=r"'temperature'.*text-classification.*takes top_k"):
-        request.only({"top_k"}, "text-classification")
+        request.check_parameters({"top_k"}, "text-classification")
 
 
 @pytest.mark.parametrize("charset", ["utf-8", "latin-1", "utf-16", "utf-16-be"])

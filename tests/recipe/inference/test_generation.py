@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from recipe.inference.apis import reading
-from recipe.inference.generation import generator
 from recipe.inference.generation.generator import Generator
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import BadRequest, Document
@@ -38,7 +37,7 @@ def load(folder: Path, **environ: str) -> Generator:
     patched = pytest.MonkeyPatch()
     with patched.context() as patch:
         patch.setenv("AMPHORA_DTYPE", "float32")
-        return generator.load(Origin(str(folder), {}), environ)
+        return Generator.load(Origin(str(folder), {}), environ)
 
 
 def ask(model: Generator, *bodies: object, path: str = "/invocations") -> list[Any]:
@@ -50,7 +49,7 @@ def ask(model: Generator, *bodies: object, path: str = "/invocations") -> list[A
         model.measure(request)
     answers = []
     for prediction, request in zip(model.predict(requests), requests, strict=True):
-        answer = reading.answered(prediction, request)
+        answer = reading.in_form(prediction, request)
         if isinstance(answer, Document):
             answers.append(answer.value)
         elif isinstance(answer, list):
@@ -81,7 +80,7 @@ def test_answers_are_those_of_the_pipeline(
     from transformers import pipeline
 
     model = load(model_dir)
-    reference = pipeline("text-generation", model=model.encoder.model, tokenizer=str(model_dir))
+    reference = pipeline("text-generation", model=model.loaded.model, tokenizer=str(model_dir))
     assert ask(model, {"inputs": inputs, "parameters": parameters}) == [
         reference(inputs, **parameters)
     ]
@@ -90,8 +89,8 @@ def test_answers_are_those_of_the_pipeline(
 def test_a_conversation_is_answered_as_by_the_pipeline(chained: Generator) -> None:
     from transformers import pipeline
 
-    encoder = chained.encoder
-    reference = pipeline("text-generation", model=encoder.model, tokenizer=encoder.tokenizer)
+    loaded = chained.loaded
+    reference = pipeline("text-generation", model=loaded.model, tokenizer=loaded.tokenizer)
     messages = [{"role": "user", "content": "hi"}]
     begun = [*messages, {"role": "assistant", "content": "01"}]
     options = {"max_new_tokens": 5, "do_sample": False}
@@ -198,7 +197,7 @@ def test_a_bad_line_harms_no_other(chained: Generator) -> None:
     body = "\n".join(map(json.dumps, lines)).encode()
     request = reading.read(body, "application/jsonlines", "/invocations")
     chained.measure(request)
-    answer = reading.answered(chained.predict([request])[0], request)
+    answer = reading.in_form(chained.predict([request])[0], request)
     assert answer[0] == [{"generated_text": "0123"}]
     assert answer[1][0]["generated_text"][-1] == {"role": "assistant", "content": "Ci"}
     assert "7, not a text" in answer[2]["error"]["message"]

@@ -180,7 +180,7 @@ def test_pictures_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
     import transformers
     from PIL import Image
 
-    from recipe.inference.answers import plain
+    from recipe.inference.answers import json_values
 
     torch.manual_seed(3)
     config = transformers.ViTConfig(
@@ -197,7 +197,7 @@ def test_pictures_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
     picture, out = Image.fromarray(noise), io.BytesIO()
     picture.save(out, format="PNG")
     data, text = out.getvalue(), base64.b64encode(out.getvalue()).decode()
-    one, two = plain(reference(picture)), plain(reference(picture, top_k=2))
+    one, two = json_values(reference(picture)), json_values(reference(picture, top_k=2))
     for body, wanted in [
         ((data, "image/png"), one), ({"inputs": text}, one), ({"inputs": [text, text]}, [one, one]),
         ({"inputs": f"data:image/png;base64,{text}", "top_k": 2}, two),
@@ -236,7 +236,7 @@ def test_sounds_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
     import torch
     import transformers
 
-    from recipe.inference.answers import plain
+    from recipe.inference.answers import json_values
     from recipe.inference.payloads import BadRequest
 
     torch.manual_seed(4)
@@ -253,7 +253,7 @@ def test_sounds_are_answered_by_transformers_pipeline(tmp_path: Path) -> None:
     make: Any = transformers.pipeline
     reference = make("audio-classification", model=str(tmp_path / "w"), device="cpu")
     tone = np.sin(np.arange(4000) / 7).astype(np.float32) * 0.5
-    wanted = plain(reference({"raw": tone, "sampling_rate": 8000}))
+    wanted = json_values(reference({"raw": tone, "sampling_rate": 8000}))
     raw = {"raw": tone.tolist(), "sampling_rate": 8000}
     data = wav(tone, 8000)
     for body, tolerance in [
@@ -314,13 +314,13 @@ def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:
         ("fra_Latn", "deu_Latn"),
     ]:
         options = {"max_new_tokens": 5, "num_beams": 2}
-        own.encoder.tokenizer.src_lang = source
-        encoded = own.encoder.tokenizer("the film was good", return_tensors="pt")
+        own.loaded.tokenizer.src_lang = source
+        encoded = own.loaded.tokenizer("the film was good", return_tensors="pt")
         encoded.pop("token_type_ids", None)
-        bos = own.encoder.tokenizer.convert_tokens_to_ids(target)
+        bos = own.loaded.tokenizer.convert_tokens_to_ids(target)
         with torch.inference_mode():
-            output = own.encoder.model.generate(**encoded, forced_bos_token_id=bos, **options)
-        wanted.append(own.encoder.tokenizer.batch_decode(output, skip_special_tokens=True))
+            output = own.loaded.model.generate(**encoded, forced_bos_token_id=bos, **options)
+        wanted.append(own.loaded.tokenizer.batch_decode(output, skip_special_tokens=True))
         bodies.append(
             {"inputs": "the film was good", "src_lang": source, "tgt_lang": target, **options}
         )
@@ -342,7 +342,7 @@ def test_rows_that_heed_no_mask_are_not_padded_together(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "fnet")
     reader.save_pretrained(tmp_path / "fnet")
     served = Handlers(tmp_path / "fnet")
-    assert served.model.encoder.merging == "texts of one length"  # type: ignore[attr-defined]
+    assert served.model.loaded.merging == "texts of one length"  # type: ignore[attr-defined]
     texts = [*TEXTS, TEXTS[0], "who was bad"]
     answers = served.ask({"inputs": texts, "top_k": None, "function_to_apply": "none"})
     for text, answer in zip(texts, answers, strict=True):

@@ -313,7 +313,7 @@ def test_a_run_whose_model_is_served_at_once(
     request = inference.input_fn(json.dumps(body).encode(), "application/json")
     said = [each["generated_text"] for (each,) in inference.predict_fn(request, served)]
     assert said == ["catcatcat", "dog"], "and it stops where the completion ends"
-    assert served.encoder.max_length == 128, "not where training cut"
+    assert served.loaded.max_length == 128, "not where training cut"
     del served
     places = Places(
         channels={**channels, "model": model},

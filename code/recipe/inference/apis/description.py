@@ -35,19 +35,19 @@ _FORMS = {
     "automatic-speech-recognition": "audio",
     "audio-classification": "audio",
 }
-"""The form of the page for each task; JSON for others."""
+"""The form of the page for each task; JSON for the others."""
 
 
 def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """The model, its task, the routes of clients' APIs that it answers, and how it is tried.
 
     Args:
-        model: What `tasks.load` returned.
+        model: What `registry.load` returned.
         task: Its task.
         environ: AMPHORA_MODEL_NAME and HF_MODEL_ID name the model.
 
     Returns:
-        What JSON holds: `model`, `task`, `routes`, `form` (of the page), and where they are known
+        What JSON holds: `model`, `task`, `routes`, `form` (of the page), and if they are known
         `architecture`, `max_length` (in tokens) and `example_text`.
     """
     described: dict[str, Any] = {
@@ -60,9 +60,9 @@ def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> 
         described["form"] = "chat"
     if isinstance(model, Embedder):
         described["form"] = "similarity"
-    if isinstance(model, Classifier) and model.encoder.model.config.num_labels == 1:
+    if isinstance(model, Classifier) and model.loaded.model.config.num_labels == 1:
         described["form"] = "rank"
-    loaded = getattr(model, "encoder", None)
+    loaded = getattr(model, "loaded", None)
     if loaded is not None:
         described["architecture"] = type(loaded.model).__name__
         if loaded.max_length < 1 << 30:
@@ -72,13 +72,13 @@ def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> 
     return described
 
 
-def check(model: Any, request: Request) -> None:
-    """Raises BadRequest where the request is of an API that the model does not answer."""
-    answered = routes(model)
+def refuse_other_apis(model: Any, request: Request) -> None:
+    """Raises BadRequest if the request is of an API that the model does not answer."""
+    own = routes(model)
     if isinstance(model, Generator) and request.route == openai.CHAT:
-        return  # where there is no chat template, the generator says so
-    if request.route and request.route not in answered:
-        there = f"answers {', '.join(answered)}" if answered else "answers none of these APIs"
+        return  # if there is no chat template, the generator says so
+    if request.route and request.route not in own:
+        there = f"answers {', '.join(own)}" if own else "answers none of these APIs"
         raise BadRequest(f"The body is one of {request.route}, and this model {there}.")
 
 
@@ -90,6 +90,6 @@ def routes(model: Any) -> list[str]:
     if isinstance(model, (Embedder, TokenFeatures)):
         return [openai.EMBEDDINGS, tei.EMBED, tei.SIMILARITY]
     if isinstance(model, Classifier):
-        ranks = model.encoder.model.config.num_labels == 1
+        ranks = model.loaded.model.config.num_labels == 1
         return [tei.PREDICT, *([tei.RERANK] if ranks else [])]
     return []

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from recipe.inference.generation.decoding import LENGTH, Event, Token, Written
-from recipe.inference.generation.options import Settings
+from recipe.inference.generation.decoding import LENGTH, Event, Token
+from recipe.inference.generation.options import GenerationSettings
 from recipe.inference.payloads import Answers, BadRequest, Document, EventStream, Request
+
+_REASONS = {LENGTH: "length"}
 
 
 def served_name(environ: Mapping[str, str] = os.environ) -> str:
@@ -23,7 +25,7 @@ def served_name(environ: Mapping[str, str] = os.environ) -> str:
 
 
 @dataclass
-class _Choice:
+class ShownText:
     """How much of a text may be shown: a stop text never is, nor what may become one."""
 
     stops: tuple[str, ...]
@@ -48,24 +50,9 @@ class _Choice:
 
 
 def _before(text: str, stops: Sequence[str]) -> int:
-    """Where the first stop text begins; the text's length where there is none."""
+    """Where the first stop text begins; the text's length if there is none."""
     places = [place for stop in stops if (place := text.find(stop)) >= 0]
     return min(places, default=len(text))
-
-
-def _reason(text: Written) -> str:
-    return "length" if text.finish == LENGTH else "stop"
-
-
-def _within(tokens: Sequence[Token], size: int) -> list[Token]:
-    """The tokens of a text's first `size` characters, without special ones."""
-    kept, length = [], 0
-    for token in tokens:
-        if token.is_special or length >= size:
-            break
-        kept.append(token)
-        length += len(token.text)
-    return kept
 
 
 def _bytes(text: str) -> list[int] | None:
@@ -113,7 +100,7 @@ class CompletionChoices:
     """Choices of completions."""
 
     echoed: Sequence[str] | None
-    """The prompts, where they are to stand before their texts."""
+    """The prompts, if they are to stand before their texts."""
     prefix = "cmpl-"
     kind = chunk = "text_completion"
 
@@ -152,7 +139,7 @@ class TextsForm:
     """Makes the API's answer of generated texts: a document, or a stream of events."""
 
     asked: Mapping[str, Any]
-    settings: Settings
+    settings: GenerationSettings
     writer: Any
     created: int = field(default_factory=lambda: int(time.time()))
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -170,14 +157,24 @@ class TextsForm:
                 shown = text.text[: _before(text.text, self.settings.stop)]
                 tokens = self._noted(text.tokens, len(shown))
                 choice = self.writer.choice(shown, tokens, prompt)
-                reason = {"finish_reason": _reason(text)}
+                reason = {"finish_reason": _REASONS.get(text.finish, "stop")}
                 choices.append({"index": len(choices), **choice, **reason})
                 generated += len(text.tokens)
         body = self._head(self.writer.kind)
         return Document({**body, "choices": choices, "usage": _usage(request, generated)})
 
-    def _noted(self, tokens: Sequence[Token], size: int) -> list[Token] | None:
-        return None if self.settings.logprobs is None else _within(tokens, size)
+    def _noted(self, tokens: Sequence[Token], size: int = 1 << 30) -> list[Token] | None:
+        """The tokens of a text's first `size` characters, without special ones; None if the request
+        asks for no log-probabilities."""
+        if self.settings.logprobs is None:
+            return None
+        kept, length = [], 0
+        for token in tokens:
+            if token.is_special or length >= size:
+                break
+            kept.append(token)
+            length += len(token.text)
+        return kept
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
@@ -191,7 +188,7 @@ class TextsForm:
     def _chunks(self, events: Iterator[Event], request: Request) -> Iterator[Any]:
         copies = self.asked.get("n", 1) // self.settings.sequences
         usage = (self.asked.get("stream_options") or {}).get("include_usage", False)
-        choices: dict[int, _Choice] = {}
+        choices: dict[int, ShownText] = {}
         noted: dict[int, list[Token]] = {}
         generated = 0
 
@@ -205,7 +202,7 @@ class TextsForm:
             first = (event.prompt * self.settings.sequences + event.place) * copies
             for index in range(first, first + copies):
                 if index not in choices:
-                    choices[index] = _Choice(self.settings.stop)
+                    choices[index] = ShownText(self.settings.stop)
                     if (opening := self.writer.first(event.prompt)) is not None:
                         yield chunk(index, opening)
                 state = choices[index]
@@ -213,12 +210,12 @@ class TextsForm:
                 if not state.is_over:
                     text = state.show(event.text, is_last=event.finished is not None)
                     if text:
-                        yield chunk(
-                            index, self.writer.piece(text, self._noted(noted[index], 1 << 30))
-                        )
+                        yield chunk(index, self.writer.piece(text, self._noted(noted[index])))
                         noted[index] = []
                 if event.finished is not None:
-                    yield chunk(index, self.writer.last(), _reason(event.finished))
+                    yield chunk(
+                        index, self.writer.last(), _REASONS.get(event.finished.finish, "stop")
+                    )
         if usage:
             body = self._head(self.writer.chunk)
             yield {**body, "choices": [], "usage": _usage(request, generated)}
@@ -244,7 +241,7 @@ class EmbeddingsForm:
         """The vectors as lists, or packed in base64 as little-endian float32.
 
         Raises:
-            BadRequest: other dimensions were asked for than the model has.
+            BadRequest: The request asks for other dimensions than the model has.
         """
         check_dimensions(prediction, self.asked.get("dimensions"))
         is_packed = self.asked.get("encoding_format") == "base64"
@@ -252,22 +249,22 @@ class EmbeddingsForm:
             {
                 "object": "embedding",
                 "index": place,
-                "embedding": _packed(each) if is_packed else each,
+                "embedding": (
+                    base64.b64encode(np.asarray(vector, dtype="<f4").tobytes()).decode()
+                    if is_packed
+                    else vector
+                ),
             }
-            for place, each in enumerate(prediction)
+            for place, vector in enumerate(prediction)
         ]
-        prompts = sum(map(len, request.token_ids or []))
-        usage = {"prompt_tokens": prompts, "total_tokens": prompts}
+        count = sum(map(len, request.token_ids or []))
+        usage = {"prompt_tokens": count, "total_tokens": count}
         body = {"object": "list", "data": data, "model": served_name(), "usage": usage}
         return Document(body, prediction.truncated)
 
 
 def check_dimensions(vectors: Sequence[Sequence[float]], dimensions: int | None) -> None:
-    """Raises BadRequest where vectors of another size are asked for: cut, those of most models mean
+    """Raises BadRequest if vectors of another size are asked for: cut, those of most models mean
     nothing."""
     if dimensions is not None and (own := len(vectors[0])) != dimensions:
         raise BadRequest(f"dimensions is {dimensions}, and the model's vectors have {own}.")
-
-
-def _packed(vector: Sequence[float]) -> str:
-    return base64.b64encode(np.asarray(vector, dtype="<f4").tobytes()).decode()

@@ -23,24 +23,34 @@ def read(body: bytes, content_type: str, path: str) -> Request:
     """The request of a body, whatever API it is written for.
 
     Raises:
-        BadRequest: the body is wrong; the message says how.
-        UnsupportedContentType: the content type is not supported.
+        BadRequest: The body is wrong; the message says how.
+        UnsupportedContentType: The content type is not supported.
     """
     kind = payloads.media_type(content_type)
     if path in _OPENAI or path in _TEI:
         if kind != payloads.JSON:
             raise UnsupportedContentType(f"{path} takes {payloads.JSON}, not {content_type!r}.")
-        return _of(path, bodies.parsed(body))
+        route, document = path, bodies.parsed(body)
     # Most bodies are the image's own, and parsed there.
-    if kind == payloads.JSON and any(mark in body for mark in _MARKS):
+    elif kind == payloads.JSON and any(mark in body for mark in _MARKS):
         document = bodies.parsed(body)
-        if isinstance(document, dict) and (route := _route(document)):
-            return _of(route, document)
-    return bodies.read_request(body, content_type)
+        route = route_of(document) if isinstance(document, dict) else ""
+    else:
+        route, document = "", None
+    if not route:
+        return bodies.read_request(body, content_type)
+    request: Request = (openai if route in _OPENAI else tei).read(route, document)
+    request.route = route
+    bodies.check_encodable([request.texts, dict(request.parameters)])
+    return request
 
 
-def _route(document: dict[str, Any]) -> str:
-    """The route of OpenAI's API whose body this is; empty where it is another body."""
+def route_of(document: dict[str, Any]) -> str:
+    """The route of OpenAI's API whose body this is; empty if it is another body.
+
+    Raises:
+        BadRequest: It has keys of several.
+    """
     if "inputs" in document:
         return ""
     routes = [route for key, route in _KEYS.items() if key in document]
@@ -53,15 +63,8 @@ def _route(document: dict[str, Any]) -> str:
     return routes[0] if routes else ""
 
 
-def _of(path: str, document: Any) -> Request:
-    request: Request = (openai if path in _OPENAI else tei).read(path, document)
-    request.route = path
-    bodies.check_encodable([request.texts, dict(request.parameters)])
-    return request
-
-
-def answered(prediction: Any, request: Request) -> Any:
-    """A task's answer in the form that the request's API has; an exception where there is none."""
+def in_form(prediction: Any, request: Request) -> Any:
+    """A task's answer in the form that the request's API has; an exception if there is none."""
     if isinstance(prediction, Exception):
         return prediction
     if request.form is None:

@@ -1,4 +1,4 @@
-"""What Hugging Face's image does where a file defines no function of a kind.
+"""What Hugging Face's image does if a file defines no function of a kind.
 
 `model_fn` makes a pipeline for the task of the model's head, or of HF_TASK; `input_fn` reads JSON
 as it is, CSV and pictures as a dict with "inputs", NPY as an array.
@@ -15,21 +15,17 @@ from typing import Any
 import numpy as np
 
 from recipe.inference.defaults import serialization
+from recipe.inference.payloads import (
+    CSV,
+    JSON,
+    NPY,
+    BadRequest,
+    UnsupportedContentType,
+    media_type,
+)
 
 _NESTED = {"zero-shot-classification", "table-question-answering"}
 _CSV_NAMES = ("question", "context", "inputs")
-
-
-class Unsupported(TypeError):
-    """A Content-Type that the defaults do not read."""
-
-    status_code = 415
-
-
-class Refused(ValueError):
-    """A request that the defaults cannot answer; the message says what they can."""
-
-    status_code = 400
 
 
 def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
@@ -38,46 +34,46 @@ def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
     Args:
         body: Text for JSON and CSV, bytes for other types.
         content_type: The request's.
-        task: The pipeline's task, where it is known: two take no CSV.
+        task: The pipeline's task, if it is known: two take no CSV.
 
     Returns:
         JSON as it is; {"inputs": [...]} of CSV with a header; an array of NPY, which is read
         without pickle; {"inputs": image} of a picture; {"inputs": bytes} of a sound.
 
     Raises:
-        Refused: (400) The body is not of its type.
-        Unsupported: (415) The type is another one.
+        BadRequest: (400) The body is not of its type.
+        UnsupportedContentType: (415) The type is another one.
     """
     kind = media_type(content_type)
-    if kind == "application/json":
+    if kind == JSON:
         return read_json(body)
-    if kind == "text/csv":
+    if kind == CSV:
         if task in _NESTED:
-            raise Refused(f"{task} takes no CSV, since its requests are nested: send JSON.")
-        return _read_csv(text_of(body))
-    if kind == "application/x-npy":
+            raise BadRequest(f"{task} takes no CSV, since its requests are nested: send JSON.")
+        return read_table(text_of(body))
+    if kind == NPY:
         return read_npy(bytes_of(body))
     if kind.startswith("image/"):
-        return {"inputs": _read_image(bytes_of(body))}
+        from PIL import Image, UnidentifiedImageError
+
+        try:
+            return {"inputs": Image.open(io.BytesIO(bytes_of(body))).convert("RGB")}
+        except (UnidentifiedImageError, OSError, ValueError) as error:
+            raise BadRequest(f"The body is not a picture that can be read: {error}.") from error
     if kind.startswith("audio/"):
         return {"inputs": bytes_of(body)}
-    raise Unsupported(
+    raise UnsupportedContentType(
         f"Content-Type {content_type!r} is not supported without an input_fn of your own."
         " Send application/json, text/csv, application/x-npy, image/* or audio/*."
     )
 
 
-def media_type(header: str) -> str:
-    """`text/csv` of `Text/CSV; charset=utf-8`."""
-    return header.partition(";")[0].strip().lower()
-
-
 def text_of(body: str | bytes) -> str:
-    """A body as text without a byte order mark. Raises Refused where it is not UTF-8."""
+    """A body as text without a byte order mark. Raises BadRequest if it is not UTF-8."""
     try:
         text = body if isinstance(body, str) else body.decode()
     except UnicodeDecodeError as error:
-        raise Refused(f"The body is not UTF-8: {error.reason} at byte {error.start}.") from error
+        raise BadRequest(f"The body is not UTF-8: {error.reason} at byte {error.start}.") from error
     return text.removeprefix("\ufeff")
 
 
@@ -87,54 +83,51 @@ def bytes_of(body: str | bytes) -> bytes:
 
 
 def read_json(body: str | bytes) -> Any:
-    """Any JSON value. Raises Refused."""
+    """Any JSON value. Raises BadRequest if the body is not JSON."""
     try:
         return json.loads(text_of(body))
     except (ValueError, RecursionError) as error:
-        raise Refused(f"The body is no valid JSON: {error}.") from error
+        raise BadRequest(f"The body is not valid JSON: {error}.") from error
 
 
 def read_npy(body: bytes) -> np.ndarray[Any, Any]:
-    """An array. Raises Refused; objects, which would run code, are refused too."""
+    """An array. Raises BadRequest; objects, which would run code, are refused too."""
     try:
         array = np.load(io.BytesIO(body), allow_pickle=False)
     except Exception as error:
         # A header made up to harm raises MemoryError, TokenError, BadZipFile, and what not.
-        raise Refused(f"The body is no NPY array that may be read: {error}") from error
+        raise BadRequest(f"The body is not an NPY array that may be read: {error}") from error
     if not isinstance(array, np.ndarray):
-        raise Refused("The body is an NPZ archive, not an NPY array.")
+        raise BadRequest("The body is an NPZ archive, not an NPY array.")
     return array
 
 
-def _read_csv(text: str) -> dict[str, Any]:
-    """Rows as dicts, or the texts alone where a column is named inputs."""
+def read_table(text: str) -> dict[str, Any]:
+    """The rows of CSV as dicts, or the texts alone if a column is named inputs.
+
+    Raises:
+        BadRequest: The first line does not name the columns, or a row has another number of fields.
+    """
     header = next(iter(text.splitlines()), "")
     if not any(name in header.lower() for name in _CSV_NAMES):
-        raise Refused(
+        raise BadRequest(
             "The CSV's first line must name its columns: inputs, or question and context."
         )
     try:
         rows = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
     except csv.Error as error:
-        raise Refused(f"The body is no valid CSV: {error}.") from error
+        raise BadRequest(f"The body is not valid CSV: {error}.") from error
     if not rows:
-        raise Refused("The CSV has no row below its header.")
+        raise BadRequest("The CSV has no row below its header.")
     for number, row in enumerate(rows, 2):
-        # DictReader puts what is too much under None, and None where something is missing.
+        # DictReader puts what is too much under None, and None if something is missing.
         if None in row or None in row.values():
-            raise Refused(f"Line {number} of the CSV has another number of fields than its header.")
+            raise BadRequest(
+                f"Line {number} of the CSV has another number of fields than its header."
+            )
     if "inputs" in rows[0]:
         return {"inputs": [row["inputs"] for row in rows]}
     return {"inputs": rows}
-
-
-def _read_image(body: bytes) -> Any:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        return Image.open(io.BytesIO(body)).convert("RGB")
-    except (UnidentifiedImageError, OSError, ValueError) as error:
-        raise Refused(f"The body is no picture that can be read: {error}.") from error
 
 
 def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
@@ -146,28 +139,29 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
 
     Raises:
         ModelError: There is no model, its files are damaged, or lack weights.
-        ValueError: Nothing here knows the task that HF_TASK names.
+        ValueError: HF_TASK names a task that nothing here knows.
     """
     from transformers.pipelines import PIPELINE_REGISTRY
 
     from recipe.compat import quieten
-    from recipe.inference import loaded_model, registry
+    from recipe.inference import registry
+    from recipe.inference.loaded_model import LoadedModel
     from recipe.inference.origin import Origin
     from recipe.inference.tasks import pipelines
     from recipe.storage import checksums
 
     quieten()
     origin = Origin.find(model_dir, environ)
-    asked = environ.get("HF_TASK") or registry.task_of(origin)
+    name = environ.get("HF_TASK") or registry.task_of(origin)
     try:
-        task, targets, _ = PIPELINE_REGISTRY.check_task(asked)
+        task, targets, _ = PIPELINE_REGISTRY.check_task(name)
     except KeyError:
-        return TaskPipeline(asked, registry.load(model_dir, environ))
+        return TaskPipeline(name, registry.load(model_dir, environ))
     precise = {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
     with checksums.verified(origin.place):
         if task not in registry.TASKS:
-            return pipelines.load(origin, task, precise).pipeline
-        return pipelines.around(task, loaded_model.load(origin, targets["pt"][0], precise))
+            return pipelines.Foreign.load(origin, task, precise).pipeline
+        return pipelines.around(task, LoadedModel.load(origin, targets["pt"][0], precise))
 
 
 class TaskPipeline:
@@ -179,18 +173,18 @@ class TaskPipeline:
         tokenizer: Its tokenizer.
     """
 
-    def __init__(self, name: str, answering: Any) -> None:
+    def __init__(self, name: str, answerer: Any) -> None:
         self.task = name
-        self._answering = answering
-        loaded = getattr(answering, "encoder", None)
+        self._answerer = answerer
+        loaded = getattr(answerer, "loaded", None)
         self.model = getattr(loaded, "model", None)
         self.tokenizer = getattr(loaded, "tokenizer", None)
 
     def __call__(self, inputs: Any = None, **parameters: Any) -> Any:
         """The answer for `{"inputs": inputs, "parameters": parameters}`, as lists and dicts.
 
-        `question` and `context` may be named instead of `inputs`. Raises BadRequest (400) where
-        the inputs or a parameter are none of the task's.
+        `question` and `context` may be named instead of `inputs`. Raises BadRequest (400) if the
+        inputs or a parameter are not the task's.
         """
         from recipe.inference import bodies, payloads
 
@@ -199,8 +193,8 @@ class TaskPipeline:
             inputs = {name: parameters.pop(name) for name in names if name in parameters}
         document = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
         request = bodies.read_request(document, payloads.JSON)
-        self._answering.measure(request)
-        (answer,) = self._answering.predict([request])
+        self._answerer.measure(request)
+        (answer,) = self._answerer.predict([request])
         if isinstance(answer, Exception):
             raise answer
         return as_values(answer)

@@ -26,15 +26,20 @@ import numpy as np
 
 from recipe.inference import accept
 from recipe.inference.accept import NotAcceptable
+from recipe.inference.payloads import CSV, EVENTS, JSON, JSON_LINES, NPY, SPELLINGS, TEXT
 
-JSON, JSON_LINES, CSV = "application/json", "application/jsonlines", "text/csv"
-NPY, TEXT, EVENTS = "application/x-npy", "text/plain", "text/event-stream"
 BYTES = "application/octet-stream"
-SPELLINGS = {
-    "application/x-jsonlines": JSON_LINES,
-    "application/jsonl": JSON_LINES,
-    "application/x-ndjson": JSON_LINES,
-}
+_IMAGE_FORMATS = {
+    "image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF",
+    "image/bmp": "BMP", "image/tiff": "TIFF",
+}  # fmt: skip
+_NUMPY_DTYPES = {
+    f"torch.{name}"
+    for name in (
+        "float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint64", "uint32",
+        "uint16", "uint8", "bool", "complex64", "complex128",
+    )
+}  # fmt: skip
 
 
 class Unencodable(TypeError):
@@ -58,18 +63,32 @@ def encode(prediction: Any, accepted: str) -> tuple[bytes | Iterator[bytes], str
 
     Raises:
         NotAcceptable: (406) None of these types is accepted, or those that are cannot hold it.
-        Unencodable: A value in it has a type that no answer can hold, or is NaN or infinite where
+        Unencodable: A value in it has a type that no answer can hold, or is NaN or infinite if
             JSON was asked for: JSON has no such numbers, and null would hide a broken model.
     """
     if isinstance(prediction, (bytes, bytearray, memoryview)):
-        return bytes(prediction), _type_of_bytes(bytes(prediction), accepted)
-    if _is_image(prediction) and (image := _image(prediction, accepted)) is not None:
-        return image
+        # As the client asked, unless it asked for JSON and the bytes are something else.
+        body, kind = bytes(prediction), accept.best(accepted)
+        if "*" in kind or kind == JSON:
+            try:
+                json.loads(body)
+                kind = JSON
+            except (ValueError, RecursionError):
+                kind = BYTES
+        return body, kind
+    if _is_from(prediction, "PIL", "Image"):
+        offers = [*_IMAGE_FORMATS, *_WRITERS] if "image/" in accepted else list(_WRITERS)
+        kinds = accept.preferred(accepted, offers, {"image/x-image": "image/png"})
+        if kinds and kinds[0] in _IMAGE_FORMATS:
+            image = prediction.convert("RGB") if kinds[0] == "image/jpeg" else prediction
+            return _image_bytes(image, _IMAGE_FORMATS[kinds[0]]), kinds[0]
     if isinstance(prediction, Iterator):
-        return _stream(prediction, accepted)
+        return stream(prediction, accepted)
     kinds = accept.preferred(accepted, list(_WRITERS), SPELLINGS)
     if not kinds:
-        raise NotAcceptable(f"Accept {accepted!r} is none of {', '.join(_WRITERS)}.")
+        raise NotAcceptable(
+            f"Accept {accepted!r} asks for something else than {', '.join(_WRITERS)}."
+        )
     refusals = []
     for kind in kinds:
         try:
@@ -81,33 +100,45 @@ def encode(prediction: Any, accepted: str) -> tuple[bytes | Iterator[bytes], str
     raise refusals[0]
 
 
+def stream(pieces: Iterator[Any], accepted: str) -> tuple[Iterator[bytes], str]:
+    """The pieces as they come, and their type. The first is waited for: its kind is that of all."""
+    first = next(pieces, None)
+    whole = itertools.chain([] if first is None else [first], pieces)
+    if not isinstance(first, (str, bytes)):
+        return (to_json(piece) + b"\n" for piece in whole), JSON_LINES
+    offers = [TEXT, EVENTS, BYTES] if isinstance(first, str) else [BYTES, TEXT, EVENTS]
+    kind = next(iter(accept.preferred(accepted, offers)), offers[0])
+    return (piece.encode() if isinstance(piece, str) else bytes(piece) for piece in whole), kind
+
+
 def to_json(value: Any) -> bytes:
     """A value as JSON, in the compact form of Hugging Face's image. Raises Unencodable."""
+
+    def dumps(value: Any, ensure_ascii: bool = False) -> str:
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, allow_nan=False, separators=(",", ":"),
+            default=_simpler,
+        )  # fmt: skip
+
     try:
         try:
-            text = _dumps(value)
+            text = dumps(value)
         except TypeError:
-            # Keys that are no strings, for the most part: numpy's numbers.
-            text = _dumps(plain(value))
+            # Keys that are not strings, for the most part: numpy's numbers.
+            text = dumps(plain(value))
         try:
             return text.encode()
         except UnicodeEncodeError:  # half of a surrogate pair, which JSON escapes
-            return _dumps(plain(value), ensure_ascii=True).encode()
+            return dumps(plain(value), ensure_ascii=True).encode()
     except (ValueError, RecursionError) as error:
         with contextlib.suppress(RecursionError):
-            if place := _unwritable(plain(value)):
+            if place := unwritable(plain(value)):
                 raise Unencodable(place) from error
         raise Unencodable(f"The prediction cannot be written as JSON: {error}.") from error
 
 
-def _dumps(value: Any, ensure_ascii: bool = False) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, allow_nan=False, separators=(",", ":"), default=_simpler
-    )
-
-
-def _unwritable(value: Any, place: str = "prediction") -> str:
-    """Which number of a plain value is none that JSON has; '' where all are."""
+def unwritable(value: Any, place: str = "prediction") -> str:
+    """A sentence on the first number of a plain value that JSON does not have; '' if all are."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{place} is {value}, which JSON cannot hold."
     entries: Iterable[tuple[Any, Any]] = ()
@@ -115,7 +146,7 @@ def _unwritable(value: Any, place: str = "prediction") -> str:
         entries = value.items()
     elif isinstance(value, list):
         entries = enumerate(value)
-    return next(filter(None, (_unwritable(each, f"{place}[{key!r}]") for key, each in entries)), "")
+    return next(filter(None, (unwritable(part, f"{place}[{key!r}]") for key, part in entries)), "")
 
 
 def plain(value: Any) -> Any:
@@ -123,9 +154,9 @@ def plain(value: Any) -> Any:
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
-        return {_key(key): plain(each) for key, each in value.items()}
+        return {_key(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [plain(entry) for entry in value]
     if isinstance(value, (str, int, float)) and not isinstance(value, (Enum, np.generic)):
         return value
     return plain(_simpler(value))
@@ -151,7 +182,7 @@ def _simpler(value: Any) -> Any:
     if is_tensor(value):
         return lists_of_tensor(value)
     if isinstance(value, (np.ndarray, np.generic)):
-        return _list_of(np.asanyarray(value))
+        return lists_of_array(np.asanyarray(value))
     for test, simpler in _SIMPLER:
         if test(value):
             return simpler(value)
@@ -176,20 +207,12 @@ def is_tensor(value: Any) -> bool:
     return _is_from(value, "torch", "Tensor")
 
 
-def _is_frame(value: Any) -> bool:
-    return _is_from(value, "pandas", "DataFrame")
-
-
-def _is_image(value: Any) -> bool:
-    return _is_from(value, "PIL", "Image")
-
-
 def lists_of_tensor(tensor: Any) -> Any:
-    """A tensor's numbers in nested lists; the number itself where it has no dimensions."""
-    return _list_of(_array_of_tensor(tensor))
+    """A tensor's numbers in nested lists; the number itself if it has no dimensions."""
+    return lists_of_array(array_of_tensor(tensor))
 
 
-def _array_of_tensor(tensor: Any) -> np.ndarray[Any, Any]:
+def array_of_tensor(tensor: Any) -> np.ndarray[Any, Any]:
     """A tensor on the host; numpy has neither bfloat16 nor the types of 8 bits."""
     if getattr(tensor, "is_nested", False):
         raise Unencodable("The prediction is a nested tensor: return its parts as a list.")
@@ -205,22 +228,13 @@ def _array_of_tensor(tensor: Any) -> np.ndarray[Any, Any]:
     return array
 
 
-_NUMPY_DTYPES = {
-    f"torch.{name}"
-    for name in (
-        "float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint64", "uint32",
-        "uint16", "uint8", "bool", "complex64", "complex128",
-    )
-}  # fmt: skip
-
-
-def _list_of(array: np.ndarray[Any, Any]) -> Any:
+def lists_of_array(array: np.ndarray[Any, Any]) -> Any:
     """Python's numbers in nested lists; an array without dimensions is its number."""
     if array.dtype.names is not None:
         names = array.dtype.names
         if array.ndim == 0:
             return {name: array[name] for name in names}
-        return [_list_of(each) for each in array]
+        return [lists_of_array(row) for row in array]
     if array.dtype.kind == "c":
         raise Unencodable(f"The prediction holds {array.dtype} numbers, which no answer can hold.")
     if array.dtype.kind in "mM":
@@ -233,62 +247,60 @@ def _list_of(array: np.ndarray[Any, Any]) -> Any:
     return array.tolist()
 
 
-def _records(frame: Any) -> list[dict[Any, Any]]:
-    """A DataFrame's rows. Raises Unencodable where two columns have one name."""
+def records_of_frame(frame: Any) -> list[dict[Any, Any]]:
+    """A DataFrame's rows. Raises Unencodable if two columns have one name."""
     names = list(frame.columns)
     if len(set(names)) < len(names):
         raise Unencodable(f"The DataFrame has columns of one name: {names}.")
-    columns = [_cells(frame[name]) for name in names]
+    columns = [list_of_column(frame[name]) for name in names]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _cells(column: Any) -> list[Any]:
+def list_of_column(column: Any) -> list[Any]:
     """A column's values; what is missing is null. Only in a column of floats NaN is a number."""
     if getattr(column.dtype, "kind", "O") == "f":
         return list(column.tolist())
     pairs = zip(column.tolist(), column.isna(), strict=True)
-    return [None if missing else each for each, missing in pairs]
+    return [None if is_missing else value for value, is_missing in pairs]
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-
-
-def _base64(image: Any) -> str:
-    out = io.BytesIO()
-    image.save(out, format="PNG")
-    return base64.b64encode(out.getvalue()).decode()
-
-
-def _sorted(values: Set[Any]) -> list[Any]:
-    """A set's values in an order that is the same each time, where they have one."""
+def list_of_set(values: Set[Any]) -> list[Any]:
+    """A set's values in an order that is the same each time, if they have one."""
     try:
         return sorted(values)
     except TypeError:
         return list(values)
 
 
-def _decimal(value: Decimal) -> Any:
-    return int(value) if value == value.to_integral_value() else float(value)
+def number_of_decimal(value: Decimal) -> int | float:
+    """The same as a number of Python: whole if it is."""
+    is_whole = value.is_finite() and value == value.to_integral_value()
+    return int(value) if is_whole else float(value)
+
+
+def _image_bytes(image: Any, image_format: str) -> bytes:
+    out = io.BytesIO()
+    image.save(out, format=image_format)
+    return out.getvalue()
 
 
 _SIMPLER: Sequence[tuple[Callable[[Any], bool], Callable[[Any], Any]]] = (
     (lambda value: isinstance(value, Enum), lambda value: value.value),
     (lambda value: type(value).__name__ in ("NaTType", "NAType"), lambda value: None),
     (lambda value: isinstance(value, (date, time, timedelta, UUID, PurePath)), str),
+    (lambda value: isinstance(value, Decimal), number_of_decimal),
+    (lambda value: _is_from(value, "pandas", "DataFrame"), records_of_frame),
+    (lambda value: _is_from(value, "pandas", "Series", "Index", "ExtensionArray"), list_of_column),
     (
-        lambda value: isinstance(value, Decimal),
-        lambda value: _decimal(value) if value.is_finite() else float(value),
+        lambda value: _is_from(value, "PIL", "Image"),
+        lambda value: base64.b64encode(_image_bytes(value, "PNG")).decode(),
     ),
-    (_is_frame, _records),
     (
-        lambda value: _is_from(value, "pandas", "Series", "Index", "ExtensionArray"),
-        _cells,
+        lambda value: dataclasses.is_dataclass(value) and not isinstance(value, type),
+        lambda value: {each.name: getattr(value, each.name) for each in dataclasses.fields(value)},
     ),
-    (_is_image, _base64),
-    (lambda value: dataclasses.is_dataclass(value) and not isinstance(value, type), _fields),
     (lambda value: isinstance(value, Mapping), dict),
-    (lambda value: isinstance(value, Set), _sorted),
+    (lambda value: isinstance(value, Set), list_of_set),
     (lambda value: callable(getattr(value, "model_dump", None)), lambda value: value.model_dump()),
     (lambda value: callable(getattr(value, "toarray", None)), lambda value: value.toarray()),
     (lambda value: callable(getattr(value, "tolist", None)), lambda value: value.tolist()),
@@ -301,106 +313,62 @@ _SIMPLER: Sequence[tuple[Callable[[Any], bool], Callable[[Any], Any]]] = (
 )
 
 
-def _json_lines(prediction: Any) -> bytes:
+def to_json_lines(prediction: Any) -> bytes:
+    """A line of JSON for each entry of a list, or one line. Raises Unencodable."""
     value = plain(prediction)
     entries = value if isinstance(value, list) else [value]
     return b"".join(to_json(entry) + b"\n" for entry in entries)
 
 
-def _csv(prediction: Any) -> bytes:
-    """A row for each entry of a list, or one row; a cell that is a list or a dict holds JSON."""
+def to_csv(prediction: Any) -> bytes:
+    """A row for each entry of a list, or one row; a cell that is a list or a dict holds JSON.
+
+    Raises:
+        Unencodable: A value has a type that no answer can hold, or is None as a whole.
+    """
     value = plain(prediction)
     if value is None:
         raise Unencodable("The prediction is None, which CSV cannot hold.")
     rows = value if isinstance(value, list) else [value]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     if rows and all(isinstance(row, dict) for row in rows):
         names = list(dict.fromkeys(name for row in rows for name in row))
-        writer.writerow(names)
-        writer.writerows([_csv_cell(row.get(name)) for name in names] for row in rows)
-    else:
-        for row in rows:
-            writer.writerow(map(_csv_cell, row if isinstance(row, list) else [row]))
+        rows = [names, *([row.get(name) for name in names] for row in rows)]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for row in rows:
+        cells = row if isinstance(row, list) else [row]
+        writer.writerow(
+            to_json(cell).decode() if isinstance(cell, (list, dict)) else cell for cell in cells
+        )
     return out.getvalue().encode()
 
 
-def _csv_cell(value: Any) -> Any:
-    return to_json(value).decode() if isinstance(value, (list, dict)) else value
-
-
-def _npy(prediction: Any) -> bytes:
-    array = _as_array(prediction)
+def to_npy(prediction: Any) -> bytes:
+    """The array that the prediction is. Raises NotAcceptable if it is not one."""
+    if is_tensor(prediction):
+        array = array_of_tensor(prediction)
+    elif isinstance(prediction, (np.ndarray, np.generic)):
+        array = np.asanyarray(prediction)
+    elif _is_from(prediction, "pandas", "DataFrame", "Series", "Index"):
+        array = np.asarray(prediction.to_numpy())
+    else:
+        try:
+            array = np.array(plain(prediction))
+        except ValueError:  # rows of several lengths
+            array = np.array(None)
     if array.dtype.hasobject:
-        raise NotAcceptable(f"A {_name(prediction)} cannot be written as {NPY}: it is no array.")
+        raise NotAcceptable(
+            f"A {_name(prediction)} cannot be written as {NPY}: it is not an array."
+        )
     out = io.BytesIO()
     np.save(out, array, allow_pickle=False)
     return out.getvalue()
 
 
-def _as_array(prediction: Any) -> np.ndarray[Any, Any]:
-    if is_tensor(prediction):
-        return _array_of_tensor(prediction)
-    if isinstance(prediction, (np.ndarray, np.generic)):
-        return np.asanyarray(prediction)
-    if _is_from(prediction, "pandas", "DataFrame", "Series", "Index"):
-        return np.asarray(prediction.to_numpy())
-    try:
-        return np.array(plain(prediction))
-    except ValueError:  # rows of several lengths
-        return np.array(None)
-
-
-def _text(prediction: Any) -> bytes:
-    return prediction.encode() if isinstance(prediction, str) else to_json(prediction)
-
-
 _WRITERS: Mapping[str, Callable[[Any], bytes]] = {
     JSON: to_json,
-    JSON_LINES: _json_lines,
-    CSV: _csv,
-    NPY: _npy,
-    TEXT: _text,
+    JSON_LINES: to_json_lines,
+    CSV: to_csv,
+    NPY: to_npy,
+    TEXT: lambda value: value.encode() if isinstance(value, str) else to_json(value),
 }
-
-
-def _type_of_bytes(body: bytes, accepted: str) -> str:
-    """What bytes are called: as the client asked, unless it asked for JSON and they are none."""
-    best = accept.best(accepted)
-    if "*" not in best and best != JSON:
-        return best
-    try:
-        json.loads(body)
-    except (ValueError, RecursionError):
-        return BYTES
-    return JSON
-
-
-_IMAGE_FORMATS = {
-    "image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF",
-    "image/bmp": "BMP", "image/tiff": "TIFF",
-}  # fmt: skip
-
-
-def _image(image: Any, accepted: str) -> tuple[bytes, str] | None:
-    """An image in the type that is asked for; None where no image is."""
-    spellings = {"image/x-image": "image/png"}
-    offers = [*_IMAGE_FORMATS, *_WRITERS] if "image/" in accepted else list(_WRITERS)
-    kinds = accept.preferred(accepted, offers, spellings)
-    if not kinds or kinds[0] not in _IMAGE_FORMATS:
-        return None
-    out = io.BytesIO()
-    converted = image.convert("RGB") if kinds[0] == "image/jpeg" else image
-    converted.save(out, format=_IMAGE_FORMATS[kinds[0]])
-    return out.getvalue(), kinds[0]
-
-
-def _stream(pieces: Iterator[Any], accepted: str) -> tuple[Iterator[bytes], str]:
-    """The pieces as they come. The first is waited for: it says of what kind they are."""
-    first = next(pieces, None)
-    whole = itertools.chain([] if first is None else [first], pieces)
-    if not isinstance(first, (str, bytes)):
-        return (to_json(piece) + b"\n" for piece in whole), JSON_LINES
-    offers = [TEXT, EVENTS, BYTES] if isinstance(first, str) else [BYTES, TEXT, EVENTS]
-    kind = next(iter(accept.preferred(accepted, offers)), offers[0])
-    return (piece.encode() if isinstance(piece, str) else bytes(piece) for piece in whole), kind

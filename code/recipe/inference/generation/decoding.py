@@ -104,8 +104,8 @@ class Writer:
             token.logprob = float(logprobs[number])
             best = logprobs.topk(min(count, len(logprobs)))
             token.likeliest = [
-                (each, self._decode([each], keep=True), value)
-                for each, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+                (token_id, self._decode([token_id], keep=True), value)
+                for token_id, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
             ]
         shown = written.text
         if self._follows:
@@ -119,13 +119,13 @@ class Writer:
         elif len(self._ids) >= self._ends.most:
             written.finish = LENGTH
         if written.finish:
-            # As pipelines decode: pieces may differ from the whole where a tokenizer tidies up.
+            # As pipelines decode: pieces may differ from the whole if a tokenizer tidies up.
             written.text = self._decode(self._ids)
         return written.text[len(shown) :] if written.text.startswith(shown) else ""
 
     def end(self) -> None:
-        """All is written: where nothing of `ends` has ended the text, the model's own settings
-        have."""
+        """Note that all is written: if nothing of `ends` has ended the text, the model's own
+        settings have."""
         if not self.written.finish:
             at_most = len(self._ids) >= self._ends.most
             self.written.finish = LENGTH if at_most else STOPPED
@@ -191,7 +191,7 @@ class Watch(StoppingCriteria):
         tell: Callable[[Written, str], None] | None = None,
     ) -> None:
         self.is_left = threading.Event()
-        """Set where nobody reads on."""
+        """Set when nobody reads on."""
         self._writers = writers
         self._notes = notes
         self._count = count

@@ -24,8 +24,8 @@ from recipe.inference.generation.decoding import (
     Writer,
     Written,
 )
-from recipe.inference.generation.options import CUT, REFUSE, Settings
-from recipe.inference.loaded_model import Encoder
+from recipe.inference.generation.options import CUT, REFUSE, GenerationSettings
+from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text, is_conversation
 from recipe.tokenization.encoding import ending
@@ -43,13 +43,13 @@ class NoTemplate(BadRequest):
 
 
 @dataclass(frozen=True)
-class _Prompt:
-    """A prompt of a request, ready to be gone on with."""
+class Prompt:
+    """A prompt of a request, ready for the model to continue."""
 
     owner: Request
     place: int
     ids: list[int]
-    settings: Settings
+    settings: GenerationSettings
     new: int
     """The most tokens to generate."""
 
@@ -61,11 +61,26 @@ class _Prompt:
 
 @dataclass(frozen=True, kw_only=True)
 class Generator:
-    """A saved causal language model that goes on with texts."""
+    """A saved causal language model that continues texts."""
 
-    encoder: Encoder
+    loaded: LoadedModel
     long_prompts: str = ""
     """`CUT` or `REFUSE` for every prompt; empty: `CUT`, but as an API documents it on its route."""
+
+    @classmethod
+    def load(cls, origin: Origin, environ: Mapping[str, str] = os.environ) -> Generator:
+        """The causal language model that `origin` names.
+
+        Raises:
+            ValueError: AMPHORA_LONG_PROMPTS is neither cut nor refuse.
+        """
+        long_prompts = environ.get("AMPHORA_LONG_PROMPTS", "")
+        if long_prompts not in ("", CUT, REFUSE):
+            raise ValueError(f"AMPHORA_LONG_PROMPTS is {long_prompts!r}. Give {CUT} or {REFUSE}.")
+        loaded = LoadedModel.load(origin, AutoModelForCausalLM)
+        # What a long prompt says last is what is to be continued.
+        loaded.tokenizer.truncation_side = "left"
+        return cls(loaded=loaded, long_prompts=long_prompts)
 
     def example(self, text: str) -> Request:
         """A request that this task answers, at little cost."""
@@ -74,71 +89,107 @@ class Generator:
     @property
     def has_template(self) -> bool:
         """Whether conversations can be answered."""
-        return bool(self.encoder.tokenizer.chat_template)
+        return bool(self.loaded.tokenizer.chat_template)
 
     def measure(self, request: Request) -> list[int]:
         """Tokens of each prompt, and of what may be written after it.
 
         Raises:
-            BadRequest: a parameter is none of this task's, the model has no chat template for a
+            BadRequest: A parameter is not one of this task's, the model has no chat template for a
                 conversation, or prompt and text do not fit into the model's positions.
         """
         return [len(prompt.ids) + prompt.new for prompt in self._prompts(request)]
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
-        """For each request its texts, in the form of pipelines and TGI (`shapes`), or, where
-        it has a `form` of its own, as `Written`; with `stream` an iterator over events. Texts of
-        equal settings are generated together."""
-        whole = [request for request in requests if not _streams(request)]
-        written = self._whole([each for request in whole for each in self._prompts(request)])
+        """For each request its texts, in the form of pipelines and TGI (`shapes`), or, if it has a
+        `form` of its own, as `Written`; with `stream` an iterator over events. Texts of equal
+        settings are generated together."""
+        prompts = [
+            prompt
+            for request in requests
+            if not request.streams
+            for prompt in self._prompts(request)
+        ]
+        written: dict[tuple[int, int], list[Written]] = {}
+        for group in _groups(prompts):
+            for prompt, texts in zip(group, self._generate(group, follows=False), strict=True):
+                written[id(prompt.owner), prompt.place] = texts
         answers = []
         for request in requests:
-            answer: Any = self._events(request) if _streams(request) else written[id(request)]
-            if request.form is None:
-                answer = shapes.shaped(answer, request)
-            answers.append(answer)
+            answer: Any
+            if request.streams:
+                answer = self._events(request)
+            else:
+                own = [written[id(request), place] for place in range(len(request.texts))]
+                answer = Answers(own, request.truncated, request.single)
+            answers.append(shapes.shaped(answer, request) if request.form is None else answer)
         return answers
 
-    def _prompts(self, request: Request) -> list[_Prompt]:
+    def _prompts(self, request: Request) -> list[Prompt]:
         """The request's prompts, which are made once and kept with it."""
         if request.prepared is None:
             settings = request.settings
             if settings is None:
-                settings = options.read(request.parameters, self.long_prompts or CUT)
+                settings = options.settings_of(request.parameters, self.long_prompts or CUT)
             elif self.long_prompts:
                 settings = replace(settings, long_prompts=self.long_prompts)
-            if _streams(request) and len(request.texts) != 1 and request.settings is None:
-                raise BadRequest(f"{len(request.texts)} texts cannot be streamed. Send one.")
-            if settings.sequences > 1 and _streams(request) and request.settings is None:
-                raise BadRequest("Only one text can be streamed, and num_return_sequences is more.")
-            if settings.num_beams > 1 and _streams(request):
+            if request.streams and request.settings is None:
+                if len(request.texts) != 1:
+                    raise BadRequest(f"{len(request.texts)} texts cannot be streamed. Send one.")
+                if settings.sequences > 1:
+                    raise BadRequest(
+                        "Only one text can be streamed, and num_return_sequences is more."
+                    )
+            if settings.num_beams > 1 and request.streams:
                 raise BadRequest(
                     "Beams are known when all is written: num_beams cannot be streamed."
                 )
-            size = self.encoder.model.get_input_embeddings().num_embeddings
-            if lost := [number for number, _ in settings.logit_bias if number >= size]:
-                raise BadRequest(f"logit_bias names {lost}, and the model has {size} tokens.")
-            request.read(a_prompt)
+            size = self.loaded.model.get_input_embeddings().num_embeddings
+            if unknown := [token for token, _ in settings.logit_bias if token >= size]:
+                raise BadRequest(f"logit_bias names {unknown}, and the model has {size} tokens.")
+            request.read(a_prompt, self.loaded.columns)
             cut: list[int] = []
             request.prepared = [
-                self._prompt(request, place, text, settings, cut)
-                for place, text in enumerate(request.texts)
+                self._prompt(request, place, settings, cut) for place in range(len(request.texts))
             ]
             request.token_ids = [prompt.ids for prompt in request.prepared]
             request.truncated = cut
-        prompts: list[_Prompt] = request.prepared
+        prompts: list[Prompt] = request.prepared
         return prompts
 
     def _prompt(
-        self, request: Request, place: int, text: Any, settings: Settings, cut: list[int]
-    ) -> _Prompt:
-        tokenizer: Any = self.encoder.tokenizer
-        specials = isinstance(text, str)
-        # As pipelines do, and OpenAI's API does not: what the assistant has begun is gone on with.
-        begun = not specials and request.form is None and text[-1]["role"] == "assistant"
-        source = text if specials else self._conversation(text, begun)
+        self, request: Request, place: int, settings: GenerationSettings, cut: list[int]
+    ) -> Prompt:
+        """A request's prompt in tokens, the text of a conversation made by the chat template; its
+        place is added to `cut` if it is too long as a whole.
+
+        Raises:
+            BadRequest: It cannot be made, or does not fit.
+        """
+        tokenizer: Any = self.loaded.tokenizer
+        source = request.texts[place]
+        specials = isinstance(source, str)
+        if not specials:
+            if not self.has_template:
+                raise NoTemplate(
+                    "The model's tokenizer has no chat template, so that it cannot be told who says"
+                    " what. Send a prompt, or save a chat template with the model."
+                )
+            # As pipelines do, and OpenAI's API does not: what the assistant has begun is continued.
+            continues = request.form is None and source[-1]["role"] == "assistant"
+            try:
+                source = str(
+                    tokenizer.apply_chat_template(
+                        [dict(message) for message in source], tokenize=False,
+                        add_generation_prompt=not continues, continue_final_message=continues,
+                    )
+                )  # fmt: skip
+            except (TemplateError, TypeError, ValueError) as error:
+                raise BadRequest(
+                    f"The model's chat template refuses the messages: {error}"
+                ) from error
         # Of megabytes only the end can count.
-        tail = ending(tokenizer, source, self.encoder.max_length)
+        tail = ending(tokenizer, source, self.loaded.max_length)
         ids = tokenizer(tail, add_special_tokens=specials, verbose=False)["input_ids"]
         if not ids:
             if tokenizer.bos_token_id is None:
@@ -149,79 +200,47 @@ class Generator:
             cut.append(place)
             limits = {"truncation": True, "max_length": kept, "add_special_tokens": specials}
             ids = tokenizer(tail, verbose=False, **limits)["input_ids"]
-        return _Prompt(request, place, ids, settings, new)
+        return Prompt(request, place, ids, settings, new)
 
-    def _conversation(self, messages: Sequence[Mapping[str, Any]], begun: bool) -> str:
-        tokenizer: Any = self.encoder.tokenizer
-        if not self.has_template:
-            raise NoTemplate(
-                "The model's tokenizer has no chat template, so that it cannot be told who says"
-                " what. Send a prompt, or save a chat template with the model."
-            )
-        try:
-            return str(
-                tokenizer.apply_chat_template(
-                    [dict(message) for message in messages], tokenize=False,
-                    add_generation_prompt=not begun, continue_final_message=begun,
-                )
-            )  # fmt: skip
-        except (TemplateError, TypeError, ValueError) as error:
-            raise BadRequest(f"The model's chat template refuses the messages: {error}") from error
-
-    def _fit(self, length: int, settings: Settings, *, is_whole: bool) -> tuple[int, int]:
+    def _fit(self, length: int, settings: GenerationSettings, *, is_whole: bool) -> tuple[int, int]:
         """How many tokens of a prompt are kept, counted from its end, and how many may follow.
 
         What is to follow never takes more than half of the positions from a prompt.
         """
-        limit = self.encoder.max_length
+        limit = self.loaded.max_length
         if settings.truncate is not None:
             length, is_whole = min(length, settings.truncate), True
-        asked = settings.max_new_tokens
-        if asked is None and settings.max_length is not None:
-            asked = settings.max_length - length
-            if asked < 1 and length < limit:
+        wanted = settings.max_new_tokens
+        if wanted is None and settings.max_length is not None:
+            wanted = settings.max_length - length
+            if wanted < 1 and length < limit:
                 raise TooLong(
                     f"max_length is {settings.max_length}, and the prompt has {length} tokens"
                     " already. Give max_new_tokens instead."
                 )
         cuts = settings.long_prompts == CUT
         least = min(options.DEFAULT_NEW_TOKENS, limit // 2) if cuts else 1
-        new = (
-            min(settings.default_new_tokens, max(limit - length, least)) if asked is None else asked
-        )
+        new = wanted
+        if new is None:
+            new = min(settings.default_new_tokens, max(limit - length, least))
         if length + new <= limit:
             return length, max(new, 1)
         if not cuts or new > limit // 2:
             more = "" if is_whole else "more than "
             room = f"at most {limit - length} can follow" if length < limit else "none can follow"
-            would_help = not cuts and new <= limit // 2
-            advice = (
-                ", or let AMPHORA_LONG_PROMPTS=cut cut prompts on the left" if would_help else ""
-            )
-            wish = "" if asked is None else f" {new} are to follow,"
+            advice = ""
+            if not cuts and new <= limit // 2:
+                advice = ", or let AMPHORA_LONG_PROMPTS=cut cut prompts on the left"
+            wish = "" if wanted is None else f" {new} are to follow,"
             raise TooLong(
                 f"The prompt has {more}{length} tokens,{wish} and the model has"
                 f" {limit} positions: {room}. Shorten the prompt or ask for less{advice}."
             )
         return limit - max(new, 1), max(new, 1)
 
-    def _whole(self, prompts: Sequence[_Prompt]) -> dict[int, Answers]:
-        """By request, for each prompt its texts."""
-        answers: dict[int, list[list[Written]]] = {}
-        for prompt in prompts:
-            answers.setdefault(id(prompt.owner), []).append([])
-        for group in _groups(prompts):
-            for prompt, texts in zip(group, self._generate(group, follows=False), strict=True):
-                answers[id(prompt.owner)][prompt.place] = texts
-        owners = {id(prompt.owner): prompt.owner for prompt in prompts}
-        return {
-            key: Answers(texts, owners[key].truncated, owners[key].single)
-            for key, texts in answers.items()
-        }
-
     def _generate(
         self,
-        prompts: Sequence[_Prompt],
+        prompts: Sequence[Prompt],
         *,
         follows: bool,
         tell: Callable[[Written, str], None] | None = None,
@@ -230,35 +249,24 @@ class Generator:
         """The texts of prompts with equal settings and lengths, each prompt's in a list.
 
         Args:
-            prompts: They are gone on with together.
+            prompts: They are continued together.
             follows: Whether the tokens' own texts are wanted.
             tell: Called for each token with its text so far, and what the token adds.
             start: Called once with what ends the generation early.
         """
-        settings, model = prompts[0].settings, self.encoder.model
-        inputs = self._inputs([prompt.ids for prompt in prompts])
-        length = inputs["input_ids"].shape[1]
-        generator: Any = model
-        configured = generator.generation_config.eos_token_id
-        # Chat models often end their turns with a token that only their tokenizer names.
-        own = [self.encoder.tokenizer.eos_token_id]
-        if configured is not None:
-            chats = prompts[0].is_chat
-            listed = configured if isinstance(configured, list) else [configured]
-            own = [*listed, *(own if chats else [])]
-        ends = Ends(
-            ids=frozenset(number for number in own if number is not None),
-            stop=settings.stop,
-            most=prompts[0].new,
-        )
+        settings = prompts[0].settings
+        model: Any = self.loaded.model
+        ends = self._ends(prompts[0])
         texts = [
             [Written(prompt.place, place) for place in range(settings.sequences)]
             for prompt in prompts
         ]
         follows = follows or settings.logprobs is not None
         writers = [
-            Writer(text, self.encoder.tokenizer, ends, follows) for each in texts for text in each
+            Writer(text, self.loaded.tokenizer, ends, follows) for own in texts for text in own
         ]
+        inputs = self._inputs([prompt.ids for prompt in prompts])
+        length = inputs["input_ids"].shape[1]
         notes = Notes() if settings.logprobs is not None else None
         penalties = Penalties(
             length, settings.frequency_penalty, settings.presence_penalty, settings.logit_bias
@@ -269,19 +277,19 @@ class Generator:
         if settings.do_sample:
             # Forks of one process would otherwise all draw the same.
             torch.seed() if settings.seed is None else torch.manual_seed(settings.seed)
-        is_beams = settings.num_beams > 1
+        has_beams = settings.num_beams > 1
         with torch.inference_mode():
-            output = generator.generate(
+            output = model.generate(
                 **inputs,
                 **settings.options(),
                 max_new_tokens=prompts[0].new,
                 eos_token_id=sorted(ends.ids) or None,
-                pad_token_id=self._pad,
+                pad_token_id=self.pad_token_id,
                 logits_processor=LogitsProcessorList([penalties, *([notes] if notes else [])]),
                 # Beams change their places with every token: they are read in the end.
-                stopping_criteria=StoppingCriteriaList([] if is_beams else [watch]),
+                stopping_criteria=StoppingCriteriaList([] if has_beams else [watch]),
             )
-        if is_beams:
+        if has_beams:
             for writer, ids in zip(writers, output[:, length:].tolist(), strict=True):
                 for number in ids:
                     if not writer.written.finish:
@@ -290,9 +298,25 @@ class Generator:
             writer.end()
         return texts
 
+    def _ends(self, prompt: Prompt) -> Ends:
+        """What ends the texts of a prompt."""
+        model: Any = self.loaded.model
+        configured = model.generation_config.eos_token_id
+        tokens = [self.loaded.tokenizer.eos_token_id]
+        if configured is not None:
+            listed = configured if isinstance(configured, list) else [configured]
+            # Chat models often end their turns with a token that only their tokenizer names.
+            tokens = [*listed, *(tokens if prompt.is_chat else [])]
+        return Ends(
+            ids=frozenset(number for number in tokens if number is not None),
+            stop=prompt.settings.stop,
+            most=prompt.new,
+        )
+
     @property
-    def _pad(self) -> int:
-        tokenizer = self.encoder.tokenizer
+    def pad_token_id(self) -> int:
+        """The tokenizer's; if it has none, a token that the mask hides."""
+        tokenizer = self.loaded.tokenizer
         known: tuple[Any, ...] = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
         return int(next(number for number in known if number is not None))
 
@@ -300,11 +324,11 @@ class Generator:
         """Padded on the left, so that what is written follows each prompt."""
         longest = max(map(len, prompts))
         mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]
-        padded = [[self._pad] * (longest - len(ids)) + ids for ids in prompts]
-        where = self.encoder.model.device
+        padded = [[self.pad_token_id] * (longest - len(ids)) + ids for ids in prompts]
+        target = self.loaded.model.device
         return {
-            "input_ids": torch.tensor(padded, device=where),
-            "attention_mask": torch.tensor(mask, device=where),
+            "input_ids": torch.tensor(padded, device=target),
+            "attention_mask": torch.tensor(mask, device=target),
         }
 
     def _events(self, request: Request) -> Iterator[Event]:
@@ -342,39 +366,35 @@ class Generator:
             thread.join()
 
 
-def _streams(request: Request) -> bool:
-    return bool(request.parameters.get("stream"))
-
-
 def a_prompt(value: Any) -> Any:
     """A text, or a conversation: a list of `{"role", "content"}`, its contents made texts.
 
     Raises:
-        BadRequest: it is neither.
+        BadRequest: It is neither.
     """
     if not is_conversation(value):
         return a_text(value)
-    return [{**message, "content": _content(message["content"])} for message in value]
+    messages = []
+    for message in value:
+        content = message["content"]
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        texts = [
+            part.get("text")
+            for part in parts
+            if isinstance(part, dict) and part.get("type") == "text"
+        ]
+        if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+            raise BadRequest(
+                "The content of a message must be a text, or a list of"
+                ' {"type": "text", "text": "..."}: this model reads neither images nor sounds.'
+            )
+        messages.append({**message, "content": "\n".join(map(str, texts))})
+    return messages
 
 
-def _content(value: Any) -> str:
-    parts = value if isinstance(value, list) else [{"type": "text", "text": value}]
-    texts = [part.get("text") for part in parts if isinstance(part, dict) and _is_text(part)]
-    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
-        raise BadRequest(
-            "The content of a message must be a text, or a list of"
-            ' {"type": "text", "text": "..."}: this model reads neither images nor sounds.'
-        )
-    return "\n".join(map(str, texts))
-
-
-def _is_text(part: Mapping[str, Any]) -> bool:
-    return part.get("type") == "text"
-
-
-def _groups(prompts: Sequence[_Prompt]) -> Iterator[list[_Prompt]]:
-    """Prompts that can be gone on with together, in their order."""
-    alike: dict[Any, list[_Prompt]] = {}
+def _groups(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
+    """Prompts that can be continued together, in their order."""
+    alike: dict[Any, list[Prompt]] = {}
     for prompt in prompts:
         settings = prompt.settings
         key: list[Any] = [settings, prompt.new, prompt.is_chat]
@@ -389,18 +409,3 @@ def _groups(prompts: Sequence[_Prompt]) -> Iterator[list[_Prompt]]:
         size = max(1, loaded_model.BATCH // rows)
         for start in range(0, len(group), size):
             yield group[start : start + size]
-
-
-def load(origin: Origin, environ: Mapping[str, str] = os.environ) -> Generator:
-    """The causal language model that `origin` names.
-
-    Raises:
-        ValueError: AMPHORA_LONG_PROMPTS is neither cut nor refuse.
-    """
-    long_prompts = environ.get("AMPHORA_LONG_PROMPTS", "")
-    if long_prompts not in ("", CUT, REFUSE):
-        raise ValueError(f"AMPHORA_LONG_PROMPTS is {long_prompts!r}. Give {CUT} or {REFUSE}.")
-    loaded = loaded_model.load(origin, AutoModelForCausalLM)
-    # What a long prompt says last is what is to be gone on with.
-    loaded.tokenizer.truncation_side = "left"
-    return Generator(encoder=loaded, long_prompts=long_prompts)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from recipe.inference.parameters import FLAG, Rule, faults, number, whole
 from recipe.inference.payloads import BadRequest
 
 DEFAULT_NEW_TOKENS = 64
@@ -17,7 +16,7 @@ CUT, REFUSE = "cut", "refuse"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class GenerationSettings:
     """What decides on a text that is generated, beside its prompt."""
 
     max_new_tokens: int | None = None
@@ -27,8 +26,8 @@ class Settings:
     default_new_tokens: int = DEFAULT_NEW_TOKENS
     do_sample: bool = False
     chosen: tuple[tuple[str, Any], ...] = ()
-    """What else transformers' `generate` is told, by its names; what is not there, the model's
-    generation_config or transformers decides."""
+    """Other arguments of transformers' `generate`; the model's generation_config or transformers
+    decides on those that are not there."""
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -63,68 +62,47 @@ class Settings:
         return {**options, **dict(kept)}
 
 
-def _whole(least: int) -> tuple[Any, str]:
-    return (lambda value: type(value) is int and value >= least, f"a whole number from {least}")
-
-
-def _number(least: float, most: float = math.inf, *, above: bool = False) -> tuple[Any, str]:
-    said = f"more than {least:g}" if above else f"{least:g} or more"
-    said = said if most == math.inf else f"{said}, and at most {most:g}"
-
-    def is_right(value: Any) -> bool:
-        if type(value) not in (int, float) or not math.isfinite(value) or value > most:
-            return False
-        return bool(value > least if above else value >= least)
-
-    return is_right, said
-
-
-_FLAG: tuple[Any, str] = (lambda value: type(value) is bool, "true or false")
-_STOP: tuple[Any, str] = (
+_STOP = Rule(
     lambda value: (
         (isinstance(value, str) and bool(value))
-        or (isinstance(value, list) and all(isinstance(each, str) and each for each in value))
+        or (isinstance(value, list) and all(isinstance(text, str) and text for text in value))
     ),
     "a text or a list of texts, none of them empty",
 )
-_SEED = (
-    lambda value: type(value) is int and -(2**63) <= value < 2**64,
-    "a whole number of 64 bits",
-)
-_UNLIT: tuple[Any, str] = (lambda value: value is False, "false: it is not supported")
+_UNLIT = Rule(lambda value: value is False, "false: it is not supported")
 
-PARAMETERS: Mapping[str, tuple[Any, str]] = {
-    "max_new_tokens": _whole(1),
-    "max_length": _whole(1),
-    "min_new_tokens": _whole(0),
-    "do_sample": _FLAG,
-    "temperature": _number(0),
-    "top_p": _number(0, 1, above=True),
-    "top_k": _whole(0),
-    "typical_p": _number(0, 1, above=True),
-    "min_p": _number(0, 1),
-    "repetition_penalty": _number(0, above=True),
-    "no_repeat_ngram_size": _whole(0),
-    "length_penalty": _number(-1e6, 1e6),
-    "early_stopping": _FLAG,
-    "frequency_penalty": _number(-2, 2),
-    "num_beams": _whole(1),
-    "num_return_sequences": _whole(1),
-    "seed": _SEED,
+PARAMETERS: Mapping[str, Rule] = {
+    "max_new_tokens": whole(1),
+    "max_length": whole(1),
+    "min_new_tokens": whole(0),
+    "do_sample": FLAG,
+    "temperature": number(0),
+    "top_p": number(0, 1, above=True),
+    "top_k": whole(0),
+    "typical_p": number(0, 1, above=True),
+    "min_p": number(0, 1),
+    "repetition_penalty": number(0, above=True),
+    "no_repeat_ngram_size": whole(0),
+    "length_penalty": number(-1e6, 1e6),
+    "early_stopping": FLAG,
+    "frequency_penalty": number(-2, 2),
+    "num_beams": whole(1),
+    "num_return_sequences": whole(1),
+    "seed": whole(-(2**63), 2**64 - 1),
     "stop": _STOP,
     "stop_sequences": _STOP,
     "stop_sequence": _STOP,
-    "truncate": _whole(1),
-    "truncation": _FLAG,
-    "return_full_text": _FLAG,
-    "details": _FLAG,
-    "stream": _FLAG,
+    "truncate": whole(1),
+    "truncation": FLAG,
+    "return_full_text": FLAG,
+    "details": FLAG,
+    "stream": FLAG,
     # What older clients send in every request, as false.
     "watermark": _UNLIT,
     "decoder_input_details": _UNLIT,
-    "best_of": (lambda value: value == 1, "1: for several texts there is num_return_sequences"),
+    "best_of": Rule(lambda value: value == 1, "1: for several texts there is num_return_sequences"),
 }
-"""Of each parameter whether a value is one, and how that is said."""
+"""What each parameter may be."""
 _STOPS = ("stop", "stop_sequences", "stop_sequence")
 SAMPLING = ("temperature", "top_p", "top_k", "typical_p", "min_p")
 """What only a sampled text knows; to ask for one of these is to ask for sampling."""
@@ -134,30 +112,17 @@ _CHOSEN = (
 )  # fmt: skip
 
 
-def only(parameters: Mapping[str, Any], known: Set[str], task: str) -> None:
-    """Raises BadRequest where there is a parameter that is not `known`, with all that are."""
-    unknown = ", ".join(repr(name) for name in parameters if name not in known)
-    if unknown:
-        raise BadRequest(f"{task} does not take {unknown}, but {', '.join(sorted(known))}.")
-
-
-def faults(values: Mapping[str, Any], checks: Mapping[str, tuple[Any, str]]) -> list[str]:
-    """What is wrong with `values`, all at once; a value without a check is not looked at."""
-    return [
-        f"{name} is {json.dumps(value)[:60]}: give {checks[name][1]}, or leave it out"
-        for name, value in values.items()
-        if name in checks and not checks[name][0](value)
-    ]
-
-
-def read(parameters: Mapping[str, Any], long_prompts: str = CUT) -> Settings:
+def settings_of(parameters: Mapping[str, Any], long_prompts: str = CUT) -> GenerationSettings:
     """The settings that a request's `parameters` ask for; those that are None are left out.
 
     Raises:
-        BadRequest: one is unknown, or no value of its kind, or they contradict each other; all
-            that is wrong is said.
+        BadRequest: A parameter is unknown, or its value is not of its kind, or they contradict each
+            other; all that is wrong is said.
     """
-    only(parameters, set(PARAMETERS), "text-generation")
+    if unknown := ", ".join(repr(name) for name in parameters if name not in PARAMETERS):
+        raise BadRequest(
+            f"text-generation does not take {unknown}, but {', '.join(sorted(PARAMETERS))}."
+        )
     values = {name: value for name, value in parameters.items() if value is not None}
     if wrong := faults(values, PARAMETERS):
         raise BadRequest(". ".join(wrong) + ".")
@@ -174,25 +139,22 @@ def read(parameters: Mapping[str, Any], long_prompts: str = CUT) -> Settings:
     if "truncation" in values:
         long_prompts = CUT if values["truncation"] else REFUSE
     same = ("max_new_tokens", "max_length", "frequency_penalty", "num_beams", "seed", "truncate")
-    settings = Settings(
+    stop: str | list[str] = next(iter(stops.values()), [])
+    settings = GenerationSettings(
         **{name: values[name] for name in same if name in values},
         chosen=tuple((name, values[name]) for name in _CHOSEN if name in values),
         do_sample=samples,
         sequences=values.get("num_return_sequences", 1),
-        stop=_texts(next(iter(stops.values()), [])),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
         logprobs=0 if values.get("details") else None,
         long_prompts=long_prompts,
     )
-    check(settings)
+    refuse_contradictions(settings)
     return settings
 
 
-def _texts(value: str | list[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
-
-
-def check(settings: Settings) -> None:
-    """Raises BadRequest where settings that are right one by one contradict each other."""
+def refuse_contradictions(settings: GenerationSettings) -> None:
+    """Raises BadRequest if settings that are right one by one contradict each other."""
     wrong = []
     if (
         settings.sequences > 1

@@ -13,37 +13,30 @@ def shaped(answer: Any, request: Request) -> Any:
     """Texts, or an iterator over events, as JSON.
 
     A text begins with its prompt, as pipelines have it; with details or streamed it does not, as
-    TGI has it; `return_full_text` decides where it is there.
+    TGI has it; `return_full_text` decides if it is there.
 
     Args:
         answer: `Answers` with a list of `Written` for each prompt, or an iterator over `Event`.
         request: What is answered.
     """
-    wished = request.parameters.get("return_full_text")
+    parameters = request.parameters
+    full = parameters.get("return_full_text")
     if isinstance(answer, Iterator):
-        return _streamed(answer, request, bool(wished))
-    has_details = bool(request.parameters.get("details"))
-    full = not has_details if wished is None else wished
-    entries = [
-        [_entry(text, prompt, request, full, has_details) for text in texts]
-        for texts, prompt in zip(answer, request.texts, strict=True)
-    ]
+        return _events(answer, request, bool(full))
+    has_details = bool(parameters.get("details"))
+    if full is None:
+        full = not has_details
+    entries = []
+    for texts, prompt in zip(answer, request.texts, strict=True):
+        alternatives = []
+        for text in texts:
+            entry = {"generated_text": _with_prompt(prompt, text.text) if full else text.text}
+            if has_details:
+                tokens = [_token(token, token.text) for token in text.tokens]
+                entry["details"] = {**_details(text, request), "prefill": [], "tokens": tokens}
+            alternatives.append(entry)
+        entries.append(alternatives)
     return Answers(entries, answer.truncated, answer.single)
-
-
-def _entry(
-    text: Written, prompt: Any, request: Request, full: bool, has_details: bool
-) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "generated_text": _with_prompt(prompt, text.text) if full else text.text
-    }
-    if has_details:
-        entry["details"] = {
-            **_details(text, request),
-            "prefill": [],
-            "tokens": [_token(token, token.text) for token in text.tokens],
-        }
-    return entry
 
 
 def _with_prompt(prompt: Any, text: str) -> Any:
@@ -68,15 +61,15 @@ def _token(token: Token, text: str) -> dict[str, Any]:
     return {"id": token.id, "text": text, "logprob": token.logprob, "special": token.is_special}
 
 
-def _streamed(events: Iterator[Event], request: Request, full: bool) -> Iterator[dict[str, Any]]:
+def _events(events: Iterator[Event], request: Request, full: bool) -> Iterator[dict[str, Any]]:
     """TGI's events: one for each token, with the whole text in the last one."""
     for number, event in enumerate(events, 1):
         whole: Any = None
         details = None
         if (text := event.finished) is not None:
             whole = _with_prompt(request.texts[0], text.text) if full else text.text
-            sizes: Sequence[Any] = (request.token_ids or [[]])[0]
-            details = {**_details(text, request), "input_length": len(sizes)}
+            prompt_ids: Sequence[Any] = (request.token_ids or [[]])[0]
+            details = {**_details(text, request), "input_length": len(prompt_ids)}
         yield {
             "index": number,
             "token": _token(event.token, event.text),

@@ -11,51 +11,58 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from recipe.errors import ModelError
-from recipe.inference import loaded_model as encoder
-from recipe.inference.loaded_model import Encoder
+from recipe.inference import loaded_model
+from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Label, Request, Text, a_text_or_pair
 from recipe.inference.tasks import ranking
 from recipe.inference.tasks.ranking import Ranking
 
-PARAMETERS = {"top_k", "function_to_apply", "return_all_scores", "return_text"} | encoder.PARAMETERS
-_MULTI_LABEL = "multi_label_classification"
+PARAMETERS = {
+    "top_k", "function_to_apply", "return_all_scores", "return_text",
+} | loaded_model.PARAMETERS  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
     """A saved classifier that answers texts and pairs."""
 
-    encoder: Encoder
+    loaded: LoadedModel
     activation: str
     """sigmoid, softmax or none: what makes scores of the model's outputs, unless a request says."""
 
+    @classmethod
+    def load(cls, origin: Origin) -> Classifier:
+        """The classifier or cross-encoder that `origin` names.
+
+        Raises:
+            ModelError: It cannot be loaded, or names an activation that is not known here.
+        """
+        loaded = LoadedModel.load(origin, AutoModelForSequenceClassification)
+        return cls(loaded=loaded, activation=activation_of(loaded.model.config, origin))
+
     def example(self, text: str) -> Request:
         """A request that this task answers."""
-        return Request(texts=[text if len(self._columns) < 2 else (text, text)])
+        return Request(texts=[text if len(self.loaded.columns) < 2 else (text, text)])
 
     def measure(self, request: Request) -> list[int]:
         """Tokens of each text.
 
         Raises:
-            BadRequest: a parameter or an input is none of this task's.
+            BadRequest: A parameter or an input is not one of this task's.
         """
-        request.only(PARAMETERS, "text-classification", nullable={"top_k"})
-        ranking.expand(request, self._text, self.encoder.model.config.num_labels or 0)
-        return [len(ids) for ids in self.encoder.encode(request)]
+        request.check_parameters(PARAMETERS, "text-classification", nullable={"top_k"})
+        labels = self.loaded.model.config.num_labels or 0
+        ranking.expand(request, self.text_or_pair, self.loaded.columns, labels)
+        return [len(ids) for ids in self.loaded.encode(request)]
 
-    @property
-    def _columns(self) -> Sequence[str]:
-        """What the recipe trained the model on: one column of texts, or two of pairs."""
-        return getattr(self.encoder.model.config, "text_columns", None) or ()
-
-    def _text(self, value: Any) -> Text:
+    def text_or_pair(self, value: Any) -> Text:
         """An input; a pair also by the names that its columns had in training.
 
         Raises:
-            BadRequest: it is none, or one text where the model was trained on pairs.
+            BadRequest: It is neither, or one text although the model was trained on pairs.
         """
-        columns = self._columns
+        columns = self.loaded.columns
         is_pair = len(columns) == 2
         if is_pair and isinstance(value, dict) and set(value) == set(columns):
             value = {"text": value[columns[0]], "text_pair": value[columns[1]]}
@@ -70,35 +77,34 @@ class Classifier:
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """For each request an answer for each text: its best label; with `top_k` a list of its best
-        labels, all of them where it is null. Of `{"query", "texts"}` the texts by their scores, of
+        labels, all of them if it is null. Of `{"query", "texts"}` the texts by their scores, of
         `{"source_sentence", "sentences"}` the score of each.
 
         Scores are what transformers' pipeline computes: softmax over the labels; the sigmoid of
-        each label where a text may have several, or there is but one; of a regression the number
+        each label if a text may have several, or there is but one; of a regression the number
         itself; and of a cross-encoder what its own configuration names.
         """
-        rows = self.encoder.rows(requests, _logits)
-        return [self._answers(*each) for each in zip(requests, rows, strict=True)]
+        logits = self.loaded.rows(requests, lambda output, mask: list(output.logits))
+        answers = []
+        for request, rows in zip(requests, logits, strict=True):
+            name = request.parameters.get("function_to_apply", "default")
+            name = self.activation if name == "default" else name
+            if name == "sigmoid":
+                rows = [row.sigmoid() for row in rows]
+            elif name == "softmax":
+                rows = [row.softmax(-1) for row in rows]
+            if isinstance(request.raw, Ranking):
+                answers.append(request.raw.answers([float(row[0]) for row in rows], request))
+                continue
+            # The pipeline answers a text in no list by a list of one label; a pair by the label.
+            is_bare = "top_k" in request.parameters or not isinstance(request.texts[0], str)
+            entries = [self._labels(row, request.parameters) for row in rows]
+            answers.append(Answers(entries, request.truncated, single=request.single and is_bare))
+        return answers
 
-    def _answers(self, request: Request, logits: Sequence[torch.Tensor]) -> Answers:
-        parameters = request.parameters
-        if isinstance(request.raw, Ranking):
-            scores = [float(self._scores(each, parameters)[0]) for each in logits]
-            return request.raw.answers(scores, request)
-        # The pipeline answers a text in no list by a list of one label; a pair by the label alone.
-        alone = request.single and ("top_k" in parameters or not isinstance(request.texts[0], str))
-        entries = [self._answer(self._scores(each, parameters), parameters) for each in logits]
-        return Answers(entries, request.truncated, single=alone)
-
-    def _scores(self, logits: torch.Tensor, parameters: Mapping[str, Any]) -> torch.Tensor:
-        name = parameters.get("function_to_apply", "default")
-        name = self.activation if name == "default" else name
-        if name == "sigmoid":
-            return logits.sigmoid()
-        return logits.softmax(-1) if name == "softmax" else logits
-
-    def _answer(self, scores: torch.Tensor, parameters: Mapping[str, Any]) -> Label | list[Label]:
-        names: Any = self.encoder.model.config.id2label
+    def _labels(self, scores: torch.Tensor, parameters: Mapping[str, Any]) -> Label | list[Label]:
+        """The best label of a text's scores, or as many as the request asks for."""
+        names: Any = self.loaded.model.config.id2label
         if "top_k" not in parameters:
             if parameters.get("return_all_scores"):
                 return [{"label": names[n], "score": s} for n, s in enumerate(scores.tolist())]
@@ -111,24 +117,13 @@ class Classifier:
         return labels[: parameters["top_k"]]
 
 
-def _logits(output: Any, mask: torch.Tensor) -> Sequence[torch.Tensor]:
-    logits: torch.Tensor = output.logits
-    return list(logits)
-
-
-def load(origin: Origin) -> Classifier:
-    """The classifier or cross-encoder that `origin` names.
+def activation_of(config: Any, origin: Origin) -> str:
+    """What makes scores of the outputs: what a cross-encoder's files name, else as transformers'
+    pipeline decides by the problem and the number of labels.
 
     Raises:
-        ModelError: it is a cross-encoder of more parts than a classifier has.
+        ModelError: The files name an activation that is not known here.
     """
-    loaded = encoder.load(origin, AutoModelForSequenceClassification)
-    return Classifier(encoder=loaded, activation=_activation(loaded.model.config, origin))
-
-
-def _activation(config: Any, origin: Origin) -> str:
-    """What makes scores of the outputs: what a cross-encoder's files name, else as transformers'
-    pipeline decides by the problem and the number of labels."""
     named = origin.sentence_settings.get("activation_fn")
     named = named or (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
     named = named or getattr(config, "sbert_ce_default_activation_function", None)
@@ -143,4 +138,5 @@ def _activation(config: Any, origin: Origin) -> str:
         return known[name]
     if config.problem_type == "regression":
         return "none"
-    return "sigmoid" if config.problem_type == _MULTI_LABEL or config.num_labels == 1 else "softmax"
+    is_multi_label = config.problem_type == "multi_label_classification"
+    return "sigmoid" if is_multi_label or config.num_labels == 1 else "softmax"

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from transformers import AutoModel
 
-from recipe.inference import loaded_model as encoder
-from recipe.inference.loaded_model import PARAMETERS, Encoder
+from recipe.inference.loaded_model import PARAMETERS, LoadedModel
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
-from recipe.inference.tasks import ranking, sentences
+from recipe.inference.tasks import ranking
 from recipe.inference.tasks.ranking import Ranking
+from recipe.inference.tasks.sentences import SentenceVectors
 
 TOKENS, VECTORS = "huggingface", "vectors"
 """What AMPHORA_ANSWERS may be: a vector of each token, as Hugging Face's image answers, or one of
@@ -28,6 +29,10 @@ class Vectors(Protocol):
     def parameters(self) -> frozenset[str]:
         """Parameters that decide on the vectors."""
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The column of texts that the model was trained on, if it says so."""
+
     def count(self, request: Request) -> list[int]:
         """Tokens of each text; what is cut is noted in the request."""
 
@@ -39,18 +44,24 @@ class Vectors(Protocol):
 class Means:
     """The mean of a text's last hidden states, as sentence encoders are trained."""
 
-    encoder: Encoder
+    loaded: LoadedModel
     parameters: frozenset[str] = frozenset({"normalize"} | PARAMETERS)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The column of texts that the model was trained on, if it says so."""
+        return self.loaded.columns
 
     def count(self, request: Request) -> list[int]:
         """Tokens of each text."""
-        return [len(ids) for ids in self.encoder.encode(request)]
+        return [len(ids) for ids in self.loaded.encode(request)]
 
     def rows(self, requests: Sequence[Request]) -> list[list[torch.Tensor]]:
         """The means; with `normalize` of length 1."""
+        means = self.loaded.rows(requests, _mean)
         return [
-            [_normalized(each) if request.parameters.get("normalize") else each for each in rows]
-            for request, rows in zip(requests, self.encoder.rows(requests, _mean), strict=True)
+            [_normalized(row) for row in rows] if request.parameters.get("normalize") else rows
+            for request, rows in zip(requests, means, strict=True)
         ]
 
 
@@ -68,12 +79,14 @@ class Embedder:
         """Tokens of each text.
 
         Raises:
-            BadRequest: a parameter or an input is none of this task's.
+            BadRequest: A parameter or an input is not one of this task's.
         """
-        request.only(self.vectors.parameters, "feature-extraction")
-        asked = ranking.parts(request.texts[0]) if request.single and not request.is_read else None
-        if asked is not None:
-            source, texts, ranked = asked
+        request.check_parameters(self.vectors.parameters, "feature-extraction")
+        compared = (
+            ranking.parts(request.texts[0]) if request.single and not request.is_read else None
+        )
+        if compared is not None:
+            source, texts, ranked = compared
             if ranked:
                 raise BadRequest(
                     'The model makes vectors: send {"source_sentence": ..., "sentences": [...]} '
@@ -81,68 +94,66 @@ class Embedder:
                 )
             request.texts, request.is_read = [source, *texts], True
             request.raw = Ranking(texts, ranked=False)
-        request.read(a_text)
+        request.read(a_text, self.vectors.columns)
         return self.vectors.count(request)
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """For each request a vector for each text; of `{"source_sentence", "sentences"}` the cosine
         of each sentence's vector to the source's."""
-        rows = self.vectors.rows(requests)
-        return [self._answers(*each) for each in zip(requests, rows, strict=True)]
-
-    def _answers(self, request: Request, vectors: Sequence[torch.Tensor]) -> Answers:
-        if isinstance(request.raw, Ranking):
-            source, *others = [_normalized(vector) for vector in vectors]
-            return request.raw.answers([float(source @ other) for other in others], request)
-        return Answers([vector.tolist() for vector in vectors], request.truncated)
+        answers = []
+        for request, vectors in zip(requests, self.vectors.rows(requests), strict=True):
+            if isinstance(request.raw, Ranking):
+                source, *others = [_normalized(vector) for vector in vectors]
+                cosines = [float(source @ other) for other in others]
+                answers.append(request.raw.answers(cosines, request))
+            else:
+                answers.append(Answers([vector.tolist() for vector in vectors], request.truncated))
+        return answers
 
 
 @dataclass(frozen=True)
 class TokenFeatures:
     """A saved encoder that answers texts with the last hidden state of each of their tokens."""
 
-    encoder: Encoder
+    loaded: LoadedModel
 
     def example(self, text: str) -> Request:
         """A request that this task answers."""
         return Request(texts=[text])
 
+    @property
+    def embedder(self) -> Embedder:
+        """What answers clients' APIs, which know vectors only."""
+        return Embedder(Means(self.loaded))
+
     def measure(self, request: Request) -> list[int]:
         """Tokens of each text.
 
         Raises:
-            BadRequest: a parameter or an input is none of this task's.
+            BadRequest: A parameter or an input is not one of this task's.
         """
         if request.form is not None:
-            return self._vectors.measure(request)
+            return self.embedder.measure(request)
         known = {"truncation", "max_length", "tokenize_kwargs"}
-        request.only(known, "feature-extraction")
+        request.check_parameters(known, "feature-extraction")
         if nested := request.parameters.get("tokenize_kwargs"):
             flat = {k: v for k, v in request.parameters.items() if k != "tokenize_kwargs"}
             request.parameters = {**nested, **flat}
-            request.only(known - {"tokenize_kwargs"}, "tokenize_kwargs")
-        request.read(a_text)
-        return [len(ids) for ids in self.encoder.encode(request)]
+            request.check_parameters(known - {"tokenize_kwargs"}, "tokenize_kwargs")
+        request.read(a_text, self.loaded.columns)
+        return [len(ids) for ids in self.loaded.encode(request)]
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """For each request a matrix of [1, tokens, hidden size] for each text, special tokens
         included, as transformers' pipeline answers; of a text in no list that matrix alone."""
         own = [request for request in requests if request.form is None]
-        matrices = zip(own, self.encoder.rows(own, _tokens), strict=True)
-        answers: dict[int, Any] = {
-            id(request): Answers(
-                [[state.tolist()] for state in states], request.truncated, request.single
-            )
-            for request, states in matrices
-        }
+        answers: dict[int, Any] = {}
+        for request, states in zip(own, self.loaded.rows(own, _of_tokens), strict=True):
+            matrices = [[state.tolist()] for state in states]
+            answers[id(request)] = Answers(matrices, request.truncated, request.single)
         others = [request for request in requests if request.form is not None]
-        answers |= zip(map(id, others), self._vectors.predict(others), strict=True)
+        answers |= zip(map(id, others), self.embedder.predict(others), strict=True)
         return [answers[id(request)] for request in requests]
-
-    @property
-    def _vectors(self) -> Embedder:
-        """What answers clients' APIs, which know vectors only."""
-        return Embedder(Means(self.encoder))
 
 
 def _mean(output: Any, mask: torch.Tensor) -> list[torch.Tensor]:
@@ -151,7 +162,7 @@ def _mean(output: Any, mask: torch.Tensor) -> list[torch.Tensor]:
     return list((states * weights).sum(1) / weights.sum(1))
 
 
-def _tokens(output: Any, mask: torch.Tensor) -> list[torch.Tensor]:
+def _of_tokens(output: Any, mask: torch.Tensor) -> list[torch.Tensor]:
     return [
         states[: int(row.sum())] for states, row in zip(output.last_hidden_state, mask, strict=True)
     ]
@@ -161,15 +172,32 @@ def _normalized(vector: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.normalize(vector, dim=-1)
 
 
-def load(origin: Origin, answers: str) -> Embedder | TokenFeatures:
-    """The encoder that `origin` names, without a head.
-
-    Args:
-        origin: Where it is. What sentence-transformers has saved is computed as it does.
-        answers: TOKENS or VECTORS.
-    """
-    if answers == TOKENS:
-        return TokenFeatures(encoder.load(origin, AutoModel))
+def load_vectors(origin: Origin) -> Embedder:
+    """The encoder that `origin` names, without a head, for a vector of each text: what
+    sentence-transformers has saved computes it as that library does."""
     if origin.sentence_modules:
-        return Embedder(sentences.load(origin))
-    return Embedder(Means(encoder.load(origin, AutoModel)))
+        return Embedder(SentenceVectors.load(origin))
+    return Embedder(Means(LoadedModel.load(origin, AutoModel)))
+
+
+def load_features(
+    origin: Origin, environ: Mapping[str, str] = os.environ
+) -> Embedder | TokenFeatures:
+    """The encoder that `origin` names, for vectors of texts or of tokens: AMPHORA_ANSWERS decides.
+
+    Raises:
+        ValueError: AMPHORA_ANSWERS is neither TOKENS nor VECTORS.
+    """
+    named = environ.get("AMPHORA_ANSWERS", "")
+    if named and named not in (TOKENS, VECTORS):
+        raise ValueError(f"AMPHORA_ANSWERS is {named!r}. Give {TOKENS} or {VECTORS}.")
+    # Hugging Face's image serves a model without a head only if HF_TASK says so: its clients read a
+    # matrix. If nobody asked for that, texts have vectors.
+    is_named = environ.get("HF_TASK") == "feature-extraction" and not origin.sentence_modules
+    answers = named or (TOKENS if is_named else VECTORS)
+    what = "each token" if answers == TOKENS else "each text"
+    other = VECTORS if answers == TOKENS else TOKENS
+    print(f"answers: a vector of {what} (AMPHORA_ANSWERS={other} for the other)", flush=True)
+    if answers == VECTORS:
+        return load_vectors(origin)
+    return TokenFeatures(LoadedModel.load(origin, AutoModel))

@@ -11,7 +11,7 @@ from transformers import AutoModelForMaskedLM
 
 from recipe.errors import ModelError
 from recipe.inference import loaded_model
-from recipe.inference.loaded_model import Encoder, Row
+from recipe.inference.loaded_model import LoadedModel, TokenRow
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 from recipe.inference.tasks import pipelines
@@ -24,99 +24,110 @@ _TOP_K = 5
 class MaskFiller:
     """A saved masked language model that answers texts with a mask in them."""
 
-    encoder: Encoder
+    loaded: LoadedModel
     pipeline: Any
     """transformers' own, which knows how targets become tokens."""
 
+    @classmethod
+    def load(cls, origin: Origin) -> MaskFiller:
+        """The masked language model that `origin` names.
+
+        Raises:
+            ModelError: It cannot be loaded, or its tokenizer has no mask.
+        """
+        loaded = LoadedModel.load(origin, AutoModelForMaskedLM)
+        if loaded.tokenizer.mask_token_id is None:
+            raise ModelError(
+                f"The tokenizer of {origin.place} has no mask token.",
+                "Name another task in HF_TASK, or save the tokenizer that the model was trained "
+                "with.",
+            )
+        return cls(loaded=loaded, pipeline=pipelines.around("fill-mask", loaded))
+
     def example(self, text: str) -> Request:
         """A request that this task answers."""
-        return Request(texts=[f"{self.encoder.tokenizer.mask_token} {text}"])
+        return Request(texts=[f"{self.loaded.tokenizer.mask_token} {text}"])
 
     def measure(self, request: Request) -> list[int]:
         """Tokens of each text.
 
         Raises:
-            BadRequest: a parameter is none of this task's, or a text has no mask.
+            BadRequest: A parameter is not one of this task's, no target is a token of the model, or
+                a text has no mask.
         """
         if request.prepared is None:
-            request.only(PARAMETERS, "fill-mask")
+            request.check_parameters(PARAMETERS, "fill-mask")
             nested = request.parameters.get("tokenizer_kwargs", {})
             request.parameters = {**nested, **request.parameters}
-            request.only(PARAMETERS, "fill-mask")
-            request.read(a_text)
-            mask = self.encoder.tokenizer.mask_token_id
-            request.prepared = [
-                Row(ids, keep=[n for n, each in enumerate(ids) if each == mask])
-                for ids in self.encoder.encode(request)
+            request.check_parameters(PARAMETERS, "fill-mask")
+            request.read(a_text, self.loaded.columns)
+            mask = self.loaded.tokenizer.mask_token_id
+            rows = [
+                TokenRow(ids, keep=[place for place, token in enumerate(ids) if token == mask])
+                for ids in self.loaded.encode(request)
             ]
-            for place, row in enumerate(request.prepared):
+            for place, row in enumerate(rows):
                 if not row.keep:
                     raise BadRequest(
-                        f"Input {place + 1} has no {self.encoder.tokenizer.mask_token} among its "
-                        f"first {self.encoder.max_length} tokens. Write it where a word is missing."
+                        f"Input {place + 1} has no {self.loaded.tokenizer.mask_token} among its "
+                        f"first {self.loaded.max_length} tokens. Write it where a word is missing."
                     )
-        return [len(row.ids) for row in request.prepared]
+            targets = None
+            if "targets" in request.parameters:
+                try:
+                    targets = self.pipeline.get_target_ids(request.parameters["targets"])
+                except ValueError as error:
+                    raise BadRequest(
+                        f"targets: the model has no token for any of them: {error}"
+                    ) from error
+            request.prepared = rows, None if targets is None else [int(token) for token in targets]
+        return [len(row.ids) for row in request.prepared[0]]
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """For each request the best tokens for each text: `score` (a probability), `token`,
         `token_str` and the `sequence` with it; of several masks a list for each."""
         for request in requests:
             self.measure(request)
-        rows = [row for request in requests for row in request.prepared]
-        logits = iter(self.encoder.forward(rows, lambda output, mask: list(output.logits)))
+        rows = [row for request in requests for row in request.prepared[0]]
+        logits = iter(self.loaded.forward(rows, lambda output, mask: list(output.logits)))
         answers: list[Any] = []
         for request in requests:
-            targets = self._targets(request)
-            best = request.parameters.get("top_k", _TOP_K)
-            entries = [self._fill(row, next(logits), targets, best) for row in request.prepared]
+            rows, targets = request.prepared
+            count = request.parameters.get("top_k", _TOP_K)
+            entries = [self._fill(row, next(logits), targets, count) for row in rows]
             # transformers' pipeline answers a list of one text as that text.
             single = len(entries) == 1 and not request.records
             answers.append(Answers(entries, request.truncated, single))
         return answers
 
-    def _targets(self, request: Request) -> list[int] | None:
-        if "targets" not in request.parameters:
-            return None
-        try:
-            return [
-                int(each) for each in self.pipeline.get_target_ids(request.parameters["targets"])
-            ]
-        except ValueError as error:
-            raise BadRequest(f"targets: the model has no token for any of them: {error}") from error
+    def _fill(
+        self, row: TokenRow, logits: torch.Tensor, targets: list[int] | None, count: int
+    ) -> Any:
+        """The likeliest tokens for the masks of one text.
 
-    def _fill(self, row: Row, logits: torch.Tensor, targets: list[int] | None, best: int) -> Any:
-        tokenizer: Any = self.encoder.tokenizer
+        Args:
+            row: The text, whose kept places are its masks.
+            logits: Shape (masks, vocabulary).
+            targets: Token ids to choose from; None means all.
+            count: How many tokens for each mask.
+        """
+        tokenizer: Any = self.loaded.tokenizer
+        masks = row.keep or []
         scores = logits.softmax(-1)
         if targets is not None:
             scores = scores[:, targets]
-        top = scores.topk(min(best, scores.shape[-1]))
-        alone = len(row.keep or ()) == 1
+        top = scores.topk(min(count, scores.shape[-1]))
         filled = []
         for place, values, numbers in zip(
-            row.keep or (), top.values.tolist(), top.indices.tolist(), strict=True
+            masks, top.values.tolist(), top.indices.tolist(), strict=True
         ):
             entries = []
             for value, number in zip(values, numbers, strict=True):
                 token = targets[number] if targets is not None else number
                 ids = [*row.ids[:place], token, *row.ids[place + 1 :]]
                 # Of several masks the others stay to be seen.
-                sequence = tokenizer.decode(ids, skip_special_tokens=alone)
+                sequence = tokenizer.decode(ids, skip_special_tokens=len(masks) == 1)
                 text = {"token": token, "token_str": tokenizer.decode([token])}
                 entries.append({"score": value, **text, "sequence": sequence})
             filled.append(entries)
-        return filled[0] if alone else filled
-
-
-def load(origin: Origin) -> MaskFiller:
-    """The masked language model that `origin` names.
-
-    Raises:
-        ModelError: its tokenizer has no mask.
-    """
-    loaded = loaded_model.load(origin, AutoModelForMaskedLM)
-    if loaded.tokenizer.mask_token_id is None:
-        raise ModelError(
-            f"The tokenizer of {origin.place} has no mask token.",
-            "Name another task in HF_TASK, or save the tokenizer that the model was trained with.",
-        )
-    return MaskFiller(encoder=loaded, pipeline=pipelines.around("fill-mask", loaded))
+        return filled[0] if len(masks) == 1 else filled

@@ -24,10 +24,12 @@ def data_of(value: str, what: str) -> bytes:
     """The bytes that a JSON text holds as base64, with `data:...;base64,` before it or without.
 
     Raises:
-        BadRequest: it is an address or a path, which are never followed, or no base64.
+        BadRequest: It is an address or a path, which are never followed, or is not base64.
     """
     head = _DATA.match(value)
-    if head is None and _NAMED.match(value) and not _is_base64(value):
+    # A JPEG's base64 begins with a slash, as a path does.
+    is_base64 = len(value) > 64 and re.fullmatch(r"[A-Za-z0-9+/=\s]+", value) is not None
+    if head is None and _NAMED.match(value) and not is_base64:
         raise BadRequest(
             f"An input is {value[:60]!r}: addresses and paths are not followed. Send the {what} "
             "itself, as the body or as base64."
@@ -35,19 +37,16 @@ def data_of(value: str, what: str) -> bytes:
     try:
         return base64.b64decode(value[head.end() if head else 0 :], validate=True)
     except (binascii.Error, ValueError) as error:
-        raise BadRequest(f"An input is {value[:40]!r}, which is no {what} in base64.") from error
-
-
-def _is_base64(value: str) -> bool:
-    # A JPEG's base64 begins with a slash, as a path does.
-    return len(value) > 64 and re.fullmatch(r"[A-Za-z0-9+/=\s]+", value) is not None
+        raise BadRequest(
+            f"An input is {value[:40]!r}, which is not a valid {what} in base64."
+        ) from error
 
 
 def image(value: Any) -> Any:
     """A picture, in RGB, of bytes or base64.
 
     Raises:
-        BadRequest: it is none, or has more pixels than anybody's camera.
+        BadRequest: It is not a picture, or has more pixels than anybody's camera.
     """
     from PIL import Image, ImageOps
 
@@ -77,8 +76,8 @@ def sound(value: Any, rate: int) -> Any:
         rate: The sampling rate that the model reads, in hertz.
 
     Raises:
-        BadRequest: it is none.
-        NotTakenHere: it is of a format that takes ffmpeg, which is not installed.
+        BadRequest: It is not a sound.
+        NotTakenHere: It has a format that takes ffmpeg, which is not installed.
     """
     if isinstance(value, dict):
         numbers, own = value.get("raw", value.get("array")), value.get("sampling_rate")
@@ -88,14 +87,14 @@ def sound(value: Any, rate: int) -> Any:
         try:
             array = np.asarray(numbers, dtype=np.float32)
         except (TypeError, ValueError) as error:
-            raise BadRequest(f"'raw' holds something else than numbers: {error}.") from error
+            raise BadRequest(f"'raw' holds more than numbers: {error}.") from error
         return _resampled(array, own, rate)
     data = data_of(value, "sound") if isinstance(value, str) else value
     if not isinstance(data, bytes):
         raise BadRequest(f"An input is {str(value)[:60]!r}, not a sound. Send it as base64.")
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         try:
-            return _resampled(*_wave(data), rate)
+            return _resampled(*wave_samples(data), rate)
         except (wave.Error, EOFError, ValueError) as error:
             if shutil.which("ffmpeg") is None:
                 raise BadRequest(f"The WAV file cannot be read: {error}.") from error
@@ -113,7 +112,12 @@ def sound(value: Any, rate: int) -> Any:
         raise BadRequest(f"The sound cannot be read: {error}") from error
 
 
-def _wave(data: bytes) -> tuple[np.ndarray[Any, Any], int]:
+def wave_samples(data: bytes) -> tuple[np.ndarray[Any, Any], int]:
+    """The samples of a WAV file from -1 to 1, the mean of its channels, and its sampling rate.
+
+    Raises:
+        wave.Error, EOFError, ValueError: It is damaged, or not PCM.
+    """
     with wave.open(io.BytesIO(data)) as file:
         width, channels = file.getsampwidth(), file.getnchannels()
         raw, rate = file.readframes(file.getnframes()), file.getframerate()

@@ -15,23 +15,23 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.inference import loaded_model
-from recipe.inference.answers import plain
-from recipe.inference.loaded_model import Encoder
+from recipe.inference.answers import json_values
+from recipe.inference.bodies import MEDIA_PARTS
+from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, NotTakenHere, Request
 from recipe.inference.tasks import media
 
 _SOUNDS = {"automatic-speech-recognition", "audio-classification", "zero-shot-audio-classification"}
 _WORDS = {"text-to-audio", "table-question-answering"}
-_IMAGE_KEYS = {"image", "images"}
 _TEXT_KEYS = {"text", "question", "query", "prompt", "candidate_labels", "role", "type", "content"}
 _FAULTS = (ValueError, TypeError, KeyError, IndexError, AssertionError)
 
 
-def around(task: str, loaded: Encoder) -> Any:
+def around(task: str, loaded: LoadedModel) -> Any:
     """transformers' pipeline for the task, with the model and the tokenizer that are loaded."""
     make: Any = transformers.pipeline
-    # The pipeline cuts texts at what the tokenizer says, which of some folders is nothing.
+    # The pipeline cuts texts at what the tokenizer says, which for some folders is nothing.
     loaded.tokenizer.model_max_length = loaded.max_length
     device = loaded.model.device
     return make(task, model=loaded.model, tokenizer=loaded.tokenizer, device=device)
@@ -56,146 +56,181 @@ class Foreign:
     parameters: frozenset[str]
     """What the pipeline takes beside its inputs."""
 
+    @classmethod
+    def load(cls, origin: Origin, task: str, environ: Mapping[str, str]) -> Foreign:
+        """transformers' pipeline for a task of its own.
+
+        Raises:
+            ModelError: The model cannot be loaded for it, or a library that it needs is missing.
+            ValueError: AMPHORA_DTYPE is a precision that pipelines do not have.
+        """
+        # Pipelines make arrays of what models answer, and those have no bfloat16.
+        exact = {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
+        kind, name, dtype = loaded_model.precision(exact)
+        if name == "int8":
+            raise ValueError(
+                f"AMPHORA_DTYPE is 'int8', which {task} has not. Give float32, bfloat16."
+            )
+        make: Any = transformers.pipeline
+        try:
+            pipeline = make(
+                task, model=origin.place, device=kind, **in_precision(dtype), **origin.options
+            )
+        except ImportError as error:
+            why = " ".join(str(error).split()).partition(" You can install")[0]
+            raise ModelError(
+                f"The model {origin.place} cannot be loaded for {task}: {why}",
+                "Name the library that is missing in code/requirements.txt.",
+            ) from error
+        except (*UNLOADABLE, KeyError, TypeError) as error:
+            raise ModelError(
+                f"The model {origin.place} cannot be loaded for {task}: {why_unloadable(error)}",
+                "Check that its files are whole, and that HF_TASK is what it was trained for.",
+            ) from error
+        loaded_model.refuse_broken(pipeline.model, origin)
+        if task in _WORDS and pipeline.tokenizer is not None:
+            loaded_model.refuse_empty(pipeline.tokenizer, origin.place)
+        print(
+            f"model: {type(pipeline.model).__name__} on {kind} in {name}, by transformers' own "
+            "pipeline: one request at a time",
+            flush=True,
+        )
+        return cls(task=task, pipeline=pipeline, parameters=parameters_of(pipeline))
+
+    @property
+    def sampling_rate(self) -> int:
+        """Of the sounds that the model reads, in hertz."""
+        return int(getattr(self.pipeline.feature_extractor, "sampling_rate", 16000))
+
     def example(self, text: str) -> Request | None:
-        """A request that this task answers; None where none can be made without knowing more."""
+        """A request that this task answers; None if it cannot be made without knowing more."""
         from PIL import Image
 
+        inputs: Any
+        prepared = None
         if self.task in _SOUNDS:
-            raw = {"raw": [0.0] * self._rate, "sampling_rate": self._rate}
-            return self._asking(Request(texts=[raw], raw=raw, single=True))
-        if self.task in _WORDS:
-            inputs: Any = {"query": text, "table": {"a": ["1"], "b": ["2"]}}
-            inputs = inputs if self.task == "table-question-answering" else text
-            return Request(texts=[inputs], raw=inputs, single=True)
-        if self._reads_images and self.task not in ("keypoint-matching", "image-text-to-text"):
-            grey = Image.new("RGB", (64, 64), "grey")
-            return self._asking(Request(texts=[grey], raw=grey, single=True, prepared=grey))
-        return None
-
-    def _asking(self, request: Request) -> Request:
-        if self.task.startswith("zero-shot"):
-            request.parameters = {"candidate_labels": ["a", "b"]}
-        return request
-
-    @property
-    def _reads_images(self) -> bool:
-        return self.task not in _SOUNDS | _WORDS
-
-    @property
-    def _rate(self) -> int:
-        return int(getattr(self.pipeline.feature_extractor, "sampling_rate", 16000))
+            inputs = {"raw": [0.0] * self.sampling_rate, "sampling_rate": self.sampling_rate}
+        elif self.task == "table-question-answering":
+            inputs = {"query": text, "table": {"a": ["1"], "b": ["2"]}}
+        elif self.task in _WORDS:
+            inputs = text
+        elif self.task in ("keypoint-matching", "image-text-to-text"):
+            return None
+        else:
+            inputs = prepared = Image.new("RGB", (64, 64), "grey")
+        labels = {"candidate_labels": ["a", "b"]} if self.task.startswith("zero-shot") else {}
+        return Request(
+            texts=[inputs], raw=inputs, single=True, prepared=prepared, parameters=labels
+        )
 
     def measure(self, request: Request) -> list[int]:
         """One for each input: how long they take is not known.
 
         Raises:
-            BadRequest: a parameter or an input is none of this task's.
+            BadRequest: A parameter or an input is not one of this task's.
         """
+        if request.faults and not request.texts:
+            raise BadRequest(request.faults[min(request.faults)])
+        if request.prepared is None:
+            inputs = list(request.texts) if request.raw is None else request.raw
+            if isinstance(inputs, dict) and self.task not in _WORDS:
+                inputs = self._without_parameters(inputs, request)
+            request.prepared = self._read(inputs, request.content_type)
         for name in request.parameters:
             if name not in self.parameters:
                 raise BadRequest(
                     f"The parameter {name!r} is not one of {self.task}, which takes "
                     f"{', '.join(sorted(self.parameters)) or 'none'}."
                 )
-        if request.prepared is None:
-            inputs = list(request.texts) if request.raw is None else request.raw
-            request.prepared = self._inputs(inputs, request.content_type)
         return [1] * len(request.texts)
 
-    def _inputs(self, value: Any, content_type: str) -> Any:
-        if content_type:
-            wanted = (
-                "audio/" if self.task in _SOUNDS else "image/" if self._reads_images else "text"
+    def _without_parameters(self, inputs: dict[str, Any], request: Request) -> Any:
+        """An input of several parts without what the pipeline takes as a parameter (which moves
+        there), and the image or the sound itself if nothing else is left.
+
+        Raises:
+            BadRequest: The input has a part that no task reads; the pipeline would ignore it.
+        """
+        if unknown := sorted(set(inputs) - MEDIA_PARTS):
+            raise BadRequest(
+                f"An input holds {', '.join(map(repr, unknown))}, which is not a part of one. Put "
+                'parameters beside it: {"inputs": ..., "parameters": {...}}.'
             )
+        moved = {name: inputs[name] for name in inputs if name in self.parameters}
+        request.parameters = {**moved, **request.parameters}
+        rest = {name: value for name, value in inputs.items() if name not in moved}
+        if len(rest) == 1 and set(rest) <= {"image", "images", "audio", "video", "videos"}:
+            return next(iter(rest.values()))
+        return rest
+
+    def _read(self, inputs: Any, content_type: str) -> Any:
+        """What the pipeline is called with: pictures and sounds in the place of their bytes."""
+        reads_sounds, reads_words = self.task in _SOUNDS, self.task in _WORDS
+        if content_type:
+            wanted = "audio/" if reads_sounds else "text" if reads_words else "image/"
             if not content_type.startswith(wanted):
                 raise NotTakenHere(f"{self.task} takes no {content_type}. Send {wanted}* or JSON.")
-        if self.task in _WORDS:
-            return value
-        if self.task in _SOUNDS:
-            if isinstance(value, list):
-                return [media.sound(each, self._rate) for each in value]
-            return media.sound(value, self._rate)
-        return _with_images(value)
+        if reads_words:
+            return inputs
+        if reads_sounds:
+            rate = self.sampling_rate
+            if isinstance(inputs, list):
+                return [media.sound(value, rate) for value in inputs]
+            return media.sound(inputs, rate)
+        return with_images(inputs)
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """What the pipeline answers to each request, or the exception in its place."""
-        return [self._answer(request) for request in requests]
+        answers: list[Any] = []
+        for request in requests:
+            try:
+                self.measure(request)
+                answer = json_values(self.pipeline(request.prepared, **request.parameters))
+            except BadRequest as error:
+                answers.append(error)
+            except _FAULTS as error:
+                why = f"{type(error).__name__}: {error}"
+                answers.append(BadRequest(f"{self.task} cannot answer this: {why}"))
+            else:
+                # A list that is one input's answer is one entry of a table, and not a record each.
+                is_one = request.single or not isinstance(answer, list)
+                answers.append(Answers([answer], single=True) if is_one else Answers(answer))
+        return answers
 
-    def _answer(self, request: Request) -> Any:
-        try:
-            self.measure(request)
-            answer = plain(self.pipeline(request.prepared, **request.parameters))
-        except _FAULTS as error:
-            if isinstance(error, BadRequest):
-                return error
-            return BadRequest(f"{self.task} cannot answer this: {type(error).__name__}: {error}")
-        if not isinstance(answer, list):
-            return Answers([answer], single=True)
-        # A list that is one input's answer is one entry of a table, and not one for each record.
-        return Answers([answer], single=True) if request.single else Answers(answer)
 
+def with_images(value: Any, key: str = "") -> Any:
+    """`value` with a picture in the place of every text that may stand for one.
 
-def _with_images(value: Any, key: str = "") -> Any:
-    """`value` with a picture in the place of every text that may stand for one."""
+    Args:
+        value: What JSON holds, at any depth, or the bytes of a picture.
+        key: The name that it has in the object around it: of some, texts are texts.
+
+    Raises:
+        BadRequest: A picture cannot be read, or is an address.
+    """
     if isinstance(value, bytes):
         return media.image(value)
     if isinstance(value, str):
         return value if key in _TEXT_KEYS else media.image(value)
     if isinstance(value, dict):
         if value.get("type") in ("image", "image_url", "audio", "video", "video_url"):
-            return _part(value)
-        return {name: _with_images(each, name) for name, each in value.items()}
+            parts = [part for name, part in value.items() if name != "type"]
+            if value["type"] != "image" or len(parts) != 1 or not isinstance(parts[0], str):
+                raise BadRequest(
+                    f"A message holds {str(dict(value))[:60]}. Addresses are not followed: send "
+                    '{"type": "image", "image": "<base64>"}.'
+                )
+            return {"type": "image", "image": media.image(parts[0])}
+        return {name: with_images(part, name) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_with_images(each, key) for each in value]
+        return [with_images(part, key) for part in value]
     return value
 
 
-def _part(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A picture in a chat's message."""
-    given = [each for name, each in value.items() if name != "type"]
-    if value["type"] != "image" or len(given) != 1 or not isinstance(given[0], str):
-        raise BadRequest(
-            f"A message holds {str(dict(value))[:60]}. Addresses are not followed: send "
-            '{"type": "image", "image": "<base64>"}.'
-        )
-    return {"type": "image", "image": media.image(given[0])}
-
-
-def load(origin: Origin, task: str, environ: Mapping[str, str]) -> Foreign:
-    """transformers' pipeline for a task of its own.
-
-    Raises:
-        ModelError: the model cannot be loaded for it, or another library is needed that is missing.
-        ValueError: AMPHORA_DTYPE is one that pipelines do not have.
-    """
-    # Pipelines make arrays of what models answer, and those know no bfloat16.
-    exact = {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
-    kind, name, dtype = loaded_model.precision(exact)
-    if name == "int8":
-        raise ValueError(f"AMPHORA_DTYPE is 'int8', which {task} has not. Give float32, bfloat16.")
-    make: Any = transformers.pipeline
-    try:
-        made = make(task, model=origin.place, device=kind, **in_precision(dtype), **origin.options)
-    except (*UNLOADABLE, ImportError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"The model {origin.place} cannot be loaded for {task}: {why_unloadable(error)}",
-            "Check that its files are whole, and that HF_TASK is what it was trained for.",
-        ) from error
-    loaded_model.refuse_broken(made.model, origin)
-    if task in _WORDS and made.tokenizer is not None:
-        loaded_model.refuse_empty(made.tokenizer, origin.place)
-    print(
-        f"model: {type(made.model).__name__} on {kind} in {name}, by transformers' own pipeline: "
-        "one request at a time",
-        flush=True,
-    )
-    return Foreign(task=task, pipeline=made, parameters=_parameters(made))
-
-
-def _parameters(made: Any) -> frozenset[str]:
+def parameters_of(pipeline: Any) -> frozenset[str]:
     """The names that a pipeline takes: those of its signature, and those that it looks for among
     the rest."""
-    function = made._sanitize_parameters
+    function = pipeline._sanitize_parameters
     signature = inspect.signature(function).parameters.values()
     known = {each.name for each in signature if each.kind is each.POSITIONAL_OR_KEYWORD}
     if any(each.kind is each.VAR_KEYWORD for each in signature):

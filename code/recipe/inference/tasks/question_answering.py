@@ -11,8 +11,7 @@ import torch
 from transformers import AutoModelForQuestionAnswering
 
 from recipe.errors import ModelError
-from recipe.inference import loaded_model
-from recipe.inference.loaded_model import Encoder, Row
+from recipe.inference.loaded_model import LoadedModel, TokenRow
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 
@@ -25,10 +24,10 @@ _EXAMPLE = 'Send for example {"inputs": {"question": "Who?", "context": "It was 
 
 
 @dataclass(frozen=True)
-class _Window:
+class Window:
     """A part of a context with the question."""
 
-    row: Row
+    row: TokenRow
     encoding: Any
     """The tokenizer's, which knows the characters of each token."""
     allowed: np.ndarray[Any, Any]
@@ -39,7 +38,22 @@ class _Window:
 class QuestionAnswerer:
     """A saved extractive question answering model."""
 
-    encoder: Encoder
+    loaded: LoadedModel
+
+    @classmethod
+    def load(cls, origin: Origin) -> QuestionAnswerer:
+        """The question answering model that `origin` names.
+
+        Raises:
+            ModelError: Its tokenizer does not know which characters its tokens are of.
+        """
+        loaded = LoadedModel.load(origin, AutoModelForQuestionAnswering)
+        if not loaded.tokenizer.is_fast:
+            raise ModelError(
+                f"The tokenizer of {origin.place} does not say where its tokens stand in a text.",
+                "Save a fast tokenizer (tokenizer.json) beside the model.",
+            )
+        return cls(loaded=loaded)
 
     def example(self, text: str) -> Request:
         """A request that this task answers."""
@@ -49,30 +63,32 @@ class QuestionAnswerer:
         """Tokens of each part of each context, with its question.
 
         Raises:
-            BadRequest: a parameter or an input is none of this task's.
+            BadRequest: A parameter or an input is not one of this task's.
         """
         if request.prepared is None:
-            request.only(PARAMETERS, "question-answering")
-            if not request.is_read:
-                request.texts = [
-                    part for each in request.texts for part in _spread(each, request.records)
-                ]
-            request.read(_question)
+            request.check_parameters(PARAMETERS, "question-answering")
+            if not request.is_read and not request.records:
+                request.texts = [part for value in request.texts for part in _spread(value)]
+            request.read(question_and_context)
             request.prepared = [
                 self._windows(question, context, request.parameters)
                 for question, context in request.texts
             ]
         return [len(window.row.ids) for windows in request.prepared for window in windows]
 
-    def _windows(self, question: str, context: str, asked: Mapping[str, Any]) -> list[_Window]:
-        tokenizer: Any = self.encoder.tokenizer
-        most = min(asked.get("max_seq_len", _MAX_SEQ_LEN), self.encoder.max_length)
-        stride = asked.get("doc_stride", min(most // 2, _DOC_STRIDE))
-        if longest := asked.get("max_question_len"):
-            ids = tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)
-            question = question[
-                : ([0, *(end for _, end in ids["offset_mapping"])][: longest + 1])[-1]
-            ]
+    def _windows(self, question: str, context: str, parameters: Mapping[str, Any]) -> list[Window]:
+        """A context in parts that overlap, each with the question and short enough for the model.
+
+        Raises:
+            BadRequest: The question leaves no room for the context, or the context has no tokens.
+        """
+        tokenizer: Any = self.loaded.tokenizer
+        most = min(parameters.get("max_seq_len", _MAX_SEQ_LEN), self.loaded.max_length)
+        stride = parameters.get("doc_stride", min(most // 2, _DOC_STRIDE))
+        if longest := parameters.get("max_question_len"):
+            tokens = tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)
+            ends = [0, *(end for _, end in tokens["offset_mapping"])]
+            question = question[: ends[: longest + 1][-1]]
         asks_first = tokenizer.padding_side == "right"
         try:
             encoded = tokenizer(
@@ -84,7 +100,7 @@ class QuestionAnswerer:
                 return_offsets_mapping=True,
             )
         except BaseException as error:
-            # Where question and stride leave no room, tokenizers panic, which is no Exception.
+            # If question and stride leave no room, tokenizers panic, which is not an Exception.
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
             raise BadRequest(
@@ -92,14 +108,14 @@ class QuestionAnswerer:
                 f"which parts share {stride} (doc_stride)."
             ) from error
         windows = []
+        sequence = 1 if asks_first else 0
         for number, ids in enumerate(encoded["input_ids"]):
-            sequence = 1 if asks_first else 0
-            allowed = np.array([each == sequence for each in encoded.sequence_ids(number)])
+            allowed = np.array([owner == sequence for owner in encoded.sequence_ids(number)])
             # The token before all stands for "no answer".
             if tokenizer.cls_token_id is not None:
                 allowed |= np.array(ids) == tokenizer.cls_token_id
             types = encoded["token_type_ids"][number] if "token_type_ids" in encoded else None
-            windows.append(_Window(Row(ids, types), encoded[number], allowed))
+            windows.append(Window(TokenRow(ids, types), encoded[number], allowed))
         if not any(window.allowed[1:].any() for window in windows):
             raise BadRequest(f"A context is empty. {_EXAMPLE}")
         return windows
@@ -109,8 +125,8 @@ class QuestionAnswerer:
         and end are characters of the context; with `top_k` a list of the best."""
         for request in requests:
             self.measure(request)
-        rows = [each.row for request in requests for some in request.prepared for each in some]
-        logits = iter(self.encoder.forward(rows, _starts_and_ends))
+        rows = [window.row for request in requests for some in request.prepared for window in some]
+        logits = iter(self.loaded.forward(rows, _starts_and_ends))
         answers: list[Any] = []
         for request in requests:
             entries = []
@@ -125,42 +141,49 @@ class QuestionAnswerer:
     def _answer(
         self,
         context: str,
-        scored: Sequence[tuple[_Window, np.ndarray[Any, Any]]],
-        asked: Mapping[str, Any],
+        scored: Sequence[tuple[Window, np.ndarray[Any, Any]]],
+        parameters: Mapping[str, Any],
     ) -> Any:
-        best, by_words = asked.get("top_k", 1), asked.get("align_to_words", True)
-        longest = asked.get("max_answer_len", _MAX_ANSWER_LEN)
+        """The likeliest words of a context: one answer, or a list of several.
+
+        Args:
+            context: The whole of it.
+            scored: Its parts, with their logits of shape (tokens, 2): starts and ends.
+            parameters: The request's.
+        """
+        count, by_words = parameters.get("top_k", 1), parameters.get("align_to_words", True)
+        longest = parameters.get("max_answer_len", _MAX_ANSWER_LEN)
         # Several spans of tokens may be the same words.
-        wanted = 2 * best + 10 if by_words else best
-        sequence = 1 if self.encoder.tokenizer.padding_side == "right" else 0
-        nothing, answers = 1e6, dict[str, dict[str, Any]]()
+        spans = 2 * count + 10 if by_words else count
+        sequence = 1 if self.loaded.tokenizer.padding_side == "right" else 0
+        no_answer, answers = 1e6, dict[str, dict[str, Any]]()
         for window, logits in scored:
-            start, end = (_probabilities(each, window.allowed) for each in logits.T)
-            nothing = min(nothing, float(start[0] * end[0]))
+            masked = np.where(window.allowed, logits.T, -10000.0)
+            powers = np.exp(masked - masked.max(axis=1, keepdims=True))
+            start, end = powers / powers.sum(axis=1, keepdims=True)
+            no_answer = min(no_answer, float(start[0] * end[0]))
             start[0] = end[0] = 0.0
-            for first, last, score in _spans(start, end, wanted, longest):
+            for first, last, score in likeliest_spans(start, end, spans, longest):
                 if not (window.allowed[first] and window.allowed[last]):
                     continue
-                begins, stops = _characters(window.encoding, first, last, sequence, by_words)
-                words = context[begins:stops]
-                entry = {"score": 0.0, "start": begins, "end": stops, "answer": words}
-                answers.setdefault(words.lower(), entry)["score"] += score
-        found = list(answers.values())
-        if asked.get("handle_impossible_answer"):
-            found.append({"score": nothing, "start": 0, "end": 0, "answer": ""})
-        found = sorted(found, key=lambda each: -each["score"])[:best]
-        return found[0] if len(found) == 1 else found
+                # Where the span's words begin and end; its tokens, if no words are known.
+                begins, ends = window.encoding.offsets[first][0], window.encoding.offsets[last][1]
+                words = [window.encoding.token_to_word(token) for token in (first, last)]
+                if by_words and None not in words:
+                    places = [window.encoding.word_to_chars(word, sequence) for word in words]
+                    if None not in places:
+                        begins, ends = places[0][0], places[1][1]
+                text = context[begins:ends]
+                entry = {"score": 0.0, "start": begins, "end": ends, "answer": text}
+                answers.setdefault(text.lower(), entry)["score"] += score
+        ranked = list(answers.values())
+        if parameters.get("handle_impossible_answer"):
+            ranked.append({"score": no_answer, "start": 0, "end": 0, "answer": ""})
+        ranked = sorted(ranked, key=lambda entry: -entry["score"])[:count]
+        return ranked[0] if len(ranked) == 1 else ranked
 
 
-def _probabilities(
-    logits: np.ndarray[Any, Any], allowed: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
-    masked = np.where(allowed, logits, -10000.0)
-    powers = np.exp(masked - masked.max())
-    return np.asarray(powers / powers.sum())
-
-
-def _spans(
+def likeliest_spans(
     start: np.ndarray[Any, Any], end: np.ndarray[Any, Any], count: int, longest: int
 ) -> list[tuple[int, int, float]]:
     """The likeliest spans of at most `longest` tokens: first and last token, and probability."""
@@ -173,58 +196,36 @@ def _spans(
     return [(int(a), int(b), float(products[a, b])) for a, b in zip(firsts, lasts, strict=True)]
 
 
-def _characters(
-    encoding: Any, first: int, last: int, sequence: int, by_words: bool
-) -> tuple[int, int]:
-    """Where the words of a span of tokens begin and end; its tokens, where no words are known."""
-    if by_words:
-        words = encoding.token_to_word(first), encoding.token_to_word(last)
-        if None not in words:
-            spans = [encoding.word_to_chars(word, sequence) for word in words]
-            if None not in spans:
-                return spans[0][0], spans[1][1]
-    return encoding.offsets[first][0], encoding.offsets[last][1]
-
-
 def _starts_and_ends(output: Any, mask: torch.Tensor) -> list[torch.Tensor]:
     both = torch.stack([output.start_logits, output.end_logits], dim=-1)
-    return [each[: int(row.sum())] for each, row in zip(both, mask, strict=True)]
+    return [logits[: int(row.sum())] for logits, row in zip(both, mask, strict=True)]
 
 
-def _spread(value: Any, is_record: bool) -> list[Any]:
+def _spread(value: Any) -> list[Any]:
     """Questions about one context, or one question about several, one by one."""
-    if is_record or not isinstance(value, dict) or set(value) != {"question", "context"}:
+    if not isinstance(value, dict) or set(value) != {"question", "context"}:
         return [value]
     question, context = value["question"], value["context"]
-    count = max(len(each) for each in (question, context, [0]) if isinstance(each, list))
-    lists = [each if isinstance(each, list) else [each] * count for each in (question, context)]
+    count = max(len(part) for part in (question, context, [0]) if isinstance(part, list))
+    lists = [part if isinstance(part, list) else [part] * count for part in (question, context)]
     if not lists[0] or len(lists[0]) != len(lists[1]):
         raise BadRequest(f"There are {len(lists[0])} questions and {len(lists[1])} contexts.")
     return [{"question": q, "context": c} for q, c in zip(*lists, strict=True)]
 
 
-def _question(value: Any) -> tuple[str, str]:
+def question_and_context(value: Any) -> tuple[str, str]:
+    """An input's question and its context.
+
+    Raises:
+        BadRequest: It does not have both, or one of them is empty.
+    """
     if isinstance(value, bytes):
         a_text(value)
     if not isinstance(value, dict) or set(value) != {"question", "context"}:
-        raise BadRequest(f"An input is {str(value)[:60]!r}, not a question with its context. "
-                         f"{_EXAMPLE}")  # fmt: skip
+        raise BadRequest(
+            f"An input is {str(value)[:60]!r}, not a question with its context. {_EXAMPLE}"
+        )
     question, context = a_text(value["question"]), a_text(value["context"])
     if not question.strip() or not context.strip():
         raise BadRequest(f"A question or a context is empty. {_EXAMPLE}")
     return question, context
-
-
-def load(origin: Origin) -> QuestionAnswerer:
-    """The question answering model that `origin` names.
-
-    Raises:
-        ModelError: its tokenizer does not know which characters its tokens are of.
-    """
-    loaded = loaded_model.load(origin, AutoModelForQuestionAnswering)
-    if not loaded.tokenizer.is_fast:
-        raise ModelError(
-            f"The tokenizer of {origin.place} does not say where its tokens stand in a text.",
-            "Save a fast tokenizer (tokenizer.json) beside the model.",
-        )
-    return QuestionAnswerer(encoder=loaded)

@@ -37,11 +37,11 @@ class Ranking:
 
 
 def parts(value: Any) -> tuple[str, list[str], bool] | None:
-    """The query of a ranking request, its texts, and whether they are to be ranked; None where
-    `value` is no such request.
+    """The query of a ranking request, its texts, and whether they are to be ranked; None if `value`
+    is another request.
 
     Raises:
-        BadRequest: it is one, but its parts are no texts.
+        BadRequest: Its parts are not texts.
     """
     if not isinstance(value, dict) or set(value) not in (QUERY, SIMILARITY):
         return None
@@ -53,23 +53,31 @@ def parts(value: Any) -> tuple[str, list[str], bool] | None:
     return a_text(value[first]), [a_text(text) for text in texts], ranked
 
 
-def expand(request: Request, reader: Callable[[Any], Any], labels: int) -> None:
+def expand(
+    request: Request, reader: Callable[[Any], Any], columns: Sequence[str], labels: int
+) -> None:
     """Read a cross-encoder's request: a ranking becomes a pair for each of its texts.
 
+    Args:
+        request: It is changed.
+        reader: What reads the inputs of another request.
+        columns: Columns of texts that the model was trained on (see `Request.read`).
+        labels: How many the model has.
+
     Raises:
-        BadRequest: an input is none, or the model has not one score for a pair.
+        BadRequest: An input cannot be read, or the model does not have one score for a pair.
     """
-    asked = parts(request.texts[0]) if request.single and not request.is_read else None
-    if asked is None:
+    query_and_texts = parts(request.texts[0]) if request.single and not request.is_read else None
+    if query_and_texts is None:
         if "return_text" in request.parameters and not isinstance(request.raw, Ranking):
             raise BadRequest('return_text goes with {"query": ..., "texts": [...]} only.')
-        request.read(reader)
+        request.read(reader, columns)
         return
     if labels != 1:
         raise BadRequest(
             f"The model has {labels} labels, so that it cannot rank texts: that takes a "
             "cross-encoder of one label, or a model of sentence vectors."
         )
-    query, texts, ranked = asked
+    query, texts, ranked = query_and_texts
     request.texts, request.is_read = [(query, text) for text in texts], True
     request.raw = Ranking(texts, ranked)

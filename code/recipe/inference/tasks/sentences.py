@@ -22,34 +22,82 @@ from recipe.tokenization.encoding import beginning
 
 
 @dataclass(frozen=True)
-class Sentences:
+class SentenceVectors:
     """A SentenceTransformer that many requests share."""
 
     model: Any
     parameters: frozenset[str] = frozenset(
         {"normalize", "prompt", "prompt_name", "truncate_dim", "truncation"}
     )
+    columns: tuple[str, ...] = ()
+
+    @classmethod
+    def load(cls, origin: Origin, environ: Mapping[str, str] = os.environ) -> SentenceVectors:
+        """The SentenceTransformer that `origin` names, in the precision that is fastest here.
+
+        Raises:
+            ModelError: It cannot be loaded, or does not make a vector of a text.
+            ValueError: AMPHORA_DTYPE names a precision that it does not have.
+        """
+        from sentence_transformers import SentenceTransformer
+
+        kind, name, dtype = loaded_model.precision(environ)
+        if name == "int8":
+            raise ValueError("AMPHORA_DTYPE is 'int8', which sentence-transformers has not here.")
+        try:
+            model = SentenceTransformer(
+                origin.place, device=kind, model_kwargs=in_precision(dtype), **origin.options
+            )
+        except UNLOADABLE as error:
+            raise ModelError(
+                f"The sentence-transformers model {origin.place} cannot be loaded: "
+                f"{why_unloadable(error)}",
+                "It needs every file that its save_pretrained wrote.",
+            ) from error
+        # Dense layers are loaded apart, in float32.
+        model = model.to(dtype).eval()
+        loaded_model.refuse_broken(model, origin)
+        if not hasattr(model.tokenizer, "vocab_files_names"):
+            reader = type(model.tokenizer).__name__
+            raise ModelError(
+                f"The first module of {origin.place} reads texts by a {reader}.",
+                "These handlers serve models that begin with a transformer: bring an inference.py.",
+            )
+        first = (origin.sentence_modules or [{}])[0].get("path", "")
+        loaded_model.refuse_empty(model.tokenizer, str(Path(origin.place) / first))
+        modules = ", ".join(type(module).__name__ for module in model)
+        print(
+            f"model: SentenceTransformer ({modules}) on {kind} in {name}, "
+            f"{model.max_seq_length} tokens at most",
+            flush=True,
+        )
+        return cls(model)
 
     def count(self, request: Request) -> list[int]:
         """Tokens of each text with its prompt; what is longer than the model reads is noted.
 
         Raises:
-            BadRequest: `prompt_name` is none of the model's, a prompt is given twice, or a text is
-                too long and is not to be cut.
+            BadRequest: The model does not have the `prompt_name`, a prompt is named twice, or a
+                text is too long and is not to be cut.
         """
         if request.token_ids is None:
-            prompt, limit = self._prompt(request), self.model.max_seq_length or 1 << 30
-            tokenizer = self.model.tokenizer
+            name, prompts = request.parameters.get("prompt_name"), self.model.prompts
+            if name is not None and "prompt" in request.parameters:
+                raise BadRequest("prompt and prompt_name are both there. Give one.")
+            if name is not None and name not in prompts:
+                known = f"has {', '.join(sorted(prompts))}" if prompts else "has none"
+                raise BadRequest(
+                    f"The prompt_name {name!r} is not one of the model, which {known}."
+                )
+            default = prompts.get(name or self.model.default_prompt_name or "", "")
+            prompt = str(request.parameters.get("prompt", default))
+            tokenizer, limit = self.model.tokenizer, self.model.max_seq_length or 1 << 30
             texts = [beginning(tokenizer, prompt + text, limit) for text in request.texts]
             request.texts = [text[len(prompt) :] for text in texts]
             request.token_ids = tokenizer(texts, verbose=False)["input_ids"]
             lengths = [len(ids) for ids in request.token_ids]
             request.truncated = [place for place, n in enumerate(lengths) if n > limit]
-            if request.truncated and request.parameters.get("truncation") in loaded_model.UNCUT:
-                raise BadRequest(
-                    f"Input {request.truncated[0] + 1} is longer than the {limit} tokens that are "
-                    "read. Shorten it, or leave truncation out: it is then cut."
-                )
+            loaded_model.refuse_uncut(request, limit)
             request.token_ids = [ids[:limit] for ids in request.token_ids]
         return [len(ids) for ids in request.token_ids]
 
@@ -60,71 +108,19 @@ class Sentences:
         for request in requests:
             self.count(request)
             alike.setdefault(json.dumps(request.parameters, sort_keys=True), []).append(request)
-        found: dict[int, list[torch.Tensor]] = {}
-        for equal in alike.values():
-            asked = equal[0].parameters
-            vectors = self.model.encode(
-                [text for request in equal for text in request.texts],
+        rows: dict[int, list[torch.Tensor]] = {}
+        for group in alike.values():
+            parameters = group[0].parameters
+            encoded = self.model.encode(
+                [text for request in group for text in request.texts],
                 batch_size=BATCH,
                 show_progress_bar=False,
                 convert_to_tensor=True,
-                normalize_embeddings=asked.get("normalize", False),
-                prompt=asked.get("prompt"),
-                prompt_name=asked.get("prompt_name"),
-                truncate_dim=asked.get("truncate_dim"),
+                normalize_embeddings=parameters.get("normalize", False),
+                prompt=parameters.get("prompt"),
+                prompt_name=parameters.get("prompt_name"),
+                truncate_dim=parameters.get("truncate_dim"),
             )
-            rows = iter(vectors.float().cpu())
-            found |= {id(request): [next(rows) for _ in request.texts] for request in equal}
-        return [found[id(request)] for request in requests]
-
-    def _prompt(self, request: Request) -> str:
-        name, prompts = request.parameters.get("prompt_name"), self.model.prompts
-        if name is not None and "prompt" in request.parameters:
-            raise BadRequest("prompt and prompt_name are both given. Give one.")
-        if name is not None and name not in prompts:
-            known = f"has {', '.join(sorted(prompts))}" if prompts else "has none"
-            raise BadRequest(f"The prompt_name {name!r} is none of the model, which {known}.")
-        default = prompts.get(name or self.model.default_prompt_name or "", "")
-        return str(request.parameters.get("prompt", default))
-
-
-def load(origin: Origin, environ: Mapping[str, str] = os.environ) -> Sentences:
-    """The SentenceTransformer that `origin` names, in the precision that is fastest here.
-
-    Raises:
-        ModelError: it cannot be loaded, or is none that makes a vector of a text.
-        ValueError: AMPHORA_DTYPE names no precision that it has.
-    """
-    from sentence_transformers import SentenceTransformer
-
-    kind, name, dtype = loaded_model.precision(environ)
-    if name == "int8":
-        raise ValueError("AMPHORA_DTYPE is 'int8', which sentence-transformers has not here.")
-    try:
-        model = SentenceTransformer(
-            origin.place, device=kind, model_kwargs=in_precision(dtype), **origin.options
-        )
-    except UNLOADABLE as error:
-        raise ModelError(
-            f"The sentence-transformers model {origin.place} cannot be loaded: "
-            f"{why_unloadable(error)}",
-            "It needs every file that its save_pretrained wrote.",
-        ) from error
-    # Dense layers are loaded apart, in float32.
-    model = model.to(dtype).eval()
-    loaded_model.refuse_broken(model, origin)
-    if not hasattr(model.tokenizer, "vocab_files_names"):
-        reader = type(model.tokenizer).__name__
-        raise ModelError(
-            f"The first module of {origin.place} reads texts by a {reader}.",
-            "These handlers serve models that begin with a transformer: bring an inference.py.",
-        )
-    first = (origin.sentence_modules or [{}])[0].get("path", "")
-    loaded_model.refuse_empty(model.tokenizer, str(Path(origin.place) / first))
-    parts = ", ".join(type(module).__name__ for module in model)
-    print(
-        f"model: SentenceTransformer ({parts}) on {kind} in {name}, "
-        f"{model.max_seq_length} tokens at most",
-        flush=True,
-    )
-    return Sentences(model)
+            vectors = iter(encoded.float().cpu())
+            rows |= {id(request): [next(vectors) for _ in request.texts] for request in group}
+        return [rows[id(request)] for request in requests]

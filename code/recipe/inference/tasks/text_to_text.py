@@ -6,6 +6,7 @@ transformers 5 has no pipelines for these tasks; answers have the shape that tho
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from recipe.inference import loaded_model
-from recipe.inference.loaded_model import BATCH, Encoder
+from recipe.inference.loaded_model import BATCH, LoadedModel
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 from recipe.tokenization.encoding import beginning
@@ -23,204 +24,198 @@ from recipe.tokenization.languages import is_multilingual, languages, token_of
 
 GENERAL, SUMMARIES, TRANSLATIONS = "text2text-generation", "summarization", "translation"
 _NAMES = {GENERAL: "generated_text", SUMMARIES: "summary_text", TRANSLATIONS: "translation_text"}
-_WRITING = {
-    "max_new_tokens", "min_new_tokens", "max_length", "min_length", "num_beams", "do_sample",
-    "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
-    "no_repeat_ngram_size", "early_stopping", "num_return_sequences",
+_LENGTHS = {"max_new_tokens", "max_length"}
+_WRITING = _LENGTHS | {
+    "min_new_tokens", "min_length", "num_beams", "do_sample", "temperature", "top_k", "top_p",
+    "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "early_stopping",
+    "num_return_sequences",
 }  # fmt: skip
 PARAMETERS = _WRITING | {"truncation", "clean_up_tokenization_spaces", "prefix"}
 _LANGUAGES = {"src_lang", "tgt_lang"}
 _NEW_TOKENS, _BEAMS, _MOST_BEAMS = 256, 4, 64
 _MOST_TOKENS = 4096
-"""Of a text that is written, where the model's positions set no bound."""
+"""Of a text that is written, if the model's positions set no bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextToText:
     """A saved encoder-decoder model that answers texts with texts."""
 
-    encoder: Encoder
+    loaded: LoadedModel
     task: str
     """GENERAL, SUMMARIES or TRANSLATIONS."""
     defaults: Mapping[str, Any]
     """What a request may say otherwise: beams, lengths, the prefix of each text, languages."""
+    languages: Sequence[str]
+    """Those that the tokenizer of a multilingual model marks texts with; empty for other models."""
+
+    @classmethod
+    def load(cls, origin: Origin, task: str, environ: Mapping[str, str] = os.environ) -> TextToText:
+        """The encoder-decoder model that `origin` names.
+
+        Args:
+            origin: Where it is.
+            task: GENERAL, SUMMARIES or TRANSLATIONS.
+            environ: HF_TASK may name the task more closely, such as translation_en_to_fr, whose own
+                settings a model's configuration may hold (task_specific_params).
+        """
+        loaded = LoadedModel.load(origin, AutoModelForSeq2SeqLM)
+        name = environ.get("HF_TASK") or task
+        config: Any = loaded.model.config
+        own: Any = loaded.model.generation_config
+        defaults: dict[str, Any] = {"prefix": getattr(config, "prefix", None) or ""}
+        if (own.num_beams or 1) == 1:
+            defaults["num_beams"] = _BEAMS
+        if own.max_new_tokens is not None:
+            defaults["max_new_tokens"] = own.max_new_tokens
+        elif own.max_length in (None, 20):
+            # 20 is what transformers says if a model says nothing.
+            defaults["max_new_tokens"] = _NEW_TOKENS
+        else:
+            defaults["max_length"] = own.max_length
+        specific = (getattr(config, "task_specific_params", None) or {}).get(name, {})
+        if "max_length" in specific:
+            defaults.pop("max_new_tokens", None)
+        defaults |= {k: v for k, v in specific.items() if k in PARAMETERS}
+        if pair := re.fullmatch(r"translation_(.+)_to_(.+)", name):
+            defaults |= {"src_lang": pair[1], "tgt_lang": pair[2]}
+        defaults["own_src_lang"] = getattr(loaded.tokenizer, "src_lang", None)
+        shown = ", ".join(f"{k}={v!r}" for k, v in defaults.items() if k in PARAMETERS and v)
+        print(f"writes: {shown}, unless a request says otherwise", flush=True)
+        own_languages = languages(loaded.tokenizer) if is_multilingual(loaded.tokenizer) else []
+        return cls(loaded=loaded, task=task, defaults=defaults, languages=own_languages)
 
     def example(self, text: str) -> Request:
         """A request that this task answers, at little cost."""
         parameters: dict[str, Any] = {"max_new_tokens": 2, "num_beams": 1, "min_length": 0}
-        if (
-            self._is_multilingual
-            and self.encoder.model.generation_config.forced_bos_token_id is None
-        ):
-            parameters["tgt_lang"] = self.defaults.get("tgt_lang") or languages(self._tokenizer)[0]
+        if self.languages and self.loaded.model.generation_config.forced_bos_token_id is None:
+            parameters["tgt_lang"] = self.defaults.get("tgt_lang") or self.languages[0]
         return Request(texts=[text], parameters=parameters)
 
     def measure(self, request: Request) -> list[int]:
         """Tokens of each text, and of what may be written for it.
 
         Raises:
-            BadRequest: a parameter or an input is none of this task's.
+            BadRequest: A parameter or an input is not one of this task's.
         """
         if request.prepared is None:
-            multilingual = self._is_multilingual
-            request.only(PARAMETERS | (_LANGUAGES if multilingual else set()), self.task)
-            request.read(a_text)
-            asked = self._options(request)
-            self._check(asked)
+            request.check_parameters(
+                PARAMETERS | (_LANGUAGES if self.languages else set()), self.task
+            )
+            request.read(a_text, self.loaded.columns)
+            options = self._options(request.parameters)
+            tokenizer: Any = self.loaded.tokenizer
+            limit = self.loaded.max_length
             prefix = request.parameters.get("prefix", self.defaults.get("prefix", ""))
-            request.prepared = prefix, asked
-            self._encode(request, prefix)
-        _, asked = request.prepared
-        new = asked.get("max_new_tokens") or asked["max_length"]
+            texts = [beginning(tokenizer, prefix + text, limit) for text in request.texts]
+            if self.languages:
+                source = request.parameters.get("src_lang") or self.defaults.get("src_lang")
+                tokenizer.src_lang = source or self.defaults["own_src_lang"]
+            ids = tokenizer(texts, truncation=True, max_length=limit + 1)["input_ids"]
+            request.truncated = [place for place, row in enumerate(ids) if len(row) > limit]
+            loaded_model.refuse_uncut(request, limit)
+            request.token_ids = tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
+            request.prepared = options
+        new = request.prepared.get("max_new_tokens") or request.prepared["max_length"]
         return [len(ids) + new for ids in request.token_ids or ()]
 
-    def _encode(self, request: Request, prefix: str) -> None:
-        tokenizer, limit = self._tokenizer, self.encoder.max_length
-        texts = [beginning(tokenizer, prefix + text, limit) for text in request.texts]
-        if self._is_multilingual:
-            source = request.parameters.get("src_lang") or self.defaults.get("src_lang")
-            tokenizer.src_lang = source or self.defaults["own_src_lang"]
-        ids = tokenizer(texts, truncation=True, max_length=limit + 1)["input_ids"]
-        request.truncated = [place for place, each in enumerate(ids) if len(each) > limit]
-        if request.truncated and request.parameters.get("truncation") in loaded_model.UNCUT:
-            raise BadRequest(
-                f"Input {request.truncated[0] + 1} is longer than the {limit} tokens that are read."
-                " Shorten it, or leave truncation out: it is then cut."
-            )
-        request.token_ids = tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
+    def _options(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of `generate` for a request's parameters.
 
-    def _options(self, request: Request) -> dict[str, Any]:
-        """What `generate` is given."""
-        given = {k: v for k, v in request.parameters.items() if k in _WRITING}
-        if {"max_new_tokens", "max_length"} <= set(given):
-            raise BadRequest("max_new_tokens and max_length are both given. Give one.")
-        defaults = {k: v for k, v in self.defaults.items() if k in _WRITING}
-        if {"max_new_tokens", "max_length"} & set(given):
-            defaults = {
-                k: v for k, v in defaults.items() if k not in ("max_new_tokens", "max_length")
-            }
-        options = {**defaults, **given}
-        if self._is_multilingual:
-            options |= self._first_token(request)
-        return options
-
-    def _first_token(self, request: Request) -> dict[str, int]:
-        tokenizer = self._tokenizer
-        for name in ("src_lang", "tgt_lang"):
-            language = request.parameters.get(name)
-            if language is not None and language not in languages(tokenizer):
-                some = ", ".join(languages(tokenizer)[:60])
-                raise BadRequest(f"{name} is {language!r}. Give one of the model's: {some}.")
-        target = request.parameters.get("tgt_lang") or self.defaults.get("tgt_lang")
-        if target is None:
-            if self.encoder.model.generation_config.forced_bos_token_id is None:
-                raise BadRequest(
-                    "The model writes several languages: name one in tgt_lang, as in "
-                    f'{{"inputs": "a text", "parameters": {{"tgt_lang": '
-                    f'"{languages(tokenizer)[0]}"}}}}.'
-                )
-            return {}
-        return {"forced_bos_token_id": token_of(tokenizer, target)}
-
-    def _check(self, asked: Mapping[str, Any]) -> None:
-        positions = getattr(self.encoder.model.config, "max_position_embeddings", None)
+        Raises:
+            BadRequest: They contradict each other, or ask for more than the model writes.
+        """
+        chosen = {k: v for k, v in parameters.items() if k in _WRITING}
+        if set(chosen) >= _LENGTHS:
+            raise BadRequest("max_new_tokens and max_length are both there. Give one.")
+        left_out = _LENGTHS if _LENGTHS & set(chosen) else set()
+        usual = {k: v for k, v in self.defaults.items() if k in _WRITING - left_out}
+        options = {**usual, **chosen}
+        if self.languages:
+            options |= self._first_token(parameters)
+        positions = getattr(self.loaded.model.config, "max_position_embeddings", None)
         most = positions or _MOST_TOKENS
         for name in ("max_new_tokens", "max_length", "min_length", "min_new_tokens"):
-            if (asked.get(name) or 0) > most:
-                raise BadRequest(f"{name} is {asked[name]}, and the model writes {most} at most.")
-        beams, count = asked.get("num_beams", 1), asked.get("num_return_sequences", 1)
+            if (options.get(name) or 0) > most:
+                raise BadRequest(f"{name} is {options[name]}, and the model writes {most} at most.")
+        beams, count = options.get("num_beams", 1), options.get("num_return_sequences", 1)
         if max(beams, count) > _MOST_BEAMS:
             raise BadRequest(f"num_beams and num_return_sequences may be {_MOST_BEAMS} at most.")
-        if count > 1 and count > beams and not asked.get("do_sample"):
+        if count > 1 and count > beams and not options.get("do_sample"):
             raise BadRequest(
                 f"num_return_sequences is {count}, and num_beams {beams}: without do_sample there "
                 "are as many different texts as beams at most."
             )
+        return options
+
+    def _first_token(self, parameters: Mapping[str, Any]) -> dict[str, int]:
+        """What a multilingual model begins its texts with, as an argument of `generate`.
+
+        Raises:
+            BadRequest: A language is not one of the model's, or it is not known which to write.
+        """
+        tokenizer: Any = self.loaded.tokenizer
+        for name in ("src_lang", "tgt_lang"):
+            language = parameters.get(name)
+            if language is not None and language not in self.languages:
+                some = ", ".join(self.languages[:60])
+                raise BadRequest(f"{name} is {language!r}. Give one of the model's: {some}.")
+        target = parameters.get("tgt_lang") or self.defaults.get("tgt_lang")
+        if target is None:
+            if self.loaded.model.generation_config.forced_bos_token_id is None:
+                raise BadRequest(
+                    "The model writes several languages: name one in tgt_lang, as in "
+                    f'{{"inputs": "a text", "parameters": {{"tgt_lang": '
+                    f'"{self.languages[0]}"}}}}.'
+                )
+            return {}
+        return {"forced_bos_token_id": token_of(tokenizer, target)}
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """For each request what is written for each text, by the task's name; with
         num_return_sequences a list for each. Texts of equal parameters are written together."""
-        jobs: list[tuple[list[int], Request]] = []
-        alike: dict[str, list[int]] = {}
+        prompts: list[list[int]] = []
+        alike: dict[str, tuple[dict[str, Any], list[int]]] = {}
         for request in requests:
             self.measure(request)
-            key = json.dumps(request.prepared[1], sort_keys=True)
+            key = json.dumps(request.prepared, sort_keys=True)
+            _, places = alike.setdefault(key, (request.prepared, []))
             for ids in request.token_ids or ():
-                alike.setdefault(key, []).append(len(jobs))
-                jobs.append((ids, request))
-        written: list[list[str]] = [[]] * len(jobs)
-        for equal in alike.values():
-            equal.sort(key=lambda place: len(jobs[place][0]))
-            for start in range(0, len(equal), BATCH):
-                places = equal[start : start + BATCH]
-                options = jobs[places[0]][1].prepared[1]
-                texts = self._write([jobs[place][0] for place in places], options)
-                for place, each in zip(places, texts, strict=True):
-                    written[place] = each
-        rest = iter(written)
-        return [self._answers(each, [next(rest) for _ in each.texts]) for each in requests]
-
-    def _answers(self, request: Request, written: Sequence[Sequence[str]]) -> Answers:
-        name = _NAMES[self.task]
-        if request.parameters.get("clean_up_tokenization_spaces"):
-            clean = self._tokenizer.clean_up_tokenization
-            written = [[clean(text) for text in texts] for texts in written]
-        entries: list[Any] = [[{name: text} for text in texts] for texts in written]
-        if all(len(each) == 1 for each in entries):
-            return Answers([entry for (entry,) in entries], request.truncated)
-        return Answers(entries, request.truncated, request.single)
+                places.append(len(prompts))
+                prompts.append(ids)
+        written: list[list[str]] = [[]] * len(prompts)
+        for options, places in alike.values():
+            places.sort(key=lambda place: len(prompts[place]))
+            for start in range(0, len(places), BATCH):
+                batch = places[start : start + BATCH]
+                texts = self._write([prompts[place] for place in batch], options)
+                for place, own in zip(batch, texts, strict=True):
+                    written[place] = own
+        name, rest = _NAMES[self.task], iter(written)
+        clean: Any = self.loaded.tokenizer
+        answers = []
+        for request in requests:
+            entries: list[Any] = [next(rest) for _ in request.texts]
+            if request.parameters.get("clean_up_tokenization_spaces"):
+                entries = [[clean.clean_up_tokenization(text) for text in own] for own in entries]
+            entries = [[{name: text} for text in own] for own in entries]
+            if all(len(own) == 1 for own in entries):
+                answers.append(Answers([entry for (entry,) in entries], request.truncated))
+            else:
+                answers.append(Answers(entries, request.truncated, request.single))
+        return answers
 
     @torch.inference_mode()
     def _write(self, prompts: Sequence[list[int]], options: Mapping[str, Any]) -> list[list[str]]:
-        model: Any = self.encoder.model
+        """The texts for prompts with equal options, each prompt's in a list."""
+        model: Any = self.loaded.model
         longest = max(map(len, prompts))
-        pad = self._tokenizer.pad_token_id or 0
-        ids = torch.tensor([[*each, *[pad] * (longest - len(each))] for each in prompts])
-        mask = torch.tensor([[1] * len(each) + [0] * (longest - len(each)) for each in prompts])
+        pad = self.loaded.tokenizer.pad_token_id or 0
+        ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in prompts])
+        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in prompts])
         output = model.generate(
             input_ids=ids.to(model.device), attention_mask=mask.to(model.device), **options
         )
         count = len(output) // len(prompts)
-        texts = self._tokenizer.batch_decode(output, skip_special_tokens=True)
+        texts = self.loaded.tokenizer.batch_decode(output, skip_special_tokens=True)
         return [texts[start : start + count] for start in range(0, len(texts), count)]
-
-    @property
-    def _tokenizer(self) -> Any:
-        return self.encoder.tokenizer
-
-    @property
-    def _is_multilingual(self) -> bool:
-        return is_multilingual(self._tokenizer)
-
-
-def load(origin: Origin, task: str, named: str) -> TextToText:
-    """The encoder-decoder model that `origin` names.
-
-    Args:
-        origin: Where it is.
-        task: GENERAL, SUMMARIES or TRANSLATIONS.
-        named: The task as HF_TASK has it, such as translation_en_to_fr, whose own settings a
-            model's configuration may hold (task_specific_params).
-    """
-    loaded = loaded_model.load(origin, AutoModelForSeq2SeqLM)
-    config: Any = loaded.model.config
-    own: Any = loaded.model.generation_config
-    defaults: dict[str, Any] = {"prefix": getattr(config, "prefix", None) or ""}
-    if (own.num_beams or 1) == 1:
-        defaults["num_beams"] = _BEAMS
-    if own.max_new_tokens is None:
-        # 20 is what transformers says where a model says nothing.
-        said = own.max_length not in (None, 20)
-        defaults |= {"max_length": own.max_length} if said else {"max_new_tokens": _NEW_TOKENS}
-    else:
-        defaults["max_new_tokens"] = own.max_new_tokens
-    specific = (getattr(config, "task_specific_params", None) or {}).get(named, {})
-    if "max_length" in specific:
-        defaults.pop("max_new_tokens", None)
-    defaults |= {k: v for k, v in specific.items() if k in PARAMETERS}
-    if languages := re.fullmatch(r"translation_(.+)_to_(.+)", named):
-        defaults |= {"src_lang": languages[1], "tgt_lang": languages[2]}
-    defaults["own_src_lang"] = getattr(loaded.tokenizer, "src_lang", None)
-    shown = ", ".join(f"{k}={v!r}" for k, v in defaults.items() if k in PARAMETERS and v)
-    print(f"writes: {shown}, unless a request says otherwise", flush=True)
-    return TextToText(encoder=loaded, task=task, defaults=defaults)

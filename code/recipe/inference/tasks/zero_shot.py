@@ -12,8 +12,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from recipe.errors import ModelError
-from recipe.inference import loaded_model
-from recipe.inference.loaded_model import Encoder, Row
+from recipe.inference.loaded_model import LoadedModel, TokenRow
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 from recipe.tokenization.encoding import beginning
@@ -26,9 +25,29 @@ _TEMPLATE = "This example is {}."
 class ZeroShot:
     """A saved model of entailment that answers texts with labels."""
 
-    encoder: Encoder
+    loaded: LoadedModel
     entails: int
     """The output that says that the second text follows from the first."""
+
+    @classmethod
+    def load(cls, origin: Origin) -> ZeroShot:
+        """The model of entailment that `origin` names.
+
+        Raises:
+            ModelError: It does not say which of its labels means that a text follows from another.
+        """
+        loaded = LoadedModel.load(origin, AutoModelForSequenceClassification)
+        config: Any = loaded.model.config
+        names = {str(name): number for number, name in (config.id2label or {}).items()}
+        entails = [number for name, number in names.items() if name.lower().startswith("entail")]
+        if not entails:
+            raise ModelError(
+                f"The model {origin.place} has the labels {', '.join(list(names)[:5])}; none of "
+                "them is called entailment.",
+                "zero-shot-classification takes a model trained on natural language inference; if "
+                "this is one, name its labels in config.json (id2label, label2id).",
+            )
+        return cls(loaded=loaded, entails=int(entails[0]))
 
     def example(self, text: str) -> Request:
         """A request that this task answers."""
@@ -38,30 +57,42 @@ class ZeroShot:
         """Tokens of each text with each label.
 
         Raises:
-            BadRequest: a parameter or an input is none of this task's, or there are no labels.
+            BadRequest: A parameter or an input is not one of this task's, or there are no labels.
         """
         if request.prepared is None:
-            request.only(PARAMETERS, "zero-shot-classification")
+            request.check_parameters(PARAMETERS, "zero-shot-classification")
             request.read(a_text)
-            labels = _labels(request)
             template = request.parameters.get("hypothesis_template", _TEMPLATE)
-            _check_template(template)
-            hypotheses = [template.format(label) for label in labels]
+            try:
+                fields = [
+                    field[1:] for field in Formatter().parse(template) if field[1] is not None
+                ]
+            except ValueError:
+                fields = []
+            # Nobody needs a field with a width, or an attribute, here.
+            if not fields or any(
+                name not in ("", "0") or form or conversion for name, form, conversion in fields
+            ):
+                raise BadRequest(
+                    f"hypothesis_template is {template[:60]!r}. Write {{}} where the label goes, as"
+                    f" in {_TEMPLATE!r}."
+                )
+            hypotheses = [template.format(label) for label in _labels(request)]
             request.prepared = [self._rows(text, hypotheses) for text in request.texts]
-            limit = self.encoder.max_length
+            limit = self.loaded.max_length
             request.truncated = [
                 place
-                for place, rows in enumerate(request.prepared)
-                if any(len(row.ids) == limit for row in rows)
-                and any(
-                    self.encoder.is_longer((request.texts[place], each), limit)
-                    for each in hypotheses
+                for place, (text, rows) in enumerate(
+                    zip(request.texts, request.prepared, strict=True)
                 )
+                if any(len(row.ids) == limit for row in rows)
+                and any(self.loaded.is_longer((text, each), limit) for each in hypotheses)
             ]
         return [len(row.ids) for rows in request.prepared for row in rows]
 
-    def _rows(self, text: str, hypotheses: Sequence[str]) -> list[Row]:
-        tokenizer, limit = self.encoder.tokenizer, self.encoder.max_length
+    def _rows(self, text: str, hypotheses: Sequence[str]) -> list[TokenRow]:
+        """A text with each hypothesis. Raises BadRequest if a hypothesis leaves no room for it."""
+        tokenizer, limit = self.loaded.tokenizer, self.loaded.max_length
         text = beginning(tokenizer, text, limit)
         try:
             # What is cut is the text: without the end of a label, the answer is another label's.
@@ -72,12 +103,12 @@ class ZeroShot:
                 max_length=limit,
             )
         except Exception as error:
-            # Tokenizers raise this bare, where nothing is left of the text.
+            # Tokenizers raise this bare, if nothing is left of the text.
             raise BadRequest(f"A label is too long for the model, which reads {limit}.") from error
         ids, types = encoded["input_ids"], encoded.get("token_type_ids")
-        if any(len(each) > limit for each in ids):
+        if any(len(row) > limit for row in ids):
             raise BadRequest(f"A label is too long for the model, which reads {limit} tokens.")
-        return [Row(each, types[n] if types else None) for n, each in enumerate(ids)]
+        return [TokenRow(row, types[n] if types else None) for n, row in enumerate(ids)]
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """For each request `{"sequence", "labels", "scores"}` for each text, the best label first.
@@ -87,74 +118,35 @@ class ZeroShot:
         """
         for request in requests:
             self.measure(request)
-        rows = [row for request in requests for rows in request.prepared for row in rows]
-        logits = iter(self.encoder.forward(rows, lambda output, mask: list(output.logits)))
-        return [
-            Answers(
-                [
-                    self._answer(request, text, torch.stack([next(logits) for _ in rows]))
-                    for text, rows in zip(request.texts, request.prepared, strict=True)
-                ],
-                request.truncated,
-                request.single,
-            )
-            for request in requests
-        ]
-
-    def _answer(self, request: Request, text: str, logits: torch.Tensor) -> dict[str, Any]:
-        labels = _labels(request)
-        if request.parameters.get("multi_label") or len(labels) == 1:
-            contradicts = -1 if self.entails == 0 else 0
-            scores = logits[:, [contradicts, self.entails]].softmax(-1)[:, 1]
-        else:
-            scores = logits[:, self.entails].softmax(-1)
-        ranked = scores.sort(descending=True, stable=True)
-        return {
-            "sequence": text,
-            "labels": [labels[number] for number in ranked.indices.tolist()],
-            "scores": ranked.values.tolist(),
-        }
+        every_row = [row for request in requests for rows in request.prepared for row in rows]
+        logits = iter(self.loaded.forward(every_row, lambda output, mask: list(output.logits)))
+        answers = []
+        for request in requests:
+            labels = _labels(request)
+            entries = []
+            for text, rows in zip(request.texts, request.prepared, strict=True):
+                outputs = torch.stack([next(logits) for _ in rows])
+                if request.parameters.get("multi_label") or len(labels) == 1:
+                    contradicts = -1 if self.entails == 0 else 0
+                    scores = outputs[:, [contradicts, self.entails]].softmax(-1)[:, 1]
+                else:
+                    scores = outputs[:, self.entails].softmax(-1)
+                ranked = scores.sort(descending=True, stable=True)
+                names = [labels[number] for number in ranked.indices.tolist()]
+                entries.append(
+                    {"sequence": text, "labels": names, "scores": ranked.values.tolist()}
+                )
+            answers.append(Answers(entries, request.truncated, request.single))
+        return answers
 
 
 def _labels(request: Request) -> list[str]:
-    given = request.parameters.get("candidate_labels", [])
-    labels = [each.strip() for each in given.split(",")] if isinstance(given, str) else given
+    """The labels that a request names. Raises BadRequest if there are none."""
+    named = request.parameters.get("candidate_labels", [])
+    labels = [label.strip() for label in named.split(",")] if isinstance(named, str) else named
     if not any(labels):
         raise BadRequest(
             "candidate_labels names no label. Send for example "
             '{"inputs": "a text", "parameters": {"candidate_labels": ["sports", "politics"]}}.'
         )
     return [label for label in labels if label]
-
-
-def _check_template(template: str) -> None:
-    try:
-        fields = [each[1:] for each in Formatter().parse(template) if each[1] is not None]
-    except ValueError:
-        fields = []
-    # A field with a width, or of an attribute, is none that anybody needs here.
-    if not fields or any(name not in ("", "0") or spec or turn for name, spec, turn in fields):
-        raise BadRequest(
-            f"hypothesis_template is {template[:60]!r}. Write {{}} where the label goes, as in "
-            f"{_TEMPLATE!r}."
-        )
-
-
-def load(origin: Origin) -> ZeroShot:
-    """The model of entailment that `origin` names.
-
-    Raises:
-        ModelError: it does not say which of its labels means that a text follows from another.
-    """
-    loaded = loaded_model.load(origin, AutoModelForSequenceClassification)
-    config: Any = loaded.model.config
-    names = {str(name): number for number, name in (config.id2label or {}).items()}
-    found = [number for name, number in names.items() if name.lower().startswith("entail")]
-    if not found:
-        raise ModelError(
-            f"The model {origin.place} has the labels {', '.join(list(names)[:5])}, of which none "
-            "is called entailment.",
-            "zero-shot-classification takes a model trained on natural language inference; if this "
-            "is one, name its labels in config.json (id2label, label2id).",
-        )
-    return ZeroShot(encoder=loaded, entails=int(found[0]))
