@@ -4,13 +4,11 @@ instance type, since SageMaker may choose one of several types for a job."""
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from amphora.common import neuron_cores
-from amphora.common.probe import probe
+from amphora.common import cuda, neuron_cores
 
 CUDA, NEURON, CPU = "cuda", "neuron", "cpu"
 _DEV = Path("/dev")
@@ -34,6 +32,8 @@ class Devices:
     """Whether there is an accelerator that is not counted here, which a script may know."""
     interfaces: tuple[str, ...] = ()
     """The host's network interfaces."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What the environment of every process that computes must have."""
     reason: str
     """Why this kind was chosen, for the log."""
 
@@ -56,12 +56,14 @@ def detect(environ: Mapping[str, str], instance_type: str = "local") -> Devices:
     """Look at this host, for each kind of accelerator in turn.
 
     Raises:
-        ConfigError: A device's own tool is there but broken.
+        ConfigError: A device's own tool is there but broken, or there are GPUs that this image
+            cannot use.
     """
     counts: dict[str, int] = {}
+    variables: dict[str, str] = {}
     reasons: list[str] = []
     for kind in ACCELERATORS:
-        counts[kind.name], reason = kind.count(environ, instance_type)
+        counts[kind.name], reason, variables = kind.count(environ, instance_type)
         if counts[kind.name]:
             reasons = [reason]
             break
@@ -74,6 +76,7 @@ def detect(environ: Mapping[str, str], instance_type: str = "local") -> Devices:
         neuron_cores=counts.pop(NEURON, 0),
         more=counts,
         cpus=cpus,
+        variables=variables,
         interfaces=tuple(sorted(path.name for path in Path("/sys/class/net").glob("*"))),
         has_other=any((_DEV / name).exists() for name in _OTHERS),
         efa=any(Path("/dev/infiniband").glob("uverbs*")),
@@ -95,23 +98,14 @@ def _cgroup_quota() -> int | None:
     return None if quota == "max" else max(1, round(int(quota) / int(period)))
 
 
-def _count_gpus(environ: Mapping[str, str], _: str) -> tuple[int, str]:
-    if shutil.which("nvidia-smi", path=environ.get("PATH")) is None:
-        return 0, "no nvidia-smi"
-    result = probe(["nvidia-smi", "--list-gpus"], environ)
-    if result is None or result.returncode != 0:
-        return 0, "nvidia-smi finds no GPU"
-    count = sum(line.startswith("GPU ") for line in result.stdout.splitlines())
-    return count, f"nvidia-smi lists {count} GPU{'s' * (count != 1)}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     """A kind of device: all that differs from kind to kind, as far as this package is asked."""
 
     name: str
-    count: Callable[[Mapping[str, str], str], tuple[int, str]]
-    """(environ, instance type) to how many this job may use, and why as many."""
+    count: Callable[[Mapping[str, str], str], tuple[int, str, dict[str, str]]]
+    """(environ, instance type) to how many this job may use, why as many, and the variables that
+    its processes need to use them."""
     visible: str | None
     """The variable that shows a process only some of them."""
     call_tokens: int
@@ -122,14 +116,19 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind(name=CUDA, count=_count_gpus, visible="CUDA_VISIBLE_DEVICES", call_tokens=4096),
+        Kind(
+            name=CUDA,
+            count=lambda environ, _: cuda.count(environ),
+            visible="CUDA_VISIBLE_DEVICES",
+            call_tokens=4096,
+        ),
         Kind(
             name=NEURON,
-            count=neuron_cores.count,
+            count=lambda *where: (*neuron_cores.count(*where), {}),
             visible="NEURON_RT_VISIBLE_CORES",
             call_tokens=4096,
         ),
-        Kind(name=CPU, count=lambda *_: (usable_cpus(), ""), visible=None, call_tokens=24),
+        Kind(name=CPU, count=lambda *_: (usable_cpus(), "", {}), visible=None, call_tokens=24),
     )
 }
 """The table of devices; of accelerators the first that a host has is used."""

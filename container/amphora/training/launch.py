@@ -90,6 +90,7 @@ def plan(
     found = neuron.setup(job, environ) if devices.kind == "neuron" else None
     of_neuron = found.defaults if found else {}
     complete = {**_defaults(job, devices, world), **of_neuron, **environ, **variables}
+    complete |= devices.variables
     lends = world.launcher == "mpirun" and job.current_host != world.hosts[0]
     if lends:
         argv: tuple[str, ...] = tuple(mpi.sshd(environ))

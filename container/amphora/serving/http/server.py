@@ -53,6 +53,7 @@ def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
     log_relay.start()
     uvicorn_compat.check()
     host_devices = devices.detect(environ)
+    environ = {**environ, **host_devices.variables}
     settings = read_settings(base_dir, environ, host_devices)
     settings = replace(settings, worker_open_files=acceptor.raise_limit())
     LOG.info(

@@ -1,0 +1,136 @@
+"""NVIDIA GPUs: how many a process may use, and what lets it use them with this host's driver.
+
+A driver older than the image's CUDA needs the libraries in /usr/local/cuda/compat first on
+LD_LIBRARY_PATH, as the start script of AWS's base images puts them, which these images do not run.
+If the GPUs cannot be used with them either, that is an error: torch would take the CPU in silence.
+
+Source: "Upgrade the NVIDIA driver" of SageMaker's developer guide (inference-gpu-drivers), CUDA's
+forward compatibility.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from amphora.common.errors import ConfigError
+from amphora.common.probe import probe
+
+COMPAT = Path("/usr/local/cuda/compat")
+_DEV = Path("/dev")
+_LIBRARY_PATH = "LD_LIBRARY_PATH"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NO_DEVICE = 100
+"""CUDA_ERROR_NO_DEVICE."""
+# In a process of its own, since a library path counts from a process's start only.
+_ASK = """
+import ctypes, importlib.util, json, pathlib, re
+answer = {"torch": "", "init": -1, "count": 0, "driver": 0, "error": ""}
+spec = importlib.util.find_spec("torch")
+if spec is not None and spec.origin:
+    text = (pathlib.Path(spec.origin).parent / "version.py").read_text()
+    built = re.search(r"^cuda[^=\\n]*= *(None|['\\"][\\d.]+)", text, re.M)
+    answer["torch"] = built[1].strip("'\\"") if built else ""
+try:
+    library = ctypes.CDLL("libcuda.so.1")
+except OSError as error:
+    answer["error"] = str(error)
+else:
+    answer["init"] = library.cuInit(0)
+    number = ctypes.c_int()
+    library.cuDriverGetVersion(ctypes.byref(number))
+    answer["driver"] = number.value
+    if answer["init"] == 0 and library.cuDeviceGetCount(ctypes.byref(number)) == 0:
+        answer["count"] = number.value
+print(json.dumps(answer))
+"""
+
+
+def count(environ: Mapping[str, str]) -> tuple[int, str, dict[str, str]]:
+    """The GPUs that a process here may use, why as many, and the variables that it needs for them.
+
+    Raises:
+        ConfigError: There are GPUs that CUDA, or the torch of this image, cannot use.
+    """
+    if shutil.which("nvidia-smi", path=environ.get("PATH")) is None:
+        return 0, "no nvidia-smi", {}
+    fields = ["--query-gpu=driver_version", "--format=csv,noheader"]
+    result = probe(["nvidia-smi", *fields], environ)
+    lines = [line.strip() for line in result.stdout.splitlines()] if result else []
+    versions = [line for line in lines if re.fullmatch(r"[\d.]+", line)]
+    if result is None or result.returncode != 0 or not versions:
+        return _without_listing(" ".join((result.stdout + result.stderr).split()) if result else "")
+    driver = versions[0]
+    listed = f"nvidia-smi lists {len(versions)} GPU{'s' * (len(versions) != 1)}"
+    said = f"{listed} with driver {driver}"
+    variables: dict[str, str] = {}
+    target = (COMPAT / "libcuda.so.1").resolve()
+    brought = target.name.removeprefix("libcuda.so.") if target.is_file() else ""
+    if re.fullmatch(r"[\d.]+", brought) and _numbers(driver) < _numbers(brought):
+        rest = environ.get(_LIBRARY_PATH, "")
+        variables[_LIBRARY_PATH] = f"{COMPAT}:{rest}" if rest else str(COMPAT)
+        said += f", with the compatibility libraries of {brought} in {COMPAT}"
+    answer = _ask({**environ, **variables})
+    visible = environ.get(_VISIBLE)
+    if visible is not None and (visible.strip()[:1] in ("", "-") or answer["init"] == _NO_DEVICE):
+        return 0, f"{_VISIBLE}={visible} leaves none: {listed}", {}
+    why = _why_unusable(answer)
+    if why:
+        raise ConfigError(
+            f"{said}, but {why}.",
+            "On an endpoint set inference_ami_version to one with a newer driver; for training take"
+            " a newer instance type; or build the image on a base with an older CUDA. To compute on"
+            f" the CPU all the same, set {_VISIBLE} to an empty value.",
+        )
+    usable: int = answer["count"]
+    left = f", {_VISIBLE} leaves {usable}" if usable != len(versions) else ""
+    return usable, f"{said}{left}", variables
+
+
+def _without_listing(words: str) -> tuple[int, str, dict[str, str]]:
+    """No GPU, unless the host has shown some that the driver's own tool cannot see."""
+    present = sorted(path.name for path in _DEV.glob("nvidia[0-9]*"))
+    if present:
+        raise ConfigError(
+            f"This host has GPUs ({_DEV / present[0]}), but nvidia-smi fails:"
+            f" {words[-300:] or 'no word'}.",
+            "Run nvidia-smi in the container to see why; a driver that was updated below a running"
+            " host needs a new instance.",
+        )
+    return 0, "nvidia-smi finds no GPU", {}
+
+
+def _ask(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What CUDA's driver library and torch's build say, in a process with these variables."""
+    result = probe([sys.executable, "-c", _ASK], environ)
+    try:
+        answer: dict[str, Any] = json.loads(result.stdout) if result else {}
+    except ValueError:
+        answer = {}
+    words = result.stderr.strip().splitlines()[-1:] if result else ["no answer in time"]
+    return {"torch": "", "init": -1, "count": 0, "driver": 0, "error": " ".join(words), **answer}
+
+
+def _why_unusable(answer: Mapping[str, Any]) -> str:
+    """Why a process could not compute on GPUs that are listed; '' if it can."""
+    built = answer["torch"]
+    if built == "None":
+        return "torch is built without CUDA in this image"
+    if answer["error"]:
+        return f"CUDA cannot be started: {answer['error']}"
+    major, minor = divmod(answer["driver"], 1000)
+    # Within a major version CUDA runs on older drivers.
+    if built and _numbers(built)[0] > major:
+        return f"torch needs CUDA {built}, and the driver has {major}.{minor // 10} only"
+    if answer["init"] != 0 or not answer["count"]:
+        return f"CUDA cannot be started (cuInit gives {answer['init']})"
+    return ""
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part]
