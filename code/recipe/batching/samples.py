@@ -189,6 +189,8 @@ def ragged(split: datasets.Dataset, name: str, kind: Any) -> tuple[Rows, Rows]:
     """A column of lists: its items one after the other, and where each list starts and the last
     one ends."""
     items, counts = [np.empty(0, dtype=kind)], [np.zeros(1, dtype=np.int64)]
+    if not len(split):  # which `datasets` does not map: it may lack the column
+        return items[0], counts[0]
     for table in split.select_columns([name]).with_format("arrow").iter(_AT_ONCE):
         for chunk in table[name].chunks:
             items.append(chunk.flatten().to_numpy(zero_copy_only=False).astype(kind))

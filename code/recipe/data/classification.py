@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import json
 import random
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import columns, labels, values
+from recipe.data import columns, labels, shards, values
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.data.columns import Columns
 from recipe.data.evidence import Evidence, Recognised
@@ -26,9 +29,9 @@ from recipe.data.files import text_files
 from recipe.data.files.part import Part
 from recipe.data.labels import Labels, Shape
 from recipe.data.layout import channels as layout
-from recipe.data.layout.channels import Layout
 from recipe.data.layout.class_names import ClassNames
 from recipe.data.reading import read_parts
+from recipe.data.shards import Hosts
 from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
@@ -59,6 +62,8 @@ class Splits:
     """What was detected, one line each."""
     text_columns: tuple[str, ...] = (TEXT,)
     """The names of the columns of texts in the training data: one, or two of pairs."""
+    sharded: frozenset[str] = frozenset()
+    """Which of `train`, `evaluation` and `test` have this host's rows only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,38 +74,87 @@ class _Read:
     columns: Columns
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Distinct:
+    """The labels of one part: rows without their texts, one of each label, which other hosts are
+    told."""
+
+    part: Part
+    column: str
+    rows: int
+    """Of the whole part."""
+
+    def named(self, names: Mapping[int, str]) -> _Distinct:
+        """With names for its classes."""
+        return dataclasses.replace(self, part=_with_names(self.part, self.column, names))
+
+
 def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Splits:
     """Read, label and split the data of a job's channels.
 
     Raises:
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
     """
-    places = layout.find(channels, hyperparameters.dataset_config_name)
-    notes = list(places.notes)
-    read = _read_splits(places, hyperparameters, notes)
+    hosts = shards.of_job()
+    with hosts.together():
+        places = layout.find(channels, hyperparameters.dataset_config_name, hosts.sharded)
+        notes = list(places.notes)
+        parts = read_parts(places, notes, functools.partial(text_files.units, notes=notes))
+        first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
+        own = None if first is None else _first_columns(first, hyperparameters)
+    like = next((each for each in hosts.each(own) if each is not None), None)
+    if like is None and hosts.sharded:
+        raise DataError("No host has training data.", "Give rows to train on.")
+    with hosts.together():
+        read = _read_splits(parts, hyperparameters, notes, like)
+        like = like or read["train"][0].columns
+    of_hosts = hosts.each({split: [_distinct(each) for each in of] for split, of in read.items()})
+    distinct: dict[str, list[_Distinct]] = defaultdict(list)
+    for of_host in of_hosts:
+        for split, each in of_host.items():
+            distinct[split] += each
     if hyperparameters.problem_type != labels.NUMBER:
-        _name_classes(read, places.class_names, notes)
-    shape = labels.shape_of(
-        [(each.part, each.columns.label) for each in read["train"]],
-        hyperparameters.label_separator,
-        hyperparameters.problem_type,
-    )
+        known_names = list(itertools.chain.from_iterable(hosts.each(places.class_names)))
+        names = _names_of_classes(distinct, known_names, notes)
+        if names is not None:
+            read = {split: [_named(each, names) for each in of] for split, of in read.items()}
+            distinct = {split: [each.named(names) for each in of] for split, of in distinct.items()}
+    trained = [(each.part, each.column) for each in distinct["train"]]
+    shape = labels.shape_of(trained, hyperparameters.label_separator, hyperparameters.problem_type)
     if shape.problem == labels.SINGLE and hyperparameters.problem_type is None:
-        values.check_classes([(each.part, each.columns.label) for each in read["train"]])
-    known = _classes(read["train"], shape)
-    built = {split: _build(split, each, shape, known) for split, each in read.items()}
-    _check_overlap(built, places.guessed, notes)
+        values.check_classes(trained)
+    known = _classes(distinct["train"], shape)
+    with hosts.together():
+        built = {split: _build(split, each, shape, known) for split, each in read.items()}
+        for split in distinct.keys() - built.keys():
+            built[split] = _without_rows(like, known)
+        _check_overlap(built, places.guessed, notes)
     found = [_describe(split, each) for split, each in read.items()]
     strata = (lambda split: split[LABEL][:]) if known.problem == labels.SINGLE else None
-    train, evaluation, test, rule = assign(built, strata, hyperparameters)
+    train, evaluation, test, rule = assign(built, strata, hyperparameters, hosts)
+    sharded = frozenset(itertools.chain.from_iterable(hosts.each(places.sharded)))
     return Splits(
         train=train,
         evaluation=evaluation,
         test=test,
         labels=known,
-        found=[*notes, *found, rule, _describe_labels(known, train)],
-        text_columns=read["train"][0].columns.read,
+        found=[*notes, *found, rule, *_describe_labels(known, train, hosts)],
+        text_columns=like.read,
+        sharded=uses_of(sharded, set(built)),
     )
+
+
+def uses_of(sharded: frozenset[str], splits: Collection[str]) -> frozenset[str]:
+    """Which of the data sets that `assign` makes of `splits` are sharded."""
+    evaluation = next((each for each in ("validation", "test") if each in splits), "train")
+    test = "test" if "validation" in splits and "test" in splits else ""
+    uses = {"train": "train", "evaluation": evaluation, "test": test}
+    return frozenset(use for use, split in uses.items() if split in sharded)
+
+
+def _first_columns(part: Part, hyperparameters: Hyperparameters) -> Columns:
+    part, label = values.with_indicators(values.with_words(part), hyperparameters.label_column)
+    return _choose(part, hyperparameters, label, None)
 
 
 def recognise(evidence: Evidence) -> Recognised | None:
@@ -120,12 +174,20 @@ def recognise(evidence: Evidence) -> Recognised | None:
 
 
 def _read_splits(
-    places: Layout, hyperparameters: Hyperparameters, notes: list[str]
+    parts: Sequence[tuple[str, Part]],
+    hyperparameters: Hyperparameters,
+    notes: list[str],
+    like: Columns | None,
 ) -> dict[str, list[_Read]]:
+    """The parts of each split with the columns chosen in them.
+
+    Args:
+        like: The columns of the training data, where another host's decide; else those of the
+            first part.
+    """
     read: dict[str, list[_Read]] = {}
-    like = None
     problems = Problems()
-    for split, part in read_parts(places, notes, functools.partial(text_files.units, notes=notes)):
+    for split, part in parts:
         with problems.noted():
             if split == "test" and like is not None and not columns.has_label(part, like.label):
                 notes.append(f"{part.path} has no column of labels and is not used.")
@@ -159,23 +221,41 @@ def _choose(
     return columns.choose(part, text, label, like, pair)
 
 
-def _name_classes(
-    read: dict[str, list[_Read]], known: Sequence[ClassNames], notes: list[str]
-) -> None:
-    """Give the integers in the columns of labels the names that a file beside them has.
+def _distinct(read: _Read) -> _Distinct:
+    """The first row of each label."""
+    column, rows = read.columns.label, read.part.table.num_rows
+    values_ = read.part.table[column]
+    if pa.types.is_nested(values_.type):
+        first: dict[str, int] = {}
+        for at, row in enumerate(values_.to_pylist()):
+            first.setdefault(json.dumps(row, default=str), at)
+        firsts = list(first.values())
+    elif pa.types.is_null(values_.type):
+        firsts = [0]
+    else:
+        codes = values_.combine_chunks().dictionary_encode(null_encoding="encode").indices
+        firsts = np.unique(codes.to_numpy(zero_copy_only=False), return_index=True)[1].tolist()
+    only = dataclasses.replace(read.part, table=read.part.table.select([column]))
+    return _Distinct(part=only.select(sorted(firsts)), column=column, rows=rows)
+
+
+def _names_of_classes(
+    distinct: Mapping[str, Sequence[_Distinct]], known: Sequence[ClassNames], notes: list[str]
+) -> Mapping[int, str] | None:
+    """The names for the integers in the columns of labels that a file beside them has.
 
     Raises:
         DataError: two files give them different names.
     """
-    parts = [each for of_split in read.values() for each in of_split]
-    columns_of_labels = {each.columns.label for each in parts}
-    codes = [values.integers(each.part, each.columns.label) for each in parts]
+    parts = [each for of_split in distinct.values() for each in of_split]
+    columns_of_labels = {each.column for each in parts}
+    codes = [values.integers(each.part, each.column) for each in parts]
     seen = {code for of_part in codes for code in of_part or ()}
-    texts = {text for each in parts for text in values.strings(each.part, each.columns.label)}
+    texts = {text for each in parts for text in values.strings(each.part, each.column)}
     used: tuple[str, Mapping[int, str]] | None = None
     for each in [one for one in known if one.column is None or one.column in columns_of_labels]:
         names = each.of(seen)
-        if any(one.columns.label in one.part.class_names for one in parts):
+        if any(one.column in one.part.class_names for one in parts):
             why = "the data has names of its own"
         elif texts and texts <= set(each.names.values()):
             why = "the labels are names already, and agree"
@@ -195,16 +275,19 @@ def _name_classes(
         else:
             continue
         notes.append(f"the names of classes in {each.source} are not used: {why}.")
-    if used is not None:
-        for of_split in read.values():
-            of_split[:] = [_named(each, used[1]) for each in of_split]
-        notes.append(f"classes: called as in {used[0]}: {_some(list(used[1].values()))}")
+    if used is None:
+        return None
+    notes.append(f"classes: called as in {used[0]}: {_some(list(used[1].values()))}")
+    return used[1]
 
 
 def _named(read: _Read, names: Mapping[int, str]) -> _Read:
-    column = read.columns.label
-    part = values.with_positions(read.part, column, sorted(names))
-    return dataclasses.replace(read, part=part.named(column, [names[key] for key in sorted(names)]))
+    return dataclasses.replace(read, part=_with_names(read.part, read.columns.label, names))
+
+
+def _with_names(part: Part, column: str, names: Mapping[int, str]) -> Part:
+    part = values.with_positions(part, column, sorted(names))
+    return part.named(column, [names[key] for key in sorted(names)])
 
 
 def _check_overlap(built: Mapping[str, datasets.Dataset], guessed: bool, notes: list[str]) -> None:
@@ -229,9 +312,18 @@ def _check_overlap(built: Mapping[str, datasets.Dataset], guessed: bool, notes: 
             )
 
 
-def _classes(train: Sequence[_Read], shape: Shape) -> Labels:
-    spelled = [label for each in train for label in shape.spell(each.part, each.columns.label)]
-    return labels.classes(train[0].part, train[0].columns.label, spelled, shape.problem)
+def _classes(train: Sequence[_Distinct], shape: Shape) -> Labels:
+    spelled = [label for each in train for label in shape.spell(each.part, each.column)]
+    rows = sum(each.rows for each in train)
+    return labels.classes(train[0].part, train[0].column, spelled, shape.problem, rows)
+
+
+def _without_rows(like: Columns, known: Labels) -> datasets.Dataset:
+    """What a host has of a split whose rows are all on others."""
+    texts = dict.fromkeys((TEXT, PAIR)[: len(like.read)], pa.large_string())
+    kinds = {TOKEN_IDS: pa.large_list(pa.int64())} if like.text == TOKEN_IDS else texts
+    schema = pa.schema([*kinds.items(), (LABEL, _KINDS[known.problem])])
+    return datasets.Dataset(schema.empty_table(), fingerprint=uuid.uuid4().hex)
 
 
 def _build(split: str, parts: Sequence[_Read], shape: Shape, known: Labels) -> datasets.Dataset:
@@ -289,6 +381,7 @@ def assign(
     built: Mapping[str, datasets.Dataset],
     strata: Callable[[datasets.Dataset], Any] | None,
     hyperparameters: Hyperparameters,
+    hosts: Hosts = shards.ONE,
 ) -> tuple[datasets.Dataset, datasets.Dataset, datasets.Dataset | None, str]:
     """Training, evaluation and (beside validation data) test data, and in a line how they came.
 
@@ -305,11 +398,18 @@ def assign(
     if not (hyperparameters.evaluates or hyperparameters.predicts):
         # The engine lays out a batch of it, and never computes one.
         rule = "evaluation: none was asked for, so that all rows train"
-        return train, train.select([0]), None, rule
+        return train, train.select(range(min(1, len(train)))), None, rule
     given = strata(train) if strata else [0] * len(train)
-    kept, held_out = hold_out(given, HELD_OUT, hyperparameters.seed)
+    # The rows of a host may be too few, those of all are not.
+    can = hosts.each(len(given) > 1 and len(given) > len(set(given)))
+    if hosts.sharded and any(can) and not can[hosts.names.index(hosts.of_processes[hosts.rank])]:
+        kept, held_out = list(range(len(given))), list[int]()
+    else:
+        kept, held_out = hold_out(given, HELD_OUT, hyperparameters.seed)
     how = "stratified, " if strata else ""
-    rule = f"evaluation: {len(held_out)} training rows held out, {how}seed {hyperparameters.seed}"
+    count = sum(hosts.each(len(held_out)))
+    where = " by their hosts" if hosts.sharded else ""
+    rule = f"evaluation: {count} training rows held out{where}, {how}seed {hyperparameters.seed}"
     return train.select(kept), train.select(held_out), None, rule
 
 
@@ -361,15 +461,23 @@ def _shown(texts: Sequence[str]) -> str:
     return f"pairs of the text columns {texts[0]!r} and {texts[1]!r}, in this order"
 
 
-def _describe_labels(known: Labels, train: datasets.Dataset) -> str:
+def _describe_labels(known: Labels, train: datasets.Dataset, hosts: Hosts) -> list[str]:
     given = train[LABEL][:]
+    rows = dict(zip(hosts.names, hosts.each(len(train)), strict=True))
+    listed = _some([f"{name} {count}" for name, count in rows.items()])
+    lines = [f"sharded: training rows of each host: {listed}"] if hosts.sharded else []
     if known.problem == labels.NUMBER:
-        mean = sum(given) / len(given)
-        return f"label: a number from {min(given):g} to {max(given):g}, {mean:.3g} on average"
-    counts = rows_of_classes(known, given)
-    sizes = _some([f"{name} ({count} rows)" for name, count in counts.items()])
+        told = hosts.each((min(given), max(given), sum(given)) if given else None)
+        least, most, sums = zip(*filter(None, told), strict=True)
+        mean = sum(sums) / sum(rows.values())
+        lines.append(f"label: a number from {min(least):g} to {max(most):g}, {mean:.3g} on average")
+        return lines
+    counts: Counter[str] = Counter()
+    for each in hosts.each(rows_of_classes(known, given)):
+        counts.update(each)
+    sizes = _some([f"{name} ({counts[name]} rows)" for name in known.names])
     how = ", of which a row has any number" if known.problem == labels.SEVERAL else ""
-    return f"labels: {len(known.names)}{how}: {sizes}"
+    return [*lines, f"labels: {len(known.names)}{how}: {sizes}"]
 
 
 def rows_of_classes(known: Labels, given: Sequence[Any]) -> dict[str, int]:
@@ -377,7 +485,7 @@ def rows_of_classes(known: Labels, given: Sequence[Any]) -> dict[str, int]:
     if known.problem == labels.SINGLE:
         counts = Counter(given)
         return {name: counts[number] for number, name in known.by_id.items()}
-    columns = zip(*given, strict=True)
+    columns = zip(*given, strict=True) if given else [()] * len(known.names)
     return {name: int(sum(has)) for name, has in zip(known.names, columns, strict=True)}
 
 

@@ -234,11 +234,15 @@ def _spell(value: Any, names: list[str] | None) -> str | None:
     return _WHOLE_FLOAT.sub(r"\1", text) if _WHOLE_FLOAT.fullmatch(text) else text
 
 
-def classes(part: Part, column: str, spelled: Sequence[Any], problem: str = SINGLE) -> Labels:
+def classes(
+    part: Part, column: str, spelled: Sequence[Any], problem: str = SINGLE, rows: int | None = None
+) -> Labels:
     """The classes of the training data, ClassLabels in their order, numbers by size, else sorted.
 
     Args:
-        spelled: What `Shape.spell` gave for all training rows.
+        spelled: What `Shape.spell` gave for all training rows, or for those with a label that no
+            row before them has.
+        rows: How many training rows there are, if not as many as `spelled`.
 
     Raises:
         DataError: there is one class only, or nearly as many as rows; or no number differs.
@@ -253,10 +257,11 @@ def classes(part: Part, column: str, spelled: Sequence[Any], problem: str = SING
             f"Column {column!r} of {part.path} has one class only: {next(iter(counts), '')!r}.",
             "Training needs rows of at least two classes.",
         )
-    if len(counts) > max(_PLAUSIBLE_CLASSES, len(spelled) // 2):
+    rows = len(spelled) if rows is None else rows
+    if len(counts) > max(_PLAUSIBLE_CLASSES, rows // 2):
         raise DataError(
             f"Column {column!r} of {part.path} has {len(counts)} different values in "
-            f"{len(spelled)} rows: these are no classes.",
+            f"{rows} rows: these are no classes.",
             "Name the column of the classes in the hyperparameter label_column.",
         )
     declared = part.class_names.get(column)

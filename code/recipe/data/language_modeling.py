@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import classification, columns, values
+from recipe.data import classification, columns, shards, values
 from recipe.data.column_names import (
     COMPLETION,
     COMPLETION_NAMES,
@@ -50,6 +50,8 @@ class Texts:
     """Present where there is validation data beside it; else it is `evaluation`."""
     found: list[str]
     """What was detected, one line each."""
+    sharded: frozenset[str] = frozenset()
+    """Which of `train`, `evaluation` and `test` have this host's documents only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +74,11 @@ def load(
     Raises:
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
     """
-    places = layout.find(channels, hyperparameters.dataset_config_name)
-    notes = list(places.notes)
+    hosts = shards.of_job()
     asked = {
         name: getattr(hyperparameters, f"{name}_column")
         for name in (TEXT, PROMPT, COMPLETION, MESSAGES)
     }
-    for names in places.class_names:
-        if names.column is None:
-            notes.append(f"{names.source} has names of classes and is not used.")
-    read: dict[str, list[_Read]] = {}
-    like = None
 
     def read_file(path: Path) -> Part:
         if _is_plain(path):
@@ -92,22 +88,52 @@ def load(
     def units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
         return [functools.partial(read_file, path) for path in paths]
 
-    problems = Problems()
-    for split, part in read_parts(places, notes, units):
-        with problems.noted():
-            chosen = columns.of_documents(part, asked, like, kinds)
-            like = like or chosen
-            if TEXT in chosen:
-                part = values.with_texts(part, chosen[TEXT])
-            read.setdefault(split, []).append(_Read(part=part, columns=chosen))
-    problems.check()
-    built = {
-        split: datasets.Dataset(pa.concat_tables(map(_documents, files)))
-        for split, files in read.items()
-    }
+    with hosts.together():
+        places = layout.find(channels, hyperparameters.dataset_config_name, hosts.sharded)
+        notes = list(places.notes)
+        for names in places.class_names:
+            if names.column is None:
+                notes.append(f"{names.source} has names of classes and is not used.")
+        parts = read_parts(places, notes, units)
+        first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
+        own = None if first is None else columns.of_documents(first, asked, None, kinds)
+    like = next((each for each in hosts.each(own) if each is not None), None)
+    if like is None and hosts.sharded:
+        raise DataError("No host has training data.", "Give rows to train on.")
+    read: dict[str, list[_Read]] = {}
+    with hosts.together():
+        problems = Problems()
+        for split, part in parts:
+            with problems.noted():
+                chosen = columns.of_documents(part, asked, like, kinds)
+                like = like or chosen
+                if TEXT in chosen:
+                    part = values.with_texts(part, chosen[TEXT])
+                read.setdefault(split, []).append(_Read(part=part, columns=chosen))
+        problems.check()
+        built = {
+            split: datasets.Dataset(pa.concat_tables(map(_documents, files)))
+            for split, files in read.items()
+        }
+    for split in set().union(*hosts.each(set(read))) - built.keys():
+        assert like is not None
+        kind = pa.large_list(pa.int64()) if TOKEN_IDS in like else pa.large_string()
+        empty = pa.schema([(name, kind) for name in like]).empty_table()
+        built[split] = datasets.Dataset(empty)
     found = [_describe(split, files) for split, files in read.items()]
-    train, evaluation, test, rule = classification.assign(built, None, hyperparameters)
-    return Texts(train=train, evaluation=evaluation, test=test, found=[*notes, *found, rule])
+    train, evaluation, test, rule = classification.assign(built, None, hyperparameters, hosts)
+    sharded = frozenset().union(*hosts.each(places.sharded))
+    if hosts.sharded:
+        rows = zip(hosts.names, hosts.each(len(train)), strict=True)
+        listed = ", ".join(f"{name} {count}" for name, count in rows)
+        found.append(f"sharded: training documents of each host: {listed}")
+    return Texts(
+        train=train,
+        evaluation=evaluation,
+        test=test,
+        found=[*notes, *found, rule],
+        sharded=classification.uses_of(sharded, set(built)),
+    )
 
 
 def recognise(evidence: Evidence) -> Recognised | None:

@@ -42,7 +42,7 @@ def read_parts(layout: Layout, notes: list[str], units: Units) -> list[tuple[str
 
     Raises:
         DataError: files cannot be read (all of them in one message), or the training data has no
-            rows.
+            rows (which a host's part of a sharded channel need not have).
     """
     found: list[tuple[str, Part]] = []
     problems = Problems()
@@ -55,7 +55,7 @@ def read_parts(layout: Layout, notes: list[str], units: Units) -> list[tuple[str
                     continue
                 found += _by_column(split, part, part.path in layout.unclear, notes)
     problems.check()
-    if not any(split == TRAIN for split, _ in found):
+    if not any(split == TRAIN for split, _ in found) and not layout.sharded:
         listed = ", ".join(map(str, layout.files[TRAIN]))
         raise DataError(f"The training data has no rows: {listed}.", "Give rows to train on.")
     return sorted(found, key=lambda each: ORDER.index(each[0]))

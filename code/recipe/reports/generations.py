@@ -37,7 +37,8 @@ def continuations(
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     inner.eval()
-    rows = np.linspace(0, len(documents) - 1, min(_SHOWN, len(documents))).astype(int)
+    count = len(documents.starts) - 1  # of this host
+    rows = documents.first + np.linspace(0, count - 1, min(_SHOWN, count)).astype(int)
     return [_continuation(inner, tokenizer, documents, row) for row in rows.tolist()]
 
 

@@ -133,6 +133,17 @@ class Saving(Protocol):
         """Write all of the trained `model` to `folder`; `weights` are those of a sharded one."""
 
 
+@runtime_checkable
+class Sharding(Protocol):
+    """A task that takes sharded channels: what it decides by its data (columns, classes), it
+    decides by those of all hosts (`recipe.data.shards`), and what else its samples have beside
+    tokens and labels it looks up by `Samples.places` and `span`."""
+
+    @property
+    def sharded(self) -> frozenset[str]:
+        """Which of its samples (`train`, `evaluation`, `test`) are of this host only."""
+
+
 TaskClass = Callable[[Mapping[str, Path], Hyperparameters], Task]
 """What a task's module calls `TASK`: called with the job's channels and hyperparameters."""
 

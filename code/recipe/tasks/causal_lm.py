@@ -83,6 +83,11 @@ class CausalLm:
         self._texts = language_modeling.load(channels, hyperparameters)
         self.train, self.found = self._texts.train, self._texts.found
 
+    @property
+    def sharded(self) -> frozenset[str]:
+        """See base.Sharding."""
+        return self._texts.sharded
+
     def load(self, source: Source) -> Model:
         """As it is."""
         return loading.load_causal(source, self._hyperparameters)

@@ -134,6 +134,11 @@ class TextClassification:
                 "Leave it out, or see why the data has others (label_column names their column).",
             )
 
+    @property
+    def sharded(self) -> frozenset[str]:
+        """See base.Sharding."""
+        return self.splits.sharded
+
     def load(self, source: Source) -> Model:
         """With a head for the labels; its configuration says which columns it was trained on."""
         if not self._hyperparameters.trains:
@@ -223,8 +228,11 @@ class TextClassification:
         if self.splits.test is not None:
             name, split = "test", self.splits.test
         outputs, true = scores.last
+        # Where each host has texts of its own, none has them all.
+        is_whole = len(split) == len(true)
         texts, pairs = (
-            list(split[each]) if each in split.column_names else None for each in (TEXT, PAIR)
+            list(split[each]) if is_whole and each in split.column_names else None
+            for each in (TEXT, PAIR)
         )
         return Predictions(
             split=name,

@@ -50,6 +50,8 @@ def tokenise(
         chat.see_to_template(tokenizer)
     if TOKEN_IDS in split.column_names:
         tokens.check_ids(split[TOKEN_IDS][:], tokenizer)
+    if not len(split):  # the rows of this host of several
+        return Documents.of(split)
     made = tokens.cached(
         split,
         tokens.key(

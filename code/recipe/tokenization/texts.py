@@ -34,6 +34,8 @@ def tokenise(
     Raises:
         DataError: data that came tokenised was made for another tokenizer.
     """
+    if not len(split):  # the rows of this host of several
+        return split
     if TEXT not in split.column_names:
         return _cut(split, tokenizer, max_length)
     in_python = not tokenizer.is_fast and len(split) > _WORTH_PROCESSES

@@ -26,9 +26,10 @@ from transformers import (
 )
 
 from recipe import task_table
-from recipe.batching.batches import Samples
+from recipe.batching.samples import Samples
 from recipe.compat import quieten
 from recipe.console import has_terminal, is_first_process, say
+from recipe.data import shards
 from recipe.errors import DistributedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import cpu_kernels, loading, lora
@@ -40,8 +41,8 @@ from recipe.runtime.distribution import Distribution
 from recipe.runtime.timer import Stopwatch
 from recipe.storage import atomic, checksums
 from recipe.tasks import detection
-from recipe.tasks.base import Answering, Objective, Saving, Task
-from recipe.training import engine, graph_extraction, tracking
+from recipe.tasks.base import Answering, Objective, Saving, Sharding, Task
+from recipe.training import engine, graph_extraction, host_samples, tracking
 from recipe.training.engine import Engine
 from recipe.training.progress import Bar, MetricLines, ProgressFile, ProgressLines
 
@@ -130,7 +131,17 @@ def _make(
     watch: Stopwatch,
     environ: Mapping[str, str],
 ) -> _Made:
-    task: Task = task_table.load(hyperparameters.task)(places.channels, hyperparameters)
+    hosts = shards.of_job(environ)
+    if hosts.sharded:
+        hyperparameters = host_samples.same_task(hyperparameters, places.channels, hosts)
+    kind = task_table.load(hyperparameters.task)
+    if hosts.sharded and not hasattr(kind, "sharded"):
+        raise DistributedError(
+            f"The channels {', '.join(sorted(hosts.sharded))} are sharded (ShardedByS3Key), and "
+            f"task {hyperparameters.task} needs all rows on every host.",
+            "Set their S3DataDistributionType to FullyReplicated.",
+        )
+    task: Task = kind(places.channels, hyperparameters)
     for line in task.found:
         say(line)
     watch.lap("data")
@@ -141,8 +152,11 @@ def _make(
     say(f"model: {source.name}, {_size(model)} parameters, texts cut at {max_length} tokens")
     watch.lap("model")
     with arguments.main_process_first(desc="tokens"):
-        samples = task.samples(tokenizer, max_length)
-    check_same_data(samples, environ)
+        samples: Mapping[str, Samples] = task.samples(tokenizer, max_length)
+    if hosts.sharded:
+        host_samples.check_same_model(model, hosts)
+    sharded = task.sharded if isinstance(task, Sharding) else frozenset[str]()
+    samples = host_samples.of_all_hosts(samples, sharded, hosts, environ)
     watch.lap("tokens")
     return _Made(
         task=task,
@@ -154,33 +168,6 @@ def _make(
             model, tokenizer, arguments, hyperparameters, samples, task.objective, environ
         ),
     )
-
-
-def check_same_data(samples: Mapping[str, Samples], environ: Mapping[str, str]) -> None:
-    """See that every process has read the same samples; the processes call it together.
-
-    Each looks up row numbers of one plan in its own data: with different data they would train on
-    rows that nobody chose, and score one host's answers against another's labels.
-
-    Raises:
-        DistributedError: names two processes and what each has read.
-    """
-    here = {name: (len(split), split.fingerprint()) for name, split in samples.items()}
-    told = device.everyones((environ.get("SM_CURRENT_HOST", "this host"), here))
-    (first_host, first), *others = told
-    for rank, (host, theirs) in enumerate(others, 1):
-        if theirs == first:
-            continue
-        read = [
-            ", ".join(f"{name} {rows} rows ({digest})" for name, (rows, digest) in each.items())
-            for each in (first, theirs)
-        ]
-        raise DistributedError(
-            f"The processes have read different data: rank 0 on {first_host} has {read[0]}; "
-            f"rank {rank} on {host} has {read[1]}.",
-            "Give every host all of a channel: S3DataDistributionType FullyReplicated, not "
-            "ShardedByS3Key, and the same files on hosts of your own.",
-        )
 
 
 def _check_places(places: Places) -> None:

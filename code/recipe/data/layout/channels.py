@@ -34,6 +34,8 @@ class Layout:
     """Files whose names speak of several splits: only a column can say which."""
     guessed: bool = False
     """Whether files are training data only because other files are named after other splits."""
+    sharded: frozenset[str] = frozenset()
+    """Splits with files of sharded channels: this host has its own part of them, maybe none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,11 @@ class _Channel:
     guessed: bool = False
 
 
-def find(channels: Mapping[str, Path], configurations: str | None = None) -> Layout:
+def find(
+    channels: Mapping[str, Path],
+    configurations: str | None = None,
+    sharded: frozenset[str] = frozenset(),
+) -> Layout:
     """Which files are for training and which for evaluation.
 
     A channel is named after its split, or its files or folders are, or a data set's card says
@@ -54,10 +60,13 @@ def find(channels: Mapping[str, Path], configurations: str | None = None) -> Lay
 
     Args:
         configurations: The hyperparameter dataset_config_name: one, or several with commas.
+        sharded: The channels of which this host has a part only, which may be empty. Where there
+            are some, it may have no training data.
 
     Raises:
         DataError: a channel's folder does not exist, or there is no training data; what names
-            say contradicts itself; or one of several configurations must be asked for.
+            say contradicts itself; one of several configurations must be asked for; or a split has
+            files of which each host has its own and files that all hosts have.
     """
     asked = [each.strip() for each in (configurations or "").split(",") if each.strip()]
     data = {name: path for name, path in channels.items() if name not in _NOT_DATA_CHANNELS}
@@ -67,7 +76,10 @@ def find(channels: Mapping[str, Path], configurations: str | None = None) -> Lay
     for name, path in data.items():
         alone = others == [name] and not _named("train", data)
         own = split_of(name) or ("train" if alone else None)
-        inside[name] = _inside(name, path, own, asked, notes)
+        if name in sharded and not (path.exists() and sources.scan(path).data):
+            inside[name] = _Channel(files={own: []} if own else {}, sources=Sources())
+        else:
+            inside[name] = _inside(name, path, own, asked, notes)
     files: dict[str, list[Path]] = {}
     for name, channel in inside.items():
         for split, paths in channel.files.items():
@@ -76,7 +88,15 @@ def find(channels: Mapping[str, Path], configurations: str | None = None) -> Lay
             else:
                 listed = ", ".join(map(str, paths))
                 notes.append(f"{listed} is not used: there is a channel for {split} data.")
-    if not files.get("train"):
+    kinds = {split: {name in sharded for name, channel in inside.items() if split in channel.files}
+             for split in files}  # fmt: skip
+    if mixed := [split for split, kind in kinds.items() if len(kind) > 1]:
+        raise DataError(
+            f"The {mixed[0]} data is of several channels, some sharded ({', '.join(sharded)}) and "
+            "some not.",
+            "Give all of them the same S3DataDistributionType.",
+        )
+    if not files.get("train") and not sharded:
         raise _no_training_data(channels, notes)
     used = [(data[name], path) for name, each in inside.items()
             for paths in each.files.values() for path in paths]  # fmt: skip
@@ -87,6 +107,7 @@ def find(channels: Mapping[str, Path], configurations: str | None = None) -> Lay
         partitions={path: columns for root, path in used if (columns := _partitions(root, path))},
         unclear=frozenset(path for _, path in used if len(splits_in(path.name)) > 1),
         guessed=any(each.guessed for each in inside.values()),
+        sharded=frozenset(split for split, kind in kinds.items() if kind == {True}),
     )
 
 

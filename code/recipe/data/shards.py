@@ -1,0 +1,100 @@
+"""The hosts of a job, where each has rows of its own (S3DataDistributionType ShardedByS3Key).
+
+Everything that is decided by looking at data (columns, kinds of labels, classes) is decided by the
+data of all hosts, so that all decide the same. What one host tells the others is small: columns,
+distinct labels, counts; texts stay where they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from recipe.errors import DataError, DistributedError, RecipeError
+from recipe.runtime.device import everyones
+
+_DISTRIBUTION = ("S3DistributionType", "S3DataDistributionType")
+_SHARDED = "shardedbys3key"
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosts:
+    """The hosts that read the data of a job, and the channels of which each has its own part."""
+
+    of_processes: tuple[str, ...] = ("this host",)
+    """The name of the host of each process, by rank."""
+    rank: int = 0
+    sharded: frozenset[str] = frozenset()
+    """The sharded channels; none where there is one host."""
+
+    @property
+    def names(self) -> list[str]:
+        """Each host once, in the order of their first processes."""
+        return list(dict.fromkeys(self.of_processes))
+
+    def each(self, value: Value) -> list[Value]:
+        """`value` of each host; all processes call it together, where channels are sharded."""
+        if not self.sharded:
+            return [value]
+        firsts = [self.of_processes.index(name) for name in self.names]
+        told = everyones(value if self.rank in firsts else None)
+        return [told[first] for first in firsts]
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """A block that fails on all hosts, with the reason, where it fails on one of them: else
+        the others would wait for it. Nothing in it may exchange anything.
+
+        Raises:
+            RecipeError: the block's own; a DataError with that of another host.
+        """
+        own: RecipeError | None = None
+        try:
+            yield
+        except RecipeError as error:
+            own = error
+        told = everyones(own and str(own)) if self.sharded else []
+        if own is not None:
+            raise own
+        for name, said in zip(self.of_processes, told, strict=bool(told)):
+            if said is not None:
+                raise DataError(f"On host {name}: {said}")
+
+
+ONE = Hosts()
+"""That there is one host, or that all have the same data."""
+
+
+def of_job(environ: Mapping[str, str] = os.environ) -> Hosts:
+    """The hosts of this process's job; all processes call it together, where it has several.
+
+    Raises:
+        DistributedError: there are sharded channels, and the processes do not name their hosts.
+    """
+    configured = json.loads(environ.get("SM_INPUT_DATA_CONFIG") or "{}")
+    sharded = frozenset(
+        name
+        for name, channel in configured.items()
+        if isinstance(channel, dict)
+        and any(str(channel.get(key, "")).lower() == _SHARDED for key in _DISTRIBUTION)
+    )
+    if not sharded or int(environ.get("WORLD_SIZE", "1")) == 1:
+        return ONE
+    names = everyones(environ.get("SM_CURRENT_HOST"))
+    if len(names) == 1:  # before the processes know each other
+        return ONE
+    if None in names:
+        raise DistributedError(
+            f"The channels {', '.join(sorted(sharded))} are sharded, and process "
+            f"{names.index(None)} does not say which host it is on.",
+            "Set SM_CURRENT_HOST on each host.",
+        )
+    if len(set(names)) == 1:
+        return ONE
+    rank = int(environ.get("RANK", "0"))
+    return Hosts(of_processes=tuple(names), rank=rank, sharded=sharded)
