@@ -1,0 +1,164 @@
+"""Samples of which each host has its own: numbers of rows, steps and evaluations of all."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from recipe.batching.batches import Packed, Padded, Training, World, evaluation_batches
+from recipe.batching.document_batches import Documents
+from recipe.batching.packing import Shape
+from recipe.batching.samples import Samples, sharded
+
+# The hosts of six processes, and the rows of each host.
+HOSTS = ("a", "a", "b", "c", "c", "c")
+ROWS = {"a": 401, "b": 0, "c": 1_000}
+
+
+def of_host(name: str) -> Samples:
+    """Samples whose tokens and labels tell their host and row."""
+    random = np.random.default_rng(ord(name))
+    lengths = random.integers(1, 60, ROWS[name])
+    rows = np.arange(ROWS[name]) + 10_000 * (ord(name) - ord("a"))
+    starts = np.cumsum([0, *lengths])
+    return Samples(np.repeat(rows, lengths).astype(np.int32), starts, rows)
+
+
+def together() -> list[tuple[Samples, list[int]]]:
+    """What each of the processes has after they have told each other."""
+    told: list[Any] = [None] * len(HOSTS)
+    barrier = threading.Barrier(len(HOSTS))
+
+    def process(rank: int) -> tuple[Samples, list[int]]:
+        def exchange(value: Any) -> list[Any]:
+            told[rank] = value
+            barrier.wait(30)
+            return list(told)
+
+        return sharded(of_host(HOSTS[rank]), HOSTS, rank, exchange)
+
+    with ThreadPoolExecutor(len(HOSTS)) as pool:
+        return list(pool.map(process, range(len(HOSTS))))
+
+
+@pytest.fixture(scope="module")
+def processes() -> list[Samples]:
+    """The samples that each process sees."""
+    each = together()
+    assert all(rows == [401, 0, 1_000] for _, rows in each)
+    return [samples for samples, _ in each]
+
+
+def test_all_see_the_same_rows_and_each_the_tokens_of_its_own(processes: list[Samples]) -> None:
+    assert len({samples.fingerprint() for samples in processes}) == 1
+    labels = np.concatenate([of_host(name).labels for name in ROWS])
+    for samples, host in zip(processes, HOSTS, strict=True):
+        assert len(samples) == 1_401
+        assert samples.labels.tolist() == labels.tolist()
+        assert samples.shards is not None
+        for row in samples.shards.rows("abc".index(host)):
+            assert set(samples.tokens(row)) == {labels[row]}
+            assert len(samples.tokens(row)) == samples.lengths[row]
+    with pytest.raises(IndexError, match="on another host"):
+        processes[0].tokens(401)
+    with pytest.raises(IndexError, match="on another host"):
+        processes[5].places(np.asarray([500, 3]))
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_every_row_is_trained_once_in_an_epoch_by_its_own_host(
+    processes: list[Samples], balanced: bool, accumulation: int
+) -> None:
+    seen: Counter[int] = Counter()
+    weights: list[list[int]] = []
+    for rank, samples in enumerate(processes):
+        training = Training(
+            samples=samples,
+            size=4,
+            accumulation=accumulation,
+            seed=3,
+            world=World(processes=len(HOSTS), rank=rank),
+        )
+        layout = Packed(Shape(8, 64), 4, 0, 0) if balanced else Padded((60,), 4, 0)
+        epoch = training.epoch(1, balanced)
+        # The host with most rows for a process decides: 1,000 rows of three processes.
+        assert len(epoch) == training.steps() * accumulation
+        assert training.steps() == -(-1_000 // (4 * 3 * accumulation))
+        of_steps = []
+        for drawn in epoch:
+            rows, weight = drawn[rank]
+            layout.tensors(samples, rows)  # looks up its tokens
+            assert len(rows) <= 4
+            seen.update(rows.tolist())
+            of_steps.append(weight)
+        weights.append(of_steps[::accumulation])
+    assert seen == Counter(range(1_401))
+    assert all(each == weights[0] for each in weights)
+    assert sum(weights[0]) == 1_401
+    assert max(weights[0]) - min(weights[0]) <= 2  # one row more of each host, at most
+
+
+def test_epochs_differ_and_are_the_same_each_time(processes: list[Samples]) -> None:
+    training = Training(samples=processes[0], size=4, world=World(processes=len(HOSTS)))
+    first, again, second = (
+        [rows.tolist() for batch in training.epoch(epoch, True) for rows, _ in batch]
+        for epoch in (0, 0, 1)
+    )
+    assert first == again
+    assert first != second
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+def test_every_row_is_evaluated_once_with_its_own_label(
+    processes: list[Samples], balanced: bool
+) -> None:
+    layout = Packed(Shape(16, 64), 8, 0, 0) if balanced else Padded((60,), 8, 0)
+    found: Counter[tuple[int, int]] = Counter()
+    counts = set()
+    for rank, samples in enumerate(processes):
+        world = World(processes=len(HOSTS), rank=rank)
+        batches = list(evaluation_batches(samples, layout, 8, world))
+        counts.add(len(batches))
+        for batch in batches:
+            real = batch["rows"] >= 0
+            pairs = zip(batch["rows"][real].tolist(), batch["labels"][real].tolist(), strict=True)
+            found.update(pairs)
+            assert batch["total"].tolist() == [1_401]
+    assert len(counts) == 1  # as a sharded model computes together
+    assert found == Counter(enumerate(processes[0].labels.tolist()))
+
+
+def test_documents_weigh_the_same_on_every_host() -> None:
+    starts = np.asarray([0, 3, 5])
+    learned = np.asarray([False, True, True, False, True])
+    own = Documents(np.arange(5), starts, np.asarray([2, 1]), learned)
+    none = Documents(np.empty(0), np.zeros(1, dtype=int), np.empty(0, dtype=int), np.empty(0))
+    told = [(np.diff(each.starts), each.labels, each.fingerprint()) for each in (own, none)]
+    both = [
+        sharded(each, ("x", "y"), rank, lambda _: told)[0] for rank, each in enumerate((own, none))
+    ]
+    assert [each.weight(np.asarray([0, 1])) for each in both] == [3, 3]
+    assert both[0].successors(1)[1].tolist() == [4]
+    assert isinstance(both[1], Documents)
+
+
+def test_columns_of_lists_are_read_in_batches_of_any_chunks() -> None:
+    lists = [[1, 2], [], [3], [4, 5, 6]] * 7_000
+    table = pa.concat_tables([pa.table({"input_ids": lists[:9_001]}),
+                              pa.table({"input_ids": lists[9_001:]})])  # fmt: skip
+    split = datasets.Dataset(table).add_column("label", list(range(len(lists))))
+    rows = [17, 3, 27_999, 9_000, 9_001]
+    for chosen in (range(len(lists)), rows):
+        samples = Samples.of(split.select(chosen))
+        assert samples.labels.tolist() == list(chosen)
+        assert [samples.tokens(at).tolist() for at in range(len(samples))] == [
+            lists[row] for row in chosen
+        ]

@@ -1,0 +1,107 @@
+"""Hosts with rows of their own (ShardedByS3Key): unequal parts, a part of one label, none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import CODE
+
+# What a launcher on each of three hosts does, in three processes of one.
+HOSTS = """
+import os, runpy, sys
+rank = os.environ["RANK"]
+os.environ["SM_CURRENT_HOST"] = f"algo-{int(rank) + 1}"
+for channel in ("train", "test"):
+    os.environ[f"SM_CHANNEL_{channel.upper()}"] = os.path.join(os.environ["SHARDS"], channel, rank)
+sys.argv[0] = sys.argv[1]
+del sys.argv[1]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+SHARDED = {"S3DistributionType": "ShardedByS3Key"}
+
+
+def write(folder: Path, rows: Sequence[tuple[str, str]]) -> None:
+    """A file of the rows, if there are any."""
+    folder.mkdir(parents=True)
+    if rows:
+        lines = (f'"{text}",{label}' for text, label in rows)
+        (folder / "part.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+
+
+def run(base: Path, *arguments: str, processes: int, **variables: str) -> str:
+    """stdout of a training."""
+    command = [sys.executable, str(CODE / "train.py")]
+    if processes > 1:
+        (base / "hosts.py").write_text(HOSTS)
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node"]
+        command += [str(processes), "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
+        command += [str(base / "hosts.py"), str(CODE / "train.py")]
+    done = subprocess.run(
+        [*command, *arguments],
+        env={
+            **{name: value for name, value in os.environ.items() if not name.startswith("SM_")},
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            **variables,
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "processes", [2, pytest.param(3, marks=pytest.mark.heavy)], ids=["two", "one-has-no-rows"]
+)
+def test_hosts_train_on_their_own_rows_and_are_judged_on_all(
+    tmp_path: Path,
+    tiny_model: Path,
+    reviews: Callable[[int], list[tuple[str, str]]],
+    processes: int,
+) -> None:
+    rows = [(text, label) for text, label in reviews(90)]
+    # The first host knows no label but one; the third has nothing at all.
+    train = [[row for row in rows[:60] if row[1] == "pos"], rows[40:58], []]
+    test = [rows[60:65], rows[65:90], []]
+    for rank in range(processes):
+        write(tmp_path / "shards" / "train" / str(rank), train[rank])
+        write(tmp_path / "shards" / "test" / str(rank), test[rank])
+    out = run(
+        tmp_path,
+        *("--model_id", str(tiny_model), "--epochs", "2", "--batch_size", "4"),
+        processes=processes,
+        SAGEMAKER_BASE_DIR=str(tmp_path / "ml"),
+        SHARDS=str(tmp_path / "shards"),
+        SM_INPUT_DATA_CONFIG=json.dumps({"train": SHARDED, "test": SHARDED}),
+    )
+    hosts = ["algo-1 30", "algo-2 18", "algo-3 0"][:processes]
+    assert f"training rows of each host: {', '.join(hosts)}" in out
+    assert "labels: 2: neg (9 rows), pos (39 rows)" in out
+    # 30 rows of the first host, 4 at a time.
+    trained = json.loads((tmp_path / "ml" / "checkpoints").glob("*/trainer_state.json").__next__()
+                         .read_text())  # fmt: skip
+    assert trained["max_steps"] == 2 * 8
+    metrics = json.loads((tmp_path / "ml/output/data/metrics.json").read_text())
+    write(tmp_path / "whole", [row for part in test for row in part])
+    run(
+        tmp_path,
+        *("--model_id", str(tmp_path / "ml" / "model"), "--do_train", "False", "--do_eval", "True"),
+        processes=1,
+        SAGEMAKER_BASE_DIR=str(tmp_path / "one"),
+        SM_CHANNEL_TEST=str(tmp_path / "whole"),
+    )
+    whole = json.loads((tmp_path / "one/output/data/metrics.json").read_text())
+    judged = {name: value for name, value in whole.items() if not name.endswith(("_second",
+              "runtime"))}  # fmt: skip
+    assert judged.keys() >= {"eval_loss", "eval_accuracy"}
+    assert {name: metrics[name] for name in judged} == pytest.approx(judged, abs=2e-4)
