@@ -19,7 +19,10 @@ from typing import Any
 
 import datasets
 import numpy as np
+import numpy.typing as npt
+import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import columns, labels, shards, values
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
@@ -36,6 +39,8 @@ from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
 HELD_OUT = 0.1
+_AT_ONCE = 10_000
+Array = npt.NDArray[Any]
 _FEWEST_COMMON = 10
 _COMMON_SHARE = 0.01
 _KINDS = {
@@ -130,7 +135,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
             built[split] = _without_rows(like, known)
         _check_overlap(built, places.guessed, notes)
     found = [_describe(split, each) for split, each in read.items()]
-    strata = (lambda split: split[LABEL][:]) if known.problem == labels.SINGLE else None
+    strata = _column if known.problem == labels.SINGLE else None
     train, evaluation, test, rule = assign(built, strata, hyperparameters, hosts)
     sharded = frozenset(itertools.chain.from_iterable(hosts.each(places.sharded)))
     return Splits(
@@ -142,6 +147,13 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
         text_columns=like.read,
         sharded=uses_of(sharded, set(built)),
     )
+
+
+def _column(split: datasets.Dataset) -> Array:
+    """The labels [rows] or [rows, classes]."""
+    batches = split.select_columns([LABEL]).with_format("numpy").iter(_AT_ONCE)
+    parts = [np.asarray(batch[LABEL]) for batch in batches]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
 def uses_of(sharded: frozenset[str], splits: Collection[str]) -> frozenset[str]:
@@ -223,20 +235,17 @@ def _choose(
 
 def _distinct(read: _Read) -> _Distinct:
     """The first row of each label."""
-    column, rows = read.columns.label, read.part.table.num_rows
+    column = read.columns.label
     values_ = read.part.table[column]
     if pa.types.is_nested(values_.type):
         first: dict[str, int] = {}
         for at, row in enumerate(values_.to_pylist()):
             first.setdefault(json.dumps(row, default=str), at)
-        firsts = list(first.values())
-    elif pa.types.is_null(values_.type):
-        firsts = [0]
+        rows = list(first.values())
     else:
-        codes = values_.combine_chunks().dictionary_encode(null_encoding="encode").indices
-        firsts = np.unique(codes.to_numpy(zero_copy_only=False), return_index=True)[1].tolist()
+        rows = firsts(values_)[0].tolist()
     only = dataclasses.replace(read.part, table=read.part.table.select([column]))
-    return _Distinct(part=only.select(sorted(firsts)), column=column, rows=rows)
+    return _Distinct(part=only.select(rows), column=column, rows=len(values_))
 
 
 def _names_of_classes(
@@ -292,14 +301,14 @@ def _with_names(part: Part, column: str, names: Mapping[int, str]) -> Part:
 
 def _check_overlap(built: Mapping[str, datasets.Dataset], guessed: bool, notes: list[str]) -> None:
     """See that what was guessed to be training data does not hold the rows of the others."""
-    train = built["train"]
-    keys = [name for name in train.column_names if name != LABEL]
+    keys = [name for name in built["train"].column_names if name != LABEL]
     if not set(keys) <= {TEXT, PAIR}:
         return
-    seen = set(zip(*(train[name][:] for name in keys), strict=True))
+    # A number of 64 bits for each text: two different ones of the same are none of ten.
+    train = _hashes(built["train"], keys)
     for split in [name for name in built if name != "train"]:
-        rows = set(zip(*(built[split][name][:] for name in keys), strict=True))
-        again = sum(row in seen for row in rows)
+        rows = np.unique(_hashes(built[split], keys))
+        again = int(np.isin(rows, train).sum())
         if guessed and again >= max(_FEWEST_COMMON, len(rows) / 2):
             raise DataError(
                 f"{again} of the {len(rows)} texts of the {split} data are in the files without a "
@@ -310,6 +319,15 @@ def _check_overlap(built: Mapping[str, datasets.Dataset], guessed: bool, notes: 
             notes.append(
                 f"{again} of the {len(rows)} texts of the {split} data are training rows, too."
             )
+
+
+def _hashes(split: datasets.Dataset, columns: Sequence[str]) -> Array:
+    """A number for each row, the same for the same texts."""
+    parts = [np.empty(0, dtype=np.uint64)]
+    for batch in split.select_columns(list(columns)).with_format("arrow").iter(_AT_ONCE):
+        both = [pd.util.hash_array(batch[name].to_numpy()) for name in columns]
+        parts.append(functools.reduce(lambda first, second: first * np.uint64(31) + second, both))
+    return np.concatenate(parts)
 
 
 def _classes(train: Sequence[_Distinct], shape: Shape) -> Labels:
@@ -346,35 +364,63 @@ def _inputs(read: _Read) -> dict[str, pa.Array]:
         return {name: token_ids(read.part, name) for name in (TOKEN_IDS, TYPE_IDS)[: 1 + has_types]}
     found = {}
     for name, column in zip((TEXT, PAIR), read.columns.read, strict=False):
-        rows = read.part.table[column].to_pylist()
-        texts = ["" if value is None else str(value) for value in rows]
-        found[name] = pa.array(texts, pa.large_string())
+        values_ = read.part.table[column]
+        if pa.types.is_string(values_.type) or pa.types.is_large_string(values_.type):
+            found[name] = pc.fill_null(pc.cast(values_, pa.large_string()), "")
+        else:
+            texts = ["" if value is None else str(value) for value in values_.to_pylist()]
+            found[name] = pa.array(texts, pa.large_string())
     return found
 
 
 def token_ids(part: Part, name: str = TOKEN_IDS) -> pa.Array:
     """The column `input_ids` (or `token_type_ids`) without what its `attention_mask` says is
     padding."""
-    rows = part.table[name].to_pylist()
-    if "attention_mask" in part.table.column_names:
-        masks = part.table["attention_mask"].to_pylist()
-        rows = [
-            [token for token, real in zip(ids, mask, strict=True) if real]
-            for ids, mask in zip(rows, masks, strict=True)
-        ]
-    return pa.array(rows, pa.large_list(pa.int64()))
+    kind = pa.large_list(pa.int64())
+    columns_ = [name, "attention_mask"] if "attention_mask" in part.table.column_names else [name]
+    kept = []
+    for batch in part.table.select(columns_).to_batches(_AT_ONCE):
+        rows = batch[name].to_pylist()
+        if len(columns_) > 1:
+            masks = batch["attention_mask"].to_pylist()
+            rows = [
+                [token for token, real in zip(ids, mask, strict=True) if real]
+                for ids, mask in zip(rows, masks, strict=True)
+            ]
+        kept.append(pa.array(rows, kind))
+    return pa.chunked_array(kept, kind)
 
 
 def _encoded(split: str, read: _Read, shape: Shape, known: Labels) -> pa.Array:
-    spelled = shape.spell(read.part, read.columns.label)
-    strange = next((row for row, label in enumerate(spelled) if known.unknown(label)), None)
+    part, column = read.part, read.columns.label
+    rows, codes = np.arange(part.table.num_rows), None
+    if not pa.types.is_nested(part.table[column].type):
+        rows, codes = firsts(part.table[column])
+    try:
+        spelled = shape.spell(part.select(rows.tolist()), column)
+    except DataError:
+        shape.spell(part, column)  # which knows how many rows are so
+        raise
+    strange = next((at for at, label in enumerate(spelled) if known.unknown(label)), None)
     if strange is not None:
         raise DataError(
-            f"{read.part.where(strange)} has the label {known.unknown(spelled[strange])!r}, which "
-            f"is in the {split} data but not in the training data ({_some(known.names)}).",
+            f"{part.where(int(rows[strange]))} has the label {known.unknown(spelled[strange])!r}, "
+            f"which is in the {split} data but not in the training data ({_some(known.names)}).",
             "Give training rows of that label, or remove it.",
         )
-    return pa.array([known.encode(label) for label in spelled], _KINDS[known.problem])
+    encoded = pa.array([known.encode(label) for label in spelled], _KINDS[known.problem])
+    return encoded if codes is None else encoded.take(pa.array(codes))
+
+
+def firsts(column: pa.ChunkedArray) -> tuple[Array, Array]:
+    """The first row of each value of a column, in the order of the rows; and for each row the
+    position of its value among these."""
+    if pa.types.is_null(column.type):
+        return np.arange(min(1, len(column))), np.zeros(len(column), dtype=np.int64)
+    encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    # Values are numbered as they come.
+    return np.unique(codes, return_index=True)[1], codes
 
 
 def assign(
@@ -399,11 +445,11 @@ def assign(
         # The engine lays out a batch of it, and never computes one.
         rule = "evaluation: none was asked for, so that all rows train"
         return train, train.select(range(min(1, len(train)))), None, rule
-    given = strata(train) if strata else [0] * len(train)
+    given = strata(train) if strata else np.zeros(len(train), dtype=np.int64)
     # The rows of a host may be too few, those of all are not.
-    can = hosts.each(len(given) > 1 and len(given) > len(set(given)))
+    can = hosts.each(len(given) > len(np.unique(given)))
     if hosts.sharded and any(can) and not can[hosts.names.index(hosts.of_processes[hosts.rank])]:
-        kept, held_out = list(range(len(given))), list[int]()
+        kept, held_out = np.arange(len(given)), np.arange(0)
     else:
         kept, held_out = hold_out(given, HELD_OUT, hyperparameters.seed)
     how = "stratified, " if strata else ""
@@ -413,7 +459,7 @@ def assign(
     return train.select(kept), train.select(held_out), None, rule
 
 
-def hold_out(class_ids: Sequence[int], share: float, seed: int) -> tuple[list[int], list[int]]:
+def hold_out(class_ids: Sequence[int] | Array, share: float, seed: int) -> tuple[Array, Array]:
     """Positions to keep and to hold out, `share` of each class, the same for the same seed.
 
     A class keeps at least one row. The shares are rounded so that their sum is the share of all
@@ -422,9 +468,10 @@ def hold_out(class_ids: Sequence[int], share: float, seed: int) -> tuple[list[in
     Raises:
         DataError: no class has two rows.
     """
-    positions = defaultdict(list)
-    for position, class_id in enumerate(class_ids):
-        positions[class_id].append(position)
+    ids = np.asarray(class_ids)
+    by_class = np.argsort(ids, kind="stable")
+    keys, starts = np.unique(ids[by_class], return_index=True)
+    positions = dict(zip(keys.tolist(), np.split(by_class, starts[1:]), strict=True))
     wanted = max(1, round(len(class_ids) * share))
     counts = {key: int(len(rows) * share) for key, rows in positions.items()}
     by_remainder = sorted(counts, key=lambda key: (len(positions[key]) * share) % 1, reverse=True)
@@ -436,10 +483,12 @@ def hold_out(class_ids: Sequence[int], share: float, seed: int) -> tuple[list[in
             f"There are {len(class_ids)} training rows, too few to hold any out.",
             "Give more rows, or evaluation data in a channel called test.",
         )
-    shuffle = random.Random(seed).sample
-    held_out = sorted(row for key in sorted(counts) for row in shuffle(positions[key], counts[key]))
-    out = set(held_out)
-    return [row for row in range(len(class_ids)) if row not in out], held_out
+    sample = random.Random(seed).sample
+    chosen = [
+        positions[key][sample(range(len(positions[key])), counts[key])] for key in sorted(counts)
+    ]
+    held_out = np.sort(np.concatenate(chosen))
+    return np.delete(np.arange(len(ids)), held_out), held_out
 
 
 def _describe(split: str, parts: Sequence[_Read]) -> str:
@@ -462,12 +511,12 @@ def _shown(texts: Sequence[str]) -> str:
 
 
 def _describe_labels(known: Labels, train: datasets.Dataset, hosts: Hosts) -> list[str]:
-    given = train[LABEL][:]
+    given = _column(train)
     rows = dict(zip(hosts.names, hosts.each(len(train)), strict=True))
     listed = _some([f"{name} {count}" for name, count in rows.items()])
     lines = [f"sharded: training rows of each host: {listed}"] if hosts.sharded else []
     if known.problem == labels.NUMBER:
-        told = hosts.each((min(given), max(given), sum(given)) if given else None)
+        told = hosts.each((given.min(), given.max(), float(given.sum())) if len(given) else None)
         least, most, sums = zip(*filter(None, told), strict=True)
         mean = sum(sums) / sum(rows.values())
         lines.append(f"label: a number from {min(least):g} to {max(most):g}, {mean:.3g} on average")
@@ -480,13 +529,14 @@ def _describe_labels(known: Labels, train: datasets.Dataset, hosts: Hosts) -> li
     return [*lines, f"labels: {len(known.names)}{how}: {sizes}"]
 
 
-def rows_of_classes(known: Labels, given: Sequence[Any]) -> dict[str, int]:
+def rows_of_classes(known: Labels, given: Sequence[Any] | Array) -> dict[str, int]:
     """How many of the encoded labels `given` have each class."""
+    encoded = np.asarray(given)
     if known.problem == labels.SINGLE:
-        counts = Counter(given)
-        return {name: counts[number] for number, name in known.by_id.items()}
-    columns = zip(*given, strict=True) if given else [()] * len(known.names)
-    return {name: int(sum(has)) for name, has in zip(known.names, columns, strict=True)}
+        counts = np.bincount(encoded, minlength=len(known.names))
+    else:
+        counts = encoded.reshape(-1, len(known.names)).sum(axis=0)
+    return dict(zip(known.names, counts.astype(int).tolist(), strict=True))
 
 
 def _some(names: Sequence[str], most: int = 20) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow as pa  # type: ignore[import-untyped]
 from transformers import PreTrainedTokenizerBase
 
 from recipe.data.column_names import PAIR, TEXT, TOKEN_IDS, TYPE_IDS
@@ -17,6 +18,7 @@ from recipe.errors import DataError
 from recipe.tokenization.encoding import encode, encode_pairs
 
 _WORTH_PROCESSES = 10_000
+_AT_ONCE = 10_000
 
 
 def tokenise(
@@ -86,8 +88,12 @@ def key(
     # How it was called last, not what it is.
     parts |= {"truncation": None, "padding": None, "all": tokenizer.get_vocab()}
     digest.update(json.dumps(parts, sort_keys=True).encode())
-    for column in split.column_names:
-        digest.update(json.dumps([column, split[column][:]]).encode())
+    for table in split.with_format("arrow").iter(_AT_ONCE):
+        # A batch may be of several chunks, and a slice of one: as Arrow writes it, it is neither.
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema.remove_metadata()) as stream:
+            stream.write_table(table.replace_schema_metadata().combine_chunks())
+        digest.update(sink.getvalue())
     return digest.hexdigest()[:32]
 
 
