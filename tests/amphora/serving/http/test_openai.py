@@ -276,6 +276,14 @@ def test_boto3_chats_and_reads_a_stream(server: Running) -> None:
     runtime.close()
 
 
+def predictions(server: Running) -> float:
+    """The calls of the model until now."""
+    lines = server.http.get("/metrics").text.splitlines()
+    return next(
+        float(line.split()[1]) for line in lines if line.startswith("amphora_predictions_total")
+    )
+
+
 def test_requests_of_many_kinds_are_answered_together(server: Running) -> None:
     """Merged or not, each gets its own answer."""
     from concurrent.futures import ThreadPoolExecutor
@@ -291,10 +299,12 @@ def test_requests_of_many_kinds_are_answered_together(server: Running) -> None:
             "64 positions",
         ),
     ] * 5
+    before = predictions(server)
     with ThreadPoolExecutor(len(orders)) as threads:
         answers = list(
             threads.map(lambda each: server.http.post(each[0], json=each[1]).text, orders)
         )
+    assert predictions(server) - before < len(orders), "nothing was merged"
     for (path, _, words), answer in zip(orders, answers, strict=True):
         assert words in answer, path
 

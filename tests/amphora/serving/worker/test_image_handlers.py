@@ -253,6 +253,8 @@ def test_features_are_vectors(work: Work) -> None:
     assert np.allclose(array, plain, atol=1e-5)
 
 
+# Its quicker siblings are in http/test_openai.py, whose server has a model of its own.
+@pytest.mark.heavy
 def test_text_is_generated_whole_and_streamed(serve: Serve) -> None:
     server = serve("GPT2LMHeadModel")
     parameters: dict[str, Any] = {"max_new_tokens": 8}
@@ -273,6 +275,7 @@ def test_text_is_generated_whole_and_streamed(serve: Serve) -> None:
     assert server.invoke({"inputs": "a", "parameters": {"max_new_tokens": 99}}).status_code == 400
 
 
+@pytest.mark.heavy
 def test_texts_generated_together_are_those_generated_alone(serve: Serve) -> None:
     server = serve("GPT2LMHeadModel")
     parameters: dict[str, Any] = {"max_new_tokens": 8}

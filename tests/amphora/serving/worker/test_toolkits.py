@@ -191,7 +191,18 @@ def same(one: Any, other: Any) -> bool:
 REFUSED = "refused at start"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+# Every fourth of the large sets in each run, the others in the heavy one.
+CASES = [
+    pytest.param(
+        file,
+        id=file.name,
+        marks=[] if place % 4 == 0 or file.oracle in ("base", "service") else pytest.mark.heavy,
+    )
+    for place, file in enumerate(FILES)
+]
+
+
+@pytest.mark.parametrize("file", CASES)
 def test_a_file_answers_as_in_the_image_it_was_written_for(
     file: File, place: Callable[[File], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
