@@ -109,7 +109,7 @@ class Job:
 
 
 def run(trial: Trial) -> None:
-    """Jobs of 1 and of 2 processes, until there have been enough kills."""
+    """Jobs of 1 to 4 processes, until there have been enough kills."""
     sys.path.insert(0, str(ROOT / "code"))
     import recipe.training.run  # noqa: F401  # before the forks
 
@@ -119,7 +119,7 @@ def run(trial: Trial) -> None:
     references: dict[int, tuple[Job, float]] = {}
     round_ = 0
     while _disturbed(trial) < wanted and trial.has_time():
-        processes = 1 + round_ % 2
+        processes = 1 + round_ % 4
         if processes not in references:
             job = Job(trial.folder / f"whole-{processes}", model, data, processes)
             began = time.monotonic()
@@ -129,6 +129,7 @@ def run(trial: Trial) -> None:
         reference, seconds = references[processes]
         job = Job(trial.folder / f"job-{round_}", model, data, processes)
         _torment(trial, job, seconds, wanted)
+        trial.count(f"trainings by {processes}")
         trial.check(WEIGHTS, job.weights() == reference.weights(), job.base)
         there = {path.name for path in (job.base / "model").iterdir()}
         expected = {path.name for path in (reference.base / "model").iterdir()}

@@ -33,6 +33,8 @@ EMPTY = "no model is left behind that is empty or half a model"
 PROMISES = (ENDS, CAUSE, EMPTY)
 
 BOUND = 90.0
+STALL_SECONDS = 20
+"""A process that is stopped is noticed by this, before a collective's time-out of 25 s."""
 PHASES = ("start", "training", "evaluation", "saving")
 ACTS = ("KILL", "STOP", "raise")
 SCRIPT = """
@@ -62,23 +64,23 @@ if rank == 0:
 
 def run(trial: Trial) -> None:
     """Every phase with every act, on processes of one host and on two hosts."""
-    cases = [(phase, act, rank) for phase in PHASES for act in ACTS for rank in (0, 1)]
+    cases = [(phase, act, number) for phase in PHASES for act in ACTS for number in (1, 2, 3, 4)]
     trial.random.shuffle(cases)
     if trial.short:
         # A stopped process takes the collective's whole time-out to be missed.
         cases = [case for case in cases if case[1] != "STOP"]
     with _network() as spaces:
-        for number, case in enumerate(cases[: 1 if trial.short else None]):
+        for number, (phase, act, processes) in enumerate(cases[: 1 if trial.short else None]):
             if trial.has_time():
-                _processes(trial, number, *case)
+                _processes(trial, number, phase, act, processes)
             if trial.has_time() and spaces:
-                _hosts(trial, number, spaces, *case)
+                _hosts(trial, number, spaces, phase, act, 1 + processes % 2)
 
 
 def _variables(folder: Path, phase: str, act: str, rank: int) -> dict[str, str]:
     return {
         "ORDEAL_FOLDER": str(folder), "ORDEAL_PHASE": phase, "ORDEAL_ACT": act,
-        "ORDEAL_RANK": str(rank),
+        "ORDEAL_RANK": str(rank), "AMPHORA_STALL_SECONDS": str(STALL_SECONDS),
     }  # fmt: skip
 
 
@@ -100,12 +102,14 @@ def _start(base: Path, before: list[str], environ: dict[str, str]) -> subprocess
         )  # fmt: skip
 
 
-def _processes(trial: Trial, number: int, phase: str, act: str, rank: int) -> None:
+def _processes(trial: Trial, number: int, phase: str, act: str, processes: int) -> None:
+    rank = trial.random.randrange(processes)
     base = _prepared(trial.folder / f"processes-{number}")
-    environ = {**_variables(base, phase, act, rank), "AMPHORA_NPROC_PER_NODE": "2"}
+    environ = {**_variables(base, phase, act, rank), "AMPHORA_NPROC_PER_NODE": str(processes)}
     job = _start(base, [], environ)
     _strike(base, act)
-    _judge(trial, f"processes: {phase} {act} rank {rank}", {"": (job, base)}, act)
+    name = f"processes: {phase} {act} rank {rank} of {processes}"
+    _judge(trial, name, {"": (job, base)}, act)
 
 
 def _strike(folder: Path, act: str, victims: list[int] | None = None) -> None:
@@ -143,7 +147,7 @@ def _judge(
     for host, (_, base) in jobs.items():
         said = failure(base)
         first = said.splitlines()[0] if said else ""
-        words = {"raise": "gave up", "KILL": "SIGKILL", "STOP": ""}[act]
+        words = {"raise": "gave up", "KILL": "SIGKILL", "STOP": "Stalled"}[act]
         lost = "failed first" in first and name.startswith("hosts")
         about = words in first or lost or "communication" in said[:1024]
         trial.check(CAUSE, bool(first) and about, f"{name} {host}: {said[:500]}")
@@ -152,8 +156,10 @@ def _judge(
 
 
 def _hosts(
-    trial: Trial, number: int, spaces: dict[str, str], phase: str, act: str, rank: int
+    trial: Trial, number: int, spaces: dict[str, str], phase: str, act: str, processes: int
 ) -> None:
+    victim = trial.random.choice(list(spaces))
+    rank = list(spaces).index(victim) * processes + trial.random.randrange(processes)
     folder = trial.folder / f"hosts-{number}"
     folder.mkdir()
     jobs = {}
@@ -162,9 +168,8 @@ def _hosts(
             "current_host": host, "hosts": list(spaces), "network_interface_name": "eth0",
         }  # fmt: skip
         base = _prepared(folder / host, resourceconfig=resources)
-        environ = {**_variables(folder, phase, act, rank), "AMPHORA_NPROC_PER_NODE": "1"}
+        environ = {**_variables(folder, phase, act, rank), "AMPHORA_NPROC_PER_NODE": str(processes)}
         jobs[host] = (_start(base, ["ip", "netns", "exec", space], environ), base)
-    victim = list(spaces)[rank]
     lost, _ = jobs[victim]
     _await(folder)
     _strike(folder, act, [lost.pid, *descendants(lost.pid)])

@@ -16,64 +16,52 @@ from amphora.contract.job import Paths
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the container's entry point. Returns the exit code."""
-    arguments = _parser().parse_args(argv)
-    logs.configure()
-    logs.remember(logs.secret_values(os.environ))
-    try:
-        return int(arguments.run(arguments))
-    except AmphoraError as error:
-        logging.getLogger("amphora").error("%s", error)
-        return 2
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="amphora",
         description="Train and serve models as Amazon SageMaker asks a container to.",
     )
     parser.add_argument("--version", action="version", version=f"amphora {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     train = commands.add_parser("train", help="run the training job under /opt/ml")
     train.add_argument(
         "--sdk-command",
         metavar="COMMAND",
         help="what SDK v3's ModelTrainer sends in place of the entry point",
     )
-    train.set_defaults(run=_train)
     train.add_argument(
         "--check",
         action="store_true",
         help="look at the job as `amphora doctor` does, train nothing",
     )
-    serve = commands.add_parser("serve", help="serve the model in /opt/ml/model")
-    serve.set_defaults(run=_serve)
+    commands.add_parser("serve", help="serve the model in /opt/ml/model")
     doctor = commands.add_parser("doctor", help="tell whether the training job would run")
     doctor.add_argument("--base-dir", metavar="DIR", help="stands in for /opt/ml")
     doctor.add_argument("--json", action="store_true", help="for machines")
-    doctor.set_defaults(run=_doctor)
-    return parser
+    arguments = parser.parse_args(argv)
+    logs.configure()
+    logs.remember(logs.secret_values(os.environ))
+    try:
+        return run(arguments)
+    except AmphoraError as error:
+        logging.getLogger("amphora").error("%s", error)
+        return 2
 
 
-def _train(arguments: argparse.Namespace) -> int:
-    if arguments.check:
-        return _doctor(argparse.Namespace(base_dir=None, json=False))
+def run(arguments: argparse.Namespace) -> int:
+    """Run a command that was read. Each imports what it needs: a job waits for no server's code."""
+    if arguments.command == "serve":
+        from amphora.serving.http.server import serve
+
+        return serve(Paths.of(os.environ).base, os.environ)
+    if arguments.command == "doctor" or arguments.check:
+        from amphora.training.doctor import doctor
+
+        base_dir = getattr(arguments, "base_dir", None)
+        base = {"SAGEMAKER_BASE_DIR": base_dir} if base_dir else {}
+        return doctor({**os.environ, **base}, getattr(arguments, "json", False))
     from amphora.training.job_runner import train
 
     return train(os.environ, arguments.sdk_command)
-
-
-def _doctor(arguments: argparse.Namespace) -> int:
-    from amphora.training.doctor import doctor
-
-    base = {"SAGEMAKER_BASE_DIR": arguments.base_dir} if arguments.base_dir else {}
-    return doctor({**os.environ, **base}, arguments.json)
-
-
-def _serve(_arguments: argparse.Namespace) -> int:
-    # The server's libraries are no part of a training job's start.
-    from amphora.serving.http.server import serve
-
-    return serve(Paths.of(os.environ).base, os.environ)
 
 
 if __name__ == "__main__":

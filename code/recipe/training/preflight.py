@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -17,7 +16,7 @@ from recipe.errors import RecipeError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading
 from recipe.paths import Places
-from recipe.runtime import device
+from recipe.runtime import device, memory
 from recipe.runtime.distribution import Distribution
 from recipe.tasks import detection
 from recipe.tasks.base import ERROR, OK, WARNING, Finding, Task
@@ -162,7 +161,7 @@ def _memory(
 def _device_memory(processes: int) -> tuple[int, str]:
     if torch.cuda.is_available():
         return torch.cuda.get_device_properties(0).total_memory, "the GPU"
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 // processes, "this host, shared by its processes,"
-    return 0, "an unknown device"
+    there = memory.available()
+    if there is None:
+        return 0, "an unknown device"
+    return there // processes, "this host or its container, shared by its processes,"

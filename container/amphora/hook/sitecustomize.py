@@ -41,6 +41,9 @@ def _record(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     code_dir = os.environ.get("AMPHORA_SCRIPT_DIR", "")
     own = [f for f in frames if code_dir and f.filename.startswith(code_dir + os.sep)]
     last = (own or frames)[-1] if frames else None
+    # Which workers torchrun saw fail: the exception that ends it carries them.
+    failures = getattr(error, "failures", None)
+    failures = failures if isinstance(failures, dict) else {}
     module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
     record = {
         "time": time.time(),
@@ -52,23 +55,15 @@ def _record(kind: type[BaseException], error: BaseException, trace: TracebackTyp
         "message": str(error),
         "frame": last and [last.filename, last.lineno, last.name, last.line],
         "traceback": "".join(traceback.format_exception(kind, error, trace)),
-        "workers": _failed_workers(error),
+        "workers": [
+            {"rank": rank, "pid": f.pid, "exit_code": f.exitcode, "time": f.timestamp}
+            for rank, f in failures.items()
+        ],
     }
     path = os.path.join(_ERROR_DIR, f"{os.getpid()}.json")
     with open(path + ".part", "w", encoding="utf-8", errors="backslashreplace") as file:
         json.dump(record, file)
     os.replace(path + ".part", path)
-
-
-def _failed_workers(error: BaseException) -> list[dict[str, int]]:
-    """Which workers torchrun saw fail: the exception that ends it carries them."""
-    failures = getattr(error, "failures", None)
-    if not isinstance(failures, dict):
-        return []
-    return [
-        {"rank": rank, "pid": f.pid, "exit_code": f.exitcode, "time": f.timestamp}
-        for rank, f in failures.items()
-    ]
 
 
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -85,23 +80,14 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
 def _record_at_exit() -> None:
     """For a script whose own excepthook does not call the one it found (rich, typer)."""
     error = getattr(sys, "last_value", None)
-    if error is not None and not isinstance(error, KeyboardInterrupt) and not _recorded():
+    is_recorded = os.path.exists(os.path.join(_ERROR_DIR, f"{os.getpid()}.json"))
+    if error is not None and not isinstance(error, KeyboardInterrupt) and not is_recorded:
         with_trace = getattr(sys, "last_traceback", None)
         _record(type(error), error, with_trace)
 
 
-def _recorded() -> bool:
-    return os.path.exists(os.path.join(_ERROR_DIR, f"{os.getpid()}.json"))
-
-
 def _is_launcher() -> bool:
     return os.environ.get("AMPHORA_LAUNCHER") == "1" and "RANK" not in os.environ
-
-
-def _restore_secrets() -> None:
-    for index, argument in enumerate(sys.argv):
-        if argument.startswith(_SECRET):
-            sys.argv[index] = os.environ.get(argument[len(_SECRET) :], argument)
 
 
 def _show_progress() -> None:
@@ -140,13 +126,6 @@ def _touch_after_steps(optimizers: types.ModuleType) -> None:
             os.utime(os.environ["AMPHORA_PROGRESS_FILE"])
 
     optimizers.register_optimizer_step_post_hook(touch)
-
-
-def _write_whole_lines() -> None:
-    """To a pipe Python holds lines back; unbuffered, it writes the words of several ranks mixed."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _chain() -> None:
@@ -228,8 +207,14 @@ if _ERROR_DIR:
     sys.excepthook = _hook
     atexit.register(_record_at_exit)
     if hasattr(sys, "argv") and not _is_launcher():
-        _restore_secrets()
-    _write_whole_lines()
+        # A secret hyperparameter stands in the environment only; in argv a mark holds its place.
+        for _index, _argument in enumerate(sys.argv):
+            if _argument.startswith(_SECRET):
+                sys.argv[_index] = os.environ.get(_argument[len(_SECRET) :], _argument)
+    # To a pipe Python holds lines back; unbuffered, it writes the words of several ranks mixed.
+    for _stream in (sys.stdout, sys.stderr):
+        if isinstance(_stream, io.TextIOWrapper):
+            _stream.reconfigure(line_buffering=True, write_through=False)
     _changes: dict[str, Callable[[types.ModuleType], None]] = {"accelerate.state": _join_on_cpu}
     if _MODULES:
         _changes["evaluate.loading"] = _offer_modules

@@ -21,6 +21,7 @@ from amphora.common import devices, logs
 from amphora.common.errors import AmphoraError
 from amphora.contract.job import Job, Paths, read_job
 from amphora.training import entry_point, launch
+from amphora.training.limits import Limits
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 _MARKS = {OK: "ok", WARNING: "warn", ERROR: "ERROR"}
@@ -105,6 +106,7 @@ def _start(job: Job, environ: Mapping[str, str], scratch: Path) -> Iterator[Find
         yield Finding(level=OK, what="device", detail=f"{found.kind}: {found.reason}")
         code = entry_point.locate(job, environ, scratch, scratch / "code")
         plan = launch.plan(job, found, code, scratch, environ)
+        Limits.of(environ, is_recipe=job.entry_point is None)
     except AmphoraError as error:
         yield Finding(level=ERROR, what="start", detail=str(error))
         return

@@ -169,21 +169,36 @@ class Failure:
 
 def describe(ended: Ended, records: Sequence[Record]) -> Failure:
     """What went wrong, secrets masked."""
-    record, tail = _cause(ended, records), _own_words(ended.tail)
+    record = _cause(ended, records)
+    tail = list(itertools.takewhile(lambda line: not _LAUNCHER_LINE.match(line), ended.tail))
     worker = _first_worker(records)
     head: list[str] = []
     if ended.stop_signal is not None:
-        head.append(_stopped(ended))
+        how = (
+            "; the script did not end within its budget and was killed."
+            if ended.out_of_budget
+            else " before the training had ended."
+        )
+        head.append(f"Stopped by {_signal_name(ended.stop_signal)}{how}")
     if record is not None:
-        head += [_headline(record), *_place(record)]
+        head.append(_headline(record))
+        if record.frame:
+            file, line, function, source = record.frame
+            head.append(f"  at {file}:{line} in {function}: {source or ''}".rstrip(": ")[:300])
     elif (printed := _printed_exception(ended, tail)) is not None:
         head.append(_shorten(printed))
     elif ended.stop_signal is None:
         head.append(_status(ended, worker))
         head += [_shorten(line) for line in tail if line.strip()][-3:]
-    hint = _hint("\n".join(head)) if ended.stop_signal is None else None
-    head += [hint] if hint else []
-    head.append(_where(ended, record, worker))
+    if ended.stop_signal is None:
+        said = "\n".join(head)
+        head += [hint for pattern, hint in _HINTS if pattern.search(said)][:1]
+    code = worker["exit_code"] if worker else ended.exit_code
+    rank = record.rank if record else worker and worker["rank"]
+    parts = [f"exit code {code}" if code >= 0 else _signal_name(-code)]
+    parts += [f"rank {rank}"] if rank is not None else []
+    parts += [f"host {record.host}"] if record and record.host else []
+    head.append(f"({', '.join(parts)})")
     rest = [record.traceback] if record else []
     others = [each for each in records if each is not record and not each.is_launcher]
     rest += [f"rank {other.rank}: {_headline(other)}" for other in others]
@@ -229,11 +244,9 @@ def _cause(ended: Ended, records: Sequence[Record]) -> Record | None:
     if own:
         return own[0]
     # A rank that a signal ended left no record: then a lost peer is no cause.
-    return None if _killed_worker(records) else next(iter(candidates), None)
-
-
-def _own_words(tail: Sequence[str]) -> list[str]:
-    return list(itertools.takewhile(lambda line: not _LAUNCHER_LINE.match(line), tail))
+    worker = _first_worker(records)
+    is_killed = worker is not None and worker["exit_code"] < 0
+    return None if is_killed else next(iter(candidates), None)
 
 
 def _first_worker(records: Sequence[Record]) -> dict[str, Any] | None:
@@ -250,11 +263,6 @@ def _first_worker(records: Sequence[Record]) -> dict[str, Any] | None:
     return min(workers, key=order, default=None)
 
 
-def _killed_worker(records: Sequence[Record]) -> bool:
-    worker = _first_worker(records)
-    return worker is not None and worker["exit_code"] < 0
-
-
 def _headline(record: Record) -> str:
     if record.type.endswith("ProcessRaisedException"):
         # mp.spawn's: the rank's traceback is the message, and its last line the exception.
@@ -265,13 +273,6 @@ def _headline(record: Record) -> str:
 def _shorten(text: str) -> str:
     text = text.strip()
     return text if len(text) <= _MESSAGE_CHARS else f"{text[: _MESSAGE_CHARS - 4]} ..."
-
-
-def _place(record: Record) -> list[str]:
-    if not record.frame:
-        return []
-    file, line, function, source = record.frame
-    return [f"  at {file}:{line} in {function}: {source or ''}".rstrip(": ")[:300]]
 
 
 def _status(ended: Ended, worker: dict[str, Any] | None) -> str:
@@ -291,32 +292,12 @@ def _status(ended: Ended, worker: dict[str, Any] | None) -> str:
     return f"The script was ended by {_signal_name(-code)}."
 
 
-def _stopped(ended: Ended) -> str:
-    name = _signal_name(ended.stop_signal or 0)
-    if ended.out_of_budget:
-        return f"Stopped by {name}; the script did not end within its budget and was killed."
-    return f"Stopped by {name} before the training had ended."
-
-
 def _signal_name(number: int) -> str:
     try:
         known = signal.Signals(number)
     except ValueError:
         return f"signal {number}"
     return f"{known.name} ({signal.strsignal(number)})"
-
-
-def _where(ended: Ended, record: Record | None, worker: dict[str, Any] | None) -> str:
-    code = worker["exit_code"] if worker else ended.exit_code
-    rank = record.rank if record else worker and worker["rank"]
-    parts = [f"exit code {code}" if code >= 0 else _signal_name(-code)]
-    parts += [f"rank {rank}"] if rank is not None else []
-    parts += [f"host {record.host}"] if record and record.host else []
-    return f"({', '.join(parts)})"
-
-
-def _hint(text: str) -> str | None:
-    return next((hint for pattern, hint in _HINTS if pattern.search(text)), None)
 
 
 def _printed_exception(ended: Ended, tail: Sequence[str]) -> str | None:

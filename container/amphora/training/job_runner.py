@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,7 +48,11 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
         1 where another host of the job failed.
     """
     paths = Paths.of(environ)
-    with process_tree.Signals.caught() as signals, _scratch() as scratch:
+    with (
+        process_tree.Signals.caught() as signals,
+        tempfile.TemporaryDirectory(prefix="amphora-", ignore_cleanup_errors=True) as folder,
+    ):
+        scratch = Path(folder)
         try:
             with suppress(OSError):  # An earlier run's failure must not stand for this one.
                 paths.failure.unlink()
@@ -60,7 +63,11 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
             with cluster.linked(job.hosts, job.current_host, signals.stopped, limits) as link:
                 return _run(job, environ, limits, scratch, signals, link, sdk_command)
         except process_tree.Interrupted:
-            return _stopped_early(paths, signals)
+            number = signals.stop or signal.SIGTERM
+            text = f"Stopped by {signal.Signals(number).name} before the script had started."
+            log.error("%s", text)
+            _write_failure(paths, f"{text}\n")
+            return 128 + number
         except AmphoraError as error:
             log.error("%s", error)
             _write_failure(paths, f"{type(error).__name__}: {error}\n")
@@ -173,7 +180,13 @@ def _supervised(
             return ended, ""
         if ended.exit_code != 0:
             records = failure.read_records(scratch / "errors")
-            raise _not_compiled(failure.describe(ended, records))
+            failed = failure.describe(ended, records)
+            log.error("%s", failed.rest)
+            raise CodeError(
+                f"Compiling the graphs ahead of training failed: {failed.head}",
+                f"Mend that, or leave {neuron.PARALLEL_COMPILE} out: then training compiles what it"
+                " needs.",
+            )
     if not limits.stall_seconds:
         return run(started.argv, started.environ, is_launcher=started.is_launcher), ""
     if started.reaches or started.lends:
@@ -201,22 +214,6 @@ def _supervised(
         return ended, stacks
 
 
-def _not_compiled(failed: failure.Failure) -> CodeError:
-    log.error("%s", failed.rest)
-    return CodeError(
-        f"Compiling the graphs ahead of training failed: {failed.head}",
-        f"Mend that, or leave {neuron.PARALLEL_COMPILE} out: then training compiles what it needs.",
-    )
-
-
-def _stopped_early(paths: Paths, signals: process_tree.Signals) -> int:
-    number = signals.stop or signal.SIGTERM
-    text = f"Stopped by {signal.Signals(number).name} before the script had started."
-    log.error("%s", text)
-    _write_failure(paths, f"{text}\n")
-    return 128 + number
-
-
 def _prepared(
     job: Job,
     environ: Mapping[str, str],
@@ -235,9 +232,18 @@ def _prepared(
         log.info("%s", note)
     log.info("hyperparameters: %s", ", ".join(sorted(job.hyperparameters)) or "none")
     for folder in (job.paths.model, job.paths.output_data):
-        _make_folder(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"The folder {folder} cannot be made: {error}.",
+                "Mount a folder there that this user may write to.",
+            ) from error
     if start.plan.cache is not None:
-        _make_cache(start.plan.cache)
+        try:
+            start.plan.cache.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            log.warning("compiled programs cannot be kept in %s: %s", start.plan.cache, error)
     for what, argv in start.installs:
         _install(what, argv, start.root, environ, signals)
     log.info("starting %s", start.what)
@@ -260,23 +266,6 @@ def _script_mode(
         root=code.root,
         installs=tuple((what, [*pip, *arguments]) for what, arguments in steps),
     )
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"The folder {folder} cannot be made: {error}.",
-            "Mount a folder there that this user may write to.",
-        ) from error
-
-
-def _make_cache(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        log.warning("compiled programs cannot be kept in %s: %s", folder, error)
 
 
 def _install(
@@ -329,15 +318,6 @@ def _with_another(failed: failure.Failure, other: Word) -> failure.Failure:
     if failure.is_consequence(other.reason) and failed.raised and not failed.is_consequence:
         return replace(failed, rest=f"{theirs}\n\n{failed.rest}")
     return replace(failed, head=theirs, rest=f"On this host: {failed.head}\n\n{failed.rest}")
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="amphora-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_failure(paths: Paths, text: str) -> None:

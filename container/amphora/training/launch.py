@@ -86,7 +86,14 @@ def plan(
     dropped = too_long(variables)
     notes = [f"{name} is left out: Linux passes on at most 128 KiB a variable" for name in dropped]
     variables = {name: value for name, value in variables.items() if name not in dropped}
-    variables |= _hook(source, error_dir, environ, world)
+    folders = [str(HOOK_DIR), str(source.root), environ.get("PYTHONPATH", "")]
+    variables |= {
+        "AMPHORA_EVALUATE_MODULES": str(evaluate_modules(environ) or ""),
+        "PYTHONPATH": ":".join(filter(None, folders)),
+        "AMPHORA_ERROR_DIR": str(error_dir),
+        "AMPHORA_SCRIPT_DIR": str(source.root),
+        "AMPHORA_LAUNCHER": "1" if world.launcher == "torchrun" else "",
+    }
     found = neuron.setup(job, environ) if devices.kind == "neuron" else None
     of_neuron = found.defaults if found else {}
     complete = {**_defaults(job, devices, world), **of_neuron, **environ, **variables}
@@ -136,7 +143,8 @@ def world_of(job: Job, devices: Devices, source: Source, environ: Mapping[str, s
     asked = [key for key in (mpi.KEY, *TORCH_KEYS) if job.wants(key)]
     inside = bool(asked) and job.current_host in distribution_hosts(job)
     if asked and not inside:
-        return _alone(job, f"this host is in no instance group of {asked[0]}: it runs alone")
+        note = f"this host is in no instance group of {asked[0]}: it runs alone"
+        return World(launcher="", hosts=(job.current_host,), processes=1, notes=(note,))
     hosts = tuple(distribution_hosts(job)) if inside or job.entry_point is None else ()
     hosts = hosts or (tuple(job.hosts) if job.entry_point is None else (job.current_host,))
     if inside and source.kind is Kind.COMMAND and mpi.KEY not in asked:
@@ -179,10 +187,6 @@ def processes_per_host(job: Job, devices: Devices, environ: Mapping[str, str]) -
     return 1, "there is no accelerator"
 
 
-def _alone(job: Job, note: str) -> World:
-    return World(launcher="", hosts=(job.current_host,), processes=1, notes=(note,))
-
-
 def _command(
     job: Job,
     source: Source,
@@ -195,9 +199,20 @@ def _command(
         interface = job.network_interface if job.network_interface in devices.interfaces else None
         argv = mpi.mpirun(job, world.hosts, world.processes, variables, environ, interface)
         return (*argv, *_program(source))
-    if world.launcher == "torchrun":
-        return (sys.executable, *_torchrun(job, world), *source.command)
-    return _program(source)
+    if world.launcher != "torchrun":
+        return _program(source)
+    torchrun = ["-m", "torch.distributed.run", f"--nproc_per_node={world.processes}"]
+    if len(world.hosts) == 1:
+        # A free port of its own, so that two jobs on one machine do not meet.
+        torchrun += ["--nnodes=1", "--standalone"]
+    else:
+        torchrun += [
+            f"--nnodes={len(world.hosts)}",
+            f"--node_rank={world.hosts.index(job.current_host)}",
+            f"--master_addr={world.hosts[0]}",
+            f"--master_port={MASTER_PORT}",
+        ]
+    return (sys.executable, *torchrun, *source.command)
 
 
 def _program(source: Source) -> tuple[str, ...]:
@@ -205,31 +220,13 @@ def _program(source: Source) -> tuple[str, ...]:
     return (*python, *source.command)
 
 
-def _torchrun(job: Job, world: World) -> list[str]:
-    argv = ["-m", "torch.distributed.run", f"--nproc_per_node={world.processes}"]
-    if len(world.hosts) == 1:
-        # A free port of its own, so that two jobs on one machine do not meet.
-        return [*argv, "--nnodes=1", "--standalone"]
-    return [
-        *argv,
-        f"--nnodes={len(world.hosts)}",
-        f"--node_rank={world.hosts.index(job.current_host)}",
-        f"--master_addr={world.hosts[0]}",
-        f"--master_port={MASTER_PORT}",
-    ]
-
-
 def arguments(job: Job) -> list[str]:
     """The hyperparameters as argv; a secret's place is taken by a mark that the hook resolves."""
-    shown = {
-        name: f"{SECRET_PREFIX}SM_HP_{plain(name).upper()}" if _is_secret(name, value) else value
-        for name, value in job.arguments.items()
-    }
+    shown = dict(job.arguments)
+    for name, value in job.arguments.items():
+        if isinstance(value, str) and value and is_secret_name(name):
+            shown[name] = f"{SECRET_PREFIX}SM_HP_{plain(name).upper()}"
     return to_arguments(shown)
-
-
-def _is_secret(name: str, value: object) -> bool:
-    return isinstance(value, str) and bool(value) and is_secret_name(name)
 
 
 def _defaults(job: Job, devices: Devices, world: World) -> dict[str, str]:
@@ -249,16 +246,3 @@ def _defaults(job: Job, devices: Devices, world: World) -> dict[str, str]:
         defaults |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
         defaults |= neuron.EFA_DEFAULTS if devices.kind == "neuron" else {}
     return defaults
-
-
-def _hook(
-    source: Source, error_dir: Path, environ: Mapping[str, str], world: World
-) -> dict[str, str]:
-    folders = [str(HOOK_DIR), str(source.root), environ.get("PYTHONPATH", "")]
-    return {
-        "AMPHORA_EVALUATE_MODULES": str(evaluate_modules(environ) or ""),
-        "PYTHONPATH": ":".join(filter(None, folders)),
-        "AMPHORA_ERROR_DIR": str(error_dir),
-        "AMPHORA_SCRIPT_DIR": str(source.root),
-        "AMPHORA_LAUNCHER": "1" if world.launcher == "torchrun" else "",
-    }

@@ -58,7 +58,10 @@ def mpirun(
         if interface is not None:
             for layer in ("btl_tcp_if_include", "oob_tcp_if_include"):
                 argv += ["-mca", layer, interface]
-    argv += _options(job)
+    try:
+        argv += shlex.split(str(job.sagemaker.get(OPTIONS_KEY) or ""))
+    except ValueError as error:
+        raise ConfigError(f"{OPTIONS_KEY} cannot be read: {error}.", "Close the quotes.") from error
     for name in sorted({*names, *(name for name in _PASSED_ON if name in environ)}):
         argv += ["-x", name]
     return argv
@@ -86,10 +89,3 @@ def _missing(program: str, name: str) -> ConfigError:
         f"{KEY} is on, but there is no {program} in this image.",
         f"Use torch_distributed, or install {name} in an image built on this one.",
     )
-
-
-def _options(job: Job) -> list[str]:
-    try:
-        return shlex.split(str(job.sagemaker.get(OPTIONS_KEY) or ""))
-    except ValueError as error:
-        raise ConfigError(f"{OPTIONS_KEY} cannot be read: {error}.", "Close the quotes.") from error

@@ -41,6 +41,8 @@ _WAITING = re.compile(
     r"/torch/distributed/(?!elastic/|run\.py)|/torch_xla/|/torch/autograd/graph\.py"
 )
 
+_UNKNOWN = "an unknown place: it answers no signal (stopped, or in a call of the kernel's)"
+
 
 @dataclass
 class _Rank:
@@ -199,7 +201,7 @@ class Watch:
         own = [frame for frame in rest if frame["file"].startswith(self._script_dir + os.sep)]
         frame = next(iter(own or rest), None)
         call = {"_engine_run_backward": "the backward pass"}.get(call, call)
-        where = "{function} at {file}:{line}".format(**frame) if frame else "no Python code"
+        where = "{function} at {file}:{line}".format(**frame) if frame else _UNKNOWN
         return Place(int(rank.rank or 0), self._host, call, where)
 
 

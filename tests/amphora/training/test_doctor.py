@@ -56,6 +56,14 @@ def test_a_job_that_would_run(tree: Tree) -> None:
     assert not (tree.base / "model").exists() and not (tree.base / "output").exists()
 
 
+def test_bounds_that_cannot_be_meant(scripted: Tree) -> None:
+    scripted.script("")
+    code, found = doctor(scripted, AMPHORA_MAX_RESTARTS="often", AMPHORA_STALL_SECONDS="-1")
+    assert code == 1
+    for part in ("AMPHORA_MAX_RESTARTS is 'often'", "AMPHORA_STALL_SECONDS is '-1'"):
+        assert part in found["start"][0]["detail"] + found["start"][-1]["detail"]
+
+
 @pytest.mark.parametrize(
     ("hyperparameters", "what", "says"),
     [

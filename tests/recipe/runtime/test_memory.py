@@ -1,0 +1,39 @@
+"""Memory that may be used, below a container's limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recipe.runtime import memory
+
+GB = 1000**3
+
+
+def host(folder: Path) -> Path:
+    file = folder / "meminfo"
+    file.write_text(f"MemTotal: {64 * GB // 1024} kB\nMemAvailable: {32 * GB // 1024} kB\n")
+    return file
+
+
+def test_without_a_limit_the_host_decides(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.available(host(tmp_path), tmp_path) == 32 * GB
+
+
+def test_a_containers_limit_counts_its_cache_as_free(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text(f"{8 * GB}\n")
+    (tmp_path / "memory.current").write_text(f"{5 * GB}\n")
+    (tmp_path / "memory.stat").write_text(f"anon {3 * GB}\ninactive_file {2 * GB}\n")
+    assert memory.available(host(tmp_path), tmp_path) == 5 * GB
+
+
+def test_control_groups_of_version_1(tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{4 * GB}\n")
+    (tmp_path / "memory" / "memory.usage_in_bytes").write_text(f"{1 * GB}\n")
+    (tmp_path / "memory" / "memory.stat").write_text("total_inactive_file 0\n")
+    assert memory.available(host(tmp_path), tmp_path) == 3 * GB
+
+
+def test_nothing_to_read(tmp_path: Path) -> None:
+    assert memory.available(tmp_path / "none", tmp_path) is None
