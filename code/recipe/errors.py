@@ -67,6 +67,10 @@ class DistributedError(RecipeError):
     """The processes of this job do not form the world that their launcher announced."""
 
 
+class LibraryError(RecipeError):
+    """An installed library lacks what the recipe relies on."""
+
+
 class CheckpointError(RecipeError):
     """A checkpoint cannot be written, read, or resumed from."""
 

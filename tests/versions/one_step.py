@@ -1,4 +1,4 @@
-"""What must work under any transformers: imports, a model, a training of one step, a prediction.
+"""What must work under any transformers: imports, a model, a training, a resume, a prediction.
 
 python one_step.py FOLDER      prints what came of it as a JSON line
 """
@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import pkgutil
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,13 +50,14 @@ def make_model(folder: Path) -> None:
     BertModel(config).save_pretrained(folder)
 
 
-def train(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """code/train.py, for one step."""
+def train(model: Path, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """code/train.py in `folder`, from `model`; five steps make an epoch."""
     rows = [{"text": f"the film was {word}", "label": word} for word in ("good", "bad")] * 10
-    (folder / "in").mkdir(exist_ok=True)
+    (folder / "in").mkdir(parents=True, exist_ok=True)
     (folder / "in" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    given = {"SAGEMAKER_BASE_DIR": str(folder), "SM_CHANNEL_TRAIN": str(folder / "in")}
-    argv = ["--model_id", str(folder / "start"), "--max_steps", "1", "--batch_size", "4", *more]
+    channels = {f"SM_CHANNEL_{name}": str(folder / "in") for name in ("TRAIN", "VALIDATION")}
+    given = {"SAGEMAKER_BASE_DIR": str(folder), **channels}
+    argv = ["--model_id", str(model), "--batch_size", "4", *more]
     return subprocess.run(
         [sys.executable, str(CODE / "train.py"), *argv],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "USE_TORCH_XLA": "0", **given},
@@ -64,12 +66,31 @@ def train(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def resumed(start: Path, folder: Path) -> dict[str, Any]:
+    """Whether a training that goes on from step 5 of 10 ends as one that was not interrupted.
+
+    The checkpoint is that of the end of an epoch, without the evaluation that the other asks for.
+    """
+    whole, cut = folder / "whole", folder / "cut"
+    steps = ["--epochs", "2", "--save_strategy", "steps", "--save_steps", "5"]
+    steps += ["--save_total_limit", "9"]
+    done = train(start, whole, *steps, "--eval_strategy", "no")
+    assert done.returncode == 0, done.stderr
+    shutil.copytree(whole / "checkpoints/checkpoint-5", cut / "checkpoints/checkpoint-5")
+    rest = train(start, cut, *steps)
+    assert rest.returncode == 0, rest.stderr
+    weights = [(each / "model/model.safetensors").read_bytes() for each in (whole, cut)]
+    return {"same": weights[0] == weights[1], "rest": rest.stdout}
+
+
 def main(folder: Path) -> None:
     import transformers
 
     inference = import_all()
     make_model(folder / "start")
-    wrong, trained = train(folder, "--learning_rat", "1"), train(folder)
+    start = folder / "start"
+    wrong = train(start, folder, "--learning_rat", "1")
+    trained = train(start, folder, "--max_steps", "1")
     assert trained.returncode == 0, trained.stderr
     model = inference.model_fn(str(folder / "model"))
     request = inference.input_fn(b'{"inputs": "the film was good"}', "application/json")
@@ -80,6 +101,8 @@ def main(folder: Path) -> None:
         "said": trained.stdout,
         "answer": json.loads(answer),
         "kind": kind,
+        "missing": list(importlib.import_module("recipe.compat.parts").missing()),
+        **resumed(start, folder),
     }
     print(json.dumps(found))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def test_the_versions_of_the_xla_image_are_its_locks() -> None:
 
 @pytest.mark.versions
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.stem)
-def test_imports_arguments_a_step_and_a_prediction(version: Path, tmp_path: Path) -> None:
+def test_imports_arguments_a_step_a_resume_and_a_prediction(version: Path, tmp_path: Path) -> None:
     python = ROOT / "build" / "versions" / version.stem / "bin" / "python"
     done = subprocess.run(
         [python, HERE / "one_step.py", tmp_path], capture_output=True, text=True, timeout=240
@@ -39,3 +40,7 @@ def test_imports_arguments_a_step_and_a_prediction(version: Path, tmp_path: Path
     assert found["kind"] == "application/json"
     (answer,) = found["answer"]
     assert answer["label"] in ("good", "bad") and 0.5 <= answer["score"] <= 1
+    assert found["missing"] == []
+    assert found["same"], "a resumed training ends with other weights"
+    assert "checkpoint-5" in found["rest"] and "metric step=4 " not in found["rest"]
+    assert re.search(r"metric step=5 epoch=1 eval_loss=", found["rest"]), "the due evaluation"

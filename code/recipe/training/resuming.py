@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch.nn import Module
-from transformers import TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import SaveStrategy, TrainOutput
 
 from recipe.console import say
@@ -50,7 +50,7 @@ class Resumable(XlaTrainer):
         self.before = TrainerState()
         """What training had reached when it was resumed."""
         self._aside: Path | None = None
-        self._resumed = False
+        self.add_callback(_DueEvaluation(self))
 
     @property
     def _folder(self) -> Path:
@@ -68,13 +68,18 @@ class Resumable(XlaTrainer):
         if found is not None:
             say(f"resuming from {found.path}")
             self.before = TrainerState.load_from_json(str(found.path / _STATE))
-            self._resumed = True
         if found is not None and found.finished and not self.is_fsdp_enabled:
             self._take_over(found)
             return {}
-        trained: TrainOutput = super().train(
-            resume_from_checkpoint=None if found is None else str(found.path)
-        )
+        try:
+            trained: TrainOutput = super().train(
+                resume_from_checkpoint=None if found is None else str(found.path)
+            )
+        except _StoppedEarly:
+            self.is_in_train = False
+            if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
+                self._load_best_model()
+            return {}
         if self._interruptions.cut_short:
             self._leave()
         return trained.metrics
@@ -102,12 +107,18 @@ class Resumable(XlaTrainer):
             self._leave()
             raise
 
-    def _run_epoch(self, *args: Any, **options: Any) -> None:
-        """An epoch; before it the evaluation that a checkpoint was saved too early for."""
-        if self._resumed and evaluation_is_due(self.args, self.state):
-            self._determine_best_metric(self.evaluate(), None)
-        self._resumed = False
-        super()._run_epoch(*args, **options)  # type: ignore[no-untyped-call]
+    def evaluate_what_is_due(self) -> None:
+        """Make the evaluation that the checkpoint was saved too early for, if there is one.
+
+        Called before the first step. If that evaluation ends training, as an early stop does, no
+        step may follow: the undisturbed training made none.
+        """
+        if not evaluation_is_due(self.args, self.state):
+            return
+        self._determine_best_metric(self.evaluate(), None)
+        if self.control.should_training_stop:
+            self._save_checkpoint(self.model_wrapped, None)
+            raise _StoppedEarly
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._aside or self._folder)
@@ -185,6 +196,23 @@ class Resumable(XlaTrainer):
             self._name_the_best()
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
+
+
+class _StoppedEarly(Exception):
+    """The evaluation before the first step ended training."""
+
+
+class _DueEvaluation(TrainerCallback):
+    """Has a resumed training make up for the evaluation that a stop came before."""
+
+    def __init__(self, trainer: Resumable) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The weights and the state are loaded, and no random number of the next step is drawn."""
+        self._trainer.evaluate_what_is_due()
 
 
 def _bytes_of_a_checkpoint(model: Any) -> int:

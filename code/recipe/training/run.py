@@ -27,7 +27,7 @@ from transformers import (
 
 from recipe import task_table
 from recipe.batching.samples import Samples
-from recipe.compat import quieten
+from recipe.compat import parts, quieten
 from recipe.console import has_terminal, is_first_process, say
 from recipe.data import shards
 from recipe.errors import DistributedError, HyperparameterError
@@ -66,6 +66,7 @@ def run(
         RecipeError: something the user can mend; the model folder is left as it was.
     """
     watch = Stopwatch()
+    parts.check()
     is_trial = graph_extraction.is_on(environ)
     if is_trial:
         hyperparameters = graph_extraction.without_saving(hyperparameters)

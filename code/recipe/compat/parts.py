@@ -1,0 +1,163 @@
+"""What the recipe takes from transformers, accelerate and torch that is no part of their interface.
+
+It overrides some methods of the Trainer and reads some attributes whose names begin with an
+underscore. A library may drop one with any release, and an override of a method that is gone is
+never called: so each is listed here, with what it is for, and looked for at the start of a training
+(`check`). A test holds this list to the code, and `make test-versions` to each supported version.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import transformers
+
+from recipe.errors import LibraryError
+
+TRAINER = "transformers.trainer:Trainer"
+BOTH, OLDER, NEWER = (4, 5), (4,), (5,)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A method, an attribute or a function of a library."""
+
+    owner: str
+    """`module`, or `module:Class`."""
+    name: str
+    why: str
+    """What the recipe does with it."""
+    parameters: tuple[str, ...] | None = None
+    """What a function must take, by these names and in this order; None for what is no function."""
+    majors: tuple[int, ...] = BOTH
+    """Versions of transformers that must have it, by their first number."""
+    inside: bool = False
+    """Whether instances have it, and the class only code that sets or reads it."""
+
+
+PARTS = (
+    # The Trainer's methods that are overridden or called.
+    Part(TRAINER, "_save_checkpoint", "writes whole checkpoints", ("self", "model", "trial")),
+    Part(TRAINER, "_get_output_dir", "writes checkpoints aside first", ("self", "trial")),
+    Part(TRAINER, "_save_rng_state", "one process writes all of them", ("self", "output_dir")),
+    Part(
+        TRAINER,
+        "_load_from_checkpoint",
+        "loads the weights of a finished training",
+        ("self", "resume_from_checkpoint", "model"),
+    ),
+    Part(TRAINER, "_load_best_model", "loads them after a finished training", ("self",)),
+    Part(
+        TRAINER,
+        "_determine_best_metric",
+        "counts an evaluation that a stop came before",
+        ("self", "metrics", "trial"),
+    ),
+    Part(
+        TRAINER,
+        "_save_optimizer_and_scheduler",
+        "torch-xla: saves from the CPU",
+        ("self", "output_dir"),
+    ),
+    Part(
+        TRAINER,
+        "_load_optimizer_and_scheduler",
+        "torch-xla: keeps step numbers on the CPU",
+        ("self", "checkpoint"),
+    ),
+    Part(TRAINER, "_save", "torch-xla: saves from the CPU", ("self", "output_dir", "state_dict")),
+    Part(TRAINER, "_save_tpu", "torch-xla: saves from the CPU", ("self", "output_dir"), OLDER),
+    Part(
+        TRAINER, "_nested_gather", "torch-xla: means of losses", ("self", "tensors", "name"), OLDER
+    ),
+    Part(
+        TRAINER,
+        "_wrap_model",
+        "DDP without a copy of the gradients",
+        ("self", "model", "training", "dataloader"),
+    ),
+    Part(TRAINER, "_prepare_inputs", "brings a batch to the device", ("self", "inputs")),
+    # What it sets or reads, and training relies on.
+    Part(TRAINER, "current_gradient_accumulation_steps", "scales the loss", inside=True),
+    # Of 5.13 or so: older ones always divide a loss, which is seen to where it is not there.
+    Part(TRAINER, "loss_is_scaled_for_ga", "the loss is a mean over the step", majors=()),
+    Part(TRAINER, "model_accepts_loss_kwargs", "no count of labels on each step", inside=True),
+    Part(TRAINER, "is_fsdp_enabled", "sharding on a CPU", inside=True),
+    Part("transformers.trainer", "skip_first_batches", "torch-xla: the position in an epoch"),
+    Part("transformers.training_args:TrainingArguments", "fsdp_plugin_args", "sharding on a CPU",
+         None, NEWER, inside=True),
+    # transformers' models and pipelines.
+    Part("transformers:PreTrainedModel", "_no_split_modules", "the blocks to shard"),
+    Part("transformers:PreTrainedConfig", "_attn_implementation", "the masks of packed batches",
+         None, NEWER),
+    Part("transformers:PretrainedConfig", "_attn_implementation", "the masks of packed batches"),
+    Part("transformers:AutoModel", "_model_mapping", "serving: the tasks that a model is made for"),
+    Part("transformers:Pipeline", "_sanitize_parameters", "serving: a request's parameters",
+         ("self",)),
+    Part("transformers.masking_utils", "eager_mask", "masks of the attention for CPUs",
+         ("batch_size",)),
+    # accelerate and torch.
+    Part("accelerate.state:PartialState", "_shared_state", "sharding on a CPU"),
+    Part("accelerate.utils:FullyShardedDataParallelPlugin", "set_mixed_precision",
+         "sharding on a CPU", ("self", "mixed_precision")),
+    Part("accelerate:Accelerator", "_models", "whether a model is prepared", inside=True),
+    Part("accelerate:Accelerator", "ddp_handler", "DDP without a copy of the gradients",
+         inside=True),
+    Part("torch.nn:Module", "_parameters", "whole weights in the place of shards", inside=True),
+)  # fmt: skip
+"""All of them."""
+
+
+def check() -> None:
+    """See that the installed libraries have every part.
+
+    Raises:
+        LibraryError: names those that are missing or take other arguments.
+    """
+    if wrong := list(missing()):
+        raise LibraryError(
+            f"transformers {transformers.__version__} and what it came with lack parts that "
+            f"training relies on: {'; '.join(wrong)}.",
+            "Install versions that this recipe is tested with (docs/ARCHITECTURE.md).",
+        )
+
+
+def missing() -> Iterator[str]:
+    """A description of each part that is not there, or not as it is needed."""
+    major = int(transformers.__version__.partition(".")[0])
+    for part in PARTS:
+        if major in part.majors and (what := _lack(part)):
+            yield f"{part.owner.replace(':', '.')}.{part.name} {what} ({part.why})"
+
+
+def _lack(part: Part) -> str:
+    module, _, name = part.owner.partition(":")
+    owner: Any = importlib.import_module(module)
+    if name:
+        owner = getattr(owner, name, None)
+    found = inspect.getattr_static(owner, part.name, None)
+    if found is None and not (part.inside and _mentions(owner, part.name)):
+        # A class may have it for its metaclass, a module by __getattr__, an annotation alone.
+        if not hasattr(owner, part.name) and part.name not in getattr(owner, "__annotations__", {}):
+            return "is missing"
+    if part.parameters is None:
+        return ""
+    takes = tuple(inspect.signature(getattr(owner, part.name)).parameters)
+    if takes[: len(part.parameters)] == part.parameters:
+        return ""
+    return f"takes ({', '.join(takes)}), where ({', '.join(part.parameters)}) are given"
+
+
+def _mentions(owner: Any, name: str) -> bool:
+    """Whether code of the class sets or reads an attribute of that name."""
+    return any(
+        name in function.__code__.co_names
+        for each in owner.__mro__
+        for function in vars(each).values()
+        if isinstance(function, FunctionType)
+    )
