@@ -161,17 +161,24 @@ class Training:
 
     samples: Samples
     size: int
-    """Samples in a batch of one process."""
+    """Samples in a batch of one process, at most."""
     accumulation: int = 1
+    at_once: int | None = None
+    """Samples in a step of all processes; None for as many as their batches have room for."""
     seed: int = 0
     world: World = World()
+
+    @property
+    def samples_of_a_step(self) -> int:
+        """Over all processes and accumulated batches; the last step of an epoch may have fewer."""
+        return self.at_once or self.size * self.world.processes * self.accumulation
 
     def steps(self) -> int:
         """Optimizer steps of an epoch: as many as the host with most rows for each of its
         processes needs."""
         shards = self.samples.shards
         if shards is None:
-            return -(-len(self.samples) // (self.size * self.world.processes * self.accumulation))
+            return -(-len(self.samples) // self.samples_of_a_step)
         return max(
             -(-len(shards.rows(host)) // (self.size * len(shards.ranks(host)) * self.accumulation))
             for host in range(shards.hosts)
@@ -185,7 +192,7 @@ class Training:
         """
         lengths, shards = self.samples.lengths, self.samples.shards
         if shards is None:
-            size = self.size * self.world.processes * self.accumulation
+            size = self.samples_of_a_step
             of_hosts = [packing.steps(lengths, size, self.seed, epoch, balanced)]
             return Epoch(self, self.samples.in_epoch(self.seed, epoch), of_hosts, balanced)
         of_hosts = []

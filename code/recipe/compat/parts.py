@@ -43,35 +43,27 @@ class Part:
 PARTS = (
     # The Trainer's methods that are overridden or called.
     Part(TRAINER, "_save_checkpoint", "writes whole checkpoints", ("self", "model", "trial")),
-    Part(TRAINER, "_get_output_dir", "writes checkpoints aside first", ("self", "trial")),
     Part(TRAINER, "_save_rng_state", "one process writes all of them", ("self", "output_dir")),
+    Part(TRAINER, "_load_rng_state", "draws anew on other processes", ("self", "checkpoint")),
     Part(
         TRAINER,
         "_load_from_checkpoint",
-        "loads the weights of a finished training",
+        "loads weights by their names",
         ("self", "resume_from_checkpoint", "model"),
     ),
-    Part(TRAINER, "_load_best_model", "loads them after a finished training", ("self",)),
+    Part(TRAINER, "_load_best_model", "the first process sends them", ("self",)),
+    Part(
+        TRAINER,
+        "_load_optimizer_and_scheduler",
+        "loads moments for any number of processes",
+        ("self", "checkpoint"),
+    ),
     Part(
         TRAINER,
         "_determine_best_metric",
         "counts an evaluation that a stop came before",
         ("self", "metrics", "trial"),
     ),
-    Part(
-        TRAINER,
-        "_save_optimizer_and_scheduler",
-        "torch-xla: saves from the CPU",
-        ("self", "output_dir"),
-    ),
-    Part(
-        TRAINER,
-        "_load_optimizer_and_scheduler",
-        "torch-xla: keeps step numbers on the CPU",
-        ("self", "checkpoint"),
-    ),
-    Part(TRAINER, "_save", "torch-xla: saves from the CPU", ("self", "output_dir", "state_dict")),
-    Part(TRAINER, "_save_tpu", "torch-xla: saves from the CPU", ("self", "output_dir"), OLDER),
     Part(
         TRAINER, "_nested_gather", "torch-xla: means of losses", ("self", "tensors", "name"), OLDER
     ),
@@ -141,10 +133,13 @@ def _lack(part: Part) -> str:
     if name:
         owner = getattr(owner, name, None)
     found = inspect.getattr_static(owner, part.name, None)
-    if found is None and not (part.inside and _mentions(owner, part.name)):
-        # A class may have it for its metaclass, a module by __getattr__, an annotation alone.
-        if not hasattr(owner, part.name) and part.name not in getattr(owner, "__annotations__", {}):
-            return "is missing"
+    if found is None and not (
+        (part.inside and _mentions(owner, part.name))
+        # A class may have it from its metaclass, a module from __getattr__, or as an annotation.
+        or hasattr(owner, part.name)
+        or part.name in getattr(owner, "__annotations__", {})
+    ):
+        return "is missing"
     if part.parameters is None:
         return ""
     takes = tuple(inspect.signature(getattr(owner, part.name)).parameters)

@@ -17,11 +17,11 @@ from accelerate.utils import (  # type: ignore[import-untyped]
     DistributedType,
     FullyShardedDataParallelPlugin,
 )
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import PreTrainedModel, Trainer
 
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
+from recipe.runtime import sharded
 from recipe.runtime.device import Device, kind_of
 
 _SMDDP = "sagemaker_distributed_dataparallel_enabled"
@@ -159,7 +159,6 @@ def shard(trainer: Trainer) -> None:
         # Every AcceleratorState that is made later copies this into the one that all share.
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP
         trainer.is_fsdp_enabled = True
-        trainer.accelerator.get_state_dict = _gather
     plugin = state.fsdp_plugin
     if plugin.mixed_precision_policy is not None:
         # accelerate has all of it in bfloat16: what blocks and models answer, the sums of losses
@@ -169,16 +168,6 @@ def shard(trainer: Trainer) -> None:
         )
     model = trainer.accelerator.unwrap_model(trainer.model)
     plugin.transformer_cls_names_to_wrap = plugin.transformer_cls_names_to_wrap or _blocks(model)
-
-
-def _gather(model: PreTrainedModel, unwrap: bool = True) -> dict[str, torch.Tensor]:
-    """The whole weights on every process.
-
-    On a CPU, accelerate's own answer holds results of collectives that have no storage to save.
-    """
-    options = StateDictOptions(full_state_dict=True)
-    gathered: dict[str, Any] = get_model_state_dict(model, options=options)
-    return {name: weight.clone() for name, weight in gathered.items()}
 
 
 def _blocks(model: PreTrainedModel) -> list[str]:
@@ -195,5 +184,6 @@ def whole_weights(trainer: Trainer) -> dict[str, Any] | None:
     """
     if not trainer.is_fsdp_enabled:
         return None
-    weights: dict[str, Any] = trainer.accelerator.get_state_dict(trainer.model)
+    model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+    weights: dict[str, Any] = sharded.on_host(model.state_dict(), trainer.is_world_process_zero())
     return weights

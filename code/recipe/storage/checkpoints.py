@@ -23,6 +23,10 @@ from recipe.storage import atomic, checksums
 MANIFEST = "manifest.json"
 FINGERPRINTS = ("data", "model")
 """What a job is told by in a digest, which says nothing to a reader."""
+VERSION = 2
+"""Of what is in a checkpoint, and how."""
+SAMPLES, CUT = "samples in a step", "cut"
+"""What must stay, and how it was cut into batches for the processes, which may change."""
 _NAME = re.compile(r"checkpoint-(\d+)")
 _ASIDE, _REPLACED = ".writing-", ".replaced-"
 # What taking a manifest apart raises that is no JSON, or other JSON.
@@ -162,9 +166,9 @@ def check_same(found: Checkpoint, job: Mapping[str, Any]) -> None:
     """
     was = found.job
     # What is not its default has an entry: one that is only in the checkpoint has changed, too.
-    differing = [key for key in {**job, **was} if was.get(key) != job.get(key)]
-    if differing:
-        listed = "; ".join(_change(key, was.get(key), job.get(key)) for key in differing)
+    keys = [key for key in {**job, **was} if key != CUT and was.get(key) != job.get(key)]
+    if keys:
+        listed = "; ".join(_change(key, was, job) for key in keys)
         raise CheckpointError(
             f"Checkpoint {found.path} cannot be resumed from, since it would not end as the job "
             f"that saved it: {listed}.",
@@ -173,11 +177,31 @@ def check_same(found: Checkpoint, job: Mapping[str, Any]) -> None:
         )
 
 
-def _change(key: str, was: object, now: object) -> str:
+def _change(key: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if key in FINGERPRINTS:
         return f"the {key} has changed"
-    shown = ["its default" if value is None else str(value) for value in (was, now)]
+    shown = ["its default" if job.get(key) is None else str(job[key]) for job in (was, now)]
+    if key == SAMPLES:
+        shown = [
+            f"{text} (processes {cut.get('processes')} x batch size {cut.get('size')} x "
+            f"gradient_accumulation_steps {cut.get('accumulation')})"
+            for text, cut in zip(shown, (job.get(CUT) or {} for job in (was, now)), strict=True)
+        ]
     return f"{key} was {shown[0]} and is {shown[1]}"
+
+
+def newest_job(folder: Path, is_one: bool) -> Mapping[str, Any]:
+    """What the newest checkpoint in `folder` says of its job, before anything of it is verified.
+
+    Args:
+        is_one: Whether `folder` is the checkpoint itself.
+    """
+    for path in [folder] if is_one else reversed(_by_step(folder)):
+        try:
+            return dict(json.loads((path / MANIFEST).read_text())["job"])
+        except (OSError, *_MISSHAPEN):
+            continue
+    return {}
 
 
 def _by_step(folder: Path) -> list[Path]:

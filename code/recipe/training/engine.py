@@ -35,10 +35,12 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.models import cpu_kernels, flat_attention
 from recipe.runtime import ddp_hook
 from recipe.runtime.device import everyones
+from recipe.storage import checkpoints
 from recipe.tasks.base import Batches, Objective, Writing
 from recipe.training import graph_extraction as trial
-from recipe.training import job_identity
+from recipe.training import job_identity, worlds
 from recipe.training.resuming import Resumable, fingerprint
+from recipe.training.worlds import Cut
 from recipe.value_ranges import REFUSED
 
 _WATCHED = 16
@@ -145,11 +147,13 @@ def build(
         DistributedError: one process would have to use several GPUs.
     """
     check(args)
+    cut = worlds.settle(args)
     samples = dict(ready)
     training = batches.Training(
         samples=samples.pop("train"),
-        size=args.per_device_train_batch_size,
-        accumulation=args.gradient_accumulation_steps,
+        size=cut.size,
+        accumulation=cut.accumulation,
+        at_once=cut.samples,
         seed=args.seed if args.data_seed is None else args.data_seed,
         world=World(processes=args.world_size, rank=args.process_index),
     )
@@ -177,6 +181,7 @@ def build(
         model=model,
         args=args,
         training=training,
+        cut=cut,
         train_layout=train_layout,
         eval_layout=eval_layout,
         objective=objective,
@@ -200,6 +205,7 @@ class Engine(Resumable):
 
     Args:
         training: What is trained on.
+        cut: How its steps are cut into batches.
         train_layout: How its batches are laid out.
         eval_layout: How those of an evaluation are laid out.
         objective: What their losses are.
@@ -215,6 +221,7 @@ class Engine(Resumable):
         *,
         args: TrainingArguments,
         training: batches.Training,
+        cut: Cut,
         train_layout: Layout,
         eval_layout: Layout,
         objective: Objective,
@@ -223,7 +230,7 @@ class Engine(Resumable):
         **others: Any,
     ) -> None:
         super().__init__(args=args, train_dataset=training.samples, **others)
-        self.job = {**(decisive or {}), **_job(args, training, train_layout, self.model)}
+        self.job = {**(decisive or {}), **_job(args, training, cut, train_layout, self.model)}
         # Else the Trainer would count labels on every step, over all processes, for the model.
         self.model_accepts_loss_kwargs = False
         self._training, self._train_layout = training, train_layout
@@ -257,6 +264,10 @@ class Engine(Resumable):
         drawn = self._training.rows(1, self._train_layout.balanced)
         places = self._train_layout.places
         return sum(places(self._training.samples, rows) for rows in drawn if len(rows))
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        """Samples in a step, by which the Trainer counts how many were trained on."""
+        return self._training.samples_of_a_step
 
     def floating_point_ops(self, inputs: Batch) -> int:
         """Of a forward and a backward pass; the Trainer would count the parameters each time."""
@@ -381,19 +392,24 @@ class Engine(Resumable):
 
 
 def _job(
-    args: TrainingArguments, training: batches.Training, layout: Layout, model: Any
+    args: TrainingArguments, training: batches.Training, cut: Cut, layout: Layout, model: Any
 ) -> dict[str, Any]:
     """What every job is told by: the Trainer's main settings, data, model and batches."""
     same = ("learning_rate", "warmup_steps", "weight_decay", "num_train_epochs", "max_steps")
     also = ("max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "seed")
+    # Where each host has rows of its own, who is there decides on the samples of a step.
+    by_host = (
+        {} if training.samples.shards is None else {"hosts' rows in": worlds.shown(cut.as_job())}
+    )
     return {
-        "processes": training.world.processes,
-        "batch size of a process": training.size,
-        "gradient_accumulation_steps": training.accumulation,
+        **by_host,
+        checkpoints.SAMPLES: cut.samples,
+        checkpoints.CUT: {**cut.as_job(), "batches": layout.describe()},
         "data": training.samples.fingerprint(),
         "model": fingerprint(model),
-        "batches": layout.describe(),
+        "batches": "packed" if layout.balanced else "padded",
         "version of the plan of batches": plan.VERSION,
+        "version of checkpoints": checkpoints.VERSION,
         "optim": str(args.optim),
         "lr_scheduler_type": str(args.lr_scheduler_type),
         **{name: getattr(args, name) for name in (*same, *also)},

@@ -27,7 +27,7 @@ IN_THE_DATA = frozenset(_DATA.split())
 IN_THE_MODEL = frozenset({"model_name_or_path", "trust_remote_code", "hf_token"})
 """What decides on the weights at the start, which a digest stands for."""
 IN_THE_BATCHES = frozenset({"packing", "per_device_train_batch_size"})
-"""What the description of the batches tells."""
+"""What the samples of a step tell, and whether they are packed."""
 # Of evaluation and saving, those in OF_THE_BEST apart.
 _KEEPING = """
     per_device_eval_batch_size save_total_limit save_minutes lora_save output_dir price_per_hour
@@ -45,13 +45,14 @@ _LOGGING = """
     push_to_hub_organization hub_token hub_private_repo hub_model_id hub_strategy hub_always_push
     hub_revision debug skip_memory_metrics
 """
-# Where and how fast it is computed.
+# Where and how fast it is computed. The samples of a step are told by themselves.
 _PLACE = """
     use_cpu no_cuda local_rank ddp_backend ddp_timeout dataloader_num_workers dataloader_pin_memory
     dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context
     dataloader_in_order remove_unused_columns length_column_name gradient_checkpointing
     gradient_checkpointing_kwargs activation_checkpointing activation_checkpointing_kwargs
-    torch_empty_cache_steps use_cache
+    torch_empty_cache_steps use_cache mp_parameters fsdp fsdp_config
+    gradient_accumulation_steps
 """
 WITHOUT_EFFECT = frozenset(f"{_KEEPING} {_LOGGING} {_PLACE}".split())
 """What changes no weight that training ends with."""

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import SaveStrategy, TrainOutput
 
 from recipe.console import say
 from recipe.errors import CheckpointError
-from recipe.runtime import xla
+from recipe.runtime import sharded, xla
 from recipe.runtime.device import everyones, leave_world
-from recipe.storage import checkpoints
+from recipe.storage import background, checkpoints
+from recipe.storage.background import Background
 from recipe.storage.checkpoints import Checkpoint
+from recipe.training import snapshot, worlds
 from recipe.training.interruptions import EXIT_CODE, Interrupted, Interruptions, evaluation_is_due
+from recipe.training.snapshot import Snapshot
 from recipe.training.xla_trainer import XlaTrainer
 
 _STATE = "trainer_state.json"
@@ -49,7 +61,9 @@ class Resumable(XlaTrainer):
         self.add_callback(self._interruptions)
         self.before = TrainerState()
         """What training had reached when it was resumed."""
-        self._aside: Path | None = None
+        self._writer = Background()
+        self._said_that_it_waits = False
+        self._resumed_job: Mapping[str, Any] = {}
         self.add_callback(_DueEvaluation(self))
 
     @property
@@ -67,6 +81,9 @@ class Resumable(XlaTrainer):
         self._interruptions.listen()
         if found is not None:
             say(f"resuming from {found.path}")
+            self._resumed_job = found.job
+            for line in self._what_holds(found):
+                say(line)
             self.before = TrainerState.load_from_json(str(found.path / _STATE))
         if found is not None and found.finished and not self.is_fsdp_enabled:
             self._take_over(found)
@@ -84,7 +101,24 @@ class Resumable(XlaTrainer):
             self._leave()
         return trained.metrics
 
+    def _what_holds(self, found: Checkpoint) -> Iterator[str]:
+        """What is not as it would be without the interruption."""
+        was, now = (job.get(checkpoints.CUT) or {} for job in (found.job, self.job))
+        if was != now:
+            yield (
+                f"a step's {self.job[checkpoints.SAMPLES]} texts are cut into "
+                f"{worlds.shown(now)}, before into {worlds.shown(was)}: each step has the same "
+                "texts, its sums are rounded otherwise, and dropout is drawn anew"
+            )
+        elif self.args.device.type == "cuda" and not self.args.full_determinism:
+            yield (
+                "on this device some sums are made in no fixed order: the resumed training has the "
+                "same texts and random numbers, and its last digits may differ "
+                "(full_determinism=True takes kernels that repeat)"
+            )
+
     def _leave(self) -> None:
+        self._writer.wait()
         kept = (
             f"resume from {self._folder}" if self._saves else "nothing is saved: save_strategy=no"
         )
@@ -120,47 +154,155 @@ class Resumable(XlaTrainer):
             self._save_checkpoint(self.model_wrapped, None)
             raise _StoppedEarly
 
-    def _get_output_dir(self, trial: Any) -> str:
-        return str(self._aside or self._folder)
+    def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
+        """Log; the entry of the whole training comes before the Trainer looks for checkpoints."""
+        if "train_runtime" in logs:
+            self._writer.wait()
+        super().log(logs, *arguments, **options)
+
+    def training_step(self, *arguments: Any, **options: Any) -> Tensor:
+        """A forward and a backward pass; raises what a checkpoint could not be written for."""
+        self._writer.check()
+        return super().training_step(*arguments, **options)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint aside, then give it its place."""
-        step = self.state.global_step
-        needed = _bytes_of_a_checkpoint(self.model)
-        with checkpoints.writing(self._folder, step, needed) as written:
-            self._aside = written.parent
-            try:
-                if self.is_world_process_zero():
-                    written.mkdir(parents=True)
-                self.accelerator.wait_for_everyone()
-                super()._save_checkpoint(model, trial)
-            finally:
-                self._aside = None
-            self._name_the_best()
-            self.accelerator.wait_for_everyone()
-            if self.is_world_process_zero():
-                self.state.save_to_json(str(written / _STATE))
-                finished = self.control.should_training_stop and not self._interruptions.cut_short
+        """Take a snapshot, and write it while training goes on; where it ends, at once.
+
+        There is one snapshot at a time: its memory is bounded, and so is what a failure costs.
+        """
+        self._writer.wait()
+        self.store_flos()
+        self._name_the_best()
+        is_first = self.is_world_process_zero()
+        beside = is_first and not self.control.should_training_stop and self._fits_in_memory()
+        taken = self._snapshot(copies=beside)
+        if not is_first:
+            return
+        step, best = self.state.global_step, self.state.best_model_checkpoint
+        finished = self.control.should_training_stop and not self._interruptions.cut_short
+        needed = snapshot.bytes_of([taken.weights, taken.optimizer])
+
+        def write() -> None:
+            with checkpoints.writing(self._folder, step, needed) as folder:
+                folder.mkdir(parents=True)
+                taken.write(folder)
                 checkpoints.publish(self._folder, step, self.job, finished)
-                best = self.state.best_model_checkpoint
                 checkpoints.forget(self._folder, self.args.save_total_limit, best)
-        self.accelerator.wait_for_everyone()
+
+        if beside:
+            self._writer.start(write)
+        else:
+            write()
+
+    def _fits_in_memory(self) -> bool:
+        """Whether this host has twice the memory that a copy of the whole state takes."""
+        optimizer: Any = self.optimizer
+        live, _ = snapshot.weights_of(self._bare_model())
+        needed = snapshot.bytes_of([live, optimizer.state_dict()])
+        available = background.available_memory()
+        fits = available is None or 2 * needed <= available
+        if not fits and not self._said_that_it_waits:
+            say(
+                f"checkpoints are written while training waits: a copy takes {needed / 1e9:.1f} GB,"
+                f" and {(available or 0) / 1e9:.1f} GB of memory are free"
+            )
+            self._said_that_it_waits = True
+        return fits
+
+    def _bare_model(self) -> Any:
+        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+
+    def _snapshot(self, copies: bool) -> Snapshot:
+        """The state as it is now; of all but the first process it has the small files only."""
+        if xla.in_use():
+            xla.sync()
+        keeps = self.is_world_process_zero()
+        model, optimizer = self._bare_model(), None
+        live, weights_file = snapshot.weights_of(model)
+        weights = sharded.on_host(live, keeps, copies)
+        whole = not self.args.save_only_model
+        if whole:
+            prepared: Any = self.optimizer
+            optimizer = sharded.on_host(prepared.state_dict(), keeps, copies)
+        tokenizer: Any = self.processing_class
+
+        def also(folder: Path) -> None:
+            model.config.save_pretrained(folder)
+            if weights_file == snapshot.ADAPTER:
+                model.peft_config[model.active_adapter].save_pretrained(folder)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
+            torch.save(self.args, folder / "training_args.bin")
+
+        return Snapshot(
+            weights=weights,
+            weights_file=weights_file,
+            optimizer=optimizer,
+            files=self._small_files(whole),
+            also=also,
+        )
+
+    def _small_files(self, whole: bool) -> dict[str, bytes]:
+        """The state of everything but weights and moments, as the Trainer reads it; by name.
+
+        With the random states of all processes: hosts need not share a file system.
+        """
+        callbacks: list[Any] = [*self.callback_handler.callbacks, self.control]
+        exported: list[Any] = [each for each in callbacks if isinstance(each, ExportableState)]
+        state = dataclasses.replace(self.state, stateful_callbacks=exported)
+        with tempfile.TemporaryDirectory() as own:
+            folder = Path(own)
+            state.save_to_json(str(folder / _STATE))
+            if whole:
+                schedule: Any = self.lr_scheduler
+                torch.save(schedule.state_dict(), folder / snapshot.SCHEDULER)
+                scaler = getattr(self.accelerator, "scaler", None)
+                if scaler is not None:
+                    torch.save(scaler.state_dict(), folder / "scaler.pt")
+                self._save_rng_state(own)
+            files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        own_states = {name: files[name] for name in files if name.startswith("rng_state")}
+        for each in everyones(own_states):
+            files |= each
+        return files
 
     def _name_the_best(self) -> None:
+        """Note where the best weights are, as the first process finds it on its disk."""
         step = self.state.best_global_step
         best = self._folder / f"checkpoint-{step}"
-        if step and (step == self.state.global_step or best.exists()):
+        is_there = bool(step) and (step == self.state.global_step or best.exists())
+        if everyones(is_there)[0]:
             self.state.best_model_checkpoint = str(best)
 
-    def _save_rng_state(self, output_dir: str) -> None:
-        """All processes' random states, by the first one: hosts need not share a file system."""
-        with tempfile.TemporaryDirectory() as own:
-            super()._save_rng_state(own)
-            states = {path.name: path.read_bytes() for path in Path(own).iterdir()}
-        for each in everyones(states):
-            if self.is_world_process_zero():
-                for name, content in each.items():
-                    (Path(output_dir) / name).write_bytes(content)
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Put a checkpoint's weights into the model; every process has the file."""
+        folder = Path(resume_from_checkpoint)
+        snapshot.load_weights(self._bare_model(), folder, reads=True, shares=False)
+
+    def _load_best_model(self) -> None:
+        """Put the best weights into the model; only the first process's host may have them."""
+        best = Path(str(self.state.best_model_checkpoint))
+        shares = self.args.world_size > 1 and not xla.in_use()
+        reads = self.is_world_process_zero() or not shares
+        snapshot.load_weights(self._bare_model(), best, reads, shares)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Go on with this process's random numbers, or draw anew where it was not there before."""
+        saved = (self._resumed_job.get(checkpoints.CUT) or {}).get("processes")
+        if checkpoint is None or saved in (None, self.args.world_size):
+            super()._load_rng_state(checkpoint)
+            return
+        step, rank = self.state.global_step, self.args.process_index
+        set_seed((self.args.seed + 1_000_003 * step + 7_919 * rank) % 2**32)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or not (Path(checkpoint) / snapshot.OPTIMIZER).is_file():
+            return
+        snapshot.load_optimizer(self.optimizer, Path(checkpoint))
+        schedule: Any = self.lr_scheduler
+        schedule.load_state_dict(
+            torch.load(Path(checkpoint) / snapshot.SCHEDULER, weights_only=True)
+        )
 
     def _found(self) -> Checkpoint | None:
         """The checkpoint to resume from, the same for all processes."""
@@ -213,12 +355,6 @@ class _DueEvaluation(TrainerCallback):
     ) -> None:
         """The weights and the state are loaded, and no random number of the next step is drawn."""
         self._trainer.evaluate_what_is_due()
-
-
-def _bytes_of_a_checkpoint(model: Any) -> int:
-    """What is trained, and AdamW's two moments of it in float32."""
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    return sum(weight.nbytes + 8 * weight.numel() for weight in trained)
 
 
 def fingerprint(model: Module) -> str:

@@ -5,13 +5,10 @@ Everywhere else it is HF Trainer as it is.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.data_loader import SkipBatchSampler  # type: ignore[import-untyped]
-from accelerate.utils import recursively_apply  # type: ignore[import-untyped]
-from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import (
     Trainer,
@@ -21,7 +18,6 @@ from transformers import (
     TrainingArguments,
 )
 from transformers import trainer as hf_trainer
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from recipe.runtime import xla
 from recipe.runtime.device import everyones
@@ -37,30 +33,6 @@ class XlaTrainer(Trainer):
             # accelerate's, on torch-xla, takes only loaders that accelerate made.
             training_loop: Any = hf_trainer
             training_loop.skip_first_batches = _skip_first_batches
-
-    def _save_tpu(self, output_dir: str | None = None) -> None:
-        """Write the model from the CPU, by the first process of all hosts only."""
-        xla.sync()
-        if self.args.should_save:
-            model: Any = self.model
-            self._save(output_dir, state_dict=_on_cpu(model.state_dict()))
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not xla.in_use():
-            super()._save_optimizer_and_scheduler(output_dir)
-        elif self.args.should_save:
-            optimizer: Any = self.optimizer
-            torch.save(_on_cpu(optimizer.state_dict()), Path(output_dir) / OPTIMIZER_NAME)
-            schedule: Any = self.lr_scheduler
-            torch.save(schedule.state_dict(), Path(output_dir) / SCHEDULER_NAME)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if xla.in_use():
-            optimizer: Any = self.optimizer
-            for state in optimizer.state.values():
-                # The Trainer brings it to the device, where each step would have to read it.
-                state["step"] = state["step"].cpu()
 
     def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
         if not xla.in_use():
@@ -96,7 +68,3 @@ def _skip_first_batches(loader: DataLoader[Any], num_batches: int = 0) -> DataLo
         generator=loader.generator,
         num_workers=loader.num_workers,
     )
-
-
-def _on_cpu(state: Any) -> Any:
-    return recursively_apply(Tensor.cpu, state)

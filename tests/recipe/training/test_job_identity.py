@@ -27,7 +27,6 @@ DECISIVE = {
     "lora_dropout",
     "lora_target_modules",
     "compile",
-    "mp_parameters",
     "early_stopping_patience",
     "early_stopping_threshold",
 }
@@ -100,6 +99,8 @@ def test_what_changes_the_weights_is_refused_either_way(tmp_path: Path, argv: li
         ["--hf_token", "hf_planted"],
         ["--output_dir", "/tmp/elsewhere"],
         ["--lora_save", "adapter"],
+        ["--gradient_accumulation_steps", "2"],
+        ["--mp_parameters", "partitions=2"],
     ],
 )
 def test_what_changes_no_weight_is_not(tmp_path: Path, argv: list[str]) -> None:
