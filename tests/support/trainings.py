@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import os
 import re
 import signal
@@ -11,8 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import pytest
 
 from tests.support.paths import CODE
 
@@ -98,12 +95,3 @@ class Job:
 
     def weights(self) -> bytes:
         return (self.base / "model" / "model.safetensors").read_bytes()
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory, reviews: Reviews) -> Path:
-    path = tmp_path_factory.mktemp("data") / "reviews.csv"
-    with path.open("w", newline="") as stream:
-        # A tenth is held out.
-        csv.writer(stream).writerows([("review", "sentiment"), *reviews(8 * STEPS * 10 // 9)])
-    return path

@@ -100,6 +100,7 @@ PARTS = (
     Part("accelerate:Accelerator", "_models", "whether a model is prepared", inside=True),
     Part("accelerate:Accelerator", "ddp_handler", "DDP without a copy of the gradients",
          inside=True),
+    Part("torch.ops:aten", "_flash_attention_forward", "samples end to end on a GPU"),
     Part("torch.nn:Module", "_parameters", "whole weights in the place of shards", inside=True),
 )  # fmt: skip
 """All of them."""

@@ -22,6 +22,16 @@ from recipe.storage import checkpoints
 from recipe.training.interruptions import EXIT_CODE
 from tests.support.trainings import CODE, STEPS, Job, Reviews
 
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, reviews: Reviews) -> Path:
+    path = tmp_path_factory.mktemp("data") / "reviews.csv"
+    with path.open("w", newline="") as stream:
+        # A tenth is held out.
+        csv.writer(stream).writerows([("review", "sentiment"), *reviews(8 * STEPS * 10 // 9)])
+    return path
+
+
 TWO = pytest.param(2, (), marks=pytest.mark.heavy)
 SHARDED = pytest.param(2, ("--mp_parameters", "partitions=2"), marks=pytest.mark.heavy)
 
