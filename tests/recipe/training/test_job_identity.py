@@ -29,6 +29,13 @@ DECISIVE = {
     "compile",
     "early_stopping_patience",
     "early_stopping_threshold",
+    "negative_columns",
+    "scale",
+    "mini_batch_size",
+    "matryoshka_dims",
+    "query_prompt",
+    "document_prompt",
+    "listwise",
 }
 TABLES = [
     job_identity.IN_THE_DATA,
