@@ -104,9 +104,11 @@ def score_sets(logits: Floats, true: Floats) -> dict[str, float]:
 def score_numbers(predicted: Floats, true: Floats) -> dict[str, float]:
     """Mean squared error and both correlations of predicted numbers [N].
 
-    Correlations are left out where either side is constant.
+    Correlations are NaN where either side is constant: no metric line shows them, and no weights
+    are the best ones by them.
     """
     scores = {"mse": float(np.square(predicted - true).mean())}
+    scores |= {"pearson": math.nan, "spearman": math.nan}
     if len(true) > 1 and np.ptp(predicted) > 0 and np.ptp(true) > 0:
         scores["pearson"] = float(pearsonr(predicted, true).statistic)
         scores["spearman"] = float(spearmanr(predicted, true).statistic)

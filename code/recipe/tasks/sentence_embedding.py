@@ -74,6 +74,8 @@ class Alike:
 
     packable: Collection[str] = packed_encoders.FAMILIES
     lightens_attention = True
+    couples_samples = True
+    """A batch's samples are each other's negatives: cut otherwise, a step is another one."""
 
     def __init__(self, kind: str, hyperparameters: Hyperparameters) -> None:
         self._kind, self._scale = kind, hyperparameters.scale

@@ -230,7 +230,11 @@ class Engine(Resumable):
         **others: Any,
     ) -> None:
         super().__init__(args=args, train_dataset=training.samples, **others)
-        self.job = {**(decisive or {}), **_job(args, training, cut, train_layout, self.model)}
+        couples = bool(getattr(objective, "couples_samples", False))
+        self.job = {
+            **(decisive or {}),
+            **_job(args, training, cut, train_layout, self.model, couples),
+        }
         # Else the Trainer would count labels on every step, over all processes, for the model.
         self.model_accepts_loss_kwargs = False
         self._training, self._train_layout = training, train_layout
@@ -392,17 +396,22 @@ class Engine(Resumable):
 
 
 def _job(
-    args: TrainingArguments, training: batches.Training, cut: Cut, layout: Layout, model: Any
+    args: TrainingArguments,
+    training: batches.Training,
+    cut: Cut,
+    layout: Layout,
+    model: Any,
+    couples: bool,
 ) -> dict[str, Any]:
     """What every job is told by: the Trainer's main settings, data, model and batches."""
     same = ("learning_rate", "warmup_steps", "weight_decay", "num_train_epochs", "max_steps")
     also = ("max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "seed")
-    # Where each host has rows of its own, who is there decides on the samples of a step.
-    by_host = (
-        {} if training.samples.shards is None else {"hosts' rows in": worlds.shown(cut.as_job())}
-    )
+    # Where each host has rows of its own, or a batch's samples are each other's negatives, how a
+    # step is cut decides on what is learned.
+    is_fixed = training.samples.shards is not None or couples
+    fixed = {"steps cut into": worlds.shown(cut.as_job())} if is_fixed else {}
     return {
-        **by_host,
+        **fixed,
         checkpoints.SAMPLES: cut.samples,
         checkpoints.CUT: {**cut.as_job(), "batches": layout.describe()},
         "data": training.samples.fingerprint(),
