@@ -89,7 +89,7 @@ class LoadedModel:
         refuse_broken(model, origin)
         tokenizer = load_tokenizer(origin)
         arguments = inspect.signature(model.forward).parameters
-        takes_all = any(each.kind is each.VAR_KEYWORD for each in arguments.values())
+        takes_all = any(item.kind is item.VAR_KEYWORD for item in arguments.values())
         # Tokenizers without a limit of their own say 1e30.
         positions = getattr(model.config, "max_position_embeddings", None) or 1 << 30
         for path, module in model.named_modules():

@@ -3,12 +3,15 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+from werkzeug.datastructures import MIMEAccept
+from werkzeug.http import parse_accept_header
 
-from recipe.inference import answers, bodies, payloads
+from recipe.inference import accept, answers, bodies, parameters, payloads
 from recipe.inference.payloads import BadRequest, UnsupportedContentType
 
 
@@ -252,3 +255,64 @@ def test_the_images_handlers_refuse_what_is_no_charset_or_not_in_it() -> None:
         bodies.read_request(b'"a"', "application/json; charset=klingon")
     with pytest.raises(payloads.BadRequest, match="utf-16"):
         bodies.read_request(b'"a"', "application/json; charset=utf-16")
+
+
+@pytest.mark.parametrize(
+    ("body", "columns", "texts"),
+    [
+        ("id,Sentence1,sentence2\n1,a,b\n", ("sentence1", "sentence2"), [("a", "b")]),
+        ("sentence2,sentence1,label\nb,a,0\n", ("sentence1", "sentence2"), [("a", "b")]),
+        ("query,passage\nq,p\n", ("query", "passage"), [("q", "p")]),
+        ("question,answer\nq,a\n", ("question", "answer"), [("q", "a")]),
+        # The model's own column, and not the one whose name is usual.
+        ("title,headline\nt,h\n", ("headline",), ["h"]),
+        ("headline\nh\n", ("headline",), ["h"]),
+        # A header that lacks one of them, and none at all.
+        ("text,text_pair\na,b\n", ("sentence1", "sentence2"), [("a", "b")]),
+        ("a\nb\n", ("headline",), ["a", "b"]),
+    ],
+)
+def test_csv_is_read_by_the_columns_that_a_model_was_trained_on(
+    body: str, columns: tuple[str, ...], texts: list[Any]
+) -> None:
+    request = bodies.read_request(body.encode(), "text/csv")
+    request.read(payloads.a_text_or_pair, columns)
+    assert list(request.texts) == texts
+
+
+def test_rows_without_the_models_columns_are_their_own_fault() -> None:
+    body = b"id,sentence1,sentence2\n1,a,b\n2,c\n3,d,e\n"
+    request = bodies.read_request(body, "text/csv")
+    request.read(payloads.a_text_or_pair, ("sentence1", "sentence2"))
+    assert list(request.texts) == [("a", "b"), ("d", "e")]
+    assert "row 3" in request.faults[1]
+    unknown = bodies.read_request(body, "text/csv")
+    with pytest.raises(BadRequest, match="columns that the model was trained on"):
+        unknown.read(payloads.a_text_or_pair, ("premise", "hypothesis"))
+
+
+@pytest.mark.parametrize(
+    ("value", "is_right"),
+    [(0.5, True), (1, True), (10**400, False), (float("inf"), False), (True, False), ("1", False)],
+)
+def test_a_number_is_finite_whatever_its_size(value: Any, is_right: bool) -> None:
+    assert parameters.number(0, 2).is_right(value) is is_right
+
+
+def test_accept_is_read_as_werkzeug_reads_it() -> None:
+    """The best of what is offered, over all headers of up to three entries of these."""
+    offers = ["application/json", "text/csv", "text/plain"]
+    ranges = [*offers, "text/*", "*/*", 'image/png; x="a,b"']
+    entries = [f"{name}{q}" for name in ranges for q in ("", ";q=0.5", "; q=0.2", ";q=0")]
+    random = Random(0)
+    for _ in range(2000):
+        chosen = random.sample(entries, random.randint(1, 3))
+        header = ", ".join(chosen)
+        theirs = parse_accept_header(header, MIMEAccept)
+        weights = {offer: theirs.quality(offer) for offer in offers}
+        ours = accept.preferred(header, offers)
+        if len({entry.partition(";")[0] for entry in chosen}) == len(chosen):
+            assert set(ours) == {offer for offer in offers if weights[offer] > 0}, header
+            assert [weights[offer] for offer in ours] == sorted(
+                (weights[offer] for offer in ours), reverse=True
+            ), header

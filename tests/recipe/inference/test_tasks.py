@@ -366,3 +366,26 @@ def test_a_users_function_calls_a_pipeline_that_transformers_no_longer_has(
     served = Handlers(folder)
     assert model(question, top_k=2) == served.ask({"inputs": question, "top_k": 2})
     assert model([question, question]) == served.ask([question, question])
+
+
+def test_a_pair_model_reads_its_own_columns_and_ranks_texts(tmp_path: Path) -> None:
+    names = ["premise", "hypothesis"]
+    folder = save(
+        "BertForSequenceClassification", tmp_path / "model", num_labels=1, text_columns=names
+    )
+    served = Handlers(folder)
+    first, second, *_ = TEXTS
+    pair = {"text": first, "text_pair": second}
+    (expected,) = served.ask([pair])
+    rows = f'id,hypothesis,premise\n1,"{second}","{first}"\n2,x\n'.encode()
+    answer, fault = served.ask((rows, "text/csv"))
+    assert answer == expected
+    assert "row 3" in fault["error"]["message"]
+    assert served.ask({"inputs": [{"premise": first, "hypothesis": second}]}) == [expected]
+    # As it stands, it is a cross-encoder too.
+    ranked = served.ask({"query": first, "texts": TEXTS})
+    scores = {each["index"]: each["score"] for each in ranked}
+    assert scores[1] == pytest.approx(expected["score"], abs=1e-6)
+    for body in (b"premise,other\na,b\n", f"{first}\n{second}\n".encode()):
+        with pytest.raises(ValueError, match=r"trained on|pairs of texts \(premise, hypothesis\)"):
+            served.ask((body, "text/csv"))

@@ -126,44 +126,42 @@ def read(path: str, document: Any) -> Request:
     rules, needed, make = _ROUTES[path]
     if not isinstance(document, dict):
         raise BadRequest(f'The body is not an object. Send {{"model": "...", "{needed}": ...}}.')
-    asked = {name: value for name, value in document.items() if value is not None}
-    wrong = faults(asked, rules)
-    unknown = [name for name in asked if name not in rules]
+    body = {name: value for name, value in document.items() if value is not None}
+    wrong = faults(body, rules)
+    unknown = [name for name in body if name not in rules]
     if unknown:
         wrong.append(
             f"{', '.join(map(repr, unknown))} {'is' if len(unknown) == 1 else 'are'} not supported;"
             f" {path} takes {', '.join(sorted(rules))}"
         )
-    if needed not in asked:
+    if needed not in body:
         wrong.append(f"there is no {needed!r}")
     if wrong:
         raise BadRequest(". ".join(wrong) + ".")
-    return make(asked)
+    return make(body)
 
 
-def _settings(
-    asked: Mapping[str, Any], *, default: int, logprobs: int | None
-) -> GenerationSettings:
-    temperature = asked.get("temperature")
+def _settings(body: Mapping[str, Any], *, default: int, logprobs: int | None) -> GenerationSettings:
+    temperature = body.get("temperature")
     samples = temperature != 0
-    chosen: dict[str, Any] = {"top_k": max(0, asked.get("top_k", 0))}
-    chosen |= {name: asked[name] for name in ("top_p", "repetition_penalty") if name in asked}
+    chosen: dict[str, Any] = {"top_k": max(0, body.get("top_k", 0))}
+    chosen |= {name: body[name] for name in ("top_p", "repetition_penalty") if name in body}
     if temperature:
         chosen["temperature"] = float(temperature)
-    if asked.get("min_tokens"):
-        chosen["min_new_tokens"] = asked["min_tokens"]
-    stop = asked.get("stop", [])
+    if body.get("min_tokens"):
+        chosen["min_new_tokens"] = body["min_tokens"]
+    stop = body.get("stop", [])
     settings = GenerationSettings(
-        max_new_tokens=asked.get("max_completion_tokens", asked.get("max_tokens")),
+        max_new_tokens=body.get("max_completion_tokens", body.get("max_tokens")),
         default_new_tokens=default,
         do_sample=samples,
         chosen=tuple(chosen.items()),
-        frequency_penalty=asked.get("frequency_penalty", 0.0),
-        presence_penalty=asked.get("presence_penalty", 0.0),
-        logit_bias=tuple((int(k), float(v)) for k, v in asked.get("logit_bias", {}).items()),
+        frequency_penalty=body.get("frequency_penalty", 0.0),
+        presence_penalty=body.get("presence_penalty", 0.0),
+        logit_bias=tuple((int(k), float(v)) for k, v in body.get("logit_bias", {}).items()),
         # Without sampling all choices are the same one.
-        sequences=asked.get("n", 1) if samples else 1,
-        seed=asked.get("seed"),
+        sequences=body.get("n", 1) if samples else 1,
+        seed=body.get("seed"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         logprobs=logprobs,
         long_prompts=REFUSE,
@@ -172,16 +170,16 @@ def _settings(
     return settings
 
 
-def _chat(asked: Mapping[str, Any]) -> Request:
-    if asked.get("top_logprobs") and not asked.get("logprobs"):
+def _chat(body: Mapping[str, Any]) -> Request:
+    if body.get("top_logprobs") and not body.get("logprobs"):
         raise BadRequest("top_logprobs needs logprobs: true.")
-    if {"max_tokens", "max_completion_tokens"} <= set(asked):
+    if {"max_tokens", "max_completion_tokens"} <= set(body):
         raise BadRequest("max_tokens and max_completion_tokens mean the same: give one of them.")
-    logprobs = asked.get("top_logprobs", 0) if asked.get("logprobs") else None
-    settings = _settings(asked, default=_CHAT_TOKENS, logprobs=logprobs)
-    messages = [_message(place, message) for place, message in enumerate(asked["messages"])]
-    form = TextsForm(asked=asked, settings=settings, writer=ChatChoices())
-    streams = {"stream": True} if asked.get("stream") else {}
+    logprobs = body.get("top_logprobs", 0) if body.get("logprobs") else None
+    settings = _settings(body, default=_CHAT_TOKENS, logprobs=logprobs)
+    messages = [_message(place, message) for place, message in enumerate(body["messages"])]
+    form = TextsForm(body=body, settings=settings, writer=ChatChoices())
+    streams = {"stream": True} if body.get("stream") else {}
     return Request(texts=[messages], parameters=streams, settings=settings, form=form)
 
 
@@ -203,25 +201,25 @@ def _message(place: int, message: Any) -> dict[str, Any]:
     return {"role": role, **{name: message[name] for name in names if name in message}}
 
 
-def _completion(asked: Mapping[str, Any]) -> Request:
-    if asked.get("best_of", 1) not in (1, asked.get("n", 1)):
+def _completion(body: Mapping[str, Any]) -> Request:
+    if body.get("best_of", 1) not in (1, body.get("n", 1)):
         raise BadRequest("best_of is supported only if it is n.")
-    if asked.get("echo") and "logprobs" in asked:
+    if body.get("echo") and "logprobs" in body:
         raise BadRequest("echo and logprobs together are not supported: prompts are not scored.")
-    prompts = asked["prompt"] if isinstance(asked["prompt"], list) else [asked["prompt"]]
-    settings = _settings(asked, default=_COMPLETION_TOKENS, logprobs=asked.get("logprobs"))
-    echoed = prompts if asked.get("echo") else None
-    form = TextsForm(asked=asked, settings=settings, writer=CompletionChoices(echoed))
-    streams = {"stream": True} if asked.get("stream") else {}
+    prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
+    settings = _settings(body, default=_COMPLETION_TOKENS, logprobs=body.get("logprobs"))
+    echoed = prompts if body.get("echo") else None
+    form = TextsForm(body=body, settings=settings, writer=CompletionChoices(echoed))
+    streams = {"stream": True} if body.get("stream") else {}
     return Request(texts=prompts, parameters=streams, settings=settings, form=form)
 
 
-def _embeddings(asked: Mapping[str, Any]) -> Request:
-    texts = asked["input"] if isinstance(asked["input"], list) else [asked["input"]]
+def _embeddings(body: Mapping[str, Any]) -> Request:
+    texts = body["input"] if isinstance(body["input"], list) else [body["input"]]
     if not all(texts):
         raise BadRequest("A text of the input is empty.")
     parameters = {"normalize": True}
-    return Request(texts=texts, parameters=parameters, form=EmbeddingsForm(asked))
+    return Request(texts=texts, parameters=parameters, form=EmbeddingsForm(body))
 
 
 _ROUTES: Mapping[str, tuple[Mapping[str, Rule], str, Callable[[Mapping[str, Any]], Request]]] = {

@@ -138,7 +138,7 @@ class CompletionChoices:
 class TextsForm:
     """Makes the API's answer of generated texts: a document, or a stream of events."""
 
-    asked: Mapping[str, Any]
+    body: Mapping[str, Any]
     settings: GenerationSettings
     writer: Any
     created: int = field(default_factory=lambda: int(time.time()))
@@ -150,10 +150,10 @@ class TextsForm:
             return EventStream(self._chunks(prediction, request))
         choices: list[dict[str, Any]] = []
         generated = 0
-        # Without sampling one text is as many as were asked for.
-        copies = self.asked.get("n", 1) // self.settings.sequences
+        # Without sampling one text stands for as many as the body asks for.
+        copies = self.body.get("n", 1) // self.settings.sequences
         for prompt, texts in enumerate(prediction):
-            for text in [each for each in texts for _ in range(copies)]:
+            for text in [own for own in texts for _ in range(copies)]:
                 shown = text.text[: _before(text.text, self.settings.stop)]
                 tokens = self._noted(text.tokens, len(shown))
                 choice = self.writer.choice(shown, tokens, prompt)
@@ -186,8 +186,8 @@ class TextsForm:
         }
 
     def _chunks(self, events: Iterator[Event], request: Request) -> Iterator[Any]:
-        copies = self.asked.get("n", 1) // self.settings.sequences
-        usage = (self.asked.get("stream_options") or {}).get("include_usage", False)
+        copies = self.body.get("n", 1) // self.settings.sequences
+        usage = (self.body.get("stream_options") or {}).get("include_usage", False)
         choices: dict[int, ShownText] = {}
         noted: dict[int, list[Token]] = {}
         generated = 0
@@ -235,7 +235,7 @@ def _usage(request: Request, generated: int) -> dict[str, int]:
 class EmbeddingsForm:
     """Makes the API's answer of vectors."""
 
-    asked: Mapping[str, Any]
+    body: Mapping[str, Any]
 
     def __call__(self, prediction: Answers, request: Request) -> Document:
         """The vectors as lists, or packed in base64 as little-endian float32.
@@ -243,8 +243,8 @@ class EmbeddingsForm:
         Raises:
             BadRequest: The request asks for other dimensions than the model has.
         """
-        check_dimensions(prediction, self.asked.get("dimensions"))
-        is_packed = self.asked.get("encoding_format") == "base64"
+        check_dimensions(prediction, self.body.get("dimensions"))
+        is_packed = self.body.get("encoding_format") == "base64"
         data = [
             {
                 "object": "embedding",

@@ -90,46 +90,46 @@ def read(path: str, document: Any) -> Request:
     rules = _RULES[path]
     if not isinstance(document, dict):
         raise BadRequest(f"The body is not an object with {', '.join(sorted(_NEEDED[path]))}.")
-    asked = {name: value for name, value in document.items() if value is not None}
-    if path == SIMILARITY and isinstance(asked.get("parameters"), dict):
-        nested = {k: v for k, v in asked.pop("parameters").items() if v is not None}
+    body = {name: value for name, value in document.items() if value is not None}
+    if path == SIMILARITY and isinstance(body.get("parameters"), dict):
+        nested = {k: v for k, v in body.pop("parameters").items() if v is not None}
         rules = {**rules, **_LENGTHS, "prompt_name": TEXT}
-        asked |= nested
-    wrong = faults(asked, rules)
-    if unknown := sorted(set(asked) - set(rules)):
+        body |= nested
+    wrong = faults(body, rules)
+    if unknown := sorted(set(body) - set(rules)):
         wrong.append(f"{path} does not take {', '.join(unknown)}, but {', '.join(sorted(rules))}")
-    wrong += [f"there is no {name!r}" for name in sorted(_NEEDED[path] - set(asked))]
+    wrong += [f"there is no {name!r}" for name in sorted(_NEEDED[path] - set(body))]
     if wrong:
         raise BadRequest(". ".join(wrong) + ".")
     parameters: dict[str, Any] = {}
-    if asked.get("truncate") is False:
+    if body.get("truncate") is False:
         parameters["truncation"] = False
-    if "prompt_name" in asked:
-        parameters["prompt_name"] = asked["prompt_name"]
-    if asked.get("raw_scores"):
+    if "prompt_name" in body:
+        parameters["prompt_name"] = body["prompt_name"]
+    if body.get("raw_scores"):
         parameters["function_to_apply"] = "none"
-    return _READERS[path](asked, parameters)
+    return _READERS[path](body, parameters)
 
 
-def _embed(asked: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
-    texts = asked["inputs"] if isinstance(asked["inputs"], list) else [asked["inputs"]]
-    parameters["normalize"] = asked.get("normalize", True)
+def _embed(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
+    texts = body["inputs"] if isinstance(body["inputs"], list) else [body["inputs"]]
+    parameters["normalize"] = body.get("normalize", True)
 
     def form(prediction: Answers, request: Request) -> Document:
-        check_dimensions(prediction, asked.get("dimensions"))
+        check_dimensions(prediction, body.get("dimensions"))
         return as_document(prediction, request)
 
     return Request(texts=texts, parameters=parameters, form=form)
 
 
-def _rerank(asked: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
-    parameters["return_text"] = asked.get("return_text", False)
-    inputs = {"query": asked["query"], "texts": asked["texts"]}
+def _rerank(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
+    parameters["return_text"] = body.get("return_text", False)
+    inputs = {"query": body["query"], "texts": body["texts"]}
     return Request(texts=[inputs], raw=inputs, single=True, parameters=parameters, form=as_document)
 
 
-def _predict(asked: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
-    inputs = asked["inputs"]
+def _predict(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
+    inputs = body["inputs"]
     is_single = is_sequence(inputs)
     sequences = [inputs] if is_single else inputs
     texts = [part[0] if isinstance(part, list) and len(part) == 1 else part for part in sequences]
@@ -142,8 +142,8 @@ def _predict(asked: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
     return Request(texts=texts, parameters=parameters, form=form)
 
 
-def _similarity(asked: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
-    inputs = asked["inputs"]
+def _similarity(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
+    inputs = body["inputs"]
     return Request(texts=[inputs], raw=inputs, single=True, parameters=parameters, form=as_document)
 
 

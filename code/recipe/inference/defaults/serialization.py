@@ -297,7 +297,7 @@ _SIMPLER: Sequence[tuple[Callable[[Any], bool], Callable[[Any], Any]]] = (
     ),
     (
         lambda value: dataclasses.is_dataclass(value) and not isinstance(value, type),
-        lambda value: {each.name: getattr(value, each.name) for each in dataclasses.fields(value)},
+        lambda value: {item.name: getattr(value, item.name) for item in dataclasses.fields(value)},
     ),
     (lambda value: isinstance(value, Mapping), dict),
     (lambda value: isinstance(value, Set), list_of_set),

@@ -44,7 +44,7 @@ def names() -> list[str]:
 
 def architectures(task: str) -> list[str]:
     """transformers' Auto classes whose models have the task's head."""
-    return [each.__name__ for each in PIPELINE_REGISTRY.supported_tasks[task]["pt"]]
+    return [model.__name__ for model in PIPELINE_REGISTRY.supported_tasks[task]["pt"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,8 +232,8 @@ def parameters_of(pipeline: Any) -> frozenset[str]:
     the rest."""
     function = pipeline._sanitize_parameters
     signature = inspect.signature(function).parameters.values()
-    known = {each.name for each in signature if each.kind is each.POSITIONAL_OR_KEYWORD}
-    if any(each.kind is each.VAR_KEYWORD for each in signature):
+    known = {item.name for item in signature if item.kind is item.POSITIONAL_OR_KEYWORD}
+    if any(item.kind is item.VAR_KEYWORD for item in signature):
         source = inspect.getsource(function)
         known |= {
             a or b for a, b in re.findall(r'"(\w+)" in kwargs|kwargs\[?\.?\w*\(?"(\w+)"', source)

@@ -86,7 +86,7 @@ class ZeroShot:
                     zip(request.texts, request.prepared, strict=True)
                 )
                 if any(len(row.ids) == limit for row in rows)
-                and any(self.loaded.is_longer((text, each), limit) for each in hypotheses)
+                and any(self.loaded.is_longer((text, other), limit) for other in hypotheses)
             ]
         return [len(row.ids) for rows in request.prepared for row in rows]
 

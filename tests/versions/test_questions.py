@@ -1,0 +1,134 @@
+"""Questions are answered as transformers 4.57's pipeline, the last one, answers them: with
+`make test-versions`, since transformers 5 has none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from tests.support.serving_kit import TEXTS, WORDS, Handlers, assert_close, save
+
+HERE = Path(__file__).parent
+PYTHON = HERE.parents[1] / "build" / "versions" / "4.57" / "bin" / "python"
+ODD = ["München", "film-noir", "3.5", "(1999)", "O'Neil", "日本", "don't", "e\u0301te", "🙂", "\n"]
+
+
+def save_byte_level(folder: Path) -> Path:
+    """A model whose tokens are bytes of words, and which marks no part of a pair."""
+    import torch
+    from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaForQuestionAnswering
+
+    base: Any = Tokenizer(models.BPE())
+    base.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    base.decoder = decoders.ByteLevel()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    base.train_from_iterator(TEXTS * 3, trainer)
+    base.post_processor = processors.RobertaProcessing(
+        ("</s>", 2), ("<s>", 0), add_prefix_space=False
+    )
+    reader: Any = PreTrainedTokenizerFast(
+        tokenizer_object=base, bos_token="<s>", cls_token="<s>", pad_token="<pad>",
+        eos_token="</s>", sep_token="</s>", unk_token="<unk>", mask_token="<mask>",
+        model_max_length=512,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    config = RobertaConfig(
+        vocab_size=len(reader), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=514, initializer_range=0.3, pad_token_id=1,
+        type_vocab_size=1,
+    )  # fmt: skip
+    RobertaForQuestionAnswering(config).save_pretrained(folder)
+    reader.save_pretrained(folder)
+    return folder
+
+
+def asked_bodies() -> list[dict[str, Any]]:
+    """Short contexts, and long ones that are read in parts, with all parameters in turn."""
+    random = Random(1)
+
+    def text(words: int) -> str:
+        return " ".join(random.choice([*WORDS, *ODD]) for _ in range(words)).strip() or "who"
+
+    bodies = []
+    for number in range(50):
+        is_long = number >= 40
+        context = text(random.randint(40, 70) if is_long else random.randint(1, 18))
+        parameters: dict[str, Any] = {"doc_stride": 4 + 2 * (number % 3)} if is_long else {}
+        if number % 4 == 1:
+            parameters["top_k"] = random.randint(2, 6)
+        if number % 5 == 2:
+            parameters["handle_impossible_answer"] = True
+        if number % 6 == 3:
+            parameters["max_answer_len"] = random.randint(1, 4)
+        if number % 7 == 4:
+            parameters["align_to_words"] = False
+        if is_long and number % 3 == 0:
+            parameters["max_seq_len"] = 32 + 8 * (number % 2)
+        if is_long and number % 5 == 0:
+            parameters["padding"] = "max_length"
+        inputs = {"question": text(random.randint(1, 4)), "context": context}
+        bodies.append({"inputs": inputs, "parameters": parameters})
+    two = [
+        {"question": "who", "context": "anna was good"},
+        {"question": "in", "context": "paris ."},
+    ]
+    bodies += [
+        {"inputs": two, "parameters": {}},
+        {"inputs": two[:1], "parameters": {"top_k": 2}},
+        {"inputs": {"question": "who", "context": "  anna   was\tgood  "}, "parameters": {"top_k": 3}},
+        {"inputs": {"question": "is", "context": "good good Good GOOD good"}, "parameters": {"top_k": 4}},
+        {"inputs": {"question": "who", "context": "a"}, "parameters": {"top_k": 10}},
+    ]  # fmt: skip
+    return bodies
+
+
+# What that pipeline does otherwise: it reads one context for several questions letter by letter,
+# refuses several contexts, and does not shorten a question (max_question_len) if its tokenizer is a
+# fast one, as its documentation has it.
+DIFFERENT: list[tuple[dict[str, Any], Any]] = [
+    ({"inputs": {"question": ["who", "in"], "context": "anna was in paris"}, "parameters": {}},
+     [{"question": "who", "context": "anna was in paris"}, {"question": "in", "context": "anna was in paris"}]),
+    ({"inputs": {"question": "who", "context": ["anna was", "in paris"]}, "parameters": {}},
+     [{"question": "who", "context": "anna was"}, {"question": "who", "context": "in paris"}]),
+    ({"inputs": {"question": "who was good again", "context": TEXTS[1]}, "parameters": {"max_question_len": 2}},
+     {"question": "who was", "context": TEXTS[1]}),
+]  # fmt: skip
+
+
+@pytest.mark.versions
+def test_answers_are_those_of_the_last_pipeline(tmp_path: Path) -> None:
+    folders = [
+        save("BertForQuestionAnswering", tmp_path / "bert", 11),
+        save_byte_level(tmp_path / "bytes"),
+    ]
+    bodies = [*asked_bodies(), *(body for body, _ in DIFFERENT)]
+    same = [{"inputs": inputs, "parameters": {}} for _, inputs in DIFFERENT]
+    (tmp_path / "bodies.json").write_text(json.dumps([*bodies, *same]))
+    done = subprocess.run(
+        [PYTHON, HERE / "questions.py", tmp_path / "bodies.json", *folders],
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for folder, theirs in zip(folders, json.loads(done.stdout), strict=True):
+        served = Handlers(folder, HF_TASK="question-answering")
+        count = len(asked_bodies())
+        # Alone, and merged with all others.
+        merged = served.ask_all(bodies)
+        for body, answer, expected in zip(bodies[:count], merged, theirs, strict=False):
+            assert_close(answer, expected, 2e-5, f"{folder.name}: {body}")
+            if len(str(body)) < 400:
+                assert_close(served.ask(body), expected, 2e-5, f"{folder.name}, alone: {body}")
+        rest = zip(bodies[count:], merged[count:], theirs[len(bodies) :], strict=True)
+        for (body, answer, meant), other in zip(rest, theirs[count:], strict=False):
+            assert_close(answer, meant, 2e-5, f"{folder.name}: {body}")
+            assert answer != other, f"the pipeline answers {body} as these handlers do: say so"
