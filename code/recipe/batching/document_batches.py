@@ -36,7 +36,7 @@ class Documents(Samples):
     def of(cls, split: datasets.Dataset) -> Documents:
         """The documents of a data set with the columns `input_ids` and `learned`."""
         token_ids, starts = ragged(split, TOKEN_IDS, np.int32)
-        learned, _ = ragged(split, LEARNED, bool)
+        learned = np.array(ragged(split, LEARNED, bool)[0])  # a copy, as it is changed
         learned[starts[:-1]] = False
         counts = (
             np.add.reduceat(learned, starts[:-1], dtype=np.int64) if len(starts) > 1 else learned

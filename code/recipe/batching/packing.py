@@ -79,17 +79,13 @@ def spread(lengths: Rows, count: int, seed: Sequence[int], balanced: bool) -> li
     empty. The arguments are those of `steps`."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(lengths))
-    size, rest = divmod(len(order), count)
     if balanced:
-        longest_first = _longest_first(order, lengths)
-        # One of each of `rest` equal parts goes to a step beside what all steps get.
-        parts = np.arange(rest + 1) * len(order) // max(1, rest)
-        beside = random.integers(parts[:-1], parts[1:])
-        dealt = _deal(np.delete(longest_first, beside), lengths, size, random) if size else []
-        dealt = dealt or [np.empty(0, dtype=np.int64)] * count
-        emptiest_first = np.argsort([lengths[step].sum() for step in dealt], kind="stable")
-        for step, row in zip(emptiest_first[:rest], longest_first[beside], strict=True):
-            dealt[step] = np.append(dealt[step], row)
+        # As if all steps had as many, some of them a sample without tokens, which is then left out.
+        size = -(-len(order) // count)
+        none = np.arange(len(order), size * count)
+        filled = np.append(lengths, np.zeros_like(none))
+        dealt = _deal(np.append(order, none), filled, size, random)
+        dealt = [step[step < len(order)] for step in dealt] or [order] * count
     else:
         dealt = []
         starts = np.arange(count + 1) * len(order) // count

@@ -10,17 +10,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Sequence
+import os
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import datasets
 import numpy as np
 
 from recipe.batching.packing import Rows
+from recipe.console import say
 from recipe.data.column_names import LABEL, TOKEN_IDS, TYPE_IDS
 
 _AT_ONCE = 10_000
+_WORTH_A_FILE = 1 << 26  # bytes
+_SPARE = 1 << 30
 
 
 class Exchange(Protocol):
@@ -187,15 +193,51 @@ def sharded(
 
 def ragged(split: datasets.Dataset, name: str, kind: Any) -> tuple[Rows, Rows]:
     """A column of lists: its items one after the other, and where each list starts and the last
-    one ends."""
-    items, counts = [np.empty(0, dtype=kind)], [np.zeros(1, dtype=np.int64)]
+    one ends.
+
+    Of a data set that lies in files itself and is large, the items are a file beside these, which
+    all processes of a host map, and which is there when a job is started again; in memory where
+    the disk has no room for it, which a line says.
+    """
+    counts = [np.zeros(1, dtype=np.int64)]
     if not len(split):  # which `datasets` does not map: it may lack the column
-        return items[0], counts[0]
-    for table in split.select_columns([name]).with_format("arrow").iter(_AT_ONCE):
-        for chunk in table[name].chunks:
-            items.append(chunk.flatten().to_numpy(zero_copy_only=False).astype(kind))
-            counts.append(np.diff(chunk.offsets.to_numpy()))
-    return np.concatenate(items), np.cumsum(np.concatenate(counts))
+        return np.empty(0, dtype=kind), counts[0]
+    column_ = split.select_columns([name]).with_format("arrow")
+    for table in column_.iter(_AT_ONCE):
+        counts += [np.diff(chunk.offsets.to_numpy()) for chunk in table[name].chunks]
+    starts = np.cumsum(np.concatenate(counts))
+
+    def items() -> Iterator[Rows]:
+        for table in column_.iter(_AT_ONCE):
+            for chunk in table[name].chunks:
+                yield chunk.flatten().to_numpy(zero_copy_only=False).astype(kind)
+
+    needed = int(starts[-1]) * np.dtype(kind).itemsize
+    if not split.cache_files or needed < _WORTH_A_FILE:
+        return np.concatenate([np.empty(0, dtype=kind), *items()]), starts
+    folder = Path(split.cache_files[0]["filename"]).parent
+    path = folder / f"{split._fingerprint}.{name}.npy"
+    if not path.exists():
+        free = shutil.disk_usage(folder).free
+        if free < needed + _SPARE:
+            say(
+                f"{needed / 1e9:.1f} GB of tokens are kept in memory: {folder} has "
+                f"{free / 1e9:.1f} GB free (HF_DATASETS_CACHE names another folder)"
+            )
+            return np.concatenate(list(items())), starts
+        aside = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            shape = (int(starts[-1]),)
+            kept = np.lib.format.open_memmap(aside, mode="w+", dtype=kind, shape=shape)
+            end = 0
+            for part in items():
+                kept[end : end + len(part)] = part
+                end += len(part)
+            kept.flush()
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+    return np.load(path, mmap_mode="r"), starts
 
 
 def column(split: datasets.Dataset, name: str) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from transformers import PreTrainedTokenizerBase
 
 from recipe.data.column_names import PAIR, TEXT, TOKEN_IDS, TYPE_IDS
-from recipe.errors import DataError
+from recipe.errors import DataError, OutputError
 from recipe.tokenization.encoding import encode, encode_pairs
 
 _WORTH_PROCESSES = 10_000
@@ -35,6 +37,7 @@ def tokenise(
 
     Raises:
         DataError: data that came tokenised was made for another tokenizer.
+        OutputError: there is no room for the tokens.
     """
     if not len(split):  # the rows of this host of several
         return split
@@ -69,14 +72,24 @@ def cached(
     """
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "tokens"
     folder.mkdir(parents=True, exist_ok=True)
-    return split.map(
-        make,
-        batched=True,
-        new_fingerprint=key,
-        cache_file_name=str(folder / f"{key}.arrow"),
-        load_from_cache_file=True,
-        **options,
-    )
+    try:
+        return split.map(
+            make,
+            batched=True,
+            new_fingerprint=key,
+            cache_file_name=str(folder / f"{key}.arrow"),
+            load_from_cache_file=True,
+            **options,
+        )
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        free = shutil.disk_usage(folder).free / 1e9
+        raise OutputError(
+            f"The tokens of {len(split)} rows cannot be kept in {folder}, where {free:.1f} GB are "
+            f"free: {error}.",
+            "Give the job a larger volume, or name a folder on another one in HF_DATASETS_CACHE.",
+        ) from error
 
 
 def key(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -109,3 +110,31 @@ def test_hosts_train_on_their_own_rows_and_are_judged_on_all(
     }
     assert judged.keys() >= {"eval_loss", "eval_accuracy"}
     assert {name: metrics[name] for name in judged} == pytest.approx(judged, abs=2e-4)
+
+
+@pytest.mark.heavy
+def test_documents_of_their_own_hosts_and_a_resume_that_ends_with_the_same_weights(
+    tmp_path: Path, tiny_decoder: Path
+) -> None:
+    texts = [f"{number} plus {number % 7} is {number + number % 7}" for number in range(50)]
+    for rank, part in enumerate((texts[:30], texts[30:], [])):
+        folder = tmp_path / "shards" / "train" / str(rank)
+        folder.mkdir(parents=True)
+        (tmp_path / "shards" / "test" / str(rank)).mkdir(parents=True)
+        if part:
+            (folder / "part.txt").write_text("\n".join(part))
+    arguments = ("--model_id", str(tiny_decoder), "--epochs", "2", "--batch_size", "4")
+    variables = {
+        "SAGEMAKER_BASE_DIR": str(tmp_path / "ml"),
+        "SHARDS": str(tmp_path / "shards"),
+        "SM_INPUT_DATA_CONFIG": json.dumps({"train": SHARDED, "test": SHARDED}),
+    }
+    run(tmp_path, *arguments, "--task", "causal-lm", processes=3, **variables)
+    weights = (tmp_path / "ml/model/model.safetensors").read_bytes()
+    # A tenth of each host's documents is held out.
+    shutil.rmtree(tmp_path / "ml/checkpoints/checkpoint-14")
+    (tmp_path / "ml/model/model.safetensors").unlink()
+    out = run(tmp_path, *arguments, "--task", "causal-lm", processes=3, **variables)
+    assert "training documents of each host: algo-1 27, algo-2 18, algo-3 0" in out
+    assert "resuming from" in out and "checkpoint-7" in out
+    assert (tmp_path / "ml/model/model.safetensors").read_bytes() == weights
