@@ -72,6 +72,7 @@ def cached(
     """
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "tokens"
     folder.mkdir(parents=True, exist_ok=True)
+    before = set(folder.iterdir())
     try:
         return split.map(
             make,
@@ -85,6 +86,8 @@ def cached(
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         free = shutil.disk_usage(folder).free / 1e9
+        for half in set(folder.glob("tmp*")) - before:  # which `datasets` leaves there
+            half.unlink()
         raise OutputError(
             f"The tokens of {len(split)} rows cannot be kept in {folder}, where {free:.1f} GB are "
             f"free: {error}.",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.causal_kit import make_model
 from tests.support.paths import CODE
 
 # What a launcher on each of three hosts does, in three processes of one.
@@ -114,8 +115,9 @@ def test_hosts_train_on_their_own_rows_and_are_judged_on_all(
 
 @pytest.mark.heavy
 def test_documents_of_their_own_hosts_and_a_resume_that_ends_with_the_same_weights(
-    tmp_path: Path, tiny_decoder: Path
+    tmp_path: Path,
 ) -> None:
+    tiny_decoder = make_model("llama", tmp_path / "decoder")
     texts = [f"{number} plus {number % 7} is {number + number % 7}" for number in range(50)]
     for rank, part in enumerate((texts[:30], texts[30:], [])):
         folder = tmp_path / "shards" / "train" / str(rank)

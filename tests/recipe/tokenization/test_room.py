@@ -1,0 +1,46 @@
+"""A disk without room for the tokens, really mounted: an error says so, and nothing half is left."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from recipe.errors import OutputError
+from recipe.tokenization import texts
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder with room for 200 kB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("file systems cannot be mounted here: that takes root's rights")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+# What `datasets` leaves open when it cannot write.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_tokens_without_room_are_an_error_and_not_found_by_the_next_start(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", small_disk)
+    split = datasets.Dataset.from_dict({"text": ["word"] * 20_000})
+
+    def make(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"input_ids": [list(range(20))] * len(batch["text"])}
+
+    with pytest.raises(OutputError, match=r"tokens of 20000 rows .* HF_DATASETS_CACHE"):
+        texts.cached(split, "abc", make, remove_columns=["text"])
+    assert list((small_disk / "tokens").glob("*.arrow")) == []
+    assert shutil.disk_usage(small_disk).used < 50_000
+    few = texts.cached(split.select(range(100)), "abc", make, remove_columns=["text"])
+    assert len(few) == 100
