@@ -26,7 +26,7 @@ SAGEMAKER_TRAINING = $(shell grep '^sagemaker-training==' container/locks/gpu.tx
 
 export TORCH_PIP_ARGS
 
-.PHONY: ordeal licences setup demo test test-heavy test-versions test-xla test-docker lint lock clean bench-serve bench-train
+.PHONY: gpu-kit gpu-truth gpu-speed gpu-serve gpu-smoke ordeal licences setup demo test test-heavy test-versions test-xla test-docker lint lock clean bench-serve bench-train
 
 setup: .venv/.made
 
@@ -112,6 +112,18 @@ licences: setup
 # Packed batches beside HF Trainer's padded ones. ARGS="--data FOLDER --rounds 3"
 bench-train: setup
 	$(BIN)/python benchmarks/bench_train.py $(ARGS)
+
+# On a machine with a CUDA device, half an hour in all: docs/GPU.md. ARGS="--smoke" tries them on a CPU.
+gpu-truth gpu-speed gpu-serve: setup
+	$(BIN)/python benchmarks/gpu/$(@:gpu-%=%).py $(ARGS)
+
+# All three, small, on whatever is here.
+gpu-smoke: setup
+	for stage in truth speed serve; do $(BIN)/python benchmarks/gpu/$$stage.py --smoke || exit 1; done
+
+# What such a machine lacks if it has no network: build/gpu-kit.
+gpu-kit: setup
+	$(BIN)/python benchmarks/gpu/kit.py
 
 clean:
 	rm -rf .venv .venv-xla .demo build .pytest_cache .mypy_cache .ruff_cache .hypothesis container/build container/*.egg-info
