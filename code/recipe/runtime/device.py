@@ -43,7 +43,7 @@ class Device:
 
 
 def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: bool) -> Device:
-    """The device of this process.
+    """The device of this process, without kernels on it that are known to be wrong.
 
     Args:
         environ: RANK, WORLD_SIZE and LOCAL_WORLD_SIZE as torchrun sets them.
@@ -62,6 +62,9 @@ def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: b
         )
     kind = "cpu" if use_cpu else _accelerator()
     decided, reason = _precision(kind, bf16, fp16)
+    # cuDNN's attention comes first on recent GPUs: with a mask its gradients may be no number
+    # (pytorch#196678), and each new shape costs half a second. The others are as fast.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     return Device(
         kind=kind,
         bf16=decided,

@@ -70,3 +70,9 @@ def test_progress_is_told_every_few_seconds(capsys: pytest.CaptureFixture[str]) 
         "step 5 of 100 (5 %), 16.0 texts/s, about 1 min 35 s left",
         "step 10 of 100 (10 %), 16.0 texts/s, about 1 min 30 s left",
     ]
+
+
+def test_no_attention_kernel_that_is_known_to_be_wrong_is_used() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    device.choose({}, bf16=None, use_cpu=False, fp16=False)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
