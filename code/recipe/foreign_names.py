@@ -24,6 +24,7 @@ RENAMED: Mapping[str, str] = {
     "model_checkpoint": "model_name_or_path",
     "pretrained_model_name_or_path": "model_name_or_path",
     "label_column_name": "label_column",
+    "image_column_name": "image_column",
     "target_column": "label_column",
     "text_column_name": "text_column",
     "max_input_length": "max_length",

@@ -31,8 +31,8 @@ class Hyperparameters:
         None,
         "text-classification (classes, sets of them, or numbers); causal-lm: to go on with texts, "
         "prompts or conversations; masked-lm: to fill masks in texts; summarization, translation, "
-        "text2text-generation: to write texts from texts. Default: found from the data and the "
-        "model where it is certain, else text-classification.",
+        "text2text-generation: to write texts from texts; image-classification. Default: found "
+        "from the data and the model where it is certain, else text-classification.",
     )
     model_name_or_path: str | None = _documented(
         None,
@@ -68,6 +68,15 @@ class Hyperparameters:
         None,
         "Column to predict, or of the texts to write. Default: found by its name.",
         "summary_column",
+    )
+    image_column: str | None = _documented(
+        None, "task=image-classification: column of pictures, or of their files' names."
+    )
+    augmentation: str = _documented(
+        "crop",
+        "task=image-classification: how training pictures differ from epoch to epoch: none; crop: "
+        "three quarters or more of their height and width; flip: cropped, and half of them "
+        "mirrored.",
     )
     problem_type: str | None = _documented(
         None,
@@ -334,6 +343,7 @@ _CHOICES: Mapping[str, Sequence[str]] = {
     "problem_type": PROBLEMS,
     "class_weight": ("balanced",),
     "lora_save": ("merged", "adapter"),
+    "augmentation": ("none", "crop", "flip"),
     "sample_by": ("line", "paragraph", "document"),
     "long_texts": (SPLIT, TRUNCATE),
 }

@@ -31,6 +31,7 @@ class Row:
 CLASSIFICATION, CAUSAL_LM = "text-classification", "causal-lm"
 MASKED_LM = "masked-lm"
 SUMMARIES, TRANSLATIONS, TEXTS = "summarization", "translation", "text2text-generation"
+PICTURES = "image-classification"
 _OF_TEXTS = (
     *("label_column", "source_prefix", "max_target_length", "predict_with_generate"),
     *("num_beams", "generated_rows", "label_smoothing_factor", "do_predict"),
@@ -58,13 +59,19 @@ TASKS: Mapping[str, Row] = {
     MASKED_LM: Row(
         "masked_lm",
         ("mlm_probability", "whole_word_masking", "sample_by", "long_texts"),
-        recognised_by="data.unlabelled",
+        recognised_by="data.language_modeling:recognise_for_encoders",
     ),
     SUMMARIES: Row(
         "text_to_text", _OF_TEXTS, recognised_by="data.text_pairs:recognise_summaries"
     ),
     TRANSLATIONS: Row(
         "text_to_text", _OF_TEXTS, recognised_by="data.text_pairs:recognise_translations"
+    ),
+    PICTURES: Row(
+        "image_classification",
+        ("image_column", "augmentation", "label_column", "class_weight", "label_smoothing_factor",
+         "do_predict"),
+        recognised_by="data.pictures",
     ),
     TEXTS: Row("text_to_text", _OF_TEXTS, recognised_by="data.text_pairs:recognise_others"),
     EMBEDDING: Row(

@@ -34,6 +34,8 @@ from recipe.hyperparameters import Hyperparameters
 
 _PLAIN = (".txt", ".text")
 _LOOKED_AT = 20
+_FILLERS = ("ForMaskedLM", "ForPreTraining")
+"""Ends of the names of classes with a head for masked tokens."""
 _DECODERS = ("ForCausalLM", "LMHeadModel")
 """What the names of decoders' classes end with."""
 _EXAMPLE = '[{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
@@ -156,6 +158,15 @@ def recognise(evidence: Evidence) -> Recognised | None:
     if text is not None and is_decoder:
         return Recognised(reason=f"column {text} holds texts without labels, for a decoder")
     return None
+
+
+def recognise_for_encoders(evidence: Evidence) -> Recognised | None:
+    """Whether the first rows hold texts without labels, for an encoder with its head."""
+    text = evidence.named(TEXT_NAMES)
+    fills = any(name.endswith(_FILLERS) for name in evidence.architectures)
+    if text is None or not fills or classification.recognise(evidence) is not None:
+        return None
+    return Recognised(reason=f"column {text} holds texts without labels, for an encoder")
 
 
 def _are_conversations(evidence: Evidence, column: str) -> bool:

@@ -181,9 +181,16 @@ def load_causal(
 
 
 def read(
-    architecture: Any, source: Source, hyperparameters: Hyperparameters, **more: Any
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
+    architecture: Any,
+    source: Source,
+    hyperparameters: Hyperparameters,
+    reader: Any = AutoTokenizer,
+    **more: Any,
+) -> tuple[PreTrainedModel, Any, dict[str, Any]]:
     """A model in float32, its tokenizer, and what was found of its weights.
+
+    Args:
+        reader: What loads the tokenizer, or whatever else makes tensors for the model.
 
     Raises:
         ModelError: it cannot be reached or loaded.
@@ -195,13 +202,14 @@ def read(
     options = {**in_precision(torch.float32), "output_loading_info": True, **more, **trusted}
     with checksums.verified(source.name):
         try:
-            tokenizer = AutoTokenizer.from_pretrained(source.name, **trusted)
+            tokenizer = reader.from_pretrained(source.name, **trusted)
             model, report = architecture.from_pretrained(source.name, **options)
         except Exception as error:
             if not isinstance(error, UNLOADABLE) and _broken_connection(error) is None:
                 raise
             raise _load_error(source, error) from error
-    _see_to_padding(source, model, tokenizer)
+    if reader is AutoTokenizer:
+        _see_to_padding(source, model, tokenizer)
     return model, tokenizer, report
 
 

@@ -15,9 +15,8 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from recipe.console import say
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, lora, packed_decoders
+from recipe.models import languages, loading, lora, packed_decoders
 from recipe.models.loading import Source
-from recipe.tokenization import languages
 
 _HEADS = frozenset(
     (

@@ -148,10 +148,13 @@ def write(material: Material, folder: Path) -> Path:
 def _drawn(material: Material) -> list[tuple[str, Any]]:
     history = material.history
     own = [section.figure for section in material.sections if section.figure is not None]
+    lengths = []
+    if material.max_length:  # pictures have no lengths
+        lengths = [("lengths", figures.lengths(material.lengths, material.max_length))]
     return [
         ("loss", figures.loss(history)),
         ("evaluation", figures.evaluation(history)),
-        ("lengths", figures.lengths(material.lengths, material.max_length)),
+        *lengths,
         ("time", figures.phases(material.phases)),
         *((name, draw()) for name, draw in own),
     ]
@@ -168,7 +171,8 @@ def _tiles(material: Material) -> dict[str, str]:
     ]
     tiles = {f"{prefix} {name.replace('_', ' ')}": f"{value:.4g}" for name, value in found[:3]}
     tiles |= _speed(material)
-    tiles["padding"] = f"{1 - real / material.places:.0%}"
+    if material.max_length:
+        tiles["padding"] = f"{1 - real / material.places:.0%}"
     seconds = sum(material.phases.values())
     tiles["time"] = f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s"
     if material.price_per_hour is not None:
@@ -180,6 +184,8 @@ def _tiles(material: Material) -> dict[str, str]:
 def padding(material: Material) -> str:
     """How much of what is computed is padding, here and laid out in the usual ways."""
     lengths, most = material.lengths, material.max_length
+    if not most:
+        return ""
     real, size = int(lengths.sum()), material.facts.hyperparameters.per_device_train_batch_size
     shuffled = np.random.default_rng(0).permutation(lengths)
     batches = [shuffled[at : at + size] for at in range(0, len(shuffled), size)]
@@ -197,10 +203,10 @@ def _speed(material: Material) -> dict[str, str]:
     if not per_second:
         return {}
     tokens = per_second * int(material.lengths.sum())
-    tiles = {
-        "texts per second": f"{per_second * len(material.lengths):,.1f}",
-        "tokens per second": f"{tokens:,.0f}",
-    }
+    speed = f"{per_second * len(material.lengths):,.1f}"
+    if not material.max_length:
+        return {"pictures per second": speed}
+    tiles = {"texts per second": speed, "tokens per second": f"{tokens:,.0f}"}
     if material.matrix_rate:
         share = tokens * material.flops_per_token / material.matrix_rate
         rated = f"{material.matrix_rate / 1e9:,.0f} GFLOP/s"

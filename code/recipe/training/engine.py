@@ -157,7 +157,7 @@ def build(
         seed=args.seed if args.data_seed is None else args.data_seed,
         world=World(processes=args.world_size, rank=args.process_index),
     )
-    pad_id: Any = tokenizer.pad_token_id
+    pad_id: Any = getattr(tokenizer, "pad_token_id", None)
     if hyperparameters.packing is not False and objective.packs(model):
         why_not = flat_attention.why_not(model.config, args.device, _attention_dtype(model, args))
         if why_not is None:
@@ -275,7 +275,8 @@ class Engine(Resumable):
 
     def floating_point_ops(self, inputs: Batch) -> int:
         """Of a forward and a backward pass; the Trainer would count the parameters each time."""
-        return int(self.flops_per_token * inputs["input_ids"].numel())
+        tokens = inputs["input_ids"].numel() if "input_ids" in inputs else len(inputs["labels"])
+        return int(self.flops_per_token * tokens)
 
     def _wrap_model(self, *arguments: Any, **options: Any) -> Any:
         """The model as DDP is to take it, without a second copy of its gradients."""

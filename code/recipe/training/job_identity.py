@@ -19,8 +19,8 @@ from recipe.task_table import CLASSIFICATION
 _DATA = """
     text_column text_pair_column label_column problem_type label_separator num_labels prompt_column
     completion_column messages_column sample_by long_texts max_length dataset_config_name
-    mlm_probability whole_word_masking source_prefix source_lang target_lang max_target_length
-    label_all_tokens
+    image_column mlm_probability whole_word_masking source_prefix source_lang target_lang
+    max_target_length label_all_tokens
 """
 IN_THE_DATA = frozenset(_DATA.split())
 """What decides on the samples, which a digest stands for."""
@@ -34,8 +34,7 @@ _KEEPING = """
     eval_delay prediction_loss_only eval_on_start eval_do_concat_batches eval_use_gather_object
     eval_accumulation_steps bf16_full_eval fp16_full_eval save_only_model save_on_each_node
     save_safetensors enable_jit_checkpoint restore_callback_states_from_checkpoint
-    resume_from_checkpoint overwrite_output_dir do_train do_eval do_predict predict_with_generate
-    generated_rows num_beams
+    resume_from_checkpoint overwrite_output_dir do_train do_eval do_predict
 """
 _LOGGING = """
     logging_strategy logging_steps logging_first_step logging_nan_inf_filter logging_dir
@@ -56,7 +55,12 @@ _PLACE = """
 """
 WITHOUT_EFFECT = frozenset(f"{_KEEPING} {_LOGGING} {_PLACE}".split())
 """What changes no weight that training ends with."""
-OF_THE_BEST = frozenset({"eval_strategy", "eval_steps", "save_strategy", "save_steps"})
+OF_THE_BEST = frozenset(
+    (
+        *("eval_strategy", "eval_steps", "save_strategy", "save_steps"),
+        *("predict_with_generate", "generated_rows", "num_beams"),
+    )
+)
 """What decides where the best weights are looked for, if those are kept."""
 _RENAMED = "num_train_epochs max_train_steps learning_rate warmup_steps weight_decay seed bf16"
 OF_THE_TRAINER = frozenset(_RENAMED.split())

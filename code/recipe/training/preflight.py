@@ -60,13 +60,15 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         what = "lengths"
         longest = task.longest(model, tokenizer)
         lengths = _lengths(task, tokenizer, hyperparameters.seed)
-        yield from _length_findings(lengths, longest, hyperparameters)
+        if lengths:
+            yield from _length_findings(lengths, longest, hyperparameters)
     except RecipeError as error:
         yield Finding(level=ERROR, what=what, detail=str(error))
         return
-    pieces = sum(task.pieces(length, longest) for length in lengths) / len(lengths)
+    pieces = sum(task.pieces(length, longest) for length in lengths) / len(lengths or [1]) or 1
     yield _steps(round(len(task.train) * pieces), hyperparameters, processes)
-    yield _memory(model, lengths, longest, hyperparameters, processes)
+    if lengths:
+        yield _memory(model, lengths, longest, hyperparameters, processes)
 
 
 def _see_to_combinations(hyperparameters: Hyperparameters, places: Places) -> None:

@@ -150,7 +150,8 @@ def _make(
     with arguments.main_process_first(desc="model"):
         model, tokenizer = task.load(source)
     max_length = task.longest(model, tokenizer)
-    say(f"model: {source.name}, {_size(model)} parameters, texts cut at {max_length} tokens")
+    cut = f", texts cut at {max_length} tokens" if max_length else ""
+    say(f"model: {source.name}, {_size(model)} parameters{cut}")
     watch.lap("model")
     with arguments.main_process_first(desc="tokens"):
         samples: Mapping[str, Samples] = task.samples(tokenizer, max_length)

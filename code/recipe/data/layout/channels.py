@@ -15,7 +15,7 @@ from recipe.data.layout.model_channel import MODEL_CHANNELS
 from recipe.data.layout.sources import Sources
 from recipe.errors import DataError
 
-_NOT_DATA_CHANNELS = (*MODEL_CHANNELS, "code", "sm_drivers", "checkpoints")
+NOT_DATA_CHANNELS = (*MODEL_CHANNELS, "code", "sm_drivers", "checkpoints")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def find(
             files of which each host has its own and files that all hosts have.
     """
     asked = [each.strip() for each in (configurations or "").split(",") if each.strip()]
-    data = {name: path for name, path in channels.items() if name not in _NOT_DATA_CHANNELS}
+    data = {name: path for name, path in channels.items() if name not in NOT_DATA_CHANNELS}
     others = [name for name in data if split_of(name) is None]
     notes: list[str] = []
     inside: dict[str, _Channel] = {}

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from recipe.data.decoding import Unreadable, picture
 from recipe.inference.payloads import BadRequest, NotTakenHere
 
-_MOST_PIXELS = 64_000_000
 _NAMED = re.compile(r"\s*([a-z][a-z0-9+.-]*://|/|\.{1,2}/|[A-Za-z]:\\)", re.IGNORECASE)
 _DATA = re.compile(r"data:[\w/+.;=-]*;base64,", re.IGNORECASE)
 
@@ -48,23 +48,13 @@ def image(value: Any) -> Any:
     Raises:
         BadRequest: It is not a picture, or has more pixels than anybody's camera.
     """
-    from PIL import Image, ImageOps
-
     data = data_of(value, "image") if isinstance(value, str) else value
     if not isinstance(data, bytes):
         raise BadRequest(f"An input is {str(value)[:60]!r}, not an image. Send it as base64.")
     try:
-        opened = Image.open(io.BytesIO(data))
-        if opened.width * opened.height > _MOST_PIXELS:
-            raise BadRequest(
-                f"The image has {opened.width} x {opened.height} pixels; {_MOST_PIXELS} are taken."
-            )
-        return ImageOps.exif_transpose(opened).convert("RGB")
-    except BadRequest:
-        raise
-    except Exception as error:
-        # Decoders of damaged pictures raise what they like.
-        raise BadRequest(f"An image cannot be read: {error}") from error
+        return picture(data)
+    except Unreadable as error:
+        raise BadRequest(str(error)) from error
 
 
 def sound(value: Any, rate: int) -> Any:

@@ -1,0 +1,101 @@
+"""Pictures to batches of one shape; how each is cropped and mirrored in training is drawn here.
+
+What is drawn is a pure function of (seed, epoch, row), so that it does not depend on how pictures
+are dealt out to steps and processes, nor on where a job was resumed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from recipe.batching.batches import Batch, Samples
+from recipe.batching.packing import Rows
+
+_LEAST_SHARE = 0.75
+"""Of a picture's height and width that a crop keeps."""
+Pixels = npt.NDArray[np.uint8]
+CROP, FLIP = "crop", "flip"
+
+
+@dataclass(frozen=True)
+class Pictures(Samples):
+    """Samples that are pictures, each a token to what deals them out."""
+
+    pixels: Pixels
+    """[pictures, 3, height, width]"""
+    digest: str
+    """Of the files and of what was made of them."""
+    augmentation: frozenset[str] = frozenset()
+    drawn_with: tuple[int, int] | None = None
+    """Seed and epoch; None where nothing is drawn."""
+
+    def in_epoch(self, seed: int, epoch: int) -> Pictures:
+        """As this epoch crops and mirrors them."""
+        return dataclasses.replace(self, drawn_with=(seed, epoch))
+
+    def fingerprint(self) -> str:
+        """What tells these pictures apart from others."""
+        return f"{super().fingerprint()}-{self.digest}"
+
+    def picture(self, row: int) -> Pixels:
+        """[3, height, width]"""
+        pixels: Pixels = self.pixels[row]
+        if self.drawn_with is None or not self.augmentation:
+            return pixels
+        random = np.random.default_rng((2, *self.drawn_with, row))
+        if CROP in self.augmentation:
+            pixels = _cropped(pixels, random)
+        if FLIP in self.augmentation and random.random() < 0.5:
+            pixels = pixels[..., ::-1]
+        return pixels
+
+
+def _cropped(pixels: Pixels, random: np.random.Generator) -> Pixels:
+    """A part of a picture, as large as the picture."""
+    from PIL import Image
+
+    _, height, width = pixels.shape
+    tall, wide = random.uniform(_LEAST_SHARE, 1, 2) * (height, width)
+    top, left = random.random(2) * (height - tall, width - wide)
+    whole: Any = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    box = (left, top, left + wide, top + tall)
+    part = whole.resize((width, height), Image.Resampling.BILINEAR, box=box)
+    cropped: Pixels = np.asarray(part).transpose(2, 0, 1)
+    return cropped
+
+
+@dataclass(frozen=True)
+class FixedPictures:
+    """Pictures of one shape, as numbers that the model was trained with."""
+
+    size: int
+    height: int
+    width: int
+    scale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    balanced: ClassVar[bool] = False
+
+    def tensors(self, samples: Samples, rows: Rows) -> Batch:
+        """pixel_values [size, 3, height, width] in float32."""
+        assert isinstance(samples, Pictures)
+        pixels = np.zeros((self.size, 3, self.height, self.width), dtype=np.uint8)
+        for at, row in enumerate(rows.tolist()):
+            pixels[at] = samples.picture(row)
+        values = torch.from_numpy(pixels).float().mul_(self.scale)
+        mean, std = (torch.tensor(each).view(1, -1, 1, 1) for each in (self.mean, self.std))
+        return {"pixel_values": values.sub_(mean).div_(std)}
+
+    def describe(self) -> str:
+        """The size of each."""
+        return f"of {self.width} x {self.height} pixels"
+
+    def places(self, samples: Samples, rows: Rows) -> int:
+        """The pictures of all rows."""
+        return self.size

@@ -1,0 +1,73 @@
+"""Models that tell classes of pictures apart: loading one, with its image processor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
+
+from recipe.console import say
+from recipe.data.labels import Labels
+from recipe.errors import ModelError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import loading, lora
+from recipe.models.loading import Source
+
+_OF_ONE_SIZE = {"vit", "deit", "beit", "vit_msn", "data2vec-vision", "dinov2", "vit_mae"}
+
+
+def load(
+    source: Source, labels: Labels, hyperparameters: Hyperparameters
+) -> tuple[PreTrainedModel, Any]:
+    """The model in float32 with a head for `labels`, and its image processor.
+
+    A head for another number of labels is replaced by a new one.
+
+    Raises:
+        ModelError: it cannot be reached or loaded, or reads no pictures in three colours.
+    """
+    model, processor, report = loading.read(
+        AutoModelForImageClassification,
+        source,
+        hyperparameters,
+        reader=AutoImageProcessor,
+        num_labels=len(labels.names),
+        id2label=labels.by_id,
+        label2id=labels.ids,
+        ignore_mismatched_sizes=True,
+    )
+    config: Any = model.config
+    if getattr(config, "num_channels", 3) != 3:
+        raise ModelError(
+            f"The model {source.name} reads pictures of {config.num_channels} channels, and "
+            "pictures are read in RGB here.",
+            "Give a model of three channels.",
+        )
+    new = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
+    say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
+    if new and not hyperparameters.trains:
+        raise ModelError(
+            f"The model {source.name} lacks {len(new)} weights of a classifier of these labels "
+            f"({new[0]} ...), which training would make: do_train=False has nothing to judge.",
+            "Give a trained classifier, or leave do_train out.",
+        )
+    return lora.wrap(model, hyperparameters, new, None, trains_head=True), processor
+
+
+def check_size(model: PreTrainedModel, height: int, width: int) -> None:
+    """See that `model` has positions for pictures of this size.
+
+    Raises:
+        ModelError: it has not.
+    """
+    config: Any = model.config
+    size = getattr(config, "image_size", None)
+    if config.model_type not in _OF_ONE_SIZE or size is None:
+        return
+    wanted = (size, size) if isinstance(size, int) else tuple(size)
+    if wanted != (height, width):
+        raise ModelError(
+            f"The model reads pictures of {wanted[1]} x {wanted[0]} pixels, and its image "
+            f"processor makes them {width} x {height}.",
+            "Correct size (or crop_size) in its preprocessor_config.json.",
+        )

@@ -1,0 +1,276 @@
+"""task=image-classification: which pictures are read and how, what is drawn, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image, ImageOps
+
+from recipe.batching.picture_batches import FixedPictures
+from recipe.batching.picture_batches import Pictures as Samples
+from recipe.data import pictures
+from recipe.data.decoding import picture
+from recipe.errors import DataError, ModelError
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import pictures as models
+from recipe.models.loading import Source
+from recipe.tasks import detection, image_classification
+from recipe.tokenization import pictures as pixels
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of pictures of this module's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+        yield
+
+
+def shade(value: int, size: tuple[int, int] = (12, 8)) -> Image.Image:
+    """A picture whose upper half is of a shade, and whose lower half is black."""
+    drawn = np.zeros((size[1], size[0], 3), dtype=np.uint8)
+    drawn[: size[1] // 2] = value
+    return Image.fromarray(drawn)
+
+
+def write(path: Path, value: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shade(value).save(path)
+    return path
+
+
+def in_bytes(value: int, kind: str = "PNG") -> bytes:
+    out = io.BytesIO()
+    shade(value).save(out, kind)
+    return out.getvalue()
+
+
+def load(channels: dict[str, Path], **options: Any) -> pictures.Pictures:
+    return pictures.load(channels, Hyperparameters(task="image-classification", **options))
+
+
+def test_a_folder_for_each_class(tmp_path: Path) -> None:
+    for split, count in (("train", 4), ("test", 2)):
+        for name in ("cat", "dog"):
+            for number in range(count):
+                write(tmp_path / split / name / f"valid_{number}.JPG", 90)
+    (tmp_path / "train" / "cat" / "notes.txt.md").write_text("x")
+    whole = load({"data": tmp_path})
+    assert (len(whole.train), len(whole.evaluation)) == (8, 4)
+    assert whole.labels.names == ("cat", "dog")
+    assert whole.train[0]["place"] == str(tmp_path / "train" / "cat" / "valid_0.JPG")
+    channels = {"train": tmp_path / "train", "validation": tmp_path / "test"}
+    assert len(load(channels).evaluation) == 4
+    alone = load({"train": tmp_path / "train"})
+    assert sorted(alone.evaluation["label"]) in ([0], [1])
+    assert "labels: 2: cat (" in alone.found[-1]
+    write(tmp_path / "test" / "cow" / "1.png", 3)
+    with pytest.raises(DataError, match=r"cow/1.png has the label 'cow', which is in the test"):
+        load({"data": tmp_path})
+    write(tmp_path / "train" / "stray.png", 3)
+    with pytest.raises(DataError, match=r"stray\.png lies in no folder of a class"):
+        load({"train": tmp_path / "train"})
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_table_names_files(tmp_path: Path, kind: str) -> None:
+    rows = [{"file_name": f"p/{n}.png", "label": "ab"[n % 2]} for n in range(6)]
+    for row in rows:
+        write(tmp_path / str(row["file_name"]), 9)
+    write(tmp_path / "p" / "spare.png", 9)
+    text = "\n".join(map(json.dumps, rows))
+    if kind == "csv":
+        text = "\n".join(["file_name,label", *(f"{r['file_name']},{r['label']}" for r in rows)])
+    (tmp_path / f"metadata.{kind}").write_text(text)
+    found = load({"train": tmp_path})
+    assert len(found.train) + len(found.evaluation) == 6
+    assert any("1 pictures below" in line for line in found.found)
+    (tmp_path / "p" / "3.png").unlink()
+    with pytest.raises(DataError, match=r"names the picture 'p/3.png' in column 'file_name'"):
+        load({"train": tmp_path})
+
+
+@pytest.mark.parametrize("kind", ["parquet", "disk", "bytes"])
+def test_a_column_holds_pictures(tmp_path: Path, kind: str) -> None:
+    labels = datasets.ClassLabel(names=["wolf", "cat", "unseen"])
+    columns: dict[str, Any] = {
+        "image": [{"bytes": in_bytes(n), "path": f"{n}.png"} for n in range(6)],
+        "label": [n % 2 for n in range(6)],
+    }
+    kinds: dict[str, Any] = {"image": datasets.Image(decode=False), "label": labels}
+    if kind == "bytes":
+        columns["image"] = [each["bytes"] for each in columns["image"]]
+        kinds["image"] = datasets.Value("binary")
+    rows = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
+    if kind == "disk":
+        rows.save_to_disk(str(tmp_path))
+    else:
+        rows.to_parquet(str(tmp_path / "train.parquet"))
+    found = load({"train": tmp_path})
+    assert found.labels.names == ("wolf", "cat", "unseen")
+    shades = [np.asarray(picture(each["bytes"])).max() for each in found.train]
+    assert [n % 2 for n in shades] == found.train["label"][:]
+    assert "row" in found.train[0]["place"]
+
+
+def reference(processor: Any, opened: Image.Image) -> Any:
+    return processor(opened, return_tensors="pt")["pixel_values"][0]
+
+
+PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vit": ("ViTImageProcessor", {"size": {"height": 32, "width": 32}}),
+    "deit": ("DeiTImageProcessor", {"size": {"height": 40, "width": 40},
+                                    "crop_size": {"height": 32, "width": 32}}),
+    "convnext": ("ConvNextImageProcessor", {"size": {"shortest_edge": 32}}),
+    "clip": ("CLIPImageProcessor", {"size": {"shortest_edge": 32},
+                                    "crop_size": {"height": 32, "width": 32}}),
+}  # fmt: skip
+
+
+def processor_of(kind: str) -> Any:
+    name, settings = PROCESSORS[kind]
+    found = getattr(transformers, f"{name}Pil", None) or getattr(transformers, name)
+    return found(**settings)
+
+
+def modes() -> dict[str, tuple[bytes, Image.Image]]:
+    """Pictures as files of many kinds, and what they show in RGB."""
+    random = np.random.default_rng(0)
+    colours = Image.fromarray(random.integers(0, 255, (20, 28, 3), dtype=np.uint8))
+    grey = colours.convert("L")
+    found: dict[str, tuple[bytes, Image.Image]] = {}
+
+    def keep(
+        name: str, written: Image.Image, shown: Image.Image, kind: str, **options: Any
+    ) -> None:
+        out = io.BytesIO()
+        written.save(out, kind, **options)
+        found[name] = out.getvalue(), shown
+
+    keep("grey", grey, grey.convert("RGB"), "PNG")
+    keep("two colours", grey.convert("1"), grey.convert("1").convert("RGB"), "PNG")
+    keep("a palette", colours.convert("P"), colours.convert("P").convert("RGB"), "GIF")
+    keep("transparent", colours.convert("RGBA"), colours, "PNG")
+    cmyk = colours.convert("CMYK")
+    keep("print", cmyk, cmyk.convert("RGB"), "TIFF")
+    deep = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
+    keep("16 bits", deep, grey.convert("RGB"), "PNG")
+    exif = Image.Exif()
+    exif[274] = 6  # turned by a quarter
+    keep("turned", colours, colours.transpose(Image.Transpose.ROTATE_270), "PNG", exif=exif)
+    return found
+
+
+def test_pictures_of_every_kind_are_read_in_rgb_and_upright() -> None:
+    for name, (data, shown) in modes().items():
+        read = picture(data)
+        assert read.mode == "RGB", name
+        assert np.array_equal(np.asarray(read), np.asarray(shown)), name
+        if name not in ("16 bits",):
+            theirs = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+            assert np.array_equal(np.asarray(read), np.asarray(theirs)), name
+
+
+def samples_of(
+    kind: str, count: int = 5, augmentation: str = "none", name: str = "train"
+) -> tuple[Samples, FixedPictures, list[Image.Image]]:
+    random = np.random.default_rng(1)
+    drawn = [
+        Image.fromarray(random.integers(0, 255, (20 + 9 * n, 50 - 7 * n, 3), dtype=np.uint8))
+        for n in range(count)
+    ]
+    files = []
+    for each in drawn:
+        out = io.BytesIO()
+        each.save(out, "PNG")
+        files.append(out.getvalue())
+    split = datasets.Dataset.from_dict(
+        {"place": [str(n) for n in range(count)], "bytes": files, "file": [None] * count,
+         "label": [n % 2 for n in range(count)]}
+    )  # fmt: skip
+    processor = processor_of(kind)
+    objective = image_classification._Classes()
+    objective.processor = processor
+    kinds = image_classification.AUGMENTATIONS[augmentation]
+    samples = pixels.read(name, split, processor, kinds)
+    model: Any = type("M", (), {"config": transformers.ConvNextConfig()})()
+    layout: Any = objective.layout(model, False, 4, 0, [])
+    return samples, layout, drawn
+
+
+@pytest.mark.parametrize("kind", PROCESSORS)
+def test_a_batch_is_what_the_models_processor_makes(kind: str) -> None:
+    samples, layout, drawn = samples_of(kind)
+    batch = layout.tensors(samples, np.asarray([3, 0, 4]))
+    assert batch["pixel_values"].shape == (4, 3, 32, 32)
+    wanted = torch.stack([reference(processor_of(kind), drawn[at]) for at in (3, 0, 4)])
+    torch.testing.assert_close(batch["pixel_values"][:3], wanted, rtol=0, atol=2e-6)
+
+
+def test_what_is_drawn_depends_on_seed_epoch_and_row_alone() -> None:
+    samples, layout, _ = samples_of("vit", augmentation="flip")
+    plain, _, _ = samples_of("vit")
+    rows = np.arange(3)
+
+    def drawn(seed: int, epoch: int) -> torch.Tensor:
+        made: torch.Tensor = layout.tensors(samples.in_epoch(seed, epoch), rows)["pixel_values"]
+        return made
+
+    assert torch.equal(drawn(1, 2), drawn(1, 2))
+    assert not torch.equal(drawn(1, 2), drawn(1, 3)) and not torch.equal(drawn(1, 2), drawn(2, 2))
+    other = layout.tensors(samples.in_epoch(1, 2), np.asarray([2, 1]))["pixel_values"]
+    assert torch.equal(other[1], drawn(1, 2)[1])
+    # What is evaluated is never drawn, nor what no augmentation was asked for.
+    as_it_is = layout.tensors(plain, rows)["pixel_values"]
+    assert torch.equal(layout.tensors(samples, rows)["pixel_values"], as_it_is)
+    assert torch.equal(layout.tensors(plain.in_epoch(1, 2), rows)["pixel_values"], as_it_is)
+    # A crop of a picture is like it, and mirrored about half of the time.
+    top = [samples.in_epoch(0, epoch).picture(1) for epoch in range(40)]
+    assert all(each.shape == (3, 32, 32) for each in top)
+    assert len({each.tobytes() for each in top}) == 40
+
+
+def test_broken_pictures_are_named_all_at_once(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        for number in range(3):
+            write(tmp_path / name / f"{number}.png", 80)
+    whole = (tmp_path / "cat" / "1.png").read_bytes()
+    (tmp_path / "cat" / "1.png").write_bytes(whole[:-40])
+    (tmp_path / "dog" / "0.png").write_text("no picture")
+    found = load({"train": tmp_path}, passed={"eval_strategy": "no"})
+    with pytest.raises(DataError) as caught:
+        pixels.read("train", found.train, processor_of("vit"), frozenset())
+    said = str(caught.value)
+    assert "2 problems" in said and "cat/1.png: An image" in said and "dog/0.png: An image" in said
+
+
+def test_models_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "intermediate_size": 16, "image_size": 24, "patch_size": 8}  # fmt: skip
+    for channels, words in ((1, "reads pictures of 1 channels"), (3, "24 x 24 pixels")):
+        config = transformers.ViTConfig(**small, num_channels=channels)
+        folder = tmp_path / str(channels)
+        transformers.ViTForImageClassification(config).save_pretrained(folder)
+        processor_of("vit").save_pretrained(folder)
+        source = Source(name=str(folder), is_local=True)
+        labels = pictures.Labels(("a", "b", "c"))
+        with pytest.raises(ModelError, match=words):
+            model, _ = models.load(source, labels, Hyperparameters())
+            assert model.config.num_labels == 3
+            models.check_size(model, 32, 32)
+
+
+def test_the_task_is_found(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        write(tmp_path / name / "1.png", 80)
+    resolved, why = detection.find(Hyperparameters(), {"train": tmp_path})
+    assert resolved.task == "image-classification" and "folders of pictures" in why
