@@ -103,4 +103,7 @@ def save(
     model = whole(model, weights, hyperparameters)
     model.save_pretrained(folder)
     if hyperparameters.lora_r is not None and hyperparameters.lora_save == "adapter":
-        model.get_base_model().config.save_pretrained(folder)
+        base = model.get_base_model()
+        base.config.save_pretrained(folder)
+        if base.can_generate():
+            base.generation_config.save_pretrained(folder)
