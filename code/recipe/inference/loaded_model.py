@@ -353,7 +353,6 @@ def _load_weights(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
     if origin.adapter:
         from peft import PeftModel
 
-<<<<<<< HEAD
         base = origin.adapter["base_model_name_or_path"]
         config = origin.config()
         try:
@@ -366,30 +365,10 @@ def _load_weights(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
                 f"{str(error).splitlines()[0]}",
                 "Train with lora_save=merged, or have the base at that place.",
             ) from error
+        if (Path(origin.place) / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(origin.place)
         adapted: Any = PeftModel.from_pretrained(model, origin.place)
         return adapted.merge_and_unload()
-=======
-    base = origin.adapter["base_model_name_or_path"]
-    config = origin.config()
-    try:
-        model = architecture.from_pretrained(
-            base, config=config, **in_precision(dtype), **origin.options
-        )
-    except OSError as error:
-        raise ModelError(
-            f"{origin.place} holds an adapter, and its base {base!r} cannot be read: "
-            f"{str(error).splitlines()[0]}",
-            "Train with lora_save=merged, or have the base at that place.",
-        ) from error
-    if (Path(origin.place) / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(origin.place)
-    merged: Any = PeftModel.from_pretrained(model, origin.place)
-    return merged.merge_and_unload()
-
-
-def _whole(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
-    """The model, all of whose weights were in its files: a new head would answer at random."""
->>>>>>> d52695f (An adapter keeps the generation settings that it was trained with)
     try:
         model, report = architecture.from_pretrained(
             origin.place, **in_precision(dtype), output_loading_info=True, **origin.options
