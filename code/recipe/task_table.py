@@ -71,7 +71,7 @@ TASKS: Mapping[str, Row] = {
         "image_classification",
         ("image_column", "augmentation", "label_column", "class_weight", "label_smoothing_factor",
          "do_predict"),
-        recognised_by="data.pictures",
+        recognised_by="data.pictures.labelled",
     ),
     TEXTS: Row("text_to_text", _OF_TEXTS, recognised_by="data.text_pairs:recognise_others"),
     EMBEDDING: Row(

@@ -13,9 +13,9 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedToken
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from recipe.console import say
-from recipe.errors import HyperparameterError, ModelError
+from recipe.errors import ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import languages, loading, lora, packed_decoders
+from recipe.models import loading, lora, packed_decoders
 from recipe.models.loading import Source
 
 _HEADS = frozenset(
@@ -40,12 +40,11 @@ _OTHER_LOSSES = {
 def load(
     source: Source, hyperparameters: Hyperparameters
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model in float32 and its tokenizer, both set to the job's languages and prefix.
+    """The model in float32, set to the job's prefix, and its tokenizer.
 
     Raises:
         ModelError: it cannot be reached or loaded, lacks weights, or does not say what its decoder
             begins with.
-        HyperparameterError: it writes several languages, and which is not said or not one of them.
     """
     model, tokenizer, report = loading.read(AutoModelForSeq2SeqLM, source, hyperparameters)
     config: Any = model.config
@@ -68,7 +67,6 @@ def load(
             f"{embeddings.num_embeddings}.",
             "Resize the model's embeddings, or give its own tokenizer.",
         )
-    _set_languages(model, tokenizer, hyperparameters)
     if config.decoder_start_token_id is None and config.model_type != "mbart":
         raise ModelError(
             f"The model {source.name} does not say which token its decoder begins with.",
@@ -84,32 +82,6 @@ def load(
     if known:
         config.task_specific_params = None
     return lora.wrap(model, hyperparameters, (), "SEQ_2_SEQ_LM", trains_head=False), tokenizer
-
-
-def _set_languages(model: Any, tokenizer: Any, hyperparameters: Hyperparameters) -> None:
-    """Let a multilingual tokenizer mark texts, and the model begin with the target's language."""
-    if not languages.is_multilingual(tokenizer):
-        return
-    chosen = {}
-    for name in ("source_lang", "target_lang"):
-        asked = getattr(hyperparameters, name)
-        language = None if asked is None else languages.named(tokenizer, asked)
-        if language is None:
-            some = ", ".join(languages.languages(tokenizer)[:60])
-            told = "is not given" if asked is None else f"has value {asked!r}"
-            raise HyperparameterError(
-                f"Hyperparameter {name} {told}, and the model marks texts with their languages.",
-                f"Give one of {some}.",
-            )
-        chosen[name] = language
-    for attribute, name in (("src_lang", "source_lang"), ("tgt_lang", "target_lang")):
-        setattr(tokenizer, attribute, chosen[name])
-        tokenizer.init_kwargs[attribute] = chosen[name]  # which is what is saved
-    first = languages.token_of(tokenizer, chosen["target_lang"])
-    model.generation_config.forced_bos_token_id = first
-    if model.config.model_type == "mbart" and model.config.decoder_start_token_id is None:
-        model.config.decoder_start_token_id = first
-        model.generation_config.decoder_start_token_id = first
 
 
 def shift_of(model: Any) -> Callable[[Tensor], Tensor]:

@@ -30,6 +30,7 @@ from recipe.task_table import SUMMARIES, TRANSLATIONS
 from recipe.tasks import evaluation, judging, writing
 from recipe.tasks.base import Batches, Finding, Model, check_best, named
 from recipe.tasks.writing import Written
+from recipe.tokenization import languages
 from recipe.tokenization import text_pairs as tokens
 
 _USUAL, _USUAL_OF_SUMMARIES, _USUAL_TARGET = 512, 1024, 128
@@ -113,7 +114,9 @@ class TextToText:
 
     def load(self, source: Source) -> Model:
         """With its languages and prefix set."""
-        return models.load(source, self._hyperparameters)
+        model, tokenizer = models.load(source, self._hyperparameters)
+        languages.mark(model, tokenizer, self._hyperparameters)
+        return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
         """Where longer sources are cut, by what serves the model, too; and targets."""

@@ -22,6 +22,7 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.models import text_to_text
 from recipe.models.loading import Source
 from recipe.tasks import detection, writing
+from recipe.tokenization import languages
 from recipe.tokenization import text_pairs as tokens
 from tests.support import serving_kit
 
@@ -263,9 +264,11 @@ def nllb(folder: Path) -> Path:
 def test_a_model_of_several_languages_learns_and_keeps_them(tmp_path: Path) -> None:
     source = Source(name=str(nllb(tmp_path / "nllb")), is_local=True)
     with pytest.raises(HyperparameterError, match=r"target_lang has value 'xx'.*eng_Latn"):
-        text_to_text.load(source, Hyperparameters(source_lang="eng", target_lang="xx"))
+        given = Hyperparameters(source_lang="eng", target_lang="xx")
+        languages.mark(*text_to_text.load(source, given), given)
     given = Hyperparameters(source_lang="deu", target_lang="fra_Latn")
     model, tokenizer = text_to_text.load(source, given)
+    languages.mark(model, tokenizer, given)
     (read_ids,), _ = tokens.encoded(tokenizer, ["the film"], 9)
     (written_ids,), _ = tokens.encoded(tokenizer, ["the film"], 9, is_target=True)
     named: Any = tokenizer.convert_tokens_to_ids

@@ -19,8 +19,8 @@ from recipe.inference import loaded_model
 from recipe.inference.loaded_model import BATCH, LoadedModel
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
-from recipe.models.languages import is_multilingual, languages, token_of
 from recipe.tokenization.encoding import beginning
+from recipe.tokenization.languages import is_multilingual, languages, token_of
 
 GENERAL, SUMMARIES, TRANSLATIONS = "text2text-generation", "summarization", "translation"
 _NAMES = {GENERAL: "generated_text", SUMMARIES: "summary_text", TRANSLATIONS: "translation_text"}

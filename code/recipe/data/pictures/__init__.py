@@ -1,0 +1,1 @@
+"""Pictures with their classes: found, labelled, decoded."""

@@ -1,0 +1,72 @@
+"""The languages that a multilingual model's tokenizer marks texts with."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from recipe.errors import HyperparameterError
+from recipe.hyperparameters import Hyperparameters
+
+
+def is_multilingual(tokenizer: Any) -> bool:
+    """Whether texts are marked with their languages, as those of M2M100, mBART and NLLB."""
+    return hasattr(tokenizer, "_build_translation_inputs")
+
+
+def languages(tokenizer: Any) -> list[str]:
+    """The languages that a multilingual tokenizer marks texts with."""
+    named = getattr(tokenizer, "lang_code_to_id", None) or getattr(
+        tokenizer, "lang_code_to_token", None
+    )
+    if named:
+        return list(named)
+    return [
+        token for token in tokenizer.all_special_tokens if re.fullmatch(r"[a-z]{2,3}_\w+", token)
+    ]
+
+
+def token_of(tokenizer: Any, language: str) -> int:
+    """The token that stands for one of `languages`."""
+    if hasattr(tokenizer, "get_lang_id"):
+        return int(tokenizer.get_lang_id(language))
+    return int(tokenizer.convert_tokens_to_ids(language))
+
+
+def named(tokenizer: Any, asked: str) -> str | None:
+    """The one of `languages` that `asked` names, as `en` names `en_XX`; None where none is."""
+    known = languages(tokenizer)
+    if asked in known:
+        return asked
+    begins = [each for each in known if each.startswith(f"{asked}_")]
+    return begins[0] if len(begins) == 1 else None
+
+
+def mark(model: Any, tokenizer: Any, hyperparameters: Hyperparameters) -> None:
+    """Let a multilingual tokenizer mark texts, and the model begin with the target's language.
+
+    Raises:
+        HyperparameterError: a language is not given, or is not one of the tokenizer's.
+    """
+    if not is_multilingual(tokenizer):
+        return
+    chosen = {}
+    for name in ("source_lang", "target_lang"):
+        asked = getattr(hyperparameters, name)
+        language = None if asked is None else named(tokenizer, asked)
+        if language is None:
+            some = ", ".join(languages(tokenizer)[:60])
+            told = "is not given" if asked is None else f"has value {asked!r}"
+            raise HyperparameterError(
+                f"Hyperparameter {name} {told}, and the model marks texts with their languages.",
+                f"Give one of {some}.",
+            )
+        chosen[name] = language
+    for attribute, name in (("src_lang", "source_lang"), ("tgt_lang", "target_lang")):
+        setattr(tokenizer, attribute, chosen[name])
+        tokenizer.init_kwargs[attribute] = chosen[name]  # which is what is saved
+    first = token_of(tokenizer, chosen["target_lang"])
+    model.generation_config.forced_bos_token_id = first
+    if model.config.model_type == "mbart" and model.config.decoder_start_token_id is None:
+        model.config.decoder_start_token_id = first
+        model.generation_config.decoder_start_token_id = first
