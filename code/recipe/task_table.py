@@ -62,18 +62,18 @@ TASKS: Mapping[str, Row] = {
         recognised_by="data.language_modeling:recognise_for_encoders",
     ),
     SUMMARIES: Row(
-        "text_to_text", _OF_TEXTS, recognised_by="data.text_pairs:recognise_summaries"
+        "text_to_text", _OF_TEXTS, recognised_by="data.kinds.text_pairs:recognise_summaries"
     ),
     TRANSLATIONS: Row(
-        "text_to_text", _OF_TEXTS, recognised_by="data.text_pairs:recognise_translations"
+        "text_to_text", _OF_TEXTS, recognised_by="data.kinds.text_pairs:recognise_translations"
     ),
     PICTURES: Row(
         "image_classification",
         ("image_column", "augmentation", "label_column", "class_weight", "label_smoothing_factor",
          "do_predict"),
-        recognised_by="data.pictures.labelled",
+        recognised_by="data.kinds.pictures",
     ),
-    TEXTS: Row("text_to_text", _OF_TEXTS, recognised_by="data.text_pairs:recognise_others"),
+    TEXTS: Row("text_to_text", _OF_TEXTS, recognised_by="data.kinds.text_pairs:recognise_others"),
     EMBEDDING: Row(
         "sentence_embedding",
         ("text_pair_column", "label_column", "negative_columns", "scale", "mini_batch_size",

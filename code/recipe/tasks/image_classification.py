@@ -13,9 +13,9 @@ from transformers import EvalPrediction, PreTrainedModel, Trainer
 from recipe.batching.batches import Layout, Samples
 from recipe.batching.picture_batches import CROP, FLIP, FixedPictures
 from recipe.data.column_names import LABEL
+from recipe.data.kinds import pictures
+from recipe.data.kinds.pictures import PLACE
 from recipe.data.labels import SINGLE, balanced_weights
-from recipe.data.pictures import labelled as pictures
-from recipe.data.pictures.labelled import PLACE
 from recipe.hyperparameters import Hyperparameters
 from recipe.metrics import SCORES
 from recipe.models import losses

@@ -16,8 +16,8 @@ from recipe.batching import pair_batches
 from recipe.batching.batches import Layout, Samples
 from recipe.batching.pair_batches import PaddedPairs, Pairs
 from recipe.console import say
-from recipe.data import text_pairs
-from recipe.data.text_pairs import SOURCE
+from recipe.data.kinds import text_pairs
+from recipe.data.kinds.text_pairs import SOURCE
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import text_to_text as models

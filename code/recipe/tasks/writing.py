@@ -14,7 +14,7 @@ from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
 
 from recipe.batching.packing import Rows
 from recipe.batching.pair_batches import Pairs
-from recipe.data.text_pairs import SOURCE, TARGET
+from recipe.data.kinds.text_pairs import SOURCE, TARGET
 from recipe.reports.section import TEXT, Section
 from recipe.runtime.device import everyones
 

@@ -15,8 +15,8 @@ import numpy as np
 from recipe.batching.picture_batches import Pictures
 from recipe.console import say
 from recipe.data.column_names import LABEL
-from recipe.data.pictures.decoding import Unreadable, picture
-from recipe.data.pictures.labelled import BYTES, FILE, PLACE
+from recipe.data.kinds.decoding import Unreadable, picture
+from recipe.data.kinds.pictures import BYTES, FILE, PLACE
 from recipe.errors import DataError, ModelError, Problems
 
 _SPARE = 1 << 28  # bytes
@@ -25,7 +25,7 @@ _SPARE = 1 << 28  # bytes
 def read(
     name: str, split: datasets.Dataset, processor: Any, augmentation: frozenset[str]
 ) -> Pictures:
-    """The pictures of a split of `recipe.data.pictures.labelled.Pictures`; a line says how many.
+    """The pictures of a split of `recipe.data.kinds.pictures.Pictures`; a line says how many.
 
     Each is decoded once, and read from a file in the cache of data sets (HF_DATASETS_CACHE) by this
     and other processes of the host, and by a job that is started again.

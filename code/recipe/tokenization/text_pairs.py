@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from recipe.batching.pair_batches import TARGET_IDS, Pairs
 from recipe.console import say
 from recipe.data.column_names import TOKEN_IDS
-from recipe.data.text_pairs import SOURCE, TARGET
+from recipe.data.kinds.text_pairs import SOURCE, TARGET
 from recipe.tokenization import texts as tokens
 from recipe.tokenization.encoding import beginning
 

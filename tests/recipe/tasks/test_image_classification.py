@@ -17,8 +17,8 @@ from PIL import Image, ImageOps
 
 from recipe.batching.picture_batches import FixedPictures
 from recipe.batching.picture_batches import Pictures as Samples
-from recipe.data.pictures import labelled as pictures
-from recipe.data.pictures.decoding import picture
+from recipe.data.kinds import pictures
+from recipe.data.kinds.decoding import picture
 from recipe.errors import DataError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import pictures as models

@@ -16,7 +16,7 @@ from transformers import DataCollatorForSeq2Seq, PreTrainedModel
 from transformers.trainer_pt_utils import LabelSmoother
 
 from recipe.batching.pair_batches import PaddedPairs, Pairs, shapes
-from recipe.data import text_pairs
+from recipe.data.kinds import text_pairs
 from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import text_to_text

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from recipe.data.pictures.decoding import Unreadable, picture
+from recipe.data.kinds.decoding import Unreadable, picture
 from recipe.inference.payloads import BadRequest, NotTakenHere
 
 _NAMED = re.compile(r"\s*([a-z][a-z0-9+.-]*://|/|\.{1,2}/|[A-Za-z]:\\)", re.IGNORECASE)

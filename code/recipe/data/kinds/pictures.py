@@ -17,10 +17,10 @@ from recipe.data.column_names import LABEL, LABEL_NAMES, plain, split_of
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import formats
 from recipe.data.files.part import Part
+from recipe.data.kinds.decoding import SUFFIXES
 from recipe.data.labels import Labels, Shape
 from recipe.data.layout import sources, splits
 from recipe.data.layout.channels import NOT_DATA_CHANNELS
-from recipe.data.pictures.decoding import SUFFIXES
 from recipe.errors import DataError, Problems, near
 from recipe.hyperparameters import Hyperparameters
 

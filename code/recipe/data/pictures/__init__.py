@@ -1,1 +1,0 @@
-"""Pictures with their classes: found, labelled, decoded."""
