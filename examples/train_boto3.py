@@ -42,6 +42,11 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def task_of(options: argparse.Namespace) -> str:
+    """The recipe's task, if it is named: some tasks have metrics of their own."""
+    return dict(pair.split("=", 1) for pair in options.hyperparameters).get("task", "")
+
+
 def request(options: argparse.Namespace) -> dict[str, Any]:
     """The parameters of CreateTrainingJob."""
     resources = {
@@ -61,7 +66,7 @@ def request(options: argparse.Namespace) -> dict[str, Any]:
         "AlgorithmSpecification": {
             "TrainingImage": options.image,
             "TrainingInputMode": "File",
-            "MetricDefinitions": METRICS["metric_definitions"](),
+            "MetricDefinitions": METRICS["metric_definitions"](task_of(options)),
         },
         "InputDataConfig": [
             channel(name, uri)

@@ -47,6 +47,11 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def task_of(options: argparse.Namespace) -> str:
+    """The recipe's task, if it is named: some tasks have metrics of their own."""
+    return dict(pair.split("=", 1) for pair in options.hyperparameters).get("task", "")
+
+
 def estimator(options: argparse.Namespace) -> Estimator:
     seconds = options.max_hours * 3600
     where: dict[str, Any] = {
@@ -54,7 +59,7 @@ def estimator(options: argparse.Namespace) -> Estimator:
         "max_run": seconds,
         "checkpoint_s3_uri": options.checkpoints,
         "keep_alive_period_in_seconds": options.keep_alive,
-        "metric_definitions": METRICS["metric_definitions"](),
+        "metric_definitions": METRICS["metric_definitions"](task_of(options)),
     }
     if options.spot:
         # max_wait: the run itself, and waiting for capacity.

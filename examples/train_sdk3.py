@@ -53,6 +53,11 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def task_of(options: argparse.Namespace) -> str:
+    """The recipe's task, if it is named: some tasks have metrics of their own."""
+    return dict(pair.split("=", 1) for pair in options.hyperparameters).get("task", "")
+
+
 def trainer(options: argparse.Namespace) -> ModelTrainer:
     seconds = options.max_hours * 3600
     where: dict[str, Any] = {
@@ -94,7 +99,7 @@ def main() -> None:
     job = trainer(options).with_metric_definitions(
         [
             MetricDefinition(name=each["Name"], regex=each["Regex"])
-            for each in METRICS["metric_definitions"]()
+            for each in METRICS["metric_definitions"](task_of(options))
         ]
     )
     job.train([InputData(channel_name=name, data_source=uri) for name, uri in channels if uri])
