@@ -19,7 +19,7 @@ import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import classification, text_columns
-from recipe.data.column_names import LABEL_NAMES, LABEL_NAMES_OF_PAIRS, plain
+from recipe.data.column_names import LABEL_NAMES_OF_PAIRS, plain
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import formats
 from recipe.data.files.part import Part
@@ -48,7 +48,7 @@ LIST_NAMES = ("documents", "docs", "passages", "texts", "candidates", "paragraph
 _NEGATIVE = re.compile(
     r"(hard_)?neg(ative)?s?(_(passage|document|doc|text|ctx|sentence)s?)?(_?\d+)?"
 )
-_SCORE_NAMES = (*LABEL_NAMES, *LABEL_NAMES_OF_PAIRS, "scores", "relevances", "is_selected")
+_SCORE_NAMES = ("label", "labels", *LABEL_NAMES_OF_PAIRS, "scores", "relevances", "is_selected")
 _SHOWN = 60
 Row = tuple[str, list[str], list[float]]
 
@@ -97,14 +97,13 @@ def recognise(evidence: Evidence) -> Recognised | None:
     is_named = bool(chosen.negatives) or plain(chosen.text) in POSITIVE_NAMES
     if chosen.kind == PAIRS and is_named:
         reason = f"columns {shown} hold queries and what belongs to them"
-        return Recognised(reason=reason, certain=not is_head)
+        is_other = is_head or classification.recognise(evidence) is not None
+        return Recognised(reason=reason, certain=not is_other)
     return Recognised(reason=f"columns {shown} hold pairs of texts", certain=False)
 
 
 def columns_of(evidence: Evidence) -> Columns | None:
-    """The columns that the tasks of this module would read in the first rows; None for none.
-
-    What text classification reads, with a label for each text, is its own."""
+    """The columns that the tasks of this module would read in the first rows; None for none."""
     if evidence.part is None:
         return None
     try:
@@ -174,6 +173,7 @@ def choose(part: Part, hyperparameters: Hyperparameters, like: Columns | None) -
         negatives = tuple(name for name in like.negatives if name in names)
         return dataclasses.replace(like, negatives=negatives)
     by_plain = {plain(name): name for name in reversed(names)}
+    with_texts = {each: name for each, name in by_plain.items() if _may_hold_texts(part, name)}
     label = _named(part, "label_column", hyperparameters.label_column)
     asked = text_columns.given(part, hyperparameters.text_column, hyperparameters.text_pair_column)
     if asked is not None and asked[1] is None:
@@ -182,11 +182,13 @@ def choose(part: Part, hyperparameters: Hyperparameters, like: Columns | None) -
             "Name the column of queries and that of the texts: text_column=query,passage.",
         )
     if hyperparameters.negative_columns is None:
-        negatives = tuple(name for name in names if _NEGATIVE.fullmatch(plain(name)))
+        negatives = tuple(name for each, name in with_texts.items() if _NEGATIVE.fullmatch(each))[
+            ::-1
+        ]
     else:
         listed = [each.strip() for each in hyperparameters.negative_columns.split(",")]
         negatives = tuple(str(_named(part, "negative_columns", each)) for each in listed)
-    query, text = asked or _by_names(part, by_plain, bool(negatives), label)
+    query, text = asked or _by_names(part, with_texts, bool(negatives), label)
     score = label or next(
         (
             by_plain[name]
@@ -208,6 +210,19 @@ def choose(part: Part, hyperparameters: Hyperparameters, like: Columns | None) -
             "Give a list of labels for each row in a column called labels.",
         )
     return Columns(kind=PAIRS if score is None else SCORED, query=query, text=text, score=score)
+
+
+def _may_hold_texts(part: Part, name: str) -> bool:
+    """Whether a column can hold texts or lists of them: `pos` and `neg` may be numbers, too."""
+    kind = part.table.schema.field(name).type
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_struct(kind)
+        or pa.types.is_null(kind)
+    )
 
 
 def _by_names(

@@ -179,6 +179,13 @@ class SentenceEmbedding:
             judging.channels(channels, hyperparameters), hyperparameters, arrange
         )
         self.train, self.found = self._data.train, [*self._data.found]
+        size = hyperparameters.per_device_train_batch_size
+        if size == 1 and all(len(texts) == 1 for texts in self.train[TEXTS]):
+            raise HyperparameterError(
+                "Hyperparameter per_device_train_batch_size has value 1, and a row without "
+                "negatives is contrasted with the others of its batch: nothing would be learned.",
+                "Give 2 or more.",
+            )
         check_best(
             hyperparameters,
             SIMILARITY if self._data.kind == SCORED else ranking_scores.RETRIEVAL,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.ranking_jobs import lists, scored, triplets, write
+from tests.support.ranking_jobs import lists, triplets, write
 
 pytestmark = pytest.mark.heavy
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -47,13 +47,9 @@ wanted = dict(gradients(theirs, loss(features(theirs), None)))
 ours = model()
 vectors = torch.stack([ours(dict(each))["sentence_embedding"] for each in features(ours)], dim=1)
 texts = torch.arange(1, 3 * rows + 1).reshape(rows, 3) + rank * 3 * rows
-# One place of the batch is empty in the second process.
-if rank == 1:
-    vectors = torch.cat([vectors, torch.randn(1, *vectors.shape[1:])])
-    texts = torch.cat([texts, torch.zeros(1, 3, dtype=torch.int64)])
-else:
-    vectors = torch.cat([vectors, torch.randn(1, *vectors.shape[1:])])
-    texts = torch.cat([texts, torch.zeros(1, 3, dtype=torch.int64)])
+# One place of the batch is empty.
+vectors = torch.cat([vectors, torch.randn(1, *vectors.shape[1:])])
+texts = torch.cat([texts, torch.zeros(1, 3, dtype=torch.int64)])
 each = ranking_losses.multiple_negatives(vectors, texts, 20.0)[:rows]
 found = dict(gradients(ours, each.mean()))
 assert found.keys() == wanted.keys() and len(found) > 10
@@ -87,7 +83,7 @@ def test_gathered_negatives_have_the_librarys_gradients(tiny_model: Path, tmp_pa
     assert done.stdout.count("the same") == 2
 
 
-@pytest.mark.parametrize("task", ["pairs", "scores", "lists"])
+@pytest.mark.parametrize("task", ["pairs", "lists"])
 def test_two_processes_learn_what_one_does(
     task: str, tiny_model: Path, train: Run, tmp_path: Path
 ) -> None:
@@ -99,7 +95,7 @@ def test_two_processes_learn_what_one_does(
     )
     model.save_pretrained(tmp_path / "model")
     AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "model")
-    rows = {"pairs": triplets(45), "scores": scored(14), "lists": lists(30)}[task]
+    rows = {"pairs": triplets(45), "lists": lists(30)}[task]
     data = {"train": write(tmp_path / "data", rows)}
     argv = ["--task", "reranking" if task == "lists" else "sentence-embedding", *LEARNING]
     argv += ["--model_id", str(tmp_path / "model"), "--bf16", "False", "--save_strategy", "no"]
@@ -116,21 +112,18 @@ def test_two_processes_learn_what_one_does(
             assert found[1][name] == pytest.approx(found[0][name], rel=2e-3), name
 
 
-@pytest.mark.parametrize("task", ["sentence-embedding", "reranking"])
-def test_shards_in_bfloat16(task: str, tiny_model: Path, train: Run, tmp_path: Path) -> None:
-    is_pairs = task == "sentence-embedding"
-    data = {"train": write(tmp_path / "data", triplets(45) if is_pairs else lists(40))}
-    argv = ["--task", task, *LEARNING, "--model_id", str(tiny_model), "--batch_size", "8"]
-    argv += ["--mini_batch_size", "3"] if is_pairs else ["--listwise", "True"]
+def test_shards_in_bfloat16(tiny_model: Path, train: Run, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    data = {"train": write(tmp_path / "data", triplets(45))}
+    argv = ["--task", "sentence-embedding", *LEARNING, "--model_id", str(tiny_model)]
+    argv += ["--batch_size", "8", "--mini_batch_size", "3"]
     argv += ["--bf16", "True", "--fsdp", "full_shard", "--save_strategy", "no"]
     done = train(tmp_path / "job", data, *argv, processes=2)
     assert done.returncode == 0, done.stderr
     assert "eval_ndcg_at_10" in metrics_of(tmp_path / "job")
-    if is_pairs:
-        from sentence_transformers import SentenceTransformer
-
-        model: Any = SentenceTransformer(str(tmp_path / "job" / "model"), device="cpu")
-        assert model.encode("the film").shape == (32,)
+    model: Any = SentenceTransformer(str(tmp_path / "job" / "model"), device="cpu")
+    assert model.encode("the film").shape == (32,)
 
 
 def test_a_stopped_training_ends_with_the_same_weights(

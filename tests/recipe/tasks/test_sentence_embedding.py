@@ -239,6 +239,33 @@ def test_formats_that_circulate_are_read(
     assert all(text not in row["texts"][1:] for text in row["texts"][:1])
 
 
+@pytest.mark.parametrize(
+    ("rows", "architecture", "task"),
+    [
+        (triplets(9), "BertModel", "sentence-embedding"),
+        (triplets(9), "BertForSequenceClassification", "reranking"),
+        ([{"query": f"q{n}", "pos": [f"p{n}"], "neg": ["x", "y"]} for n in range(9)],
+         "XLMRobertaModel", "sentence-embedding"),
+        # Numbers called pos and neg are no texts.
+        ([{"text": f"a film of {n}", "pos": n / 9, "neg": 1 - n / 9, "label": "ab"[n % 2]}
+          for n in range(9)], "BertModel", "text-classification"),
+        (scored(9), "BertModel", "text-classification"),
+    ],
+)  # fmt: skip
+def test_the_task_is_found_where_it_is_certain(
+    rows: list[Any], architecture: str, task: str, tmp_path: Path
+) -> None:
+    from recipe import hyperparameters
+    from recipe.tasks import detection
+
+    channels = {"train": write(tmp_path / "data", rows)}
+    (tmp_path / "model").mkdir()
+    settings = json.dumps({"architectures": [architecture]})
+    (tmp_path / "model" / "config.json").write_text(settings)
+    given = hyperparameters.parse(["--model_id", str(tmp_path / "model")])
+    assert detection.find(given, channels)[0].task == task
+
+
 def test_what_is_held_out_is_whole_queries(tmp_path: Path) -> None:
     from recipe import hyperparameters
     from recipe.tasks.sentence_embedding import SentenceEmbedding
@@ -260,6 +287,11 @@ def test_sizes_and_adapters_that_cannot_be_are_refused(tiny_model: Path, tmp_pat
         SentenceEmbedding(
             channels, hyperparameters.parse([*TASK, "--matryoshka_dims", "33,8"])
         ).load(Source(name=str(tiny_model), is_local=True))
+    pairs = {
+        "train": write(tmp_path / "pairs", [{"query": f"a{n}", "positive": "b"} for n in range(20)])
+    }
+    with pytest.raises(HyperparameterError, match="Give 2 or more"):
+        SentenceEmbedding(pairs, hyperparameters.parse([*TASK, "--batch_size", "1"]))
     argv = [*TASK, "--lora_r", "4", "--lora_save", "adapter"]
     with pytest.raises(HyperparameterError, match="merged"):
         SentenceEmbedding(channels, hyperparameters.parse(argv))
