@@ -241,12 +241,14 @@ def test_what_cannot_be_read_is_named(
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--task", "translation"], ["task", "'translation'", "causal-lm"]),
+        (["--task", "speech"], ["task", "'speech'", "causal-lm"]),
         (["--task", "causal-lm", "--label_column", "x"], ["label_column", "'x'", "task=text-cl"]),
         (["--task", "causal-lm", "--class_weight", "balanced"], ["class_weight", "Leave it out"]),
         (["--task", "causal-lm", "--label_smoothing_factor", "0.1"], ["label_smoothing_factor"]),
-        (["--prompt_column", "x"], ["prompt_column", "'x'", "task=causal-lm"]),
-        (["--sample_by", "document"], ["sample_by", "task=causal-lm"]),
+        (
+            ["--task", "text-classification", "--prompt_column", "x"],
+            ["prompt_column", "'x'", "task=causal-lm"],
+        ),
         (["--task", "causal-lm", "--sample_by", "word"], ["sample_by", "line or paragraph"]),
         (["--task", "causal-lm", "--long_texts", "drop"], ["long_texts", "split or truncate"]),
         (
