@@ -107,6 +107,11 @@ class Hyperparameters:
         "line",
         "task=causal-lm, masked-lm: what is a text in a .txt file: line, paragraph or document.",
     )
+    doc_stride: int | None = _documented(
+        None,
+        "task=question-answering: tokens that two windows of a context share. Default: 128, at "
+        "most half of max_length.",
+    )
     label_all_tokens: bool = _documented(
         False,
         "task=token-classification: learn a tag for each piece of a word, not its first one only.",

@@ -27,8 +27,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 SCORES = ("accuracy", "precision", "recall", "f1_weighted", "f1_macro")
 """What evaluation computes of classes, beside the loss; precision, recall: means over labels."""
-OTHER_SCORES = ("f1_micro", "mse", "pearson", "spearman", "perplexity", "token_accuracy")
-"""What it computes where a text has several labels, or a number, or is learned itself."""
+OTHER_SCORES = (
+    *("f1_micro", "mse", "pearson", "spearman", "perplexity", "token_accuracy"),
+    *("exact_match", "answerable_f1", "answerable_exact_match", "no_answer"),
+)
+"""What it computes where a text has several labels, or a number, is learned, or answers."""
 RANKINGS = ("ndcg_at_10", "mrr_at_10", "recall_at_1", "recall_at_10", "recall_at_100")
 """What it computes of queries and the texts that belong to them."""
 WRITING_SCORES: Sequence[str] = (

@@ -38,7 +38,7 @@ _OF_TEXTS = (
     *("source_lang", "target_lang"),
 )
 EMBEDDING, RERANKING = "sentence-embedding", "reranking"
-TOKENS = "token-classification"
+TOKENS, QUESTIONS = "token-classification", "question-answering"
 TASKS: Mapping[str, Row] = {
     CLASSIFICATION: Row(
         "text_classification",
@@ -55,6 +55,9 @@ TASKS: Mapping[str, Row] = {
         "token_classification",
         ("label_column", "label_all_tokens", "label_smoothing_factor", "long_texts", "do_predict"),
         recognised_by="data.word_tags",
+    ),
+    QUESTIONS: Row(
+        "question_answering", ("doc_stride", "do_predict"), recognised_by="data.questions"
     ),
     MASKED_LM: Row(
         "masked_lm",

@@ -30,6 +30,7 @@ RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "generated_rows": _AT_LEAST_1,
     "num_beams": _AT_LEAST_1,
     "mlm_probability": (lambda value: 0 < value < 1, "a number between 0 and 1"),
+    "doc_stride": _NOT_BELOW_0,
     "lora_r": _AT_LEAST_1,
     "lora_alpha": _AT_LEAST_1,
     "lora_dropout": _SHARE,

@@ -21,14 +21,14 @@ from recipe.batching.packing import Rows
 from recipe.batching.samples import Samples, ragged
 from recipe.data.column_names import TOKEN_IDS, TYPE_IDS
 
-SPAN, EXAMPLE, BEGINS, ENDS = "span", "example", "begins", "ends"
+SPAN, EXAMPLE, NONE_AT, BEGINS, ENDS = "span", "example", "none_at", "begins", "ends"
 NOWHERE = -1
 
 
 @dataclass(frozen=True)
 class Windows(Samples):
     """Samples that are windows. The label of each is [the first token of the answer, its last one,
-    the number of the example]."""
+    the number of the example, the token that stands for no answer]."""
 
     begins: Rows
     """Where each of `token_ids` begins in its context, in characters; NOWHERE for one that is none
@@ -41,12 +41,12 @@ class Windows(Samples):
     @classmethod
     def of_split(cls, split: datasets.Dataset, judged: bool) -> Windows:
         """Those of a data set with `input_ids`, maybe `token_type_ids`, `span`, `example`,
-        `begins` and `ends`."""
+        `none_at`, `begins` and `ends`."""
         token_ids, starts = ragged(split, TOKEN_IDS, np.int32)
         types = ragged(split, TYPE_IDS, np.int8)[0] if TYPE_IDS in split.column_names else None
         spans, _ = ragged(split, SPAN, np.int64)
-        examples = np.asarray(split[EXAMPLE][:], dtype=np.int64)
-        labels = np.concatenate([spans.reshape(-1, 2), examples[:, None]], axis=1)
+        others = [np.asarray(split[name][:], dtype=np.int64) for name in (EXAMPLE, NONE_AT)]
+        labels = np.concatenate([spans.reshape(-1, 2), np.stack(others, axis=1)], axis=1)
         begins, ends = (ragged(split, name, np.int32)[0] for name in (BEGINS, ENDS))
         return cls(token_ids, starts, labels, begins, ends, judged, types=types)
 

@@ -1,0 +1,134 @@
+"""Questions with their contexts to token ids, in windows that share tokens."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import datasets
+from transformers import PreTrainedTokenizerBase
+
+from recipe.batching.window_batches import (
+    BEGINS,
+    ENDS,
+    EXAMPLE,
+    NONE_AT,
+    NOWHERE,
+    SPAN,
+    Windows,
+)
+from recipe.console import say
+from recipe.data.column_names import TOKEN_IDS, TYPE_IDS
+from recipe.data.questions import ANSWERS, CONTEXT, QUESTION, STARTS
+from recipe.errors import ModelError
+from recipe.tokenization import texts as tokens
+
+_CUT = "cut"
+Batch = Mapping[str, Sequence[Any]]
+
+
+def tokenise(
+    name: str,
+    split: datasets.Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    stride: int,
+    *,
+    judged: bool,
+) -> Windows:
+    """The windows of a split of `recipe.data.questions`; a line says how many.
+
+    A window holds the question and a part of the context; two that follow each other share `stride`
+    tokens of it. The first answer is learned in the windows that hold all of it; in the others, and
+    where there is none, the first token (CLS).
+
+    Args:
+        name: Of the split, for messages.
+        judged: Whether the model's answers are wanted.
+
+    Raises:
+        ModelError: the tokenizer does not say which characters a token is of.
+    """
+    if not tokenizer.is_fast:
+        raise ModelError(
+            f"The tokenizer ({type(tokenizer).__name__}) does not say where its tokens stand in a "
+            "text.",
+            "Give a model with a fast tokenizer (tokenizer.json).",
+        )
+    made = tokens.cached(
+        split,
+        tokens.key(split, tokenizer, max_length, "questions", str(stride)),
+        functools.partial(_rows, tokenizer, max_length, stride),
+        with_indices=True,
+        remove_columns=split.column_names,
+    )
+    windows = Windows.of_split(made, judged)
+    cut = len({row for row, is_cut in zip(made[EXAMPLE], made[_CUT], strict=True) if is_cut})
+    within = int((windows.labels[:, 0] != windows.labels[:, 3]).sum())
+    line = f"{name}: {len(split)} questions in {len(windows)} windows, {within} with an answer"
+    say(f"{line}; {cut} questions were cut to leave room for their context" if cut else line)
+    return windows
+
+
+def lengths(split: datasets.Dataset, tokenizer: Any) -> list[int]:
+    """Tokens of each question with its whole context, with special tokens."""
+    encoded = tokenizer(split[QUESTION][:], split[CONTEXT][:], verbose=False)
+    return [len(ids) for ids in encoded[TOKEN_IDS]]
+
+
+def _rows(
+    tokenizer: Any, max_length: int, stride: int, batch: Batch, numbers: Sequence[int]
+) -> dict[str, list[Any]]:
+    most = max_length - stride - tokenizer.num_special_tokens_to_add(pair=True) - 1
+    bare = tokenizer(
+        list(batch[QUESTION]), add_special_tokens=False, return_offsets_mapping=True, verbose=False
+    )
+    questions, cut = [], []
+    for question, spans in zip(batch[QUESTION], bare["offset_mapping"], strict=True):
+        cut.append(len(spans) > most)
+        questions.append(question[: spans[most - 1][1]] if cut[-1] else question)
+    asks_first = tokenizer.padding_side == "right"
+    contexts = list(batch[CONTEXT])
+    encoded = tokenizer(
+        *((questions, contexts) if asks_first else (contexts, questions)),
+        truncation="only_second" if asks_first else "only_first",
+        max_length=max_length,
+        stride=stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    of_context = 1 if asks_first else 0
+    found: dict[str, list[Any]] = {TOKEN_IDS: encoded[TOKEN_IDS]}
+    if TYPE_IDS in encoded:
+        found[TYPE_IDS] = encoded[TYPE_IDS]
+    found |= {name: [] for name in (SPAN, BEGINS, ENDS, EXAMPLE, NONE_AT, _CUT)}
+    for window, at in enumerate(encoded["overflow_to_sample_mapping"]):
+        owners, places = encoded.sequence_ids(window), encoded["offset_mapping"][window]
+        own = [owner == of_context for owner in owners]
+        begins = [
+            place[0] if is_own else NOWHERE for place, is_own in zip(places, own, strict=True)
+        ]
+        ends = [place[1] if is_own else NOWHERE for place, is_own in zip(places, own, strict=True)]
+        ids = encoded[TOKEN_IDS][window]
+        nowhere = ids.index(tokenizer.cls_token_id) if tokenizer.cls_token_id in ids else 0
+        span = [nowhere, nowhere]
+        if batch[ANSWERS][at]:
+            first = batch[STARTS][at][0]
+            span = _span(begins, ends, first, first + len(batch[ANSWERS][at][0])) or span
+        for name, value in (
+            (SPAN, span), (BEGINS, begins), (ENDS, ends), (EXAMPLE, numbers[at]),
+            (NONE_AT, nowhere), (_CUT, cut[at]),
+        ):  # fmt: skip
+            found[name].append(value)
+    return found
+
+
+def _span(begins: Sequence[int], ends: Sequence[int], start: int, stop: int) -> list[int] | None:
+    """The first and the last token of the characters `start` to `stop`, where all are here."""
+    inside = [at for at, begin in enumerate(begins) if begin != NOWHERE]
+    if not inside or begins[inside[0]] > start or ends[inside[-1]] < stop:
+        return None
+    first = max(at for at in inside if begins[at] <= start)
+    last = min(at for at in inside if ends[at] >= stop)
+    return [first, max(first, last)]

@@ -1,0 +1,169 @@
+"""Questions about contexts: SQuAD nested and flat, answers' starts, windows, and the scores."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from recipe.batching.window_batches import NOWHERE, Windows
+from recipe.data import questions
+from recipe.data.questions import Questions
+from recipe.errors import DataError
+from recipe.hyperparameters import parse
+from recipe.reports.found_answers import Answer, f1_of, find, normal, scores
+from recipe.tasks import detection
+from recipe.tokenization import windows
+
+CONTEXT = "Ada was here in 1843 , and Ada left ."
+ROWS = [
+    {"id": "1", "question": "Who left?", "text": ["Ada"], "start": [27]},
+    {"id": "2", "question": "When?", "text": ["1843", "in 1843"], "start": [16, 13]},
+    {"id": "3", "question": "Why?", "text": [], "start": []},
+]
+
+
+def flat(row: dict[str, Any]) -> dict[str, Any]:
+    answers = {"text": row["text"], "answer_start": row["start"]}
+    return {"id": row["id"], "question": row["question"], "context": CONTEXT, "answers": answers}
+
+
+def qa(row: dict[str, Any]) -> dict[str, Any]:
+    pairs = zip(row["text"], row["start"], strict=True)
+    answers = [{"text": text, "answer_start": start} for text, start in pairs]
+    asked = {"id": row["id"], "question": row["question"], "answers": answers}
+    if not answers:  # SQuAD 2.0 tells what might be taken for an answer
+        asked |= {"is_impossible": True, "plausible_answers": [{"text": "1", "answer_start": 0}]}
+    return asked
+
+
+ARTICLE = {"title": "Ada", "paragraphs": [{"context": CONTEXT, "qas": [qa(row) for row in ROWS]}]}
+EMPTY = {"title": "none", "paragraphs": []}
+FILES = {
+    "squad": ("train.json", json.dumps({"version": "v2.0", "data": [ARTICLE, EMPTY]}, indent=1)),
+    "squad, one article": ("train.json", json.dumps({"version": "v2.0", "data": [ARTICLE]})),
+    "flat": ("train.jsonl", "\n".join(json.dumps(flat(row)) for row in ROWS)),
+    "lists of records": ("train.jsonl", "\n".join(
+        json.dumps({**flat(row), "answers": qa(row)["answers"]}) for row in ROWS)),
+    "csv": ("train.csv", "id,question,context,answers\n" + "\n".join(
+        f'{row["id"]},{row["question"]},"{CONTEXT}","{flat(row)["answers"]}"' for row in ROWS)),
+}  # fmt: skip
+
+
+def load(folder: Path) -> Questions:
+    return questions.load({"train": folder}, parse(["--eval_strategy", "no"]))
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    folder.mkdir()
+    (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_every_spelling_is_found_and_read_as_the_same_questions(kind: str, tmp_path: Path) -> None:
+    folder = written(tmp_path / "data", *FILES[kind])
+    found = load(folder)
+    assert found.train["id"][:] == ["1", "2", "3"]
+    assert found.train["answers"][:] == [row["text"] for row in ROWS]
+    assert found.train["starts"][:] == [row["start"] for row in ROWS]
+    assert set(found.train["context"][:]) == {CONTEXT}
+    assert found.has_unanswerable
+    assert detection.find(parse([]), {"train": folder})[0].task == "question-answering"
+
+
+def test_starts_that_are_off_are_mended_and_counted(tmp_path: Path) -> None:
+    rows = [{**flat(ROWS[0]), "answers": {"text": ["Ada"], "answer_start": [start]}} for start in
+            (25, 2, 28, 0)]  # fmt: skip
+    found = load(written(tmp_path / "d", "train.jsonl", "\n".join(map(json.dumps, rows))))
+    assert found.train["starts"][:] == [[27], [0], [27], [0]]
+    assert any(line.startswith("3 answers of") and "nearest" in line for line in found.found)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"answers": {"text": ["Bob"], "answer_start": [0]}}, ["'Bob'", "not in its context"]),
+        ({"answers": {"text": ["Ada"], "answer_start": []}}, ["1 answers and 0 starts"]),
+        ({"question": " "}, ["has no question"]),
+        ({"context": ""}, ["has no context"]),
+    ],
+)
+def test_illegal_rows_are_named(tmp_path: Path, change: dict[str, Any], words: list[str]) -> None:
+    rows = [flat(ROWS[0]), {**flat(ROWS[0]), **change}]
+    folder = written(tmp_path / "d", "train.jsonl", "\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError) as caught:
+        load(folder)
+    assert [word for word in (*words, "line 2") if word not in str(caught.value)] == []
+
+
+def test_each_answer_is_learned_where_it_stands_whole(tiny_model: Path, tmp_path: Path) -> None:
+    """Of the pieces between the ends that a window says, the words are those of the answer."""
+    drawn, rows = random.Random(0), []
+    for number in range(30):
+        words = [drawn.choice(["the", "film", "was", "good"]) for _ in range(drawn.randint(1, 60))]
+        words.insert(drawn.randrange(len(words)), f"number {drawn.randint(10, 9999)}")
+        context = " ".join(words)
+        start = context.index("number")
+        end = context.find(" ", start + 7)
+        answer = context[start : None if end < 0 else end]
+        rows.append({"id": str(number), "question": "the number", "context": context,
+                     "answers": {"text": [answer], "answer_start": [start]}})  # fmt: skip
+    data = load(written(tmp_path / "d", "train.jsonl", "\n".join(map(json.dumps, rows)))).train
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    made = windows.tokenise("train", data, tokenizer, 32, 10, judged=True)
+    assert made.lengths.max() <= 32
+    held = set()
+    for window, (first, last, example, none_at) in enumerate(made.labels.tolist()):
+        span = made.span(window)
+        begins, ends = made.begins[span], made.ends[span]
+        context, (answer,) = data[example]["context"], data[example]["answers"]
+        inside = begins[begins != NOWHERE]
+        (start,) = data[example]["starts"]
+        whole = inside[0] <= start and ends.max() >= start + len(answer)
+        assert whole == (first != none_at)
+        if whole:
+            held.add(example)
+            assert context[begins[first] : ends[last]] == answer
+    assert held == set(range(30))
+    assert len(made) > 30
+
+
+def test_the_scores_are_those_of_squads_scripts() -> None:
+    """The definitions: case, articles, punctuation; the best of several; none against none."""
+    assert normal("The  Cat, a dog!") == "cat dog"
+    assert f1_of("the black cat", "A cat") == pytest.approx(2 / 3)
+    assert f1_of("", "cat") == 0
+    assert f1_of("", "") == 1
+
+    def said(text: str, *true: str) -> Answer:
+        return Answer(question="q", context="c", text=text, start=0, margin=0.0, true=true)
+
+    given = [said("the cat", "dog", "Cat."), said("black cat", "cat"), said("", "x"), said("")]
+    found = scores([*given, said("x")], True)
+    assert found == pytest.approx({
+        "exact_match": 40.0, "f1": (1 + 2 / 3 + 0 + 1 + 0) * 20,
+        "answerable_exact_match": 100 / 3, "answerable_f1": 500 / 9, "no_answer": 50.0,
+    })  # fmt: skip
+
+
+def test_the_best_answer_over_windows_is_taken_and_none_where_that_is_likelier() -> None:
+    context = "a bb ccc"
+    begins, ends = [-1, 0, 2, -1, -1, 2, 5], [-1, 1, 4, -1, -1, 4, 8]
+    labels = np.array([[1, 1, 0, 0], [1, 1, 0, 0]])
+    made = Windows(np.zeros(7, dtype=np.int32), np.array([0, 4, 7]), labels,
+                   np.array(begins), np.array(ends), True)  # fmt: skip
+    rows = [{"question": "q", "context": context, "answers": ["ccc"]}]
+    outputs = np.full((2, 9), -1e9, dtype=np.float32)
+    outputs[0, 1:5], outputs[0, 5:9] = [1.0, 2.0, 1.0, 9.0], [1.0, 0.5, 3.0, 9.0]
+    outputs[1, 1:4], outputs[1, 5:8] = [2.0, 0.0, 3.0], [2.0, 0.0, 2.5]
+    (answer,) = find(outputs, made, rows, True)
+    assert (answer.text, answer.start) == ("ccc", 5)  # 5.5, "a bb" has 5.0, none 2.0
+    outputs[:, [1, 5]] = 4.0
+    assert find(outputs, made, rows, True)[0].text == ""
+    assert find(outputs, made, rows, False)[0].text == "ccc"
