@@ -50,12 +50,8 @@ def recognise(evidence: Evidence) -> Recognised | None:
     """Whether these are SQuAD's rows: nested, or a question, a context and an answer's start."""
     if evidence.part is None:
         return None
-    if "paragraphs" in evidence.columns and "qas" in str(
-        evidence.kind(evidence.columns["paragraphs"])
-    ):
-        return Recognised(
-            reason="column paragraphs holds contexts with questions, as SQuAD's files"
-        )
+    if (nested := _nested_column(evidence.part)) is not None:
+        return Recognised(reason=f"column {nested} holds contexts with questions, as SQuAD's files")
     question, context = evidence.named(_QUESTIONS), evidence.named(_CONTEXTS)
     start, answers = evidence.named(_STARTS), evidence.named(("answers", "answer"))
     if question is None or context is None:
