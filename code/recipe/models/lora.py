@@ -14,6 +14,7 @@ from recipe.console import say
 from recipe.hyperparameters import Hyperparameters
 
 ALL_LINEAR = "all-linear"
+_WITHOUT_POSITIONS = "QUESTION_ANS"
 
 
 def wrap(
@@ -41,7 +42,8 @@ def wrap(
     targets = hyperparameters.lora_target_modules
     named = [each.strip() for each in targets.split(",")]
     config = peft.LoraConfig(
-        task_type=task,
+        # peft's own model for it passes neither positions nor types of tokens on.
+        task_type=None if task == _WITHOUT_POSITIONS else task,
         r=hyperparameters.lora_r,
         lora_alpha=hyperparameters.lora_alpha or 2 * hyperparameters.lora_r,
         lora_dropout=hyperparameters.lora_dropout,
@@ -50,7 +52,8 @@ def wrap(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
-        wrapped = peft.get_peft_model(model, config)
+        wrapped: Any = peft.get_peft_model(model, config)
+    config.task_type = task  # as what loads the adapter looks it up
     trained, whole = wrapped.get_nb_trainable_parameters()
     say(f"LoRA: rank {config.r}, {trained:,} of {whole:,} parameters are trained")
     return wrapped

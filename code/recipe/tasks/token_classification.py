@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForTokenClassification,
-    AutoTokenizer,
     EvalPrediction,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -148,12 +147,7 @@ class TokenClassification:
             id2label=dict(enumerate(self._names)),
             label2id={name: number for number, name in enumerate(self._names)},
         )
-        if getattr(tokenizer, "add_prefix_space", True) is False:
-            # Tokenizers of the kind of GPT-2's read a word otherwise at a text's start than in it.
-            tokenizer = AutoTokenizer.from_pretrained(source.name, add_prefix_space=True, **trusted)
-            if tokenizer.pad_token is None:
-                tokenizer.pad_token = tokenizer.eos_token
-        return model, tokenizer
+        return model, words.reading_words(tokenizer, source.name, trusted)
 
     def _known_to(self, source: Source, trusted: Mapping[str, Any]) -> tuple[str, ...]:
         try:

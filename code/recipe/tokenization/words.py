@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import datasets
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from recipe.batching.document_batches import NOT_LEARNED
 from recipe.batching.tagged_batches import HEADS, TAG_IDS, TaggedSamples
@@ -43,6 +43,42 @@ class Tagging:
     def inside(self, tag: str) -> int:
         """The id of a further piece of a word with `tag`."""
         return self.ids.get(f"I-{tag[2:]}" if tag.startswith("B-") else tag, self.ids[tag])
+
+
+def reading_words(
+    tokenizer: PreTrainedTokenizerBase, source: str, options: Mapping[str, Any]
+) -> PreTrainedTokenizerBase:
+    """A tokenizer that reads a word by itself as it reads it within a text, as who serves the model
+    will: those of the kind of GPT-2's do only where they put a space before it.
+
+    Args:
+        source: Where it comes from.
+        options: What it is loaded with.
+    """
+    if _reads_words(tokenizer):
+        return tokenizer
+    again: Any = AutoTokenizer.from_pretrained(source, add_prefix_space=True, **options)
+    again.pad_token = tokenizer.pad_token
+    if not _reads_words(again) and again.is_fast:
+        # What tokenizer.json says wins over the option.
+        before = again.backend_tokenizer.pre_tokenizer
+        if hasattr(before, "add_prefix_space"):
+            before.add_prefix_space = True
+            again.backend_tokenizer.pre_tokenizer = before
+    if not _reads_words(again):
+        say("warning: the tokenizer reads words by themselves otherwise than within a text")
+    return again  # type: ignore[no-any-return]
+
+
+def _reads_words(tokenizer: Any) -> bool:
+    try:
+        alone = tokenizer(["the", "the"], is_split_into_words=True, add_special_tokens=False)
+    except (ValueError, AssertionError):  # those of RoBERTa's kind refuse
+        return False
+    within = tokenizer(" the the", add_special_tokens=False)
+    return bool(alone[TOKEN_IDS][-1:] == within[TOKEN_IDS][-1:]) and len(alone[TOKEN_IDS]) == len(
+        within[TOKEN_IDS]
+    )
 
 
 def tokenise(

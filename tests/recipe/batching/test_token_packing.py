@@ -16,7 +16,8 @@ from recipe.batching.document_batches import NOT_LEARNED
 from recipe.batching.packing import Rows
 from recipe.batching.tagged_batches import PackedTags, PaddedTags, TaggedSamples
 from recipe.batching.window_batches import PackedWindows, PaddedWindows, Windows
-from recipe.models import packed_encoders, token_heads
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import lora, packed_encoders, token_heads
 from tests.support.packed_batches import KINDS, PAD
 
 LENGTHS, SIZE = [30, 5, 17, 2, 41], 6
@@ -135,6 +136,26 @@ def test_answers_are_found_as_alone(kind: str, packed: bool) -> None:
         torch.testing.assert_close(both[:, : LENGTHS[row]], expected, rtol=0, atol=1e-5)
         assert (both[:, LENGTHS[row] :] < -1e8).all()
     check(model, wanted, said[: len(ROWS), 0])
+
+
+@pytest.mark.parametrize("task", ["TOKEN_CLS", "QUESTION_ANS"])
+def test_around_adapters_too(task: str) -> None:
+    """Which add nothing before they are trained; peft must pass all on that a batch has."""
+    is_words = task == "TOKEN_CLS"
+    samples: Any = tagged(True) if is_words else windows(True)
+    more = (samples.weight(ROWS), samples.words()) if is_words else (max(LENGTHS), True)
+    kinds = (PackedTags, PaddedTags) if is_words else (PackedWindows, PaddedWindows)
+    said = []
+    for adapters in (None, 4):
+        model: Any = make("bert", "TokenClassification" if is_words else "QuestionAnswering")
+        batch = layout_of(kinds, True, model, *more).tensors(samples, ROWS)
+        batch["token_type_ids"] = (batch["position_ids"] > 3).long()
+        model = lora.wrap(model, Hyperparameters(lora_r=adapters), (), task, trains_head=True)
+        (token_heads.take_tags(model, 0.0) if is_words else token_heads.take_spans(model))
+        said.append(model.eval()(**batch).logits)
+        if adapters:
+            assert model.peft_config["default"].task_type == task
+    torch.testing.assert_close(said[1], said[0], rtol=0, atol=1e-6)
 
 
 def test_every_family_is_held_to_that() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import datasets
 import pytest
 from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, IOE1, IOE2, Entities
+from transformers import AutoTokenizer
 
 from recipe.data import word_tags
 from recipe.data.word_tags import Tagged, iob2
@@ -18,7 +19,8 @@ from recipe.errors import DataError
 from recipe.hyperparameters import parse
 from recipe.reports.entities import entities_of
 from recipe.tasks import detection
-from recipe.tokenization.words import windows
+from recipe.tokenization.words import reading_words, windows
+from tests.support import causal_kit
 
 ROWS = [("Ada was here", [(0, 3, "PER")]), ("in New York , Ada", [(3, 11, "LOC"), (14, 17, "PER")])]
 WORDS = [["Ada", "was", "here"], ["in", "New", "York", ",", "Ada"]]
@@ -199,3 +201,19 @@ def test_each_word_is_learned_in_one_window_that_fits() -> None:
             assert len(window) == 1 or sum(sizes[word] for word in window) <= room
         ((window, learned),) = windows(sizes, room, False)
         assert window == learned
+
+
+def test_words_are_read_by_themselves_as_within_a_text(tmp_path: Path, tiny_model: Path) -> None:
+    """Of a tokenizer of GPT-2's kind, a space stands before each of them."""
+    generic = causal_kit.make_tokenizer()
+    generic.save_pretrained(tmp_path)
+    alone = generic(["was", "here"], is_split_into_words=True)["input_ids"]
+    within = generic(" was here")["input_ids"]
+    assert alone != within
+    mended: Any = reading_words(generic, str(tmp_path), {})
+    assert mended(["was", "here"], is_split_into_words=True)["input_ids"] == within
+    mended.save_pretrained(tmp_path / "again")
+    again = AutoTokenizer.from_pretrained(tmp_path / "again")
+    assert again(["was", "here"], is_split_into_words=True)["input_ids"] == within
+    bert = AutoTokenizer.from_pretrained(tiny_model)
+    assert reading_words(bert, str(tiny_model), {}) is bert

@@ -1,0 +1,172 @@
+"""Taggers and answerers of questions, from `amphora train` to an answered request, and shared."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from safetensors.torch import load_file
+
+from tests.support.trainings import CODE
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+pytestmark = pytest.mark.heavy
+TEXT = "the was good great"
+
+
+def sentences(count: int) -> list[dict[str, Any]]:
+    """Of which each word tells its tag, and a tag that goes on the word before it."""
+    drawn, rows = random.Random(count), []
+    for _ in range(count):
+        words: list[str] = []
+        tags: list[str] = []
+        for _ in range(drawn.randint(2, 6)):
+            kind = drawn.choice(["PER", "LOC", "", ""])
+            words += {"PER": ["good", "great"], "LOC": ["bad"]}.get(
+                kind, [drawn.choice(["the", "was"])]
+            )
+            tags += {"PER": ["B-PER", "I-PER"], "LOC": ["B-LOC"]}.get(kind, ["O"])
+        rows.append({"tokens": words, "ner_tags": tags})
+    return rows
+
+
+def asked(count: int) -> list[dict[str, Any]]:
+    """Of which the answer is what follows `number`."""
+    drawn, rows = random.Random(count), []
+    for at in range(count):
+        words = [drawn.choice(["the", "film", "was", "good"]) for _ in range(drawn.randint(4, 30))]
+        number = str(drawn.randint(0, 9))
+        words.insert(drawn.randint(0, len(words)), f"number {number}")
+        context = " ".join(words)
+        answers = {"text": [number], "answer_start": [context.index("number") + 7]}
+        rows.append({"id": str(at), "question": "the number", "context": context,
+                     "answers": answers})  # fmt: skip
+    return rows
+
+
+MAKE: dict[str, Callable[[int], list[dict[str, Any]]]] = {
+    "token-classification": sentences,
+    "question-answering": asked,
+}
+
+
+def channels(base: Path, task: str, rows: int) -> dict[str, Path]:
+    found = {}
+    for name, count in (("train", rows), ("test", 30)):
+        found[name] = base / "input" / "data" / name
+        found[name].mkdir(parents=True)
+        lines = (json.dumps(row) for row in MAKE[task](count))
+        (found[name] / "data.jsonl").write_text("\n".join(lines))
+    return found
+
+
+@contextlib.contextmanager
+def served(base: Path) -> Iterator[httpx.Client]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = {
+        "SAGEMAKER_BASE_DIR": str(base), "SAGEMAKER_BIND_TO_PORT": str(port),
+        "SAGEMAKER_MODEL_SERVER_WORKERS": "1", "AMPHORA_CODE_DIR": str(CODE),
+        "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    log = base / "server.log"
+    with log.open("wb") as stream:
+        server = subprocess.Popen([sys.executable, "-m", "amphora", "serve"],
+                                  env=os.environ | settings, stdout=stream, stderr=stream)  # fmt: skip
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+            end = time.monotonic() + 150
+            while time.monotonic() < end and server.poll() is None:
+                with contextlib.suppress(httpx.TransportError):
+                    if http.get("/ping").status_code == 200:
+                        break
+                time.sleep(0.3)
+            else:
+                raise AssertionError(log.read_text())
+            yield http
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+@pytest.mark.parametrize("task", MAKE)
+def test_from_train_to_an_answered_request(task: str, tiny_model: Path, tmp_path: Path) -> None:
+    channels(tmp_path, task, 300)
+    (tmp_path / "input" / "config").mkdir()
+    given = {"model_name_or_path": str(tiny_model), "epochs": "5", "lr": "5e-3", "batch_size": "8",
+             "max_length": "40", "do_predict": "True", "early_stopping_patience": "4",
+             "metric_for_best_model": "f1"}  # fmt: skip
+    (tmp_path / "input" / "config" / "hyperparameters.json").write_text(json.dumps(given))
+    environ = {"SAGEMAKER_BASE_DIR": str(tmp_path), "AMPHORA_CODE_DIR": str(CODE),
+               "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "amphora", "train"], env=os.environ | environ,
+                          capture_output=True, text=True, timeout=280)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"task: {task} (column " in done.stdout
+    metrics = json.loads((tmp_path / "output" / "data" / "metrics.json").read_text())
+    assert metrics["eval_f1"] > (0.99 if task == "token-classification" else 60)
+    assert "Worst" in (tmp_path / "output" / "data" / "report.html").read_text()
+    assert f"pipeline_tag: {task}" in (tmp_path / "model" / "README.md").read_text()
+    lines = (tmp_path / "output" / "data" / "predictions.jsonl").read_text().splitlines()
+    assert len(lines) == 30
+    assert {"row", "true"} <= set(json.loads(lines[0]))
+    assert (tmp_path / "model" / "SHA256SUMS").is_file()
+    with served(tmp_path) as http:
+        if task == "token-classification":
+            body = {"inputs": TEXT, "parameters": {"aggregation_strategy": "simple"}}
+            (found,) = http.post("/invocations", json=body).raise_for_status().json()
+            assert (found["entity_group"], found["word"]) == ("PER", "good great")
+        else:
+            body = {"inputs": {"question": "the number", "context": "the film number 7 was good"}}
+            found = http.post("/invocations", json=body).raise_for_status().json()
+            assert (found["answer"], found["start"]) == ("7", 16)
+
+
+@pytest.mark.parametrize("task", MAKE)
+def test_two_processes_and_shards_train_what_one_does(
+    task: str, tiny_model: Path, tmp_path: Path, train: Run
+) -> None:
+    data = channels(tmp_path, task, 48)
+    common = ["--model_id", str(tiny_model), "--epochs", "1", "--lr", "0.05", "--optim", "sgd",
+              "--max_length", "40", "--save_strategy", "no"]  # fmt: skip
+    config = json.loads((tiny_model / "config.json").read_text())
+    still = tmp_path / "still"
+    still.mkdir()
+    for path in tiny_model.iterdir():
+        (still / path.name).write_bytes(path.read_bytes())
+    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (still / "config.json").write_text(json.dumps(config))
+    common[1] = str(still)
+    ways = {
+        "one": (1, ["--batch_size", "16", "--bf16", "False"]),
+        "two": (2, ["--batch_size", "8", "--bf16", "False"]),
+        "sharded": (2, ["--batch_size", "8", "--bf16", "True", "--mp_parameters", "partitions=2"]),
+    }  # fmt: skip
+    if task == "question-answering":
+        ways["adapters"] = (1, ["--batch_size", "16", "--lora_r", "4"])
+    losses, weights = {}, {}
+    for name, (processes, more) in ways.items():
+        base = tmp_path / name
+        done = train(base, data, *common, *more, processes=processes)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ("sharded over 2 processes" in done.stdout) == (name == "sharded")
+        metrics = json.loads((base / "output" / "data" / "metrics.json").read_text())
+        losses[name] = metrics["eval_loss"]
+        weights[name] = load_file(base / "model" / "model.safetensors")
+    assert losses["two"] == pytest.approx(losses["one"], rel=5e-5)
+    assert losses["sharded"] == pytest.approx(losses["one"], rel=1e-2)
+    for key, weight in weights["one"].items():
+        assert (weights["two"][key] - weight).abs().max() < 1e-5, key
+    assert set(weights.get("adapters", weights["one"])) == set(weights["one"])
