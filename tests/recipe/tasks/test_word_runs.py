@@ -134,6 +134,7 @@ def test_from_train_to_an_answered_request(task: str, tiny_model: Path, tmp_path
             assert (found["answer"], found["start"]) == ("7", 16)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("task", MAKE)
 def test_two_processes_and_shards_train_what_one_does(
     task: str, tiny_model: Path, tmp_path: Path, train: Run
@@ -154,8 +155,6 @@ def test_two_processes_and_shards_train_what_one_does(
         "two": (2, ["--batch_size", "8", "--bf16", "False"]),
         "sharded": (2, ["--batch_size", "8", "--bf16", "True", "--mp_parameters", "partitions=2"]),
     }  # fmt: skip
-    if task == "question-answering":
-        ways["adapters"] = (1, ["--batch_size", "16", "--lora_r", "4"])
     losses, weights = {}, {}
     for name, (processes, more) in ways.items():
         base = tmp_path / name
@@ -169,4 +168,4 @@ def test_two_processes_and_shards_train_what_one_does(
     assert losses["sharded"] == pytest.approx(losses["one"], rel=1e-2)
     for key, weight in weights["one"].items():
         assert (weights["two"][key] - weight).abs().max() < 1e-5, key
-    assert set(weights.get("adapters", weights["one"])) == set(weights["one"])
+    assert set(weights["sharded"]) == set(weights["one"])
