@@ -105,9 +105,9 @@ def test_from_amphora_train_to_an_answered_request(tmp_path: Path, task: str) ->
             assert set(answer) >= {"score", "token_str", "sequence"}
         elif task == "summarization":
             # What do_predict wrote with the prefix is what the served model writes by itself.
-            lines = [json.loads(line) for line in (output / "predictions.jsonl").open()]
-            rows = [json.loads(line) for line in (kind.channels["test"] / "pairs.jsonl").open()]
-            assert metrics["eval_rouge1"] > 50
+            lines = _lines(output / "predictions.jsonl")
+            rows = _lines(kind.channels["test"] / "pairs.jsonl")
+            assert metrics["eval_rouge1"] > 30
             parameters = {"num_beams": 1}
             texts = [row["document"] for row in rows]
             answers = _of(server.invoke({"inputs": texts, "parameters": parameters}))
@@ -124,6 +124,10 @@ def test_from_amphora_train_to_an_answered_request(tmp_path: Path, task: str) ->
             assert _of(server.invoke({"inputs": encoded}))[0]["label"] == "right"
     finally:
         server.close()
+
+
+def _lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def _of(reply: Any) -> Any:
