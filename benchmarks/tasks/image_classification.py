@@ -1,0 +1,134 @@
+"""scikit-learn's digits, which are real; the reference is run_image_classification.py's logic.
+
+    python benchmarks/tasks/image_classification.py FOLDER
+
+writes a small ViT with random weights and its image processor to FOLDER: the model to give to
+run.py. The reference crops at random as the recipe does by default, and mirrors nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ARGUMENTS = ["--task", "image-classification"]
+_SIZE = 32
+
+
+def data(rows: int, seed: int) -> list[dict[str, Any]]:
+    """Files of pictures, twice as large as the model reads, and their digits. Seeds from 1000 on
+    have digits that the others have not."""
+    import numpy as np
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    digits: Any = load_digits()
+    order = random.Random(0).sample(range(len(digits.target)), len(digits.target))
+    kept = order[1400:] if seed >= 1000 else order[:1400]
+    chosen = random.Random(seed).sample(kept, min(rows, len(kept)))
+    folder = Path(tempfile.mkdtemp())
+    found = []
+    for number in chosen:
+        picture = Image.fromarray((digits.images[number] * 15.9).astype(np.uint8))
+        path = folder / f"{number}.png"
+        picture.resize((2 * _SIZE, 2 * _SIZE), Image.Resampling.BICUBIC).save(path)
+        found.append({"image_path": str(path), "label": str(digits.target[number])})
+    return found
+
+
+def _opened(row: dict[str, Any]) -> Any:
+    from PIL import Image
+
+    return Image.open(row["image_path"]).convert("RGB")
+
+
+def reference(
+    model: str, rows: list[dict[str, Any]], arguments: Any
+) -> tuple[Any, Callable[[Path], None]]:
+    """The Trainer with transforms made anew for each picture of each epoch, and what saves it."""
+    import numpy as np
+    import torch
+    from transformers import (
+        AutoImageProcessor,
+        AutoModelForImageClassification,
+        Trainer,
+        set_seed,
+    )
+
+    set_seed(arguments.seed)
+    processor: Any = AutoImageProcessor.from_pretrained(model)
+    names = [str(digit) for digit in range(10)]
+    classifier = AutoModelForImageClassification.from_pretrained(
+        model, num_labels=10, id2label=dict(enumerate(names)),
+        label2id={name: number for number, name in enumerate(names)}, ignore_mismatched_sizes=True,
+    )  # fmt: skip
+
+    def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
+        cropped = []
+        for row in batch:
+            opened = _opened(row)
+            width, height = opened.size
+            wide, tall = np.random.uniform(0.75, 1, 2) * (width, height)
+            left, top = np.random.random(2) * (width - wide, height - tall)
+            cropped.append(opened.crop((left, top, left + wide, top + tall)))
+        values = processor(cropped, return_tensors="pt")["pixel_values"]
+        labels = torch.tensor([names.index(row["label"]) for row in batch])
+        return {"pixel_values": values, "labels": labels}
+
+    arguments.remove_unused_columns = False
+    trainer = Trainer(
+        model=classifier,
+        args=arguments,
+        train_dataset=rows,  # type: ignore[arg-type]
+        data_collator=collate,
+    )
+
+    def save(folder: Path) -> None:
+        trainer.save_model(str(folder))
+        processor.save_pretrained(str(folder))
+
+    return trainer, save
+
+
+def judge(folder: Path, rows: list[dict[str, Any]]) -> float:
+    """The accuracy of the saved model."""
+    import torch
+    from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+    processor: Any = AutoImageProcessor.from_pretrained(str(folder))
+    model: Any = AutoModelForImageClassification.from_pretrained(str(folder)).eval()
+    right = 0
+    for row in rows:
+        with torch.no_grad():
+            logits = model(**processor(_opened(row), return_tensors="pt")).logits
+        right += model.config.id2label[int(logits.argmax())] == row["label"]
+    return right / len(rows)
+
+
+def make(folder: str) -> None:
+    """A ViT of four layers, 128 wide, with random weights."""
+    import torch
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(0)
+    config = ViTConfig(
+        hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512,
+        image_size=_SIZE, patch_size=8, num_labels=10,
+    )  # fmt: skip
+    ViTForImageClassification(config).save_pretrained(folder)
+    settings = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True, "size": {"height": _SIZE, "width": _SIZE}, "resample": 2,
+        "do_rescale": True, "rescale_factor": 1 / 255,
+        "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+    }  # fmt: skip
+    (Path(folder) / "preprocessor_config.json").write_text(json.dumps(settings))
+
+
+if __name__ == "__main__":
+    make(*sys.argv[1:])

@@ -1,0 +1,116 @@
+"""Masks in generated texts; the reference is run_mlm.py's collator (line by line) and Trainer.
+
+Each animal likes one thing and lives in one place, among other words; what is judged is whether the
+model says the thing and the place in their masks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ARGUMENTS = ["--task", "masked-lm", "--max_length", "128"]
+ANIMALS = ["cat", "dog", "horse", "bird", "fish", "cow", "lion", "bear", "wolf", "fox"]
+THINGS = ["milk", "wood", "corn", "bread", "salt", "fruit", "stone", "gold", "paper", "wine"]
+PLACES = [
+    "river",
+    "garden",
+    "forest",
+    "city",
+    "house",
+    "mountain",
+    "lake",
+    "field",
+    "street",
+    "sea",
+]
+FILLERS = [
+    "very",
+    "often",
+    "and",
+    "today",
+    "again",
+    "then",
+    "they",
+    "say",
+    "when",
+    "it",
+    "was",
+    "late",
+]
+
+
+def data(rows: int, seed: int) -> list[dict[str, Any]]:
+    """Texts of 8 to 70 words, with the places of the two words that the animal tells."""
+    drawn = random.Random(seed)
+    found = []
+    for _ in range(rows):
+        at = drawn.randrange(len(ANIMALS))
+        parts = [["the", ANIMALS[at]], ["likes", THINGS[at]], ["lives", "near", "the", PLACES[at]]]
+        words: list[str] = []
+        told = []
+        length = drawn.choice([8, 12, 16, 24, 40, 60])
+        for part in parts:
+            words += drawn.choices(FILLERS, k=length // 4) + part
+            told.append(len(words) - 1)
+        words += drawn.choices(FILLERS, k=length // 4)
+        found.append({"text": " ".join(words), "told": told[1:]})
+    return found
+
+
+def reference(
+    model: str, rows: list[dict[str, Any]], arguments: Any
+) -> tuple[Any, Callable[[Path], None]]:
+    """The Trainer, and what saves the model."""
+    from transformers import (
+        AutoModelForMaskedLM,
+        AutoTokenizer,
+        DataCollatorForLanguageModeling,
+        Trainer,
+        set_seed,
+    )
+
+    set_seed(arguments.seed)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    encoded = tokenizer(
+        [row["text"] for row in rows], truncation=True, max_length=128,
+        return_special_tokens_mask=True,
+    )  # fmt: skip
+    trainer = Trainer(
+        model=AutoModelForMaskedLM.from_pretrained(model),
+        args=arguments,
+        train_dataset=[  # type: ignore[arg-type]
+            {name: encoded[name][row] for name in encoded} for row in range(len(rows))
+        ],
+        data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
+    )
+
+    def save(folder: Path) -> None:
+        trainer.save_model(str(folder))
+        tokenizer.save_pretrained(str(folder))
+
+    return trainer, save
+
+
+def judge(folder: Path, rows: list[dict[str, Any]]) -> float:
+    """The share of told words that the saved model says in their masks."""
+    import torch
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
+    model: Any = AutoModelForMaskedLM.from_pretrained(str(folder)).eval()
+    right = 0
+    for row in rows:
+        words = row["text"].split()
+        masked = [tokenizer.mask_token if n in row["told"] else w for n, w in enumerate(words)]
+        encoded = tokenizer(" ".join(masked), return_tensors="pt")
+        at = encoded["input_ids"][0] == tokenizer.mask_token_id
+        with torch.no_grad():
+            said = model(**encoded).logits[0][at].argmax(-1).tolist()
+        right += sum(
+            tokenizer.decode([one]).strip() == words[place]
+            for one, place in zip(said, row["told"], strict=True)
+        )
+    return right / (2 * len(rows))

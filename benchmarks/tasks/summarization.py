@@ -1,0 +1,133 @@
+"""Generated texts to a line about each; the reference is run_summarization.py's logic.
+
+    python benchmarks/tasks/summarization.py ENCODER FOLDER
+
+writes a small BART with random weights, and the tokenizer of an encoder's folder, to FOLDER: the
+model to give to run.py. A text tells of several animals, and the line says those that are red, in
+their order.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ARGUMENTS = ["--task", "summarization", "--max_length", "128", "--max_target_length", "16"]
+ANIMALS = ["cat", "dog", "horse", "bird", "fish", "cow", "lion", "bear", "wolf", "fox"]
+COLOURS = ["red", "green", "blue", "black"]
+FILLERS = [
+    "very",
+    "often",
+    "and",
+    "today",
+    "again",
+    "then",
+    "they",
+    "say",
+    "when",
+    "it",
+    "was",
+    "late",
+]
+
+
+def data(rows: int, seed: int) -> list[dict[str, Any]]:
+    """Texts of 3 to 60 words with their lines, of 1 to 3 words."""
+    drawn = random.Random(seed)
+    found = []
+    for _ in range(rows):
+        animals = drawn.sample(ANIMALS, drawn.choice([1, 2, 3]))
+        room = drawn.choice([0, 2, 4, 8, 16])
+        words: list[str] = []
+        for animal in animals:
+            words += [*drawn.choices(FILLERS, k=room), "the", "red", animal]
+            other = drawn.choice([each for each in ANIMALS if each not in animals])
+            words += [*drawn.choices(FILLERS, k=room // 2), "the", drawn.choice(COLOURS[1:]), other]
+        found.append({"document": " ".join(words), "summary": " ".join(animals)})
+    return found
+
+
+def reference(
+    model: str, rows: list[dict[str, Any]], arguments: Any
+) -> tuple[Any, Callable[[Path], None]]:
+    """The Trainer with Seq2SeqTrainer's collator, and what saves the model."""
+    from transformers import (
+        AutoModelForSeq2SeqLM,
+        AutoTokenizer,
+        DataCollatorForSeq2Seq,
+        Trainer,
+        set_seed,
+    )
+
+    set_seed(arguments.seed)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    writer = AutoModelForSeq2SeqLM.from_pretrained(model)
+    sources = tokenizer([row["document"] for row in rows], truncation=True, max_length=128)
+    targets = tokenizer(
+        text_target=[row["summary"] for row in rows], truncation=True, max_length=16
+    )
+    trainer = Trainer(
+        model=writer,
+        args=arguments,
+        train_dataset=[  # type: ignore[arg-type]
+            {
+                "input_ids": sources["input_ids"][row],
+                "attention_mask": sources["attention_mask"][row],
+                "labels": targets["input_ids"][row],
+            }
+            for row in range(len(rows))
+        ],
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=writer),
+    )
+
+    def save(folder: Path) -> None:
+        trainer.save_model(str(folder))
+        tokenizer.save_pretrained(str(folder))
+
+    return trainer, save
+
+
+def judge(folder: Path, rows: list[dict[str, Any]]) -> float:
+    """ROUGE-L (from 0 to 1) of what the saved model writes, text by text, without beams."""
+    import torch
+    from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
+    model: Any = AutoModelForSeq2SeqLM.from_pretrained(str(folder)).eval()
+    scorer = RougeScorer(["rougeL"])
+    total = 0.0
+    for row in rows:
+        encoded = tokenizer(row["document"], return_tensors="pt", truncation=True, max_length=128)
+        encoded.pop("token_type_ids", None)
+        with torch.no_grad():
+            ids = model.generate(**encoded, max_new_tokens=16, num_beams=1, do_sample=False)
+        said = tokenizer.decode(ids[0], skip_special_tokens=True)
+        total += scorer.score(row["summary"], said)["rougeL"].fmeasure
+    return total / len(rows)
+
+
+def make(encoder: str, folder: str) -> None:
+    """A BART of three and three layers, 256 wide, with random weights."""
+    import torch
+    from transformers import AutoTokenizer, BartConfig, BartForConditionalGeneration
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(encoder)
+    torch.manual_seed(0)
+    config = BartConfig(
+        vocab_size=len(tokenizer), d_model=256, encoder_layers=3, decoder_layers=3,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=1024,
+        decoder_ffn_dim=1024, max_position_embeddings=256, pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.cls_token_id, eos_token_id=tokenizer.sep_token_id,
+        decoder_start_token_id=tokenizer.sep_token_id, forced_eos_token_id=None,
+    )  # fmt: skip
+    BartForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer.model_max_length = 256
+    tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    make(*sys.argv[1:])
