@@ -167,14 +167,48 @@ def shard(trainer: Trainer) -> None:
             plugin.mixed_precision_policy, output_dtype=None, reduce_dtype=torch.float32
         )
     model = trainer.accelerator.unwrap_model(trainer.model)
+    _keep_together(trainer, model)
     plugin.transformer_cls_names_to_wrap = plugin.transformer_cls_names_to_wrap or _blocks(model)
 
 
 def _blocks(model: PreTrainedModel) -> list[str]:
-    """Names of the classes to shard one by one: the indivisible ones beside the embedding."""
-    embedding = model.get_input_embeddings()
-    around = {type(each).__name__ for each in model.modules() if embedding in each.modules()}
+    """Names of the classes to shard one by one: the indivisible ones without the embedding, and
+    without weights that another module has, too, as a head for masked tokens has its bias."""
+    shared = {model.get_input_embeddings(), *_sharing(model)}
+    around = {type(each).__name__ for each in model.modules() if shared & set(each.modules())}
     return sorted(set(model._no_split_modules or ()) - around)
+
+
+def _sharing(model: torch.nn.Module) -> set[torch.nn.Module]:
+    """The modules that have a weight that another one has, too."""
+    holders: dict[int, list[torch.nn.Module]] = {}
+    for each in model.modules():
+        for weight in each._parameters.values():
+            if weight is not None:
+                holders.setdefault(id(weight), []).append(each)
+    return {each for several in holders.values() if len(several) > 1 for each in several}
+
+
+def _keep_together(trainer: Trainer, model: Any) -> None:
+    """Let accelerate shard the embeddings with the rest, where more modules have weights of theirs.
+
+    It shards them in a group of their own, and torch refuses a weight that is of two groups: the
+    embedding of both halves of a T5, the bias of BERT's head for masked tokens.
+    """
+    embeddings = {model.get_input_embeddings(), model.get_output_embeddings()}
+    if _sharing(model) <= embeddings:
+        return
+    accelerator: Any = trainer.accelerator
+    usual = accelerator.prepare
+
+    def prepare(*args: Any, **options: Any) -> Any:
+        model.get_input_embeddings = model.get_output_embeddings = lambda: None
+        try:
+            return usual(*args, **options)
+        finally:
+            del model.get_input_embeddings, model.get_output_embeddings
+
+    accelerator.prepare = prepare
 
 
 def whole_weights(trainer: Trainer) -> dict[str, Any] | None:
