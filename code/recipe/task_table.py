@@ -57,7 +57,7 @@ TASKS: Mapping[str, Row] = {
         recognised_by="data.word_tags",
     ),
     QUESTIONS: Row(
-        "question_answering", ("doc_stride", "do_predict"), recognised_by="data.questions"
+        "question_answering", ("doc_stride", "do_predict"), recognised_by="data.kinds.questions"
     ),
     MASKED_LM: Row(
         "masked_lm",

@@ -20,8 +20,8 @@ from recipe.batching import packing
 from recipe.batching.batches import Layout
 from recipe.batching.samples import Samples
 from recipe.batching.window_batches import PackedWindows, PaddedWindows, Windows
-from recipe.data import questions
-from recipe.data.questions import ANSWERS, CONTEXT, ID, QUESTION
+from recipe.data.kinds import questions
+from recipe.data.kinds.questions import ANSWERS, CONTEXT, ID, QUESTION
 from recipe.errors import DistributedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading, packed_encoders, token_heads

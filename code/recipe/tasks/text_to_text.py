@@ -27,9 +27,10 @@ from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.task_table import SUMMARIES, TRANSLATIONS
-from recipe.tasks import evaluation, judging, writing
+from recipe.tasks import evaluation, judging
 from recipe.tasks.base import Batches, Finding, Model, check_best, named
-from recipe.tasks.writing import Written
+from recipe.tasks.scores import writing
+from recipe.tasks.scores.writing import Written
 from recipe.tokenization import languages
 from recipe.tokenization import text_pairs as tokens
 

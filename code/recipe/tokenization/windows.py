@@ -20,7 +20,7 @@ from recipe.batching.window_batches import (
 )
 from recipe.console import say
 from recipe.data.column_names import TOKEN_IDS, TYPE_IDS
-from recipe.data.questions import ANSWERS, CONTEXT, QUESTION, STARTS
+from recipe.data.kinds.questions import ANSWERS, CONTEXT, QUESTION, STARTS
 from recipe.errors import ModelError
 from recipe.tokenization import texts as tokens
 
@@ -37,7 +37,7 @@ def tokenise(
     *,
     judged: bool,
 ) -> Windows:
-    """The windows of a split of `recipe.data.questions`; a line says how many.
+    """The windows of a split of `recipe.data.kinds.questions`; a line says how many.
 
     A window holds the question and a part of the context; two that follow each other share `stride`
     tokens of it. The first answer is learned in the windows that hold all of it; in the others, and

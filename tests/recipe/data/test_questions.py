@@ -12,8 +12,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from recipe.batching.window_batches import NOWHERE, Windows
-from recipe.data import questions
-from recipe.data.questions import Questions
+from recipe.data.kinds import questions
+from recipe.data.kinds.questions import Questions
 from recipe.errors import DataError
 from recipe.hyperparameters import parse
 from recipe.reports.found_answers import Answer, f1_of, find, normal, scores

@@ -21,7 +21,8 @@ from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import text_to_text
 from recipe.models.loading import Source
-from recipe.tasks import detection, writing
+from recipe.tasks import detection
+from recipe.tasks.scores import writing
 from recipe.tokenization import languages
 from recipe.tokenization import text_pairs as tokens
 from tests.support import serving_kit

@@ -1,1 +1,1 @@
-"""What some tasks read that is neither labelled texts nor documents: pictures, pairs of texts."""
+"""What some tasks read that is neither labelled texts nor documents: pictures, pairs, questions."""

@@ -1,0 +1,1 @@
+"""Scores of what models answer, beyond those of classes and numbers."""
