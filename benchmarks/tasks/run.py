@@ -26,6 +26,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS, THEIRS = "recipe", "reference"
+TASKS = [
+    *("token_classification", "question_answering"),
+    *("masked_lm", "summarization", "image_classification"),
+]
 
 
 def ours(options: argparse.Namespace, folder: Path, more: list[str]) -> float:
@@ -107,8 +111,10 @@ def child(options: argparse.Namespace) -> None:
 def main() -> None:
     """Both variants, seed by seed; the means and the ratio of the speeds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("task", choices=["token_classification", "question_answering"])
-    parser.add_argument("--model", required=True, help="folder of an encoder")
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument(
+        "--model", required=True, help="folder of an encoder, or of what a task's module makes"
+    )
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=16)
