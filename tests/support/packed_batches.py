@@ -15,6 +15,7 @@ from recipe.batching.batches import Packed, Samples
 from recipe.batching.document_batches import Documents
 from recipe.models import packed_encoders
 from recipe.tasks.text_classification import CLASSES
+from recipe.training import worlds
 from recipe.training.engine import Engine
 
 PAD, SIZE = 1, 6
@@ -120,9 +121,11 @@ def engine(folder: Path, class_weights: list[float] | None = None, **changes: An
         "disable_tqdm": True,
         **changes,
     }
+    args = TrainingArguments(**values)
     return Engine(
         model=model,
-        args=TrainingArguments(**values),
+        args=args,
+        cut=worlds.of_arguments(args),
         training=run,
         train_layout=layout,
         eval_layout=layout,

@@ -74,6 +74,7 @@ PARTS = (
         ("self", "model", "training", "dataloader"),
     ),
     Part(TRAINER, "_prepare_inputs", "brings a batch to the device", ("self", "inputs")),
+    Part("datasets:Dataset", "_fingerprint", "names the file of its tokens", inside=True),
     # What it sets or reads, and training relies on.
     Part(TRAINER, "current_gradient_accumulation_steps", "scales the loss", inside=True),
     # Of 5.13 or so: older ones always divide a loss, which is seen to where it is not there.

@@ -15,7 +15,8 @@ from pathlib import Path
 from recipe.errors import ModelError
 
 NAME = "SHA256SUMS"
-_LINE = re.compile(r"([0-9a-f]{64})  ([^/\\]+(?:/[^/\\]+)?)")
+_PART = r"(?!\.{1,2}(?:/|$))[^/\\]+"  # of a path that leads nowhere else
+_LINE = re.compile(rf"([0-9a-f]{{64}})  ({_PART}(?:/{_PART})?)")
 
 
 def digest(path: Path) -> str:

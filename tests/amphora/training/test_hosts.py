@@ -292,9 +292,11 @@ def test_a_stop_while_waiting_for_a_host(tree: Tree) -> None:
         resourceconfig={"current_host": "algo-1", "hosts": ["algo-1", "nowhere.invalid"]}
     )
     process = tree.start()
-    time.sleep(1)
+    assert process.stdout is not None
+    process.stdout.readline()  # it has begun, and answers signals
+    time.sleep(0.5)
     process.terminate()
-    process.communicate(timeout=5)
+    process.communicate(timeout=20)
     assert process.returncode == 143
     assert tree.failure == "Stopped by SIGTERM before the script had started.\n"
 

@@ -17,7 +17,7 @@ from recipe.batching import packing as plan
 from recipe.batching.document_batches import Documents, PackedDocuments, PaddedDocuments
 from recipe.models import flat_attention, packed_decoders
 from recipe.tasks import causal_lm
-from recipe.training import engine
+from recipe.training import engine, worlds
 from tests.support.packed_batches import documents_of
 
 PAD, SIZE = 1, 6
@@ -173,6 +173,7 @@ def trained(
     trainer = engine.Engine(
         model=model,
         args=args,
+        cut=worlds.of_arguments(args),
         training=run,
         train_layout=layouts[0],
         eval_layout=layouts[1],

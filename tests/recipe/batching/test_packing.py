@@ -20,7 +20,7 @@ from recipe.batching.batches import Packed, Padded, World
 from recipe.errors import HyperparameterError
 from recipe.models import cpu_kernels, flat_attention, losses, packed_encoders
 from recipe.tasks.text_classification import CLASSES
-from recipe.training import engine
+from recipe.training import engine, worlds
 from tests.support.packed_batches import KINDS, PAD, SIZE, SMALL, make, samples_of, tweet_lengths
 
 
@@ -146,6 +146,7 @@ def train(
     trainer = engine.Engine(
         model=model,
         args=args,
+        cut=worlds.of_arguments(args),
         training=run,
         train_layout=layout,
         eval_layout=layout,
