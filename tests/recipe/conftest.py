@@ -28,7 +28,9 @@ def train(tiny_model: Path) -> Run:
         processes: int = 1,
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SM_", "SAGEMAKER_"))}
+        # What a training in this process has set for itself is not for one in another.
+        own = ("SM_", "SAGEMAKER_", "TENSORBOARD_", "MLFLOW_")
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(own)}
         variables = {f"SM_CHANNEL_{name.upper()}": str(path) for name, path in channels.items()}
         launcher = [sys.executable]
         if processes > 1:
