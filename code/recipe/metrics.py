@@ -29,9 +29,9 @@ SCORES = ("accuracy", "precision", "recall", "f1_weighted", "f1_macro")
 """What evaluation computes of classes, beside the loss; precision, recall: means over labels."""
 OTHER_SCORES = (
     *("f1_micro", "mse", "pearson", "spearman", "perplexity", "token_accuracy"),
-    *("exact_match", "answerable_f1", "answerable_exact_match", "no_answer"),
+    *("f1", "exact_match"),
 )
-"""What it computes where a text has several labels, or a number, is learned, or answers."""
+"""What it computes where several labels, a number, words, entities or answers are learned."""
 RANKINGS = ("ndcg_at_10", "mrr_at_10", "recall_at_1", "recall_at_10", "recall_at_100")
 """What it computes of queries and the texts that belong to them."""
 WRITING_SCORES: Sequence[str] = (
@@ -44,9 +44,11 @@ WRITING_SCORES: Sequence[str] = (
     "gen_len",
 )
 """What it computes of texts that a model has written."""
+_ANSWERS = ("f1", "exact_match", "answerable_f1", "answerable_exact_match", "no_answer")
 _WRITING = ("loss", "perplexity", "token_accuracy", *WRITING_SCORES)
 OF_TASKS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("summarization", "translation", "text2text-generation"), _WRITING),
+    "question-answering": ("loss", *_ANSWERS),
     "sentence-embedding": ("loss", *RANKINGS, "spearman", "pearson"),
     "reranking": ("loss", *RANKINGS[:2]),
 }
@@ -54,7 +56,7 @@ OF_TASKS: Mapping[str, Sequence[str]] = {
 
 _TRAINING = ("loss", "grad_norm", "learning_rate", "epoch", "train_loss")
 _SPEED = ("train_runtime", "train_samples_per_second", "eval_samples_per_second")
-_OF_SPLITS = ("loss", *SCORES, *OTHER_SCORES, "f1")
+_OF_SPLITS = ("loss", *SCORES, *OTHER_SCORES)
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 
 
@@ -96,8 +98,7 @@ def metric_names(task: str = "") -> list[str]:
     """Every name that the metric lines of a task may hold and that is worth a curve.
 
     Args:
-        task: The hyperparameter; one that is not in OF_TASKS has the scores of classes, of numbers
-            and of language models.
+        task: The hyperparameter; one that is not in OF_TASKS has the scores of the rest.
     """
     of_split = OF_TASKS.get(task, _OF_SPLITS)
     scores = [f"{split}_{name}" for split in ("eval", "test") for name in of_split]
