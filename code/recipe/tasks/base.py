@@ -22,6 +22,7 @@ from recipe.models.loading import Source
 from recipe.reports.answers import Answers
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
+from recipe.tasks import evaluation
 
 Model = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 Batches = Sequence[tuple[Samples, Rows]]
@@ -44,8 +45,10 @@ class Objective(Protocol):
 
     packable: Collection[str]
     """Types of models that can be packed."""
-    lightens_attention: bool
+    lightens_attention: bool = False
     """Whether packed batches may use `cpu_kernels`' attention, which takes blocks of samples."""
+    couples_samples: bool = False
+    """Whether the loss of a sample rests on the others of its batch, as with in-batch negatives."""
 
     def packs(self, model: PreTrainedModel) -> bool:
         """Whether `model` can be packed."""
@@ -69,9 +72,22 @@ class Objective(Protocol):
         self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
     ) -> Sequence[float] | None:
         """What the loss of a sample of each class is multiplied by in training; None for one."""
+        return None
 
     def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
         """What the Trainer takes as its compute_metrics."""
+
+
+class SummedBeside(Objective, Protocol):
+    """Of tasks whose losses are those of tokens, summed beside the model's head."""
+
+    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        """The first of the two sums."""
+        return logits[:, 0]
+
+    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
+        """Perplexity and accuracy of tokens."""
+        return evaluation.score_tokens
 
 
 class Task(Protocol):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from recipe.batching import packing
 from recipe.batching.batches import Layout, Samples
@@ -21,12 +20,13 @@ from recipe.reports import figures, generations
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.runtime import xla
-from recipe.tasks import evaluation, judging
+from recipe.tasks import judging
 from recipe.tasks.base import (
     Batches,
     Finding,
     Model,
     Objective,
+    SummedBeside,
     check_best,
     lengths_of,
     named,
@@ -37,9 +37,8 @@ from recipe.tokenization import documents as document_tokens
 _LONGEST_DOCUMENT = 1024
 
 
-class _NextTokens:
+class _NextTokens(SummedBeside):
     packable: Collection[str] = packed_decoders.DECODERS
-    lightens_attention = False
 
     def packs(self, model: PreTrainedModel) -> bool:
         return packed_decoders.can_be_packed(model.config)
@@ -54,17 +53,6 @@ class _NextTokens:
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         packed_decoders.take_documents(model)
-
-    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        return logits[:, 0]  # they were made beside the head
-
-    def class_weights(
-        self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
-    ) -> Sequence[float] | None:
-        return None
-
-    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        return evaluation.score_tokens
 
 
 NEXT_TOKENS: Objective = _NextTokens()

@@ -26,7 +26,7 @@ from recipe.reports.model_card import About
 from recipe.reports.predictions import Predictions
 from recipe.reports.section import Section
 from recipe.tasks import evaluation, judging
-from recipe.tasks.base import OK, WARNING, Batches, Finding, check_best, named
+from recipe.tasks.base import OK, WARNING, Batches, Finding, Objective, check_best, named
 from recipe.tasks.evaluation import Scores
 from recipe.tokenization import pictures as pixels
 
@@ -39,9 +39,8 @@ AUGMENTATIONS: Mapping[str, frozenset[str]] = {
 """What the hyperparameter `augmentation` may be, and what is drawn then."""
 
 
-class _Classes:
+class _Classes(Objective):
     packable: Collection[str] = ()
-    lightens_attention = False
 
     def __init__(self) -> None:
         self.processor: Any = None

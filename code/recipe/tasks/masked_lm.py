@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from recipe.batching import packing
 from recipe.batching.batches import Layout, Samples
@@ -23,12 +22,13 @@ from recipe.reports import figures, fillings
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.runtime import xla
-from recipe.tasks import evaluation, judging
+from recipe.tasks import judging
 from recipe.tasks.base import (
     Batches,
     Finding,
     Model,
     Objective,
+    SummedBeside,
     check_best,
     lengths_of,
     named,
@@ -37,7 +37,7 @@ from recipe.tasks.base import (
 from recipe.tokenization import masked_texts
 
 
-class _MaskedTokens:
+class _MaskedTokens(SummedBeside):
     packable: Collection[str] = packed_encoders.FAMILIES
     lightens_attention = True
 
@@ -59,17 +59,6 @@ class _MaskedTokens:
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         masked_models.take_masked(model)
-
-    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        return logits[:, 0]  # they were made beside the head
-
-    def class_weights(
-        self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
-    ) -> Sequence[float] | None:
-        return None
-
-    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        return evaluation.score_tokens
 
 
 MASKED_TOKENS: Objective = _MaskedTokens()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 from transformers import (
     AutoModelForQuestionAnswering,
     EvalPrediction,
@@ -31,14 +30,24 @@ from recipe.reports.found_answers import Answer, FoundAnswers
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.tasks import judging
-from recipe.tasks.base import OK, Batches, Finding, Model, Objective, check_best, lengths_of, named
+from recipe.tasks.base import (
+    OK,
+    Batches,
+    Finding,
+    Model,
+    Objective,
+    SummedBeside,
+    check_best,
+    lengths_of,
+    named,
+)
 from recipe.tasks.text_classification import has_types
 from recipe.tokenization import windows
 
 _LONGEST, _STRIDE, _SHOWN_ROWS, _SHOWN_CHARS = 384, 128, 3, 70
 
 
-class Spans:
+class Spans(SummedBeside):
     """Where answers start and end; the loss is the mean over windows."""
 
     packable: Collection[str] = packed_encoders.FAMILIES
@@ -67,14 +76,6 @@ class Spans:
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         token_heads.take_spans(model)
-
-    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        return logits[:, 0]  # they were made beside the head
-
-    def class_weights(
-        self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
-    ) -> Sequence[float] | None:
-        return None
 
     def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
         return self._score

@@ -41,6 +41,7 @@ from recipe.tasks.base import (
     Batches,
     Finding,
     Model,
+    Objective,
     check_best,
     lengths_of,
     named,
@@ -57,7 +58,7 @@ _SHOWN_CHARS = 70
 _SPLITS = ("evaluation", "test")
 
 
-class Relevant:
+class Relevant(Objective):
     """The objective: a number for each pair, by itself or beside those of its list."""
 
     packable: Collection[str] = packed_encoders.FAMILIES
@@ -98,11 +99,6 @@ class Relevant:
         return functional.binary_cross_entropy_with_logits(
             logits[:, 0].float(), labels[:, 0], reduction="none"
         )
-
-    def class_weights(
-        self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
-    ) -> Sequence[float] | None:
-        return None
 
     def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
         return self._score

@@ -38,6 +38,7 @@ from recipe.tasks.base import (
     Batches,
     Finding,
     Model,
+    Objective,
     check_best,
     lengths_of,
     named,
@@ -69,7 +70,7 @@ class _Judged:
     texts: Sequence[str]
 
 
-class Alike:
+class Alike(Objective):
     """The objective: vectors of texts that belong together are alike."""
 
     packable: Collection[str] = packed_encoders.FAMILIES
@@ -130,11 +131,6 @@ class Alike:
         if self._kind == SCORED:
             return ranking_losses.cosent(vectors, labels, self.sizes, across)
         return ranking_losses.multiple_negatives(vectors, labels, self._scale, self.sizes, across)
-
-    def class_weights(
-        self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
-    ) -> Sequence[float] | None:
-        return None
 
     def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
         return self._score

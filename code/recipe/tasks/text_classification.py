@@ -54,7 +54,7 @@ SCORES_OF: Mapping[str, Sequence[str]] = {
 """What an evaluation gives beside the loss, by the kind of labels."""
 
 
-class _Classes:
+class _Classes(Objective):
     packable: Collection[str] = packed_encoders.FAMILIES
     lightens_attention = True
 

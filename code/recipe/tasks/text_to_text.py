@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from recipe import metrics
 from recipe.batching import pair_batches
@@ -27,8 +26,8 @@ from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.task_table import SUMMARIES, TRANSLATIONS
-from recipe.tasks import evaluation, judging
-from recipe.tasks.base import Batches, Finding, Model, check_best, named
+from recipe.tasks import judging
+from recipe.tasks.base import Batches, Finding, Model, SummedBeside, check_best, named
 from recipe.tasks.scores import writing
 from recipe.tasks.scores.writing import Written
 from recipe.tokenization import languages
@@ -38,9 +37,8 @@ _USUAL, _USUAL_OF_SUMMARIES, _USUAL_TARGET = 512, 1024, 128
 _NO_LIMIT = 1 << 30
 
 
-class _TextPairs:
+class _TextPairs(SummedBeside):
     packable: Collection[str] = ()
-    lightens_attention = False
 
     def __init__(self, hyperparameters: Hyperparameters) -> None:
         self._hyperparameters = hyperparameters
@@ -63,17 +61,6 @@ class _TextPairs:
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         models.take_pairs(model, self._smoothing)
-
-    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        return logits[:, 0]  # they were made beside the head
-
-    def class_weights(
-        self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
-    ) -> Sequence[float] | None:
-        return None
-
-    def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        return evaluation.score_tokens
 
     def written_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
         """Scores of what the model writes, where it can: see `recipe.tasks.base.Writing`."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForTokenClassification,
@@ -39,6 +38,7 @@ from recipe.tasks.base import (
     Finding,
     Model,
     Objective,
+    SummedBeside,
     check_best,
     lengths_of,
     named,
@@ -65,7 +65,7 @@ class Scores:
         return entities.scores(self.last, self._are_entities)
 
 
-class Tags:
+class Tags(SummedBeside):
     """The tags of words; the loss is the mean over all learned tokens of a step."""
 
     packable: Collection[str] = packed_encoders.FAMILIES
@@ -93,14 +93,6 @@ class Tags:
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         token_heads.take_tags(model, self._smoothing)
-
-    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        return logits[:, 0]  # they were made beside the head
-
-    def class_weights(
-        self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
-    ) -> Sequence[float] | None:
-        return None
 
     def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
         return Scores(self._names, self._are_entities)

@@ -230,10 +230,9 @@ class Engine(Resumable):
         **others: Any,
     ) -> None:
         super().__init__(args=args, train_dataset=training.samples, **others)
-        couples = bool(getattr(objective, "couples_samples", False))
         self.job = {
             **(decisive or {}),
-            **_job(args, training, cut, train_layout, self.model, couples),
+            **_job(args, training, cut, train_layout, self.model, objective.couples_samples),
         }
         # Else the Trainer would count labels on every step, over all processes, for the model.
         self.model_accepts_loss_kwargs = False
