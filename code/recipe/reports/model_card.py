@@ -12,6 +12,7 @@ from typing import Any
 import datasets
 import torch
 import transformers
+from huggingface_hub import ModelCardData
 
 from recipe.data.labels import NUMBER, SEVERAL, SINGLE, Labels
 from recipe.hyperparameters import Hyperparameters, is_secret
@@ -39,6 +40,8 @@ class Facts:
     """What the card tells of a training run."""
 
     base_model: str
+    base_is_local: bool = True
+    """Whether `base_model` is a folder, not a name on the hub."""
     hyperparameters: Hyperparameters
     about: About
     found: Sequence[str]
@@ -60,9 +63,14 @@ def versions() -> dict[str, str]:
 def write(facts: Facts) -> str:
     """The card as Markdown with the hub's YAML front matter."""
     metrics = {key: f"{value:.6g}" for key, value in facts.metrics.items()}
+    front = ModelCardData(
+        library_name=facts.about.library,
+        pipeline_tag=facts.about.pipeline,
+        base_model=None if facts.base_is_local else facts.base_model,
+    )
     return "\n\n".join(
         [
-            f"---\nlibrary_name: {facts.about.library}\npipeline_tag: {facts.about.pipeline}\n---",
+            f"---\n{front.to_yaml()}\n---",
             f"# {facts.about.title}",
             f"Fine-tuned from `{facts.base_model}` to {facts.about.purpose}.",
             "## Data",

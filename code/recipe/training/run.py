@@ -87,7 +87,8 @@ def run(
         say("a trial run for its graphs: nothing is written")
     elif is_first_process():
         facts = model_card.Facts(
-            base_model=made.base_model,
+            base_model=made.source.name,
+            base_is_local=made.source.is_local,
             hyperparameters=hyperparameters,
             about=made.task.about(),
             found=made.task.found,
@@ -118,7 +119,7 @@ class _Made:
     """All that a training needs."""
 
     task: Task
-    base_model: str
+    source: loading.Source
     tokenizer: PreTrainedTokenizerBase
     max_length: int
     samples: Mapping[str, Samples]
@@ -162,7 +163,7 @@ def _make(
     watch.lap("tokens")
     return _Made(
         task=task,
-        base_model=source.name,
+        source=source,
         tokenizer=tokenizer,
         max_length=max_length,
         samples=samples,
