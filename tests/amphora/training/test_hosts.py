@@ -211,7 +211,7 @@ def test_a_rank_that_raises_ends_the_collective_everywhere(cluster: Cluster) -> 
     assert "ValueError: rank 0 gave up" in theirs[:1024], theirs
 
 
-@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize("slow", [0, pytest.param(1, marks=pytest.mark.heavy)])
 def test_the_host_that_raised_is_named_though_its_script_ends_last(
     cluster: Cluster, slow: int
 ) -> None:
@@ -249,7 +249,9 @@ def test_a_host_that_is_done_waits_for_the_others(cluster: Cluster) -> None:
     assert (second.communicate(timeout=30), second.returncode)[1] == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.heavy)]
+)
 @pytest.mark.parametrize("victim", list(HOSTS))
 def test_a_lost_host_ends_the_job_within_thirty_seconds(
     cluster: Cluster, victim: str, number: int
@@ -404,6 +406,7 @@ def test_two_hosts_of_torchrun_start_again_together(cluster: Cluster) -> None:
     assert all("total 6.0 1" in output for output in outputs), outputs
 
 
+@pytest.mark.heavy
 def test_a_stall_names_the_rank_that_the_other_host_waits_for(cluster: Cluster) -> None:
     job(
         cluster,

@@ -90,6 +90,7 @@ def test_every_dropout_is_replaced_wherever_it_lies() -> None:
     assert not any(type(layer) is nn.Dropout for layer in model.modules())
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_memory_that_is_kept_is_not_mapped_again() -> None:
     program = """

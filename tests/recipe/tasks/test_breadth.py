@@ -134,6 +134,7 @@ def tiny_decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     return folder
 
 
+@pytest.mark.heavy
 def test_a_decoder_is_a_classifier_too(
     tmp_path: Path, tiny_decoder: Path, reviews: Reviews, train: Run
 ) -> None:

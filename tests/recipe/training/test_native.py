@@ -135,6 +135,7 @@ def test_processes_that_do_not_reduce_are_refused_before_they_train(
     assert not (tmp_path / "a" / "model").exists()
 
 
+@pytest.mark.heavy
 def test_the_device_neuron_is_chosen_by_transformers_own_support(tmp_path: Path) -> None:
     (tmp_path / "torch_neuronx").mkdir()
     (tmp_path / "torch_neuronx" / "__init__.py").write_text(STAND_IN)

@@ -32,11 +32,11 @@ def data(tmp_path_factory: pytest.TempPathFactory, reviews: Reviews) -> Path:
     return path
 
 
-TWO = pytest.param(2, (), marks=pytest.mark.heavy)
-SHARDED = pytest.param(2, ("--mp_parameters", "partitions=2"), marks=pytest.mark.heavy)
+SHARDED = ("--mp_parameters", "partitions=2")
 
 
-@pytest.mark.parametrize(("processes", "more"), [(1, ()), TWO, SHARDED])
+@pytest.mark.heavy
+@pytest.mark.parametrize(("processes", "more"), [(1, ()), (2, ()), (2, SHARDED)])
 def test_a_run_killed_and_stopped_ends_with_the_same_weights(
     tmp_path: Path, tiny_model: Path, data: Path, processes: int, more: tuple[str, ...]
 ) -> None:

@@ -25,13 +25,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        pytest.param((40, 40), id="as-many-rows"),
-        pytest.param((40, 48), id="more-rows", marks=pytest.mark.heavy),
-    ],
-)
+@pytest.mark.heavy
+@pytest.mark.parametrize("rows", [(40, 40), (40, 48)], ids=["as-many-rows", "more-rows"])
 def test_different_data_is_refused_before_a_step(
     tmp_path: Path,
     tiny_model: Path,
