@@ -85,7 +85,11 @@ def _extract(tar: tarfile.TarFile, folder: Path) -> None:
         member.uid = member.gid = 0
         member.uname = member.gname = ""
         tar.extract(member, folder, set_attrs=member.isreg())
-    _check_links(folder)
+    # Links can lead out together where none does so alone: `a` to `.`, `b` to `a/../secret`.
+    root = folder.resolve()
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not path.resolve().is_relative_to(root):
+            raise CodeError(f"{str(path.relative_to(folder))!r} is a link that leaves the archive")
 
 
 def _check_member(member: tarfile.TarInfo, folder: Path) -> None:
@@ -107,14 +111,6 @@ def _check_member(member: tarfile.TarInfo, folder: Path) -> None:
 def _is_link(folder: Path, name: str) -> bool:
     """Whether a name passes through a link, at its end too: then it says nothing of the place."""
     return any((folder / part).is_symlink() for part in (Path(name), *Path(name).parents))
-
-
-def _check_links(folder: Path) -> None:
-    """Links can lead out together where none does so alone: `a` to `.`, `b` to `a/../secret`."""
-    root = folder.resolve()
-    for path in folder.rglob("*"):
-        if path.is_symlink() and not path.resolve().is_relative_to(root):
-            raise CodeError(f"{str(path.relative_to(folder))!r} is a link that leaves the archive")
 
 
 def leaves(path: Path) -> bool:

@@ -64,7 +64,17 @@ def count(environ: Mapping[str, str]) -> tuple[int, str, dict[str, str]]:
     lines = [line.strip() for line in result.stdout.splitlines()] if result else []
     versions = [line for line in lines if re.fullmatch(r"[\d.]+", line)]
     if result is None or result.returncode != 0 or not versions:
-        return _without_listing(" ".join((result.stdout + result.stderr).split()) if result else "")
+        present = sorted(path.name for path in _DEV.glob("nvidia[0-9]*"))
+        if not present:
+            return 0, "nvidia-smi finds no GPU", {}
+        # The host shows GPUs that the driver's own tool cannot see.
+        words = " ".join((result.stdout + result.stderr).split()) if result else ""
+        raise ConfigError(
+            f"This host has GPUs ({_DEV / present[0]}), but nvidia-smi fails:"
+            f" {words[-300:] or 'no word'}.",
+            "Run nvidia-smi in the container to see why; a driver that was updated below a running"
+            " host needs a new instance.",
+        )
     driver = versions[0]
     listed = f"nvidia-smi lists {len(versions)} GPU{'s' * (len(versions) != 1)}"
     said = f"{listed} with driver {driver}"
@@ -90,19 +100,6 @@ def count(environ: Mapping[str, str]) -> tuple[int, str, dict[str, str]]:
     usable: int = answer["count"]
     left = f", {_VISIBLE} leaves {usable}" if usable != len(versions) else ""
     return usable, f"{said}{left}", variables
-
-
-def _without_listing(words: str) -> tuple[int, str, dict[str, str]]:
-    """No GPU, unless the host has shown some that the driver's own tool cannot see."""
-    present = sorted(path.name for path in _DEV.glob("nvidia[0-9]*"))
-    if present:
-        raise ConfigError(
-            f"This host has GPUs ({_DEV / present[0]}), but nvidia-smi fails:"
-            f" {words[-300:] or 'no word'}.",
-            "Run nvidia-smi in the container to see why; a driver that was updated below a running"
-            " host needs a new instance.",
-        )
-    return 0, "nvidia-smi finds no GPU", {}
 
 
 def _ask(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -87,15 +87,11 @@ def detect(environ: Mapping[str, str], instance_type: str = "local") -> Devices:
 def usable_cpus() -> int:
     """CPUs by affinity, limited by the cgroup's quota (`docker run --cpus`)."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cpus, _cgroup_quota() or cpus))
-
-
-def _cgroup_quota() -> int | None:
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
-        return None
-    return None if quota == "max" else max(1, round(int(quota) / int(period)))
+        return cpus
+    return cpus if quota == "max" else max(1, min(cpus, round(int(quota) / int(period))))
 
 
 @dataclass(frozen=True, kw_only=True)

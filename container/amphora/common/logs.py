@@ -94,14 +94,14 @@ def remember(values: Iterable[str]) -> None:
         for value in values
         for line in {value, *value.splitlines()}
         if len(line.strip()) >= MIN_SECRET_CHARS
-        for spelling in _spellings(line)
+        for spelling in (
+            line,
+            json.dumps(line)[1:-1],
+            quote(line, safe="", errors="surrogateescape"),
+            repr(line)[1:-1],
+        )
     }
     _known[:] = sorted({*_known, *spellings}, key=len, reverse=True)
-
-
-def _spellings(text: str) -> set[str]:
-    quoted = quote(text, safe="", errors="surrogateescape")
-    return {text, json.dumps(text)[1:-1], quoted, repr(text)[1:-1]}
 
 
 def mask(text: str) -> str:
@@ -112,7 +112,11 @@ def mask(text: str) -> str:
     if not _may_hold_a_secret(text):
         return text
     lines = text.splitlines(keepends=True)
-    return "".join(_mask_shapes(line) if _may_hold_a_secret(line) else line for line in lines)
+    for number, line in enumerate(lines):
+        if _may_hold_a_secret(line):
+            for pattern, replacement in _SHAPES:
+                lines[number] = pattern.sub(replacement, lines[number])
+    return "".join(lines)
 
 
 def unfinished(text: str) -> int:
@@ -128,12 +132,6 @@ def unfinished(text: str) -> int:
 def _may_hold_a_secret(text: str) -> bool:
     lower = text.lower()
     return any(hint in lower for hint in _HINTS)
-
-
-def _mask_shapes(line: str) -> str:
-    for pattern, replacement in _SHAPES:
-        line = pattern.sub(replacement, line)
-    return line
 
 
 class _MaskingFormatter(logging.Formatter):

@@ -8,7 +8,6 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from amphora.common.errors import ConfigError
 from amphora.common.probe import PROBE_SECONDS, probe
@@ -25,9 +24,21 @@ _MOST_CORES = 4096
 def count(environ: Mapping[str, str], instance_type: str) -> tuple[int, str]:
     """The logical cores that this job may use, and where the number comes from."""
     listing, silence = _neuron_ls(environ)
-    if listing is None:
-        return _cores_without_tool(environ, silence)
-    cores, reason = _neuron_cores(listing, environ, instance_type)
+    declared = environ.get("SM_NUM_NEURONS", "")
+    cores: Sequence[int]
+    if listing is not None:
+        cores, reason = _neuron_cores(listing, environ, instance_type)
+    elif declared.isdecimal() and int(declared):
+        cores, reason = range(int(declared)), f"SM_NUM_NEURONS is {declared}, as {silence}"
+    else:
+        present = sorted(path.name for path in _DEV.glob("neuron[0-9]*"))
+        if present:
+            raise ConfigError(
+                f"This host has Neuron devices ({_DEV / present[0]}), but {silence}.",
+                "Run `neuron-ls` in the container to see why, or set SM_NUM_NEURONS to the number"
+                " of cores to train on.",
+            )
+        return 0, silence
     chosen, limit = _chosen_cores(cores, environ)
     return chosen, f"{reason}{limit}"
 
@@ -49,27 +60,25 @@ def _neuron_ls(environ: Mapping[str, str]) -> tuple[str | None, str]:
     return None, f"neuron-ls finds no device ({said or 'without a word'})"
 
 
-def _cores_without_tool(environ: Mapping[str, str], silence: str) -> tuple[int, str]:
-    given = environ.get("SM_NUM_NEURONS", "")
-    if given.isdecimal() and int(given):
-        chosen, limit = _chosen_cores(range(int(given)), environ)
-        return chosen, f"SM_NUM_NEURONS is {given}, as {silence}{limit}"
-    present = sorted(path.name for path in _DEV.glob("neuron[0-9]*"))
-    if present:
-        raise ConfigError(
-            f"This host has Neuron devices ({_DEV / present[0]}), but {silence}.",
-            "Run `neuron-ls` in the container to see why, or set SM_NUM_NEURONS to the number of"
-            " cores to train on.",
-        )
-    return 0, silence
-
-
 def _neuron_cores(
-    listing: str, environ: Mapping[str, str], instance_type: str
+    text: str, environ: Mapping[str, str], instance_type: str
 ) -> tuple[Sequence[int], str]:
     """The ids of the logical cores, as NEURON_RT_VISIBLE_CORES counts them."""
     try:
-        devices = _neuron_devices(json.loads(listing))
+        devices = json.loads(text)
+        if isinstance(devices, dict):
+            # As announced for Neuron 2.34: the list stands in an object about the host.
+            lists = [value for value in devices.values() if isinstance(value, list)]
+            devices = next(
+                (
+                    each
+                    for each in lists
+                    if any("nc_count" in item for item in each if isinstance(item, dict))
+                ),
+                None,
+            )
+        if not isinstance(devices, list):
+            raise ValueError("no list")
         counts = [int(device["nc_count"]) for device in devices]
         told = {int(device.get("logical_neuroncore_config", 0)) for device in devices}
         ids = [int(core) for device in devices for core in device.get("neuroncore_ids") or ()]
@@ -92,23 +101,6 @@ def _neuron_cores(
         total = physical // lnc
         reason = f"neuron-ls lists {total} logical Neuron cores at LNC {lnc}"
     return (ids if len(ids) == total else range(total)), reason
-
-
-def _neuron_devices(listing: Any) -> list[dict[str, Any]]:
-    """The listing itself, or (announced for Neuron 2.34) a list in an object about the host."""
-    if isinstance(listing, dict):
-        lists = [value for value in listing.values() if isinstance(value, list)]
-        listing = next(
-            (
-                each
-                for each in lists
-                if any("nc_count" in item for item in each if isinstance(item, dict))
-            ),
-            None,
-        )
-    if not isinstance(listing, list):
-        raise ValueError("no list")
-    return listing
 
 
 def _lnc(environ: Mapping[str, str], joins: bool) -> int | None:
@@ -135,9 +127,10 @@ def _chosen_cores(cores: Sequence[int], environ: Mapping[str, str]) -> tuple[int
     if visible:
         chosen = _core_list(visible)
         if not set(chosen) <= set(cores):
+            span = f"{cores[0]}-{cores[-1]}" if len(cores) > 1 else "".join(map(str, cores))
             raise ConfigError(
                 f"NEURON_RT_VISIBLE_CORES is {visible!r}, but the cores of this host are"
-                f" {_span(cores)}.",
+                f" {span or 'none'}.",
                 "Name cores that it has, counted as logical cores on trn2 and trn3.",
             )
         return len(chosen), f", NEURON_RT_VISIBLE_CORES={visible} leaves {len(chosen)}"
@@ -168,7 +161,3 @@ def _core_list(text: str) -> list[int]:
         f"NEURON_RT_VISIBLE_CORES is {text!r}.",
         "Give one core, a range or a list, each core once: 3 or 0-3 or 0,2.",
     )
-
-
-def _span(cores: Sequence[int]) -> str:
-    return f"{cores[0]}-{cores[-1]}" if len(cores) > 1 else ", ".join(map(str, cores)) or "none"

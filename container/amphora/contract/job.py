@@ -178,19 +178,35 @@ def read_job(environ: Mapping[str, str]) -> Job:
         lambda: {"current_host": "algo-1", "hosts": ["algo-1"]},
     )
     raw = {**_config_channel(raw, input_data_config, paths, notes), **raw}
-    decoded = {key: decode(value) for key, value in raw.items()}
-    platform = {key: value for key, value in decoded.items() if _is_platform(key)}
-    own = {key: value for key, value in decoded.items() if not _is_platform(key)}
-    for key, value in decoded.items():
-        _check_representable("hyperparameter", key, value)
+    platform: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
+    for key, text in raw.items():
+        value = decode(text)
+        _check_representable(key, value)
+        if key.startswith(PREFIX) or key in _OWN_KEYS:
+            platform[key] = value
+        else:
+            own[key] = value
+            keeps_spelling = isinstance(text, str) and type(value) in (int, float)
+            arguments[key] = text.strip() if keeps_spelling else value
     program = environ.get("SAGEMAKER_PROGRAM") or platform.get("sagemaker_program")
     submit = platform.get("sagemaker_submit_directory") or environ.get("SAGEMAKER_SUBMIT_DIRECTORY")
     _check_channels(input_data_config, paths)
     hosts = _hosts(resources, paths.config / "resourceconfig.json")
+    level_key = "sagemaker_container_log_level"
+    log_level = platform.get(level_key, environ.get(level_key.upper(), 20))
+    try:
+        log_level = int(log_level)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{level_key} is {log_level!r}.",
+            "Give a number of Python's logging levels: 10, 20, 30, 40 or 50.",
+        ) from None
     return Job(
         paths=paths,
         hyperparameters=own,
-        arguments={key: _spelled(raw[key], value) for key, value in own.items()},
+        arguments=arguments,
         sagemaker=platform,
         input_data_config=input_data_config,
         resource_config=resources,
@@ -198,7 +214,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
         current_host=resources["current_host"],
         entry_point=str(program) if program else None,
         submit_directory=str(submit or paths.code),
-        log_level=_log_level(platform, environ),
+        log_level=log_level,
         notes=tuple(notes),
     )
 
@@ -215,15 +231,6 @@ def decode(value: Any) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError):
         return value
-
-
-def _spelled(raw: Any, value: Any) -> Any:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return raw.strip() if is_number and isinstance(raw, str) else value
-
-
-def _is_platform(key: str) -> bool:
-    return key.startswith(PREFIX) or key in _OWN_KEYS
 
 
 def _read_object(path: Path, notes: list[str], default: Any) -> dict[str, Any]:
@@ -272,23 +279,23 @@ def _config_channel(
         )
     if not chosen:
         return {}
-    values = _read_values(chosen[0])
-    notes.append(f"hyperparameters from {chosen[0]}: {', '.join(sorted(values)) or 'none'}")
-    return values
-
-
-def _read_values(path: Path) -> dict[str, Any]:
+    path = chosen[0]
     if path.suffix == ".json":
-        return _read_object(path, [], dict)
-    import yaml
+        values = _read_object(path, [], dict)
+    else:
+        import yaml
 
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.", "It must be UTF-8 YAML.") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no `name: value` lines.", "Write learning_rate: 5e-5.")
-    return {str(name): value for name, value in values.items()}
+        try:
+            lines = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(
+                f"{path} cannot be read: {error}.", "It must be UTF-8 YAML."
+            ) from error
+        if not isinstance(lines, dict):
+            raise ConfigError(f"{path} holds no `name: value` lines.", "Write learning_rate: 5e-5.")
+        values = {str(name): value for name, value in lines.items()}
+    notes.append(f"hyperparameters from {path}: {', '.join(sorted(values)) or 'none'}")
+    return values
 
 
 def _channels_found(data: Path) -> dict[str, Any]:
@@ -339,28 +346,21 @@ def _hosts(resources: Mapping[str, Any], path: Path) -> tuple[str, ...]:
     return tuple(sorted(set(hosts)))
 
 
-def _log_level(platform: Mapping[str, Any], environ: Mapping[str, str]) -> int:
-    key = "sagemaker_container_log_level"
-    level = platform.get(key, environ.get(key.upper(), 20))
-    try:
-        return int(level)
-    except (TypeError, ValueError):
-        raise ConfigError(
-            f"{key} is {level!r}.",
-            "Give a number of Python's logging levels: 10, 20, 30, 40 or 50.",
-        ) from None
-
-
-def _check_representable(what: str, key: str, value: Any) -> None:
+def _check_representable(key: str, value: Any) -> None:
     """Raise where a value cannot stand in argv or the environment (NUL, half a character)."""
-    for text in (key, *_texts(value)):
-        if "\0" in text or not _encodable(text):
-            raise ConfigError(
-                f"The {what} {key!r} holds a NUL or half of a surrogate pair.",
-                "Neither can be passed to a program: take it out, or write it as an escape.",
-            )
+    try:
+        is_representable = b"\0" not in os.fsencode("".join((key, *_texts(value))))
+    except UnicodeEncodeError:
+        is_representable = False
+    if not is_representable:
+        raise ConfigError(
+            f"The hyperparameter {key!r} holds a NUL or half of a surrogate pair.",
+            "Neither can be passed to a program: take it out, or write it as an escape.",
+        )
     if "=" in key or not key:
-        raise ConfigError(f"The {what} {key!r} has no usable name.", "Take the '=' out of it.")
+        raise ConfigError(
+            f"The hyperparameter {key!r} has no usable name.", "Take the '=' out of it."
+        )
 
 
 def _texts(value: Any) -> Iterable[str]:
@@ -373,11 +373,3 @@ def _texts(value: Any) -> Iterable[str]:
     elif isinstance(value, list):
         for item in value:
             yield from _texts(item)
-
-
-def _encodable(text: str) -> bool:
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-    return True

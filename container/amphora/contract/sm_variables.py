@@ -54,10 +54,29 @@ def sm_variables(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict
     values |= {f"hp_{plain(name)}": value for name, value in job.arguments.items()}
     values |= {f"hp_{name}": value for name, value in job.arguments.items()}
     values["training_env"] = _training_env(job, settings, environ)
-    values |= _v3_settings(job)
+    # What SDK v3's driver adds, so that a script finds the same names however it was started.
+    values |= {
+        "input_data_dir": str(job.paths.data),
+        "output_failure": str(job.paths.failure),
+        "host_count": len(job.hosts),
+        "current_host_rank": job.rank,
+        "master_addr": master_host(job),
+        "master_port": MASTER_PORT,
+        "source_dir": job.submit_directory if job.entry_point else None,
+        "entry_script": job.entry_point,
+    }
     values |= {f"channel_{plain(name)}": str(path) for name, path in job.channels.items()}
     variables = {f"SM_{name.upper()}": to_text(value) for name, value in values.items()}
-    return variables | _unprefixed(job, environ)
+    region = job.sagemaker.get("sagemaker_region") or environ.get(
+        "AWS_REGION", environ.get("AWS_DEFAULT_REGION", "")
+    )
+    return variables | {
+        "CURRENT_HOST": job.current_host,
+        "SAGEMAKER_REGION": to_text(region),
+        "SAGEMAKER_JOB_NAME": to_text(job.sagemaker.get("sagemaker_job_name")),
+        "MASTER_ADDR": master_host(job) if len(job.hosts) > 1 else "127.0.0.1",
+        "MASTER_PORT": str(MASTER_PORT),
+    }
 
 
 def too_long(variables: Mapping[str, str]) -> list[str]:
@@ -127,33 +146,6 @@ def _training_env(
         "job_name": environ.get("TRAINING_JOB_NAME"),
         "master_hostname": master_host(job),
         "topology": job.resource_config.get("topology", []),
-    }
-
-
-def _v3_settings(job: Job) -> dict[str, Any]:
-    """What SDK v3's driver adds, so that a script finds the same names however it was started."""
-    return {
-        "input_data_dir": str(job.paths.data),
-        "output_failure": str(job.paths.failure),
-        "host_count": len(job.hosts),
-        "current_host_rank": job.rank,
-        "master_addr": master_host(job),
-        "master_port": MASTER_PORT,
-        "source_dir": job.submit_directory if job.entry_point else None,
-        "entry_script": job.entry_point,
-    }
-
-
-def _unprefixed(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
-    region = job.sagemaker.get("sagemaker_region") or environ.get(
-        "AWS_REGION", environ.get("AWS_DEFAULT_REGION", "")
-    )
-    return {
-        "CURRENT_HOST": job.current_host,
-        "SAGEMAKER_REGION": to_text(region),
-        "SAGEMAKER_JOB_NAME": to_text(job.sagemaker.get("sagemaker_job_name")),
-        "MASTER_ADDR": master_host(job) if len(job.hosts) > 1 else "127.0.0.1",
-        "MASTER_PORT": str(MASTER_PORT),
     }
 
 
