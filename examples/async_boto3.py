@@ -27,6 +27,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", required=True, help="s3:// name of a request's body")
     parser.add_argument("--output", required=True, help="s3:// folder for the answers")
     parser.add_argument("--instance-type", default="ml.m5.xlarge")
+    parser.add_argument(
+        "--most", type=int, default=0, metavar="INSTANCES", help="scale from none to so many"
+    )
     parser.add_argument("--keep", action="store_true", help="leave the endpoint running")
     return parser.parse_args()
 
@@ -41,6 +44,68 @@ def wait_for(uri: str, seconds: int = 900) -> bytes:
         except client.exceptions.NoSuchKey:
             time.sleep(5)
     raise SystemExit(f"no answer at {uri} within {seconds} s: look into the endpoint's log")
+
+
+def scale(name: str, most: int) -> None:
+    """Let the number of instances follow the waiting requests, down to none.
+
+    Target tracking divides the backlog by the instances, so that it says nothing while there are
+    none: an alarm on `HasBacklogWithoutCapacity` starts the first.
+    """
+    target = {
+        "ServiceNamespace": "sagemaker",
+        "ResourceId": f"endpoint/{name}/variant/all",
+        "ScalableDimension": "sagemaker:variant:DesiredInstanceCount",
+    }
+    of_endpoint = [{"Name": "EndpointName", "Value": name}]
+    client = boto3.client("application-autoscaling")
+    client.register_scalable_target(**target, MinCapacity=0, MaxCapacity=most)
+    client.put_scaling_policy(
+        **target,
+        PolicyName=f"{name}-backlog",
+        PolicyType="TargetTrackingScaling",
+        TargetTrackingScalingPolicyConfiguration={
+            "TargetValue": 5.0,
+            "CustomizedMetricSpecification": {
+                "MetricName": "ApproximateBacklogSizePerInstance",
+                "Namespace": "AWS/SageMaker",
+                "Dimensions": of_endpoint,
+                "Statistic": "Average",
+            },
+            "ScaleOutCooldown": 120,
+            "ScaleInCooldown": 600,
+        },
+    )
+    first = client.put_scaling_policy(
+        **target,
+        PolicyName=f"{name}-first",
+        PolicyType="StepScaling",
+        StepScalingPolicyConfiguration={
+            "AdjustmentType": "ChangeInCapacity",
+            "MetricAggregationType": "Average",
+            "Cooldown": 300,
+            "StepAdjustments": [{"MetricIntervalLowerBound": 0, "ScalingAdjustment": 1}],
+        },
+    )
+    alarms = {
+        # An alarm that starts the first instance, and one that tells a person: requests get old.
+        "HasBacklogWithoutCapacity": ("Average", 1.0, [first["PolicyARN"]]),
+        "ApproximateAgeOfOldestRequest": ("Maximum", 900.0, []),
+    }
+    for metric, (statistic, threshold, actions) in alarms.items():
+        boto3.client("cloudwatch").put_metric_alarm(
+            AlarmName=f"{name}-{metric}",
+            MetricName=metric,
+            Namespace="AWS/SageMaker",
+            Dimensions=of_endpoint,
+            Statistic=statistic,
+            Period=60,
+            EvaluationPeriods=2,
+            Threshold=threshold,
+            ComparisonOperator="GreaterThanOrEqualToThreshold",
+            TreatMissingData="missing",
+            AlarmActions=actions,
+        )
 
 
 def main() -> None:
@@ -67,6 +132,8 @@ def main() -> None:
     client.create_endpoint(EndpointName=name, EndpointConfigName=name)
     try:
         client.get_waiter("endpoint_in_service").wait(EndpointName=name)
+        if options.most:
+            scale(name, options.most)
         accepted = boto3.client("sagemaker-runtime").invoke_endpoint_async(
             EndpointName=name, InputLocation=options.data, ContentType="application/json"
         )

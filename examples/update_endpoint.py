@@ -22,8 +22,6 @@ from typing import Any
 
 import boto3
 
-KEPT = ("AsyncInferenceConfig", "DataCaptureConfig", "KmsKeyId")
-
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -41,6 +39,9 @@ def update(client: Any, endpoint: str, image: str, role: str, model: str) -> str
     variants = config["ProductionVariants"]
     if len(variants) != 1:
         raise SystemExit(f"{endpoint} has {len(variants)} variants: this moves one")
+    # Data capture, shadow variants, encryption ...: all that can be asked for.
+    request = client.meta.service_model.operation_model("CreateEndpointConfig").input_shape
+    kept = {key: config[key] for key in request.members if config.get(key)}
     name = f"{endpoint[:43]}-{time.strftime('%Y-%m-%d-%H-%M-%S')}"
     client.create_model(
         ModelName=name,
@@ -48,9 +49,11 @@ def update(client: Any, endpoint: str, image: str, role: str, model: str) -> str
         PrimaryContainer={"Image": image, "ModelDataUrl": model},
     )
     client.create_endpoint_config(
-        EndpointConfigName=name,
-        ProductionVariants=[{**variants[0], "ModelName": name}],
-        **{key: config[key] for key in KEPT if key in config},
+        **{
+            **kept,
+            "EndpointConfigName": name,
+            "ProductionVariants": [{**variants[0], "ModelName": name}],
+        }
     )
     client.update_endpoint(EndpointName=endpoint, EndpointConfigName=name)
     return name

@@ -28,6 +28,7 @@ STATUS = {
     "EndpointStatus": "InService",
     "TransformJobStatus": "Completed",
     "HyperParameterTuningJobStatus": "Completed",
+    "InferenceComponentStatus": "InService",
 }
 RESULTS = {
     "ModelArtifacts": {"S3ModelArtifacts": "s3://bucket/models/model.tar.gz"},
@@ -55,6 +56,10 @@ def service_model(name: str) -> ServiceModel:
 
 
 SAGEMAKER = service_model("sagemaker")
+SERVICES = {
+    each.metadata["targetPrefix"]: each
+    for each in (SAGEMAKER, service_model("application-autoscaling"), service_model("cloudwatch"))
+}
 
 
 def least(shape: Shape) -> Any:
@@ -103,8 +108,12 @@ def violations(shape: Shape, value: Any, at: str = "") -> Iterator[str]:
 
 
 def python_pattern(java: str) -> str:
-    r"""Python's re has no \p{...}: letters, separators and digits by their nearest classes."""
-    return java.replace(r"\p{L}", r"\w").replace(r"\p{Z}", r"\s").replace(r"\p{N}", r"\d")
+    r"""Python's re has no \p{...}: letters, separators and digits by their nearest classes; and
+    none of Java's pairs for what lies beyond \uFFFF."""
+    java = java.replace(r"\p{Print}", "[ -~]")
+    java = java.replace(r"\uD800\uDC00-\uDBFF\uDFFF", r"\U00010000-\U0010FFFF")
+    java = re.sub(r"\\p\{(Zs?)\}", r"\\s", java).replace(r"\p{N}", r"\d")
+    return re.sub(r"\\p\{[PSM]\}", r"\\W", java).replace(r"\p{L}", r"\w")
 
 
 @dataclass
@@ -124,8 +133,10 @@ class Aws:
         )
         return found[0]
 
-    def sagemaker(self, operation: str, params: dict[str, Any]) -> dict[str, Any]:
-        model = SAGEMAKER.operation_model(operation)
+    def answer(
+        self, operation: str, params: dict[str, Any], service: ServiceModel = SAGEMAKER
+    ) -> dict[str, Any]:
+        model = service.operation_model(operation)
         wrong = [*violations(model.input_shape, params, operation)] if model.input_shape else []
         self.requests.append((operation, params))
         if wrong:
@@ -176,7 +187,9 @@ class Aws:
             reply = {"X-Amzn-SageMaker-OutputLocation": f"s3://bucket/{OUTPUT}"}
             return 202, reply, b'{"InferenceId": "1"}'
         target = headers.get("X-Amzn-SageMaker-Target-Model")
+        component = headers.get("X-Amzn-SageMaker-Inference-Component")
         params = {"EndpointName": endpoint, "Body": json.loads(body)}
+        params |= {"InferenceComponentName": component} if component else {}
         self.requests.append(
             ("InvokeEndpoint", params | ({"TargetModel": target} if target else {}))
         )
@@ -192,8 +205,9 @@ def handler(aws: Aws) -> type[BaseHTTPRequestHandler]:
             url = urlsplit(self.path)
             service = re.search(r"/([\w-]+)/aws4_request", self.headers.get("Authorization", ""))
             target = self.headers.get("X-Amz-Target", "")
-            if target.startswith("SageMaker."):
-                self.reply_json(lambda: aws.sagemaker(target.partition(".")[2], json.loads(body)))
+            prefix, _, operation = target.partition(".")
+            if prefix in SERVICES:
+                self.reply_json(lambda: aws.answer(operation, json.loads(body), SERVICES[prefix]))
             elif target.startswith("Logs_"):
                 self.reply_json(lambda: {"logStreams": [], "events": []})
             elif service and service[1] == "sts":

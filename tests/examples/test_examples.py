@@ -239,6 +239,84 @@ def test_multi_model(aws: Aws, example: Example, kind: str) -> None:
     nothing_is_left(aws)
 
 
+def scaling(aws: Aws) -> list[dict[str, Any]]:
+    return [params for name, params in aws.requests if name == "PutScalingPolicy"]
+
+
+def test_an_endpoint_of_a_team(aws: Aws, run: Run) -> None:
+    newer = "s3://bucket/models/newer/model.tar.gz"
+    load = [
+        "--least",
+        "2",
+        "--most",
+        "6",
+        "--concurrency",
+        "24",
+        "--ami",
+        "al2-ami-sagemaker-inference-gpu-3-1",
+    ]
+    done = run("endpoint_boto3.py", *SERVE, *load, "--capture", "s3://bucket/seen/", "--shadow", newer)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    config = aws.asked("CreateEndpointConfig")
+    (variant,), (shadow,) = config["ProductionVariants"], config["ShadowProductionVariants"]
+    assert variant["InferenceAmiVersion"] == shadow["InferenceAmiVersion"] == load[-1]
+    assert variant["ContainerStartupHealthCheckTimeoutInSeconds"] == 600
+    assert variant["InitialInstanceCount"] == 2
+    created = [params for name, params in aws.requests if name == "CreateModel"]
+    data = {each["ModelName"]: each["PrimaryContainer"]["ModelDataUrl"] for each in created}
+    assert data == {variant["ModelName"]: MODEL, shadow["ModelName"]: newer}
+    assert config["DataCaptureConfig"]["DestinationS3Uri"] == "s3://bucket/seen/"
+    (policy,) = scaling(aws)
+    name = aws.asked("CreateEndpoint")["EndpointName"]
+    assert policy["ResourceId"] == f"endpoint/{name}/variant/all"
+    assert policy["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] == 24
+    bounds = aws.asked("RegisterScalableTarget")
+    assert (bounds["MinCapacity"], bounds["MaxCapacity"]) == (2, 6)
+    aws.before, aws.requests = aws.requests, []
+    done = run("endpoint_boto3.py", "--delete", name)
+    assert done.returncode == 0, done.stderr
+    deleted = [params["ModelName"] for name, params in aws.requests if name == "DeleteModel"]
+    assert set(deleted) == set(data)
+    assert aws.asked("DeregisterScalableTarget")["ResourceId"] == policy["ResourceId"]
+    assert run("endpoint_boto3.py", *SERVE, "--least", "3", "--most", "2").returncode == 2
+
+
+def test_inference_components(aws: Aws, run: Run) -> None:
+    models = ["--model", f"tweets={MODEL}", "--model", "emotion=s3://bucket/emotion/model.tar.gz"]
+    done = run("components_boto3.py", *COMMON, *models, "--most-copies", "3")
+    assert done.returncode == 0, done.stderr
+    components = [params for name, params in aws.requests if name == "CreateInferenceComponent"]
+    assert [each["Specification"]["Container"]["ArtifactUrl"] for each in components] == [
+        MODEL,
+        "s3://bucket/emotion/model.tar.gz",
+    ]
+    asked = [params for name, params in aws.requests if name == "InvokeEndpoint"]
+    names = [each["InferenceComponentName"] for each in components]
+    assert [each["InferenceComponentName"] for each in asked] == names
+    assert [each["ResourceId"] for each in scaling(aws)] == [
+        f"inference-component/{n}" for n in names
+    ]
+    order = [name for name, _ in aws.requests if name.startswith("Delete")]
+    assert order == ["DeleteInferenceComponent"] * 2 + ["DeleteEndpoint", "DeleteEndpointConfig"]
+    assert run("components_boto3.py", *COMMON, "--model", MODEL).returncode == 2
+
+
+def test_async_scales_from_none(aws: Aws, run: Run) -> None:
+    places = ["--data", "s3://bucket/questions.json", "--output", "s3://bucket/answers/"]
+    done = run("async_boto3.py", *SERVE, *places, "--most", "5")
+    assert done.returncode == 0, done.stderr
+    assert aws.asked("RegisterScalableTarget")["MinCapacity"] == 0
+    tracking, step = scaling(aws)
+    assert tracking["PolicyType"] == "TargetTrackingScaling"
+    (change,) = step["StepScalingPolicyConfiguration"]["StepAdjustments"]
+    assert change["ScalingAdjustment"] == 1
+    alarms = [params for name, params in aws.requests if name == "PutMetricAlarm"]
+    assert [(each["MetricName"], bool(each["AlarmActions"])) for each in alarms] == [
+        ("HasBacklogWithoutCapacity", True),
+        ("ApproximateAgeOfOldestRequest", False),
+    ]
+
+
 def test_update_endpoint_keeps_what_the_endpoint_has(aws: Aws, run: Run) -> None:
     variant = {
         "VariantName": "all",
@@ -247,11 +325,16 @@ def test_update_endpoint_keeps_what_the_endpoint_has(aws: Aws, run: Run) -> None
         "InitialInstanceCount": 3,
     }
     answers = {"OutputConfig": {"S3OutputPath": "s3://bucket/answers"}}
+    shadow = {**variant, "VariantName": "shadow", "ModelName": "newer"}
     aws.before = [
         ("CreateEndpoint", {"EndpointName": "live", "EndpointConfigName": "old"}),
         (
             "CreateEndpointConfig",
-            {"ProductionVariants": [variant], "AsyncInferenceConfig": answers},
+            {
+                "ProductionVariants": [variant],
+                "AsyncInferenceConfig": answers,
+                "ShadowProductionVariants": [shadow],
+            },
         ),
     ]
     done = run("update_endpoint.py", "--endpoint", "live", *SERVE)
@@ -260,6 +343,7 @@ def test_update_endpoint_keeps_what_the_endpoint_has(aws: Aws, run: Run) -> None
     config = aws.asked("CreateEndpointConfig")
     assert config["ProductionVariants"] == [{**variant, "ModelName": new}]
     assert config["AsyncInferenceConfig"] == answers
+    assert config["ShadowProductionVariants"] == [shadow]
     assert aws.asked("UpdateEndpoint") == {
         "EndpointName": "live",
         "EndpointConfigName": config["EndpointConfigName"],
