@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from safetensors import SafetensorError
 
@@ -92,6 +92,12 @@ def why_unloadable(error: Exception) -> str:
     if isinstance(error, pickle.UnpicklingError):
         return "its weights are a pickle of more than tensors, which could run code."
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def listed(names: Sequence[object], most: int = 20) -> str:
+    """The first names for a message, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
 
 
 def near(name: str, known: Iterable[str]) -> str:

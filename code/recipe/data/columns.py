@@ -23,8 +23,8 @@ from recipe.data.column_names import (
     TOKEN_IDS,
     plain,
 )
-from recipe.data.files.part import Part, is_number
-from recipe.errors import DataError, near
+from recipe.data.files.part import Part, is_number, is_string
+from recipe.errors import DataError
 
 _SAMPLE_ROWS = 1_000
 _MOST_CLASSES = 50
@@ -74,7 +74,7 @@ def choose(
             left out; or these are pairs and the training data is none, or the other way round.
     """
     names = part.table.column_names
-    chosen_label = _given(part, "label_column", label)
+    chosen_label = part.asked("label_column", label)
     texts = asked = text_columns.given(part, text, pair)
     if texts is None and like is not None and set(like.read) <= set(names):
         texts = asked = (like.text, like.pair)
@@ -100,12 +100,25 @@ def choose(
 
 
 def _label_of(part: Part, texts: tuple[str, str | None]) -> str:
-    """The label column that is not known by a usual name."""
+    """The label column that is not known by a usual name: the only other column whose values
+    repeat as those of classes do."""
     names = {plain(name): name for name in part.table.column_names if name not in texts}
     known: list[str] = [names[name] for name in LABEL_NAMES_OF_PAIRS if name in names]
     if texts[1] is not None and len(known) == 1:
         return known[0]
-    return _fewest(part, but=texts)
+    sample = part.table.slice(0, _SAMPLE_ROWS)
+    most = min(_MOST_CLASSES, max(2, sample.num_rows // 2))
+    classes: list[str] = []
+    for name in [name for name in sample.column_names if name not in texts]:
+        column = sample[name]
+        can_be_classes = is_string(column.type) or pa.types.is_integer(column.type)
+        if pa.types.is_boolean(column.type) or (
+            can_be_classes and 1 < len(column.unique()) <= most
+        ):
+            classes.append(name)
+    if len(classes) != 1:
+        raise part.unknown("label", "label_column")
+    return classes[0]
 
 
 def has_text(part: Part, like: Columns) -> bool:
@@ -151,7 +164,7 @@ def of_documents(
         if like is not None and set(like) != set(kind):
             continue
         found = {
-            name: _given(part, f"{name}_column", asked.get(name))
+            name: part.asked(f"{name}_column", asked.get(name))
             or _by_name(names, (like or {}).get(name, ""), known)
             for name, known in kind.items()
         }
@@ -160,19 +173,20 @@ def of_documents(
             if missing is None:
                 return chosen
             if like is not None or any(asked.values()):
-                raise _not_found(part, missing, f"{missing}_column")
-    if like is None or TEXT in like:
-        return {TEXT: _longest(part, but=None)}
-    raise _not_found(part, next(iter(like)), f"{next(iter(like))}_column")
-
-
-def _given(part: Part, key: str, name: str | None) -> str | None:
-    if name is None or name in part.table.column_names:
-        return name
-    raise DataError(
-        f"{key} has value {name!r}, but {part.path} has the columns {_listed(part)}.",
-        near(name, part.table.column_names) or f"Name one of them in {key}.",
-    )
+                raise part.unknown(missing, f"{missing}_column")
+    if like is not None and TEXT not in like:
+        raise part.unknown(next(iter(like)), f"{next(iter(like))}_column")
+    # The longest strings that are no numbers are most likely the texts.
+    sample = part.table.slice(0, _SAMPLE_ROWS)
+    lengths = {
+        name: pc.mean(pc.utf8_length(sample[name])).as_py() or 0.0
+        for name in sample.column_names
+        if is_string(sample[name].type)
+        and not all(is_number(value) for value in sample[name].to_pylist() if value)
+    }
+    if not lengths:
+        raise part.unknown("text", "text_column")
+    return {TEXT: max(lengths, key=lambda name: lengths[name])}
 
 
 def _by_name(names: list[str], preferred: str, known: Sequence[str]) -> str | None:
@@ -180,56 +194,3 @@ def _by_name(names: list[str], preferred: str, known: Sequence[str]) -> str | No
         return preferred
     by_lower = {plain(name): name for name in reversed(names)}
     return next((by_lower[name] for name in known if name in by_lower), None)
-
-
-def _longest(part: Part, but: str | None) -> str:
-    """The string column with the longest values that are no numbers: most likely the text."""
-    sample = part.table.slice(0, _SAMPLE_ROWS)
-    lengths = {
-        name: pc.mean(pc.utf8_length(sample[name])).as_py() or 0.0
-        for name in sample.column_names
-        if name != but and _is_string(sample[name].type) and not _is_numeric(sample[name])
-    }
-    if not lengths:
-        raise _not_found(part, "text", "text_column")
-    longest: str = max(lengths, key=lambda name: lengths[name])
-    return longest
-
-
-def _fewest(part: Part, but: Sequence[str | None]) -> str:
-    """The only other column whose values repeat as those of classes do."""
-    sample = part.table.slice(0, _SAMPLE_ROWS)
-    classes: list[str] = [
-        name
-        for name in sample.column_names
-        if name not in but and _looks_like_classes(sample[name], sample.num_rows)
-    ]
-    if len(classes) != 1:
-        raise _not_found(part, "label", "label_column")
-    return classes[0]
-
-
-def _looks_like_classes(column: pa.ChunkedArray, rows: int) -> bool:
-    if not (_is_string(column.type) or pa.types.is_integer(column.type)):
-        return bool(pa.types.is_boolean(column.type))
-    return 1 < len(column.unique()) <= min(_MOST_CLASSES, max(2, rows // 2))
-
-
-def _is_string(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_numeric(column: pa.ChunkedArray) -> bool:
-    return all(is_number(value) for value in column.to_pylist() if value)
-
-
-def _not_found(part: Part, what: str, key: str) -> DataError:
-    return DataError(
-        f"The {what} column of {part.path} is not known by its name: its columns are "
-        f"{_listed(part)}.",
-        f"Name it in the hyperparameter {key}.",
-    )
-
-
-def _listed(part: Part) -> str:
-    return ", ".join(part.table.column_names)

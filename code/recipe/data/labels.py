@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import plain
-from recipe.data.files.part import Part, is_number
+from recipe.data.files.part import Part, is_list, is_number
 from recipe.errors import DataError
 from recipe.hyperparameters import PROBLEMS
 
@@ -85,7 +85,14 @@ class Shape:
             return _one_each(part, column)
         values = part.table[column].to_pylist()
         if self.problem == NUMBER:
-            return [_number(part, row, value, column) for row, value in enumerate(values)]
+            for row, value in enumerate(values):
+                if value is None or not is_number(str(value)) or not math.isfinite(float(value)):
+                    raise DataError(
+                        f"{part.where(row)} has {value!r} in column {column!r}, where other rows "
+                        "have numbers.",
+                        "Correct the row or remove it.",
+                    )
+            return [float(value) for value in values]
         return [self._several(part, row, value, column) for row, value in enumerate(values)]
 
     def _several(self, part: Part, row: int, value: Any, column: str) -> tuple[str, ...]:
@@ -113,26 +120,16 @@ def shape_of(
         separator: The hyperparameter label_separator.
         problem: The hyperparameter problem_type, which decides instead.
     """
-    nested = [part.table[name] for part, name in columns if _is_list(part.table[name].type)]
+    nested = [part.table[name] for part, name in columns if is_list(part.table[name].type)]
     if problem in (None, SEVERAL) and (nested or separator or problem):
         rows = [row for column in nested for row in column.to_pylist() if row is not None]
-        return Shape(problem=SEVERAL, separator=separator, indicators=_are_indicators(rows))
+        width = len(rows[0]) if rows else 0
+        # [0, 1, 1] and the like, all of one length, would make no sense as lists of classes.
+        are_indicators = width > 1 and all(len(row) == width and set(row) <= {0, 1} for row in rows)
+        return Shape(problem=SEVERAL, separator=separator, indicators=are_indicators)
     if problem is None and all(_are_numbers(part, name) for part, name in columns):
         return Shape(problem=NUMBER)
     return Shape(problem=problem or SINGLE)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return any(
-        test(kind)
-        for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    )
-
-
-def _are_indicators(rows: list[list[Any]]) -> bool:
-    """[0, 1, 1] and the like: all of one length, which as lists of classes would make no sense."""
-    width = len(rows[0]) if rows else 0
-    return width > 1 and all(len(row) == width and set(row) <= {0, 1} for row in rows)
 
 
 def _are_numbers(part: Part, column: str) -> bool:
@@ -143,21 +140,10 @@ def _are_numbers(part: Part, column: str) -> bool:
     if not all(isinstance(value, (int, float, str, type(None))) for value in values):
         return False
     texts = [str(value).strip() for value in values if value is not None]
-    fractions = [text for text in texts if _is_fraction(text)]
-    return bool(fractions) and all(is_number(text) for text in texts)
-
-
-def _is_fraction(text: str) -> bool:
-    return is_number(text) and math.isfinite(float(text)) and not float(text).is_integer()
-
-
-def _number(part: Part, row: int, value: Any, column: str) -> float:
-    if value is None or not is_number(str(value)) or not math.isfinite(float(value)):
-        raise DataError(
-            f"{part.where(row)} has {value!r} in column {column!r}, where other rows have numbers.",
-            "Correct the row or remove it.",
-        )
-    return float(value)
+    if not all(is_number(text) for text in texts):
+        return False
+    numbers = [float(text) for text in texts]
+    return any(math.isfinite(number) and not number.is_integer() for number in numbers)
 
 
 def _one_each(part: Part, column: str) -> list[str]:

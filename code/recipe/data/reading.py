@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import LABEL_NAMES, SPLIT_COLUMNS, plain, split_of
-from recipe.data.files.part import Part
+from recipe.data.files import formats
+from recipe.data.files.part import Part, is_string
 from recipe.data.layout.channels import Layout
 from recipe.data.layout.splits import ORDER, TRAIN
-from recipe.errors import DataError, Problems
+from recipe.errors import DataError, Problems, listed
 
-Units = Callable[[Sequence[Path]], Sequence[Callable[[], Part]]]
+Unit = Callable[[], Part]
+Units = Callable[[Sequence[Path]], Sequence[Unit]]
 """What reads the files of one split: a call for each part; a part may be of several files."""
 
 _MOST_VALUES = 10
@@ -31,7 +34,9 @@ _TRUE = {"true", "1", "1.0", "yes"}
 _FALSE = {"false", "0", "0.0", "no"}
 
 
-def read_parts(layout: Layout, notes: list[str], units: Units) -> list[tuple[str, Part]]:
+def read_parts(
+    layout: Layout, notes: list[str], units: Units | None = None
+) -> list[tuple[str, Part]]:
     """All that has rows, with its split; the training data first.
 
     A column that says which split each row is of wins over the names of files, so that a row that
@@ -39,26 +44,48 @@ def read_parts(layout: Layout, notes: list[str], units: Units) -> list[tuple[str
 
     Args:
         notes: What is left out is added to it.
+        units: By default each file is a part.
 
     Raises:
         DataError: files cannot be read (all of them in one message), or the training data has no
             rows (which a host's part of a sharded channel need not have).
     """
-    found: list[tuple[str, Part]] = []
+    parts: list[tuple[str, Part]] = []
     problems = Problems()
     for split in sorted(layout.files, key=ORDER.index):
-        for read in units(layout.files[split]):
+        files = layout.files[split]
+        one_each = [functools.partial(formats.read, path) for path in files]
+        for read in one_each if units is None else units(files):
             with problems.noted():
                 part = _with_partitions(read(), layout.partitions)
                 if part.table.num_rows == 0:
                     notes.append(f"{part.path} has no rows and is not used.")
                     continue
-                found += _by_column(split, part, part.path in layout.unclear, notes)
+                parts += _by_column(split, part, part.path in layout.unclear, notes)
     problems.check()
-    if not any(split == TRAIN for split, _ in found) and not layout.sharded:
-        listed = ", ".join(map(str, layout.files[TRAIN]))
-        raise DataError(f"The training data has no rows: {listed}.", "Give rows to train on.")
-    return sorted(found, key=lambda each: ORDER.index(each[0]))
+    if not any(split == TRAIN for split, _ in parts) and not layout.sharded:
+        files_of_train = ", ".join(map(str, layout.files[TRAIN]))
+        raise DataError(
+            f"The training data has no rows: {files_of_train}.", "Give rows to train on."
+        )
+    return sorted(parts, key=lambda each: ORDER.index(each[0]))
+
+
+def describe(
+    split: str, parts: Sequence[Part], count: str, read: str, taken: Collection[str]
+) -> str:
+    """A line that says where the data of a split is from, and what is read of it.
+
+    Args:
+        count: How much there is, in words: `12 rows`.
+        read: The columns that are read, in words.
+        taken: Their names, and those of others that are not missed.
+    """
+    where = str(parts[0].path) if len(parts) == 1 else f"{len(parts)} files"
+    kinds = ", ".join(sorted({part.format for part in parts}))
+    others = sorted({name for part in parts for name in part.table.column_names} - set(taken))
+    unread = f"; not read: {listed(others)}" if others else ""
+    return f"{split} data: {count} from {where}, {kinds}; {read}{unread}"
 
 
 def _with_partitions(part: Part, partitions: Mapping[Path, Mapping[str, str]]) -> Part:
@@ -82,8 +109,14 @@ def _by_column(
                 "Rename it after one, or add a column called split.",
             )
         return [(split, part)]
-    of_value = {value: _split_of_value(column, value)
-                for value in part.table[column].unique().to_pylist()}  # fmt: skip
+    flagged = _FLAGS.get(plain(column))
+    of_value: dict[Any, str | None] = {None: None}
+    for value in part.table[column].unique().to_pylist():
+        if flagged is not None:
+            other = TRAIN if flagged != TRAIN else "test"
+            of_value[value] = flagged if str(value).strip().lower() in _TRUE else other
+        elif value is not None:
+            of_value[value] = split_of(str(value))
     rows: dict[str | None, list[int]] = defaultdict(list)
     for row, value in enumerate(part.table[column].to_pylist()):
         rows[of_value[value]].append(row)
@@ -97,22 +130,13 @@ def _by_column(
     return [(name, rest.select(of)) for name, of in rows.items() if name is not None]
 
 
-def _split_of_value(column: str, value: Any) -> str | None:
-    flagged = _FLAGS.get(plain(column))
-    if flagged is None:
-        return None if value is None else split_of(str(value))
-    if str(value).strip().lower() in _TRUE:
-        return flagged
-    return TRAIN if flagged != TRAIN else "test"
-
-
 def _names_splits(part: Part, column: str) -> bool:
     """Whether a column's values are splits: by its name and some values, or by all its values."""
     kind = part.table.schema.field(column).type
     name = plain(column)
     if pa.types.is_nested(kind) or name in LABEL_NAMES:
         return False
-    if not (name in _FLAGS or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+    if name not in _FLAGS and not is_string(kind):
         return False
     values = part.table[column].unique()
     if len(values) > _MOST_VALUES:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-import pyarrow as pa  # type: ignore[import-untyped]
-
 from recipe.data.column_names import (
     DERIVED,
     LABEL_NAMES,
@@ -21,7 +19,7 @@ from recipe.data.column_names import (
     TWINS,
     plain,
 )
-from recipe.data.files.part import Part, is_number
+from recipe.data.files.part import Part, is_number, is_string
 from recipe.errors import DataError, near
 
 SAMPLE_ROWS = 1_000
@@ -133,11 +131,7 @@ def single(part: Part, label: str | None) -> str:
             raise _several(part, left, label)
         if left:
             return left[0]
-    raise DataError(
-        f"The text column of {part.path} is not known by its name: its columns are "
-        f"{', '.join(part.table.column_names)}.",
-        "Name it in the hyperparameter text_column.",
-    )
+    raise part.unknown("text", "text_column")
 
 
 def check_nothing_is_left_out(part: Part, chosen: Texts, label: str) -> None:
@@ -159,25 +153,23 @@ def check_nothing_is_left_out(part: Part, chosen: Texts, label: str) -> None:
 
 
 def _several(part: Part, names: Sequence[str], label: str | None) -> DataError:
-    shown = "; ".join(f"{name!r} ({_example(part, name)!r})" for name in names)
+    shown = []
+    for name in names:
+        text = next(iter(_values(part, name)), "")
+        example = text if len(text) <= 40 else f"{text[:40]}..."
+        shown.append(f"{name!r} ({example!r})")
     two = ",".join(names[:2])
     return DataError(
-        f"{part.path} has {len(names)} columns that may be the text: {shown}. Which of them make "
-        "a sample is not known.",
+        f"{part.path} has {len(names)} columns that may be the text: {'; '.join(shown)}. Which "
+        "of them make a sample is not known.",
         f"Name one, as text_column={names[0]}, or two that are read as a pair, as "
         f"text_column={two}" + ("." if label else "; and the column to predict in label_column."),
     )
 
 
-def _example(part: Part, name: str) -> str:
-    text = next((value for value in _values(part, name)), "")
-    return text if len(text) <= 40 else f"{text[:40]}..."
-
-
 def is_text(part: Part, name: str) -> bool:
     """Whether the column holds strings, of which some are no numbers."""
-    kind = part.table[name].type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+    if not is_string(part.table[name].type):
         return False
     return not all(is_number(value) for value in _values(part, name))
 

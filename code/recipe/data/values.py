@@ -10,8 +10,9 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from recipe.data import text_columns
 from recipe.data.column_names import LABEL_NAMES, TEXT_NAMES, TOKEN_IDS, plain
-from recipe.data.files.part import TAG, Part, is_number, token_data
+from recipe.data.files.part import TAG, Part, is_list, is_number, is_string, token_data
 from recipe.errors import DataError
 
 _SAMPLE_ROWS = 1_000
@@ -46,9 +47,9 @@ def with_words(part: Part) -> Part:
 
 def _are_words(part: Part, name: str) -> bool:
     kind = part.table.schema.field(name).type
-    if _is_list(kind):
-        return _is_string(kind.value_type)
-    if not (_is_string(kind) and plain(name) in _WORDS):
+    if is_list(kind):
+        return is_string(kind.value_type)
+    if not (is_string(kind) and plain(name) in _WORDS):
         return False
     sample = [value for value in part.table[name].slice(0, _SAMPLE_ROWS).to_pylist() if value]
     return bool(sample) and all(isinstance(container(value), list) for value in sample)
@@ -72,11 +73,11 @@ def with_texts(part: Part, column: str) -> Part:
     kind = values.type
     if pa.types.is_null(kind):
         raise DataError(f"Column {column!r} of {part.path} has no value in any row.", _NAME_TEXTS)
-    if _is_list(kind):
+    if is_list(kind):
         rows = values.to_pylist()
         _refuse_tagged(part, column, rows)
         return part.with_column(column, _joined(part, column, rows))
-    if not _is_string(kind):
+    if not is_string(kind):
         raise _no_text(part, column, f"is of type {kind}", values)
     sample = [value for value in values.slice(0, _SAMPLE_ROWS).to_pylist() if value]
     if sample and all(is_number(value) for value in sample):
@@ -104,15 +105,6 @@ def _no_text(part: Part, column: str, what: str, values: pa.ChunkedArray) -> Dat
         f"{_NAME_TEXTS.removesuffix('.')}, or write it as strings; the columns are "
         f"{', '.join(part.table.column_names)}.",
     )
-
-
-def _is_string(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(test(kind) for test in tests)
 
 
 def _joined(part: Part, column: str, rows: Sequence[Any]) -> pa.Array:
@@ -199,7 +191,7 @@ def with_labels(part: Part, column: str) -> Part:
     texts = [value for value in distinct if isinstance(value, str) and value.strip()]
     if len(texts) > 1 and "O" in texts and all(TAG.fullmatch(text) for text in texts):
         raise token_data(str(part.path), f"column {column!r} has tags such as {texts[:3]}")
-    if _is_list(values.type):
+    if is_list(values.type):
         first: list[Any] = next((row for row in values.to_pylist() if row), [])
         if first and isinstance(first[0], (list, dict)):
             raise token_data(str(part.path), f"column {column!r} labels spans: {first[:1]}")
@@ -250,11 +242,16 @@ def with_indicators(part: Part, asked: str | None) -> tuple[Part, str | None]:
     else:
         if {plain(name) for name in names} & set(LABEL_NAMES):
             return part, None
-        others = [name for name in names if not _is_identifier(part, name)]
+        others = [
+            name
+            for name in names
+            if plain(name) not in _IDENTIFIERS
+            and plain(name).rpartition("_")[2] not in ("id", "ids")
+            and not plain(name).startswith("unnamed")
+        ]
         columns = [name for name in others if _indicators(part, name) is not None]
-        if len(columns) < 2 or set(columns) != {
-            name for name in others if not _is_text_like(part, name)
-        }:
+        no_texts = {name for name in others if not text_columns.is_text(part, name)}
+        if len(columns) < 2 or set(columns) != no_texts:
             return part, None
     rows = list(zip(*(_indicators(part, name) or () for name in columns), strict=True))
     single = all(sum(row) == 1 for row in rows)
@@ -269,18 +266,6 @@ def with_indicators(part: Part, asked: str | None) -> tuple[Part, str | None]:
     new = asked or ",".join(columns)
     named = part.with_column(new, values)
     return named.named(new, columns), new
-
-
-def _is_identifier(part: Part, name: str) -> bool:
-    last = plain(name).rpartition("_")[2]
-    return plain(name) in _IDENTIFIERS or last in ("id", "ids") or plain(name).startswith("unnamed")
-
-
-def _is_text_like(part: Part, name: str) -> bool:
-    values = part.table[name]
-    return _is_string(values.type) and not all(
-        is_number(value) for value in values.slice(0, _SAMPLE_ROWS).to_pylist() if value
-    )
 
 
 def _indicators(part: Part, name: str) -> list[int] | None:
@@ -311,7 +296,7 @@ def strings(part: Part, column: str) -> set[str]:
 
 def _flat(part: Part, column: str) -> list[Any]:
     values = part.table[column]
-    if not _is_list(values.type):
+    if not is_list(values.type):
         return [] if pa.types.is_nested(values.type) else list(values.unique().to_pylist())
     return [item for row in values.to_pylist() for item in row or ()]
 
@@ -343,7 +328,7 @@ def check_classes(parts: Sequence[tuple[Part, str]]) -> None:
     distinct: set[str] = set()
     for part, column in parts:
         values = part.table[column]
-        if column in part.class_names or not _is_string(values.type):
+        if column in part.class_names or not is_string(values.type):
             return
         distinct |= {value.strip() for value in values.unique().to_pylist() if value}
     one_class = "or problem_type=single_label_classification if each of them is one class."

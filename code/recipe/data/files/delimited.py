@@ -33,7 +33,21 @@ def read_delimited(path: Path, encoding: str, lone_column: bool, others: str) ->
     Raises:
         DataError: no delimiter makes columns of it, or a row cannot be read (with its line).
     """
-    delimiter = _delimiter(path, encoding, lone_column, others)
+    with open_text(path, encoding) as stream:
+        sample = list(itertools.islice(stream, 200))
+    # What cuts the first rows into the same number of fields most often; a text has commas rather
+    # than tabs.
+    tabs_first = sorted(DELIMITERS, key=lambda delimiter: delimiter != "\t")
+    delimiter = max(tabs_first, key=lambda delimiter: _agreement(sample, delimiter))
+    if _agreement(sample, delimiter) == 0:
+        if not lone_column:
+            raise DataError(
+                f"{path} is of none of the formats {others}: no delimiter "
+                f"({', '.join(DELIMITERS.values())}) cuts its lines into columns. It starts with "
+                f"{''.join(sample[:1]).strip()[:60]!r}.",
+                "Give each row a text and a label.",
+            )
+        delimiter = ","
     try:
         quoted = _read_rows(path, encoding, delimiter, csv.QUOTE_MINIMAL)
     except DataError:
@@ -50,25 +64,6 @@ def read_delimited(path: Path, encoding: str, lone_column: bool, others: str) ->
         return _read_rows(path, encoding, delimiter, csv.QUOTE_NONE)
     except DataError:
         return quoted
-
-
-def _delimiter(path: Path, encoding: str, lone_column: bool, others: str) -> str:
-    """The delimiter that cuts the first rows into the same number (> 1) of fields most often."""
-    with open_text(path, encoding) as stream:
-        sample = list(itertools.islice(stream, 200))
-    # A text has commas rather than tabs.
-    tabs_first = sorted(DELIMITERS, key=lambda delimiter: delimiter != "\t")
-    best = max(tabs_first, key=lambda delimiter: _agreement(sample, delimiter))
-    if _agreement(sample, best) > 0:
-        return best
-    if lone_column:
-        return ","
-    raise DataError(
-        f"{path} is of none of the formats {others}: no delimiter "
-        f"({', '.join(DELIMITERS.values())}) cuts its lines into columns. It starts with "
-        f"{''.join(sample[:1]).strip()[:60]!r}.",
-        "Give each row a text and a label.",
-    )
 
 
 def is_table(path: Path, encoding: str) -> bool:
@@ -101,20 +96,15 @@ def _read_rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Part:
     body = first[1:] if names else first
     names = names or [f"column_{index}" for index in range(len(first[0][1]))]
     tables, lines = [], []
-    for chunk in _chunks(body, rows):
+    chunk = body
+    while chunk:
         lines += [line for line, _ in chunk]
         columns = zip(*(cells for _, cells in chunk), strict=True)
         tables.append(pa.table({n: pa.array(c) for n, c in zip(names, columns, strict=True)}))
+        chunk = list(itertools.islice(rows, _CHUNK_ROWS))
     schema = pa.schema([(name, pa.string()) for name in names])
     table = pa.concat_tables(tables) if tables else schema.empty_table()
     return Part(path=path, format=kind, table=table, lines=lines)
-
-
-def _chunks(first: list[_Row], rest: Iterator[_Row]) -> Iterator[list[_Row]]:
-    if first:
-        yield first
-    while chunk := list(itertools.islice(rest, _CHUNK_ROWS)):
-        yield chunk
 
 
 def _rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Iterator[_Row]:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import LABEL, TEXT
-from recipe.data.files.part import Part, open_text
+from recipe.data.files.part import Part, encoding_of, open_text
 from recipe.errors import DataError
 
 MARK = "__label__"
 
 
-def is_fasttext(path: Path, encoding: str) -> bool:
+def is_fasttext(path: Path) -> bool:
     """Whether the first lines that are not empty start with a mark."""
-    with open_text(path, encoding) as stream:
-        lines = [line for line in itertools.islice(stream, 20) if line.strip()]
+    try:
+        with open_text(path, encoding_of(path)) as stream:
+            lines = [line for line in itertools.islice(stream, 20) if line.strip()]
+    except (UnicodeDecodeError, EOFError, OSError, zlib.error):
+        return False
     return bool(lines) and all(line.lstrip().startswith(MARK) for line in lines)
 
 

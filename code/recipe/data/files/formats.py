@@ -28,7 +28,7 @@ from recipe.data.files.conll import SUFFIXES, is_conll, read_conll
 from recipe.data.files.delimited import is_table, read_delimited
 from recipe.data.files.fasttext import MARK, is_fasttext, read_fasttext
 from recipe.data.files.json_rows import read_json, read_json_objects
-from recipe.data.files.part import Part, encoding_of, open_text, undecodable_line
+from recipe.data.files.part import Part, encoding_of, open_text, undecodable
 from recipe.data.files.workbooks import is_workbook, read_workbook
 from recipe.errors import DataError
 
@@ -74,7 +74,7 @@ def format_of(path: Path) -> Format:
 def of_table(path: Path, name: str, table: pa.Table) -> Part:
     """A table that was read elsewhere, as `read` gives it."""
     features = datasets.Features.from_arrow_schema(table.schema)
-    return _flat(Part(path=path, format=name, table=table, class_names=_classes(features)))
+    return _flat(Part(path=path, format=name, table=table, class_names=class_names(features)))
 
 
 def is_structured(path: Path) -> bool:
@@ -95,12 +95,10 @@ def known_formats() -> str:
 
 def read_tagged(path: Path) -> Part:
     """As `read`, where plain text is words with their tags, whatever these look like."""
-    return _flat(_read_text(path, read_conll)) if _is_plain(path) else read(path)
-
-
-def _is_plain(path: Path) -> bool:
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
-    return path.is_file() and suffix in (".txt", ".text", "") and _is_delimited(path)
+    if path.is_file() and suffix in (".txt", ".text", "") and _is_delimited(path):
+        return _flat(_read_text(path, read_conll))
+    return read(path)
 
 
 def read_texts(path: Path, sample_by: str) -> Part:
@@ -140,37 +138,32 @@ def _read_arrow_folder(path: Path) -> Part:
         table = dataset.with_format("arrow")[:]
     except Exception as error:  # Of a damaged file, datasets and pyarrow raise all kinds.
         raise DataError(f"Data set {path} cannot be read: {error}.", _REWRITE) from error
-    return Part(
-        path=path, format="save_to_disk", table=table, class_names=_classes(dataset.features)
-    )
+    names = class_names(dataset.features)
+    return Part(path=path, format="save_to_disk", table=table, class_names=names)
 
 
 _REWRITE = "Write it again, or check that the upload is complete."
 
 
-def _read_binary(path: Path, name: str, reader: Callable[[Path], pa.Table]) -> Part:
+def _read_binary(path: Path, name: str) -> Part:
     try:
-        table = reader(path)
+        if name == "parquet":
+            table = pq.ParquetFile(path).read()
+        else:
+            with pa.memory_map(str(path)) as source:
+                try:
+                    table = pa.ipc.open_stream(source).read_all()
+                except pa.ArrowInvalid:
+                    table = pa.ipc.open_file(source).read_all()
         table.validate(full=True)
         features = datasets.Features.from_arrow_schema(table.schema)
     except Exception as error:  # Of a damaged file, datasets and pyarrow raise all kinds.
         raise DataError(f"{path} is no readable {name} file: {error}.", _REWRITE) from error
-    return Part(path=path, format=name, table=table, class_names=_classes(features))
+    return Part(path=path, format=name, table=table, class_names=class_names(features))
 
 
-def _read_parquet(path: Path) -> pa.Table:
-    return pq.ParquetFile(path).read()
-
-
-def _read_arrow(path: Path) -> pa.Table:
-    with pa.memory_map(str(path)) as source:
-        try:
-            return pa.ipc.open_stream(source).read_all()
-        except pa.ArrowInvalid:
-            return pa.ipc.open_file(source).read_all()
-
-
-def _classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
+def class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The names of the classes of each column of ClassLabels, or of lists of them."""
     # Flattened, a feature within a struct has the dotted name of its column.
     flat = datasets.Features(features).flatten()
     single = {name: getattr(feature, "feature", feature) for name, feature in flat.items()}
@@ -183,21 +176,13 @@ def _classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def _read_text(path: Path, read_decoded: Callable[[Path, str], Part]) -> Part:
     try:
-        return _read_encoded(path, read_decoded)
+        encoding = encoding_of(path)
+        try:
+            return read_decoded(path, encoding)
+        except UnicodeDecodeError as error:
+            raise undecodable(path, encoding, error) from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path} is no readable gzip file: {error}.", _REWRITE) from error
-
-
-def _read_encoded(path: Path, read_decoded: Callable[[Path, str], Part]) -> Part:
-    encoding = encoding_of(path)
-    try:
-        return read_decoded(path, encoding)
-    except UnicodeDecodeError as error:
-        line = undecodable_line(path, encoding)
-        raise DataError(
-            f"{path} line {line} is not {encoding.removesuffix('-sig')}: {error.reason}.",
-            "Convert the file, for example by iconv -f WINDOWS-1252 -t UTF-8.",
-        ) from error
 
 
 def _starts_with(*marks: bytes) -> Callable[[Path], bool]:
@@ -210,22 +195,12 @@ def _starts_with(*marks: bytes) -> Callable[[Path], bool]:
     return starts
 
 
-def _first_character(path: Path) -> str:
+def _is_json(path: Path, character: str) -> bool:
+    if {suffix.lower() for suffix in path.suffixes} & set(_DELIMITED_SUFFIXES):
+        return False
     try:
         with open_text(path, encoding_of(path)) as stream:
-            return stream.read(4096).lstrip()[:1]
-    except (UnicodeDecodeError, EOFError, OSError, zlib.error):
-        return ""
-
-
-def _is_json(path: Path, character: str) -> bool:
-    suffixes = {suffix.lower() for suffix in path.suffixes}
-    return not suffixes & set(_DELIMITED_SUFFIXES) and _first_character(path) == character
-
-
-def _is_marked(path: Path) -> bool:
-    try:
-        return is_fasttext(path, encoding_of(path))
+            return stream.read(4096).lstrip()[:1] == character
     except (UnicodeDecodeError, EOFError, OSError, zlib.error):
         return False
 
@@ -240,14 +215,8 @@ def _is_delimited(path: Path) -> bool:
     return format_of(path).name == "CSV"
 
 
-def _refuse_archive(path: Path) -> Part:
-    raise DataError(f"{path} is an archive or compressed.", "Unpack it, or compress it by gzip.")
-
-
-def _refuse_old_workbook(path: Path) -> Part:
-    raise DataError(
-        f"{path} is a workbook of Excel before 2007 (.xls).", "Save it as .xlsx or as CSV."
-    )
+def _refuse(path: Path, what: str, remedy: str) -> Part:
+    raise DataError(f"{path} is {what}.", remedy)
 
 
 def _is_archive(path: Path) -> bool:
@@ -272,14 +241,14 @@ FORMATS: Sequence[Format] = (
         suffixes=".parquet",
         what="with the class names of the `datasets` library",
         is_one=_starts_with(b"PAR1"),
-        read=functools.partial(_read_binary, name="parquet", reader=_read_parquet),
+        read=functools.partial(_read_binary, name="parquet"),
     ),
     Format(
         name="Arrow",
         suffixes=".arrow, .feather",
         what="files and streams, with the class names of the `datasets` library",
         is_one=_starts_with(b"ARROW1", b"\xff\xff\xff\xff"),
-        read=functools.partial(_read_binary, name="arrow", reader=_read_arrow),
+        read=functools.partial(_read_binary, name="arrow"),
     ),
     Format(
         name="Excel",
@@ -293,14 +262,20 @@ FORMATS: Sequence[Format] = (
         suffixes=".xls",
         what="refused: save as .xlsx",
         is_one=_starts_with(_OLD_WORKBOOK),
-        read=_refuse_old_workbook,
+        read=functools.partial(
+            _refuse,
+            what="a workbook of Excel before 2007 (.xls)",
+            remedy="Save it as .xlsx or as CSV.",
+        ),
     ),
     Format(
         name="archives",
         suffixes=".zip, .tar, .bz2, .xz, .zst, .7z, .rar",
         what="refused: unpack them, or compress by gzip",
         is_one=_is_archive,
-        read=_refuse_archive,
+        read=functools.partial(
+            _refuse, what="an archive or compressed", remedy="Unpack it, or compress it by gzip."
+        ),
     ),
     Format(
         name="JSON",
@@ -321,7 +296,7 @@ FORMATS: Sequence[Format] = (
         name=f"{MARK} lines",
         suffixes=".txt, .train",
         what=f"`{MARK}x text`, of fastText and BlazingText; several marks are several labels",
-        is_one=_is_marked,
+        is_one=is_fasttext,
         read=lambda path: _read_text(path, read_fasttext),
     ),
     Format(

@@ -25,7 +25,10 @@ def read(path: Path) -> Part | None:
     Of text formats it reads the first MB, but for a JSON document, which has an end.
     """
     try:
-        return _first(_part(path))
+        part = _part(path)
+        if part is None or part.table.num_rows == 0:
+            return None
+        return part.select(range(min(ROWS, part.table.num_rows)))
     except (DataError, OSError, EOFError, ValueError):
         return None  # what reads all of it says what is wrong
 
@@ -59,9 +62,3 @@ def _has_rows(start: bytes) -> bool:
         return bool(rest) and isinstance(json.loads(line), dict)
     except ValueError:
         return False
-
-
-def _first(part: Part | None) -> Part | None:
-    if part is None or part.table.num_rows == 0:
-        return None
-    return part.select(range(min(ROWS, part.table.num_rows)))

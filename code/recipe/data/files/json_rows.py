@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from recipe.data.files.part import Part, open_text, token_data
 from recipe.errors import DataError
 
 _METADATA = "-metadata"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def read_json(path: Path, encoding: str) -> Part:
@@ -113,7 +115,11 @@ def _records(path: Path, name: str, records: list[Any], lines: list[int] | None)
     try:
         table = pa.table({key: _column([each.get(key) for each in records]) for key in names})
     except UnicodeEncodeError as error:
-        row = next(row for row, record in enumerate(records) if not _is_text(record))
+        row = next(
+            row
+            for row, record in enumerate(records)
+            if _SURROGATE.search(json.dumps(record, ensure_ascii=False))
+        )
         raise DataError(
             f"{part.where(row)} holds half of a surrogate pair (an escape such as \\ud83d alone).",
             "Write the character itself, or both escapes.",
@@ -164,21 +170,14 @@ def _of_ground_truth(part: Part, records: Sequence[dict[str, Any]]) -> list[dict
     return rows
 
 
-def _is_text(record: Any) -> bool:
-    try:
-        json.dumps(record, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _column(values: list[Any]) -> pa.Array:
     try:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         # Values of several types, such as 1 and "1": as text, they still compare.
-        return pa.array([value if value is None else _plain(value) for value in values])
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+        return pa.array(
+            [
+                value if value is None or isinstance(value, str) else json.dumps(value)
+                for value in values
+            ]
+        )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.errors import DataError
+from recipe.errors import DataError, near
 
 TAG = re.compile(r"O|[BIESLU]-\S+")
 """A tag of a word in named entity data: `B-PER`, `I-ORG`, `O`."""
@@ -44,6 +44,28 @@ class Part:
         if self.lines is None:
             return f"{self.path} row {row}"
         return f"{self.path} line {self.lines[row]}"
+
+    def asked(self, key: str, name: str | None) -> str | None:
+        """`name`, the value of the hyperparameter `key`, where it is a column's.
+
+        Raises:
+            DataError: it is given and is none.
+        """
+        names = self.table.column_names
+        if name is None or name in names:
+            return name
+        raise DataError(
+            f"{key} has value {name!r}, but {self.path} has the columns {', '.join(names)}.",
+            near(name, names) or f"Name one of them in {key}.",
+        )
+
+    def unknown(self, what: str, key: str) -> DataError:
+        """The refusal of rows whose column of `what` has to be named in `key`."""
+        return DataError(
+            f"The {what} column of {self.path} is not known by its name: its columns are "
+            f"{', '.join(self.table.column_names)}.",
+            f"Name it in the hyperparameter {key}.",
+        )
 
     def with_column(self, name: str, values: pa.Array) -> Part:
         """With a column replaced, or added as the last one."""
@@ -80,6 +102,17 @@ def token_data(where: str, what: str) -> DataError:
     )
 
 
+def is_string(kind: pa.DataType) -> bool:
+    """Whether a column's values are strings."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column's values are lists."""
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(test(kind) for test in tests)
+
+
 def is_number(cell: str) -> bool:
     """Whether a cell of a text file is a number."""
     try:
@@ -109,12 +142,17 @@ def encoding_of(path: Path) -> str:
     return "utf-16" if head in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
 
 
-def undecodable_line(path: Path, encoding: str) -> int:
-    """The first line that is not in that encoding."""
+def undecodable(path: Path, encoding: str, error: UnicodeDecodeError) -> DataError:
+    """The refusal of a file that is not in that encoding, with its first line that is not."""
+    bad_line = 1
     with open_bytes(path) as stream:
         for number, line in enumerate(stream, 1):
             try:
                 line.decode(encoding)
             except UnicodeDecodeError:
-                return number
-    return 1
+                bad_line = number
+                break
+    return DataError(
+        f"{path} line {bad_line} is not {encoding.removesuffix('-sig')}: {error.reason}.",
+        "Convert the file, for example by iconv -f WINDOWS-1252 -t UTF-8.",
+    )

@@ -13,7 +13,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import LABEL, TEXT, split_of, splits_in
 from recipe.data.files import formats
-from recipe.data.files.part import Part, encoding_of, open_text, undecodable_line
+from recipe.data.files.part import Part, encoding_of, open_text, undecodable
 from recipe.errors import DataError
 
 _SUFFIXES = (".txt", ".text", "")
@@ -44,7 +44,13 @@ def units(paths: Sequence[Path], notes: list[str]) -> list[Callable[[], Part]]:
     Args:
         notes: What is left out is added to it.
     """
-    plain = [path for path in paths if _is_plain(path)]
+    # 20 Newsgroups' files are called 49960.
+    plain = [
+        path
+        for path in paths
+        if path.is_file()
+        and (path.suffix.lower() in (*_SUFFIXES, *_POLARITY) or path.suffix[1:].isdigit())
+    ]
     calls: list[Callable[[], Part]] = []
     taken: set[Path] = set()
     for texts, labels in _beside_labels(plain):
@@ -66,12 +72,6 @@ def units(paths: Sequence[Path], notes: list[str]) -> list[Callable[[], Part]]:
         taken |= set(file_of_class.values())
     others = [path for path in paths if path not in taken]
     return [*calls, *(functools.partial(formats.read, path) for path in others)]
-
-
-def _is_plain(path: Path) -> bool:
-    # 20 Newsgroups' files are called 49960.
-    is_number = path.suffix[1:].isdigit()
-    return path.is_file() and (path.suffix.lower() in (*_SUFFIXES, *_POLARITY) or is_number)
 
 
 def _words(path: Path) -> list[str]:
@@ -157,11 +157,7 @@ def _lines(path: Path) -> list[str]:
         with open_text(path, encoding) as stream:
             lines = stream.read().replace("\r\n", "\n").split("\n")
     except UnicodeDecodeError as error:
-        line = undecodable_line(path, encoding)
-        raise DataError(
-            f"{path} line {line} is not {encoding.removesuffix('-sig')}: {error.reason}.",
-            "Convert the file, for example by iconv -f WINDOWS-1252 -t UTF-8.",
-        ) from error
+        raise undecodable(path, encoding, error) from error
     return lines[:-1] if lines and not lines[-1] else lines
 
 

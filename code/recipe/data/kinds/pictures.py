@@ -21,7 +21,7 @@ from recipe.data.kinds.decoding import SUFFIXES
 from recipe.data.labels import Labels, Shape
 from recipe.data.layout import sources, splits
 from recipe.data.layout.channels import NOT_DATA_CHANNELS
-from recipe.errors import DataError, Problems, near
+from recipe.errors import DataError, Problems, listed, near
 from recipe.hyperparameters import Hyperparameters
 
 PLACE, BYTES, FILE = "place", "bytes", "file"
@@ -70,7 +70,9 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pict
             "metadata.csv with the columns file_name and label, or Parquet with the columns image "
             "and label.",
         )
-    spelled = {split: [_spelled(part) for part in each] for split, each in parts.items()}
+    spelled: dict[str, list[list[str]]] = {
+        split: [Shape().spell(part, LABEL) for part in each] for split, each in parts.items()
+    }
     train = [label for each in spelled["train"] for label in each]
     known = labels.classes(parts["train"][0], LABEL, train)
     built = {}
@@ -93,19 +95,14 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pict
         built, lambda split: split[LABEL][:], hyperparameters
     )
     sizes = classification.rows_of_classes(known, training[LABEL][:])
-    shown = ", ".join(f"{name} ({count} pictures)" for name, count in list(sizes.items())[:20])
-    more = f" and {len(sizes) - 20} more" if len(sizes) > 20 else ""
+    shown = listed([f"{name} ({count} pictures)" for name, count in sizes.items()])
     return Pictures(
         train=training,
         evaluation=evaluation,
         test=test,
         labels=known,
-        found=[*notes, rule, f"labels: {len(known.names)}: {shown}{more}"],
+        found=[*notes, rule, f"labels: {len(known.names)}: {shown}"],
     )
-
-
-def _spelled(part: Part) -> list[str]:
-    return list(Shape().spell(part, LABEL))
 
 
 def _of_channel(
@@ -164,18 +161,19 @@ def _folders(
             "training.",
             "Name one train, or give the training data in a channel of its own.",
         )
-    return [(split, _part(root, files)) for split, files in by_split.items()]
-
-
-def _part(root: Path, files: Sequence[Path]) -> Part:
-    table = {
-        PLACE: pa.array([str(path) for path in files], pa.large_string()),
-        BYTES: pa.nulls(len(files), pa.large_binary()),
-        FILE: pa.array([str(path) for path in files], pa.large_string()),
-        LABEL: pa.array([path.parent.name for path in files], pa.large_string()),
-    }
-    places = [str(path.relative_to(root)) for path in files]
-    return Part(path=root, format="folders of pictures", table=pa.table(table), places=places)
+    parts = []
+    for split, files in by_split.items():
+        paths = pa.array([str(path) for path in files], pa.large_string())
+        table = {
+            PLACE: paths,
+            BYTES: pa.nulls(len(files), pa.large_binary()),
+            FILE: paths,
+            LABEL: pa.array([path.parent.name for path in files], pa.large_string()),
+        }
+        places = [str(path.relative_to(root)) for path in files]
+        kind = "folders of pictures"
+        parts.append((split, Part(path=root, format=kind, table=pa.table(table), places=places)))
+    return parts
 
 
 def _of_table(part: Part, hyperparameters: Hyperparameters, notes: list[str]) -> Part:
@@ -185,7 +183,13 @@ def _of_table(part: Part, hyperparameters: Hyperparameters, notes: list[str]) ->
         DataError: the column of pictures or of labels is not known, or a file is not there.
     """
     names = part.table.column_names
-    column = _label_column(part, hyperparameters.label_column)
+    by_plain = {plain(name): name for name in reversed(names)}
+    known = [by_plain[name] for name in LABEL_NAMES if name in by_plain]
+    classes = [name for name in names if name in part.class_names]
+    asked = part.asked("label_column", hyperparameters.label_column)
+    column = asked or next(iter([*known, *(classes if len(classes) == 1 else [])]), None)
+    if column is None:
+        raise part.unknown("label", "label_column")
     rows = part.table.num_rows
     part = labels.labelled(part, column, is_pair=False)
     if unlabelled := rows - part.table.num_rows:
@@ -250,27 +254,6 @@ def _files(part: Part, kept: Any, stem: str | None) -> list[str | None]:
             found.append(str(file))
     problems.check()
     return found
-
-
-def _label_column(part: Part, asked: str | None) -> str:
-    names = part.table.column_names
-    if asked is not None and asked not in names:
-        raise DataError(
-            f"label_column has value {asked!r}, but {part.path} has the columns "
-            f"{', '.join(names)}.",
-            near(asked, names) or "Name one of them in label_column.",
-        )
-    by_plain = {plain(name): name for name in reversed(names)}
-    known = [by_plain[name] for name in LABEL_NAMES if name in by_plain]
-    classes = [name for name in names if name in part.class_names]
-    column = asked or next(iter([*known, *(classes if len(classes) == 1 else [])]), None)
-    if column is None:
-        raise DataError(
-            f"The label column of {part.path} is not known by its name: its columns are "
-            f"{', '.join(names)}.",
-            "Name it in the hyperparameter label_column.",
-        )
-    return column
 
 
 def recognise(evidence: Evidence) -> Recognised | None:

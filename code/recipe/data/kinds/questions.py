@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import classification, values
 from recipe.data.evidence import Evidence, Recognised
-from recipe.data.files import formats
 from recipe.data.files.part import Part
 from recipe.data.layout import channels as layout
 from recipe.data.reading import read_parts
@@ -29,6 +28,13 @@ _STARTS = (
 )
 _NONE_THERE = ("is_impossible", "is_unanswerable")
 _LOOKED_AT = 100
+_KINDS = {
+    ID: pa.string(),
+    QUESTION: pa.large_string(),
+    CONTEXT: pa.large_string(),
+    ANSWERS: pa.list_(pa.string()),
+    STARTS: pa.list_(pa.int64()),
+}
 _Row = tuple[str, str, str, list[str], list[int]]
 
 
@@ -75,12 +81,8 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Ques
     notes = list(places.notes)
     rows: dict[str, list[_Row]] = {}
     told: dict[str, list[str]] = {}
-
-    def units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
-        return [lambda path=path: formats.read(path) for path in paths]  # type: ignore[misc]
-
     problems = Problems()
-    for split, part in read_parts(places, notes, units):
+    for split, part in read_parts(places, notes):
         with problems.noted():
             of_part, mended = _rows(part)
             rows.setdefault(split, []).extend(of_part)
@@ -98,7 +100,13 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Ques
         if len(set(ids)) < len(ids):
             of_split = [(str(at), *row[1:]) for at, row in enumerate(of_split)]
             notes.append(f"{split} data: some questions share an id: they are numbered instead.")
-        built[split] = _dataset(of_split)
+        columns = list(zip(*of_split, strict=True)) or [()] * len(_KINDS)
+        built[split] = datasets.Dataset(
+            pa.table({
+                name: pa.array(list(column), kind)
+                for (name, kind), column in zip(_KINDS.items(), columns, strict=True)
+            })
+        )  # fmt: skip
         unanswered = sum(not each[3] for each in of_split)
         found.append(f"{split} data: {'; '.join(told[split])}; {unanswered} without an answer")
     train, evaluation, test, rule = classification.assign(built, None, hyperparameters)
@@ -114,19 +122,6 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Ques
         has_unanswerable=not all(train[ANSWERS]),
         found=[*notes, *found, rule],
     )
-
-
-def _dataset(rows: Sequence[_Row]) -> datasets.Dataset:
-    columns = list(zip(*rows, strict=True)) or [(), (), (), (), ()]
-    kinds = (pa.string(), pa.large_string(), pa.large_string(), pa.list_(pa.string()),
-             pa.list_(pa.int64()))  # fmt: skip
-    names = (ID, QUESTION, CONTEXT, ANSWERS, STARTS)
-    return datasets.Dataset(
-        pa.table({
-            name: pa.array(list(column), kind)
-            for name, column, kind in zip(names, columns, kinds, strict=True)
-        })
-    )  # fmt: skip
 
 
 def _rows(part: Part) -> tuple[list[_Row], int]:

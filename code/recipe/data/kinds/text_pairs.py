@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -15,11 +13,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from recipe.data import classification
 from recipe.data.column_names import plain
 from recipe.data.evidence import Evidence, Recognised
-from recipe.data.files import formats
 from recipe.data.files.part import Part
 from recipe.data.layout import channels as layout
 from recipe.data.reading import read_parts
-from recipe.errors import DataError, Problems, near
+from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
 SOURCE, TARGET = "source", "target"
@@ -79,12 +76,8 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
     built: dict[str, list[pa.Table]] = {}
     found: dict[str, str] = {}
     like: tuple[str, str] | None = None
-
-    def units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
-        return [functools.partial(formats.read, path) for path in paths]
-
     problems = Problems()
-    for split, part in read_parts(places, notes, units):
+    for split, part in read_parts(places, notes):
         with problems.noted():
             source, target = _columns(part, hyperparameters, like)
             like = like or (source, target)
@@ -119,17 +112,8 @@ def _columns(
         DataError: a given column is not there, or they are not known by their names.
     """
     names = part.table.column_names
-    asked = {
-        "text_column": hyperparameters.text_column,
-        "label_column": hyperparameters.label_column,
-    }
-    for key, name in asked.items():
-        if name is not None and name not in names:
-            raise DataError(
-                f"{key} has value {name!r}, but {part.path} has the columns {', '.join(names)}.",
-                near(name, names) or f"Name one of them in {key}.",
-            )
-    text, label = asked["text_column"], asked["label_column"]
+    text = part.asked("text_column", hyperparameters.text_column)
+    label = part.asked("label_column", hyperparameters.label_column)
     if text is not None and label is not None:
         return text, label
     by_plain = {plain(name): name for name in reversed(names)}
@@ -194,17 +178,12 @@ def _texts(part: Part, source: str, target: str) -> pa.Table:
                 f"{str(values[strange])[:60]}.",
                 "Give texts.",
             )
-    texts = [[_text(value) for value in values] for values in columns]
+    texts = [["" if value is None else str(value) for value in values] for values in columns]
     rows = [(a, b) for a, b in zip(*texts, strict=True) if a.strip() and b.strip()]
-    made = {
+    return pa.table({
         SOURCE: pa.array([a for a, _ in rows], pa.large_string()),
         TARGET: pa.array([b for _, b in rows], pa.large_string()),
-    }
-    return pa.table(made)
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+    })  # fmt: skip
 
 
 def recognise_summaries(evidence: Evidence) -> Recognised | None:

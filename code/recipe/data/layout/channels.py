@@ -13,7 +13,7 @@ from recipe.data.layout.class_names import ClassNames
 from recipe.data.layout.dataset_card import CARD, Card
 from recipe.data.layout.model_channel import MODEL_CHANNELS
 from recipe.data.layout.sources import Sources
-from recipe.errors import DataError
+from recipe.errors import DataError, listed
 
 NOT_DATA_CHANNELS = (*MODEL_CHANNELS, "code", "sm_drivers", "checkpoints")
 
@@ -70,12 +70,13 @@ def find(
     """
     asked = [each.strip() for each in (configurations or "").split(",") if each.strip()]
     data = {name: path for name, path in channels.items() if name not in NOT_DATA_CHANNELS}
-    others = [name for name in data if split_of(name) is None]
+    named = {name: split_of(name) for name in data}
+    others = [name for name, split in named.items() if split is None]
     notes: list[str] = []
     inside: dict[str, _Channel] = {}
     for name, path in data.items():
-        alone = others == [name] and not _named("train", data)
-        own = split_of(name) or ("train" if alone else None)
+        alone = others == [name] and "train" not in named.values()
+        own = named[name] or ("train" if alone else None)
         if name in sharded and not (path.exists() and sources.scan(path).data):
             inside[name] = _Channel(files={own: []} if own else {}, sources=Sources())
         else:
@@ -83,11 +84,11 @@ def find(
     files: dict[str, list[Path]] = {}
     for name, channel in inside.items():
         for split, paths in channel.files.items():
-            if split_of(name) in (split, None) or not _named(split, data):
+            if named[name] in (split, None) or split not in named.values():
                 files.setdefault(split, []).extend(paths)
             else:
-                listed = ", ".join(map(str, paths))
-                notes.append(f"{listed} is not used: there is a channel for {split} data.")
+                unused = ", ".join(map(str, paths))
+                notes.append(f"{unused} is not used: there is a channel for {split} data.")
     kinds = {split: {name in sharded for name, channel in inside.items() if split in channel.files}
              for split in files}  # fmt: skip
     if mixed := [split for split, kind in kinds.items() if len(kind) > 1]:
@@ -97,7 +98,12 @@ def find(
             "Give all of them the same S3DataDistributionType.",
         )
     if not files.get("train") and not sharded:
-        raise _no_training_data(channels, notes)
+        given = ", ".join(f"{name} ({path})" for name, path in channels.items()) or "none"
+        raise DataError(
+            " ".join([f"There is no training data; the job's channels are: {given}.", *notes]),
+            "Give a channel called train (or training) with data of a format in docs/DATA.md, such "
+            "as CSV, JSON Lines or Parquet.",
+        )
     used = [(data[name], path) for name, each in inside.items()
             for paths in each.files.values() for path in paths]  # fmt: skip
     return Layout(
@@ -111,10 +117,6 @@ def find(
     )
 
 
-def _named(split: str, channels: Mapping[str, Path]) -> bool:
-    return any(split_of(name) == split for name in channels)
-
-
 def _inside(
     name: str, path: Path, own: str | None, asked: Sequence[str], notes: list[str]
 ) -> _Channel:
@@ -126,7 +128,7 @@ def _inside(
         )
     found = sources.scan(path)
     notes += found.describe(name)
-    listed: list[Card] = []
+    cards_without_files: list[Card] = []
     # Of several cards, the outermost is of the whole.
     for card in found.cards:
         chosen = card.chosen(asked)
@@ -136,13 +138,13 @@ def _inside(
             return _Channel(files=_of_card(card, by_card, own, found.data, notes), sources=found)
         if chosen:
             notes.append(f"{card.folder / CARD} lists files that are not here; names decide.")
-            listed.append(card)
+            cards_without_files.append(card)
     root = path if path.is_dir() else path.parent
     assigned = splits.by_names(root, found.data, own, asked)
-    if listed and split_of(name) is None and len(assigned.files) < 2:
+    if cards_without_files and split_of(name) is None and len(assigned.files) < 2:
         raise DataError(
-            f"{listed[0].folder / CARD} lists files that are not here, and the names of those that "
-            f"are tell no splits apart: {', '.join(map(str, found.data[:5]))}.",
+            f"{cards_without_files[0].folder / CARD} lists files that are not here, and the names "
+            f"of those that are tell no splits apart: {', '.join(map(str, found.data[:5]))}.",
             "Leave the card out, or give each split in a channel of its own.",
         )
     notes += assigned.notes
@@ -187,8 +189,7 @@ def _of_card(
     used = {path for paths in files.values() for path in paths}
     files = {split: [path for path in data if path in set(paths)] for split, paths in files.items()}
     if left := [str(path) for path in data if path not in used]:
-        more = f" and {len(left) - 20} more" if len(left) > 20 else ""
-        notes.append(f"not used, as the card does not list it so: {', '.join(left[:20])}{more}.")
+        notes.append(f"not used, as the card does not list it so: {listed(left)}.")
     return {split: paths for split, paths in files.items() if paths}
 
 
@@ -201,12 +202,3 @@ def _partitions(root: Path, path: Path) -> dict[str, str]:
         for key, _, value in pairs
         if not (plain(key) in SPLIT_COLUMNS and split_of(value))
     }
-
-
-def _no_training_data(channels: Mapping[str, Path], notes: list[str]) -> DataError:
-    given = ", ".join(f"{name} ({path})" for name, path in channels.items()) or "none"
-    return DataError(
-        " ".join([f"There is no training data; the job's channels are: {given}.", *notes]),
-        "Give a channel called train (or training) with data of a format in docs/DATA.md, such as "
-        "CSV, JSON Lines or Parquet.",
-    )

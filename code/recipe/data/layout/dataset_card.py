@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import datasets
 from datasets.data_files import resolve_pattern, sanitize_patterns
 from datasets.info import DatasetInfo, DatasetInfosDict
 from datasets.utils.metadata import MetadataConfigs
 from huggingface_hub import DatasetCard
 
+from recipe.data.files.formats import class_names
 from recipe.data.files.part import is_arrow_folder
 from recipe.data.layout.class_names import ClassNames
 from recipe.errors import DataError, near
@@ -116,7 +116,7 @@ def read(folder: Path) -> Card | None:
     configurations, default = MetadataConfigs(), None
     for name in (INFO, INFOS, CARD):
         path = folder / name
-        if not path.is_file() or (name == CARD and not _has_front_matter(path)):
+        if not path.is_file() or (name == CARD and path.read_bytes()[:3] != b"---"):
             continue
         try:
             if name == CARD:
@@ -131,24 +131,14 @@ def read(folder: Path) -> Card | None:
         except Exception as error:  # The library raises all kinds.
             said = " ".join(str(error).split())[:200]
             notes.append(f"{path} cannot be read as a data set's card, and is not: {said}.")
-    features = {key: _class_names(info.features) for key, info in infos.items() if info.features}
+    features = {
+        key: {column: names for column, names in class_names(info.features).items() if names}
+        for key, info in infos.items()
+        if info.features
+    }
     if not (configurations or features or notes):
         return None
     return Card(
         folder=folder, configurations=configurations, default=default, features=features,
         notes=notes,
     )  # fmt: skip
-
-
-def _has_front_matter(path: Path) -> bool:
-    with path.open("rb") as stream:
-        return stream.read(3) == b"---"
-
-
-def _class_names(features: datasets.Features) -> dict[str, list[str]]:
-    single = {name: getattr(each, "feature", each) for name, each in features.flatten().items()}
-    return {
-        name: list(each.names)
-        for name, each in single.items()
-        if isinstance(each, datasets.ClassLabel) and each.names
-    }

@@ -11,6 +11,7 @@ from recipe.data.files.part import is_arrow_folder
 from recipe.data.layout import class_names, dataset_card
 from recipe.data.layout.class_names import ClassNames
 from recipe.data.layout.dataset_card import Card
+from recipe.errors import listed
 
 _SIDE_SUFFIXES = (
     *(".md", ".rst", ".html", ".pdf", ".bib", ".py", ".ipynb", ".sh", ".yaml", ".yml", ".toml"),
@@ -24,7 +25,6 @@ _SIDE_NAMES = re.compile(
     r"|.*-manifest|.*submission.*\.(csv|tsv|txt)"
 )
 _MANIFEST_ROW = re.compile(rb'\s*\{.*"source(-ref)?"\s*:')
-_MOST_LISTED = 20
 
 
 @dataclass(kw_only=True)
@@ -44,9 +44,7 @@ class Sources:
         yield from self.notes
         if self.passed_over:
             names = [path.name for path in sorted(self.passed_over)]
-            more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-            listed = ", ".join(names[:_MOST_LISTED])
-            yield f"passed over in channel {channel}, as no data: {listed}{more}"
+            yield f"passed over in channel {channel}, as no data: {listed(names)}"
 
 
 def scan(path: Path) -> Sources:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from recipe.data.column_names import SPLIT_COLUMNS, SPLITS, plain, split_of
-from recipe.errors import DataError, near
+from recipe.errors import DataError, listed, near
 
 ORDER = tuple(SPLITS)
 TRAIN = ORDER[0]
-_MOST_LISTED = 20
 # Folders that say nothing of what they hold.
 _PLAIN_FOLDERS = ("data", "dataset", "default", "plain_text")
 
@@ -53,28 +52,22 @@ def by_names(root: Path, paths: Sequence[Path], own: str | None, asked: Sequence
     }
     if own in ("validation", "test") and own not in present and len(present) == 1 and not unnamed:
         # The channel's name is the user's word, and what is evaluated is never learned.
-        notes.append(f"{_listed(paths)}: taken as {own} data, as the channel is named so.")
+        notes.append(f"{listed(paths)}: taken as {own} data, as the channel is named so.")
         return Assigned(files={own: list(paths)}, notes=notes)
     if own == TRAIN and present and TRAIN not in present and not unnamed:
         raise DataError(
-            f"{_listed(paths)}: the names say {' and '.join(sorted(present))} data, and the "
+            f"{listed(paths)}: the names say {' and '.join(sorted(present))} data, and the "
             "channel has no other files to train on.",
             "Rename what is training data, or give it in this channel.",
         )
     if unnamed and own is None:
-        notes.append(f"{_listed(unnamed)} is not used: neither it nor its channel names a split.")
+        notes.append(f"{listed(unnamed)} is not used: neither it nor its channel names a split.")
     elif unnamed and own in present and own == TRAIN:
-        notes.append(f"{_listed(unnamed)} is not used: other files are named after {own} data.")
+        notes.append(f"{listed(unnamed)} is not used: other files are named after {own} data.")
     elif unnamed and own is not None:
         files.setdefault(own, []).extend(unnamed)
     guessed = own == TRAIN and bool(unnamed) and bool(present) and TRAIN not in present
     return Assigned(files=files, notes=notes, guessed=guessed)
-
-
-def _listed(paths: Collection[PurePath]) -> str:
-    names = [str(path) for path in paths]
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return ", ".join(names[:_MOST_LISTED]) + more
 
 
 def _named_parts(root: Path, path: Path) -> list[tuple[int, str]]:
