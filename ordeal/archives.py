@@ -110,7 +110,8 @@ def run(trial: Trial) -> None:
     def model(archive: Path, folder: Path) -> Path:
         model_channel.tempfile.tempdir = str(folder)
         try:
-            return model_channel._extract(archive)
+            model_channel.model_folder({"model": archive.parent})
+            return next(folder.iterdir())
         except ModelError as error:
             trial.check(WORDS, not list(folder.iterdir()), f"left: {list(folder.iterdir())}")
             raise Refused(str(error)) from error

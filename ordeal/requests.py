@@ -77,8 +77,9 @@ def _raw(trial: Trial, server: Server, mark: Path, count: int) -> None:
                 return
             request, framed = hostile.request()
             status, body = _exchange(server.port, request, framed)
-            codes = (b"overloaded", b"deadline_exceeded", b"not_implemented")
-            planned = status < 500 or any(code in body for code in codes)
+            codes = {501: b"not_implemented", 503: b"overloaded", 504: b"deadline_exceeded"}
+            told = request.startswith(b"HEAD ") or codes.get(status, b"no such code") in body
+            planned = status < 500 or (status in codes and told)
             with lock:
                 answers[str(status)] += 1
                 detail = (
