@@ -36,7 +36,7 @@ from recipe.models import cpu_kernels, flat_attention
 from recipe.runtime import ddp_hook
 from recipe.runtime.device import everyones
 from recipe.storage import checkpoints
-from recipe.tasks.base import Batches, Objective, Writing
+from recipe.tasks.base import Objective, Writing
 from recipe.training import graph_extraction as trial
 from recipe.training import job_identity, worlds
 from recipe.training.resuming import Resumable, fingerprint
@@ -105,30 +105,17 @@ def layouts(
         for samples in evaluations.values()
         for rows in plan.in_order(samples.lengths, evaluation_size, packs)
     ]
-    made = [
-        objective.layout(model, packs, size, pad_id, given)
-        for size, given in ((training.size, drawn), (evaluation_size, evaluated))
-    ]
+    layout = objective.layout(model, packs, training.size, pad_id, drawn)
+    evaluation = objective.layout(model, packs, evaluation_size, pad_id, evaluated)
     objective.prepare(model, packs)
-    _describe(model, packing, training.size, drawn, made[0], made[1])
-    return made[0], made[1]
-
-
-def _describe(
-    model: PreTrainedModel,
-    packing: bool | None,
-    size: int,
-    drawn: Batches,
-    layout: Layout,
-    evaluation: Layout,
-) -> None:
     places = sum(layout.places(samples, rows) for samples, rows in drawn if len(rows))
     real = sum(int(samples.lengths[rows].sum()) for samples, rows in drawn) / places
     why = f" ({model.config.model_type} cannot be packed)" if packing is None else ""
     say(
-        f"batches: {size} texts {layout.describe()}{'' if layout.balanced else why}, "
+        f"batches: {training.size} texts {layout.describe()}{'' if layout.balanced else why}, "
         f"{real:.1%} of them real; evaluation {evaluation.describe()}"
     )
+    return layout, evaluation
 
 
 def build(
@@ -159,7 +146,10 @@ def build(
     )
     pad_id: Any = getattr(tokenizer, "pad_token_id", None)
     if hyperparameters.packing is not False and objective.packs(model):
-        why_not = flat_attention.why_not(model.config, args.device, _attention_dtype(model, args))
+        dtype = torch.float16 if args.fp16 else model.dtype
+        why_not = flat_attention.why_not(
+            model.config, args.device, torch.bfloat16 if args.bf16 else dtype
+        )
         if why_not is None:
             flat_attention.use(model)
         elif args.device.type == "cuda":
@@ -192,12 +182,6 @@ def build(
         processing_class=tokenizer,
         compute_metrics=objective.metrics(),
     )
-
-
-def _attention_dtype(model: PreTrainedModel, args: TrainingArguments) -> torch.dtype:
-    if args.bf16:
-        return torch.bfloat16
-    return torch.float16 if args.fp16 else model.dtype
 
 
 class Engine(Resumable):
@@ -300,26 +284,24 @@ class Engine(Resumable):
     ) -> Any:
         """This batch's part of the mean over the step: over its samples, each with its weight.
 
+        The batch's losses are noted, and looked at: at once, or on an accelerator not on each step.
+
         DDP takes the mean of the processes' gradients, and the Trainer that of their losses for
         its log: hence the factor. A process with fewer samples weighs less.
         """
         outputs, each, real = self._losses(model, inputs)
-        self._watch(each, inputs["rows"])
+        # Before this step's own, which a lazy device has not computed yet.
+        if len(self._watched) >= _WATCHED:
+            self._see_to_numbers()
+        self._watched.append((self.state.global_step + 1, each.detach().sum(), inputs["rows"]))
+        if each.device.type == "cpu":
+            self._see_to_numbers()
         if self._class_weights is not None:
             each = each * self._class_weights[inputs["labels"]]
         loss = (each * real).sum() * (self._training.world.processes / inputs["total"][0])
         if not hasattr(Trainer, "loss_is_scaled_for_ga"):  # transformers 4: it always divides
             loss = loss * self.current_gradient_accumulation_steps
         return (loss, outputs) if return_outputs else loss
-
-    def _watch(self, each: Tensor, rows: Tensor) -> None:
-        """Note a batch's losses; look at them at once, or on an accelerator not on each step."""
-        # Before this step's own, which a lazy device has not computed yet.
-        if len(self._watched) >= _WATCHED:
-            self._see_to_numbers()
-        self._watched.append((self.state.global_step + 1, each.detach().sum(), rows))
-        if each.device.type == "cpu":
-            self._see_to_numbers()
 
     def _see_to_numbers(self) -> None:
         """Stop where a loss is no number.
@@ -330,7 +312,13 @@ class Engine(Resumable):
         watched = [] if trial.is_on(os.environ) else self._watched
         for step, total, rows in watched:
             if not math.isfinite(total.item()):
-                raise _diverged(step, rows, self.args.output_dir)
+                real = [row for row in rows.tolist() if row >= 0]
+                raise DivergedError(
+                    f"The loss of step {step} is no number. Its batch has the rows "
+                    f"{', '.join(map(str, real))} of the training data, counted from 0.",
+                    "Lower learning_rate, or look at these rows. The checkpoints in "
+                    f"{self.args.output_dir} are from before.",
+                )
         self._watched.clear()
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -356,18 +344,25 @@ class Engine(Resumable):
     ) -> EvalLoopOutput:
         """Logits, labels and metrics of all samples, each once and in the order of the data."""
         samples: Samples = dataloader
-        model = self._ready_to_evaluate()
+        prepared: Any = self.model_wrapped
+        if not self.accelerator._models:  # it was never trained: this puts it on its device
+            prepared = self.accelerator.prepare_model(self.model, evaluation_mode=True)
+        bare: Any = self.model
+        bare.eval()
+        # As it is trained where it is compiled: computed one by one, each operation would be a
+        # program of its own to TorchNeuron.
+        model = prepared if self.args.torch_compile else bare
         size, world = self.args.eval_batch_size, self._training.world
-        found = []
+        answered = []
         for batch in batches.evaluation_batches(samples, self._eval_layout, size, world):
             inputs = self._prepare_inputs(batch)
             with self.compute_loss_context_manager():
                 outputs, each, _ = self._losses(model, inputs)
-            found.append((batch["rows"], outputs.logits.float(), each))
+            answered.append((batch["rows"], outputs.logits.float(), each))
             self.control = self.callback_handler.on_prediction_step(
                 self.args, self.state, self.control
             )
-        logits, each = _gathered(found, len(samples))
+        logits, each = _gathered(answered, len(samples))
         weight = samples.weight(np.arange(len(samples)))
         scores = {"loss": float(each.sum(dtype=np.float64) / weight)}
         if self.compute_metrics is not None:
@@ -380,19 +375,6 @@ class Engine(Resumable):
         return EvalLoopOutput(
             predictions=logits, label_ids=samples.labels, metrics=metrics, num_samples=len(samples)
         )
-
-    def _ready_to_evaluate(self) -> Any:
-        """The model in evaluation mode, on its device; prepared here where it was never trained.
-
-        As it is trained where it is compiled: computed one by one, each operation would be a
-        program of its own to TorchNeuron.
-        """
-        prepared: Any = self.model_wrapped
-        if not self.accelerator._models:
-            prepared = self.accelerator.prepare_model(self.model, evaluation_mode=True)
-        model: Any = self.model
-        model.eval()
-        return prepared if self.args.torch_compile else model
 
 
 def _job(
@@ -425,23 +407,14 @@ def _job(
     }
 
 
-def _diverged(step: int, rows: Tensor, folder: str | None) -> DivergedError:
-    real = [row for row in rows.tolist() if row >= 0]
-    return DivergedError(
-        f"The loss of step {step} is no number. Its batch has the rows "
-        f"{', '.join(map(str, real))} of the training data, counted from 0.",
-        f"Lower learning_rate, or look at these rows. The checkpoints in {folder} are from before.",
-    )
-
-
-def _gathered(found: list[tuple[Tensor, Tensor, Tensor]], count: int) -> tuple[Any, Any]:
+def _gathered(answered: list[tuple[Tensor, Tensor, Tensor]], count: int) -> tuple[Any, Any]:
     """Logits [samples, ...] and losses [samples] of all processes, in the order of the data.
 
     Args:
-        found: Rows, logits and losses of each batch, on the device: brought over at the end.
+        answered: Rows, logits and losses of each batch, on the device: brought over at the end.
     """
     # On the device, each number of batches would be a shape of its own.
-    parts = [torch.cat([each.cpu() for each in part]) for part in zip(*found, strict=True)]
+    parts = [torch.cat([each.cpu() for each in part]) for part in zip(*answered, strict=True)]
     logits = np.empty((count, *parts[1].shape[1:]), dtype=np.float32)
     losses_ = np.empty(count, dtype=np.float32)
     for rows, its_logits, its_losses in everyones(parts):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
 from typing import Any
 
 from transformers import TrainingArguments
@@ -79,7 +78,13 @@ def decisive(hyperparameters: Hyperparameters, args: TrainingArguments) -> dict[
         and item.name not in OF_THE_TRAINER
         and getattr(hyperparameters, item.name) != item.default
     }
-    usual = {**_defaults(), "warmup_steps": None, "bf16": None}
+    usual = {
+        item.name: item.default
+        if item.default_factory is dataclasses.MISSING
+        else item.default_factory()
+        for item in dataclasses.fields(TrainingArguments)
+    }
+    usual |= {"warmup_steps": None, "bf16": None}
     trainers = {
         item.name: getattr(args, item.name)
         for item in dataclasses.fields(TrainingArguments)
@@ -89,15 +94,6 @@ def decisive(hyperparameters: Hyperparameters, args: TrainingArguments) -> dict[
     if hyperparameters.task == CLASSIFICATION:
         del both["task"]  # it was the default, and jobs that began so go on
     return {name: _plain(value) for name, value in both.items() if name not in elsewhere}
-
-
-def _defaults() -> Mapping[str, Any]:
-    return {
-        item.name: item.default
-        if item.default_factory is dataclasses.MISSING
-        else item.default_factory()
-        for item in dataclasses.fields(TrainingArguments)
-    }
 
 
 def _plain(value: object) -> object:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from recipe import hyperparameters as arguments
 from recipe import task_table
@@ -38,7 +38,13 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
     what = "hyperparameters"
     try:
         hyperparameters = arguments.parse(argv, places)
-        _see_to_combinations(hyperparameters, places)
+        passed = hyperparameters.passed
+        # Of one process: several would have to form a group, which the values do not depend on.
+        chosen = device.choose(
+            {}, hyperparameters.bf16, passed.get("use_cpu", False), passed.get("fp16", False)
+        )
+        # Raises where the Trainer would refuse them together.
+        run.training_arguments(hyperparameters, places, chosen, Distribution())
         yield Finding(level=OK, what=what, detail="every name and value is known")
         for line in hyperparameters.notes:
             yield Finding(level=OK, what=what, detail=line)
@@ -59,7 +65,9 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         yield Finding(level=OK, what=what, detail=detail)
         what = "lengths"
         longest = task.longest(model, tokenizer)
-        lengths = _lengths(task, tokenizer, hyperparameters.seed)
+        rows = len(task.train)
+        drawn = random.Random(hyperparameters.seed).sample(range(rows), min(_SAMPLE_ROWS, rows))
+        lengths = sorted(task.lengths(tokenizer, sorted(drawn)))
         if lengths:
             yield from _length_findings(lengths, longest, hyperparameters)
     except RecipeError as error:
@@ -71,26 +79,10 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         yield _memory(model, lengths, longest, hyperparameters, processes)
 
 
-def _see_to_combinations(hyperparameters: Hyperparameters, places: Places) -> None:
-    """Raises HyperparameterError where the Trainer would refuse them together."""
-    passed = hyperparameters.passed
-    # Of one process: several would have to form a group, which the values do not depend on.
-    chosen = device.choose(
-        {}, hyperparameters.bf16, passed.get("use_cpu", False), passed.get("fp16", False)
-    )
-    run.training_arguments(hyperparameters, places, chosen, Distribution())
-
-
-def _lengths(task: Task, tokenizer: PreTrainedTokenizerBase, seed: int) -> list[int]:
-    """Tokens of each of a sample of the training texts, uncut, sorted."""
-    rows = len(task.train)
-    chosen = random.Random(seed).sample(range(rows), min(_SAMPLE_ROWS, rows))
-    return sorted(task.lengths(tokenizer, sorted(chosen)))
-
-
 def _length_findings(
     lengths: list[int], longest: int, hyperparameters: Hyperparameters
 ) -> Iterator[Finding]:
+    """Of `lengths`, the tokens of each of a sample of the training texts, uncut, sorted."""
     at = {
         share: lengths[min(len(lengths) - 1, int(share * len(lengths)))]
         for share in (0.5, 0.9, 0.99)
@@ -107,19 +99,14 @@ def _length_findings(
     kept = [min(length, longest) for length in lengths]
     size = hyperparameters.per_device_train_batch_size
     to_longest = 1 - sum(kept) / (len(kept) * longest)
-    to_batch = _padding(kept, size, hyperparameters.seed)
+    shuffled = random.Random(hyperparameters.seed).sample(kept, len(kept))
+    batches = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
+    to_batch = 1 - sum(kept) / sum(len(batch) * max(batch) for batch in batches)
     detail = (
         f"{to_longest:.0%} if every text were padded to {longest} tokens, {to_batch:.0%} in batches"
     )
     detail += f" of {size} padded to their longest"
     yield Finding(level=OK, what="padding", detail=detail)
-
-
-def _padding(lengths: list[int], size: int, seed: int) -> float:
-    """The share of padding in random batches, each padded to its longest text."""
-    shuffled = random.Random(seed).sample(lengths, len(lengths))
-    batches = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
-    return 1 - sum(lengths) / sum(len(batch) * max(batch) for batch in batches)
 
 
 def _steps(rows: int, hyperparameters: Hyperparameters, processes: int) -> Finding:
@@ -149,7 +136,12 @@ def _memory(
     per_token = layers * (_KEPT_PER_TOKEN * hidden + 5 * heads * tokens)
     needed = model.num_parameters() * _BYTES_PER_PARAMETER + batch * tokens * per_token
     needed += model.num_parameters(only_trainable=True) * _BYTES_PER_TRAINED_PARAMETER
-    there, name = _device_memory(processes)
+    there, name = 0, "an unknown device"
+    if torch.cuda.is_available():
+        there, name = torch.cuda.get_device_properties(0).total_memory, "the GPU"
+    elif (available := memory.available()) is not None:
+        there = available // processes
+        name = "this host or its container, shared by its processes,"
     detail = (
         f"about {needed / 1e9:.1f} GB for each process (an estimate, for a batch of the longest"
         f" texts); {name} has {there / 1e9:.1f} GB"
@@ -158,12 +150,3 @@ def _memory(
         return Finding(level=OK, what="memory", detail=detail)
     remedy = "; lower the batch size or max_length"
     return Finding(level=WARNING, what="memory", detail=detail + remedy)
-
-
-def _device_memory(processes: int) -> tuple[int, str]:
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_properties(0).total_memory, "the GPU"
-    there = memory.available()
-    if there is None:
-        return 0, "an unknown device"
-    return there // processes, "this host or its container, shared by its processes,"

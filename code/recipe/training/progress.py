@@ -97,14 +97,10 @@ class ProgressLines(TrainerCallback):
         self._said = now
         per_second = (state.global_step - self._first_step) / (now - self._started)
         texts = per_second * args.train_batch_size * args.gradient_accumulation_steps
-        left = (state.max_steps - state.global_step) / per_second
+        minutes, seconds = divmod(round((state.max_steps - state.global_step) / per_second), 60)
+        left = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
         say(
             f"step {state.global_step} of {state.max_steps} "
             f"({100 * state.global_step / state.max_steps:.0f} %), "
-            f"{texts * args.world_size:.1f} texts/s, about {_duration(left)} left"
+            f"{texts * args.world_size:.1f} texts/s, about {left} left"
         )
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,9 @@ class Resumable(XlaTrainer):
         self, *, args: TrainingArguments, save_minutes: float | None = None, **others: Any
     ) -> None:
         self._saves = args.save_strategy != SaveStrategy.NO
+        self._folder = Path(str(args.output_dir))
         if self._saves:
-            checkpoints.check_writable(Path(str(args.output_dir)))
+            checkpoints.check_writable(self._folder)
         super().__init__(args=args, **others)
         self._interruptions = Interruptions(save_minutes if self._saves else None)
         self.add_callback(self._interruptions)
@@ -65,10 +66,6 @@ class Resumable(XlaTrainer):
         self._said_that_it_waits = False
         self._resumed_job: Mapping[str, Any] = {}
         self.add_callback(_DueEvaluation(self))
-
-    @property
-    def _folder(self) -> Path:
-        return Path(str(self.args.output_dir))
 
     def run(self) -> dict[str, float]:
         """Train, from the start or from the newest checkpoint, and give the Trainer's metrics.
@@ -82,8 +79,20 @@ class Resumable(XlaTrainer):
         if found is not None:
             say(f"resuming from {found.path}")
             self._resumed_job = found.job
-            for line in self._what_holds(found):
-                say(line)
+            was, now = (job.get(checkpoints.CUT) or {} for job in (found.job, self.job))
+            # What is not as it would be without the interruption.
+            if was != now:
+                say(
+                    f"a step's {self.job[checkpoints.SAMPLES]} texts are cut into "
+                    f"{worlds.shown(now)}, before into {worlds.shown(was)}: each step has the same "
+                    "texts, its sums are rounded otherwise, and dropout is drawn anew"
+                )
+            elif self.args.device.type == "cuda" and not self.args.full_determinism:
+                say(
+                    "on this device some sums are made in no fixed order: the resumed training has "
+                    "the same texts and random numbers, and its last digits may differ "
+                    "(full_determinism=True takes kernels that repeat)"
+                )
             self.before = TrainerState.load_from_json(str(found.path / _STATE))
         if found is not None and found.finished and not self.is_fsdp_enabled:
             self._take_over(found)
@@ -100,22 +109,6 @@ class Resumable(XlaTrainer):
         if self._interruptions.cut_short:
             self._leave()
         return trained.metrics
-
-    def _what_holds(self, found: Checkpoint) -> Iterator[str]:
-        """What is not as it would be without the interruption."""
-        was, now = (job.get(checkpoints.CUT) or {} for job in (found.job, self.job))
-        if was != now:
-            yield (
-                f"a step's {self.job[checkpoints.SAMPLES]} texts are cut into "
-                f"{worlds.shown(now)}, before into {worlds.shown(was)}: each step has the same "
-                "texts, its sums are rounded otherwise, and dropout is drawn anew"
-            )
-        elif self.args.device.type == "cuda" and not self.args.full_determinism:
-            yield (
-                "on this device some sums are made in no fixed order: the resumed training has the "
-                "same texts and random numbers, and its last digits may differ "
-                "(full_determinism=True takes kernels that repeat)"
-            )
 
     def _leave(self) -> None:
         self._writer.wait()
@@ -305,28 +298,26 @@ class Resumable(XlaTrainer):
         )
 
     def _found(self) -> Checkpoint | None:
-        """The checkpoint to resume from, the same for all processes."""
-        found: Checkpoint | CheckpointError | None = None
+        """The checkpoint to resume from, as the first process finds it, for all of them."""
+        found: Checkpoint | None = None
+        refused: CheckpointError | None = None
+        asked = str(self.args.resume_from_checkpoint or "True")
         if self.is_world_process_zero():
             try:
-                found = self._find()
+                checkpoints.clean(self._folder)
+                if asked.lower() in ("false", "0"):
+                    checkpoints.set_aside(self._folder)
+                elif asked.lower() in ("true", "1"):
+                    found = checkpoints.newest(self._folder)
+                else:
+                    found = checkpoints.read(Path(asked))
+                if found is not None:
+                    checkpoints.check_same(found, self.job)
             except CheckpointError as error:
-                found = error
-        found = everyones(found)[0]
-        if isinstance(found, CheckpointError):
-            raise found
-        return found
-
-    def _find(self) -> Checkpoint | None:
-        asked = str(self.args.resume_from_checkpoint or "True")
-        checkpoints.clean(self._folder)
-        if asked.lower() in ("false", "0"):
-            checkpoints.set_aside(self._folder)
-            return None
-        is_path = asked.lower() not in ("true", "1")
-        found = checkpoints.read(Path(asked)) if is_path else checkpoints.newest(self._folder)
-        if found is not None:
-            checkpoints.check_same(found, self.job)
+                refused = error
+        found, refused = everyones((found, refused))[0]
+        if refused is not None:
+            raise refused
         return found
 
     def _take_over(self, found: Checkpoint) -> None:

@@ -8,7 +8,6 @@ import math
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import datasets
@@ -20,7 +19,6 @@ from transformers import (
     PreTrainedTokenizerBase,
     PrinterCallback,
     ProgressCallback,
-    Trainer,
     TrainingArguments,
     set_seed,
 )
@@ -72,7 +70,13 @@ def run(
         hyperparameters = graph_extraction.without_saving(hyperparameters)
     for line in hyperparameters.notes:
         say(line)
-    _check_places(places)
+    if is_first_process():  # what is made at the end is seen to at the start
+        remedy = "Mount it so that it can be, or name another folder in the variable {}."
+        for what, folder, variable in (
+            ("The model's folder", places.model_dir, "SM_MODEL_DIR"),
+            ("The output's folder", places.output_data_dir, "SM_OUTPUT_DATA_DIR"),
+        ):
+            atomic.check_writable(what, folder, remedy.format(variable))
     hyperparameters, why = detection.find(hyperparameters, places.channels)
     say(f"task: {why}")
     chosen, arguments = _set_up(hyperparameters, places, environ)
@@ -95,19 +99,17 @@ def run(
             device=chosen.describe(),
             metrics=metrics,
         )
-        if hyperparameters.trains:
-            _write_folder(made.task, made.trainer, weights, made.tokenizer, places, facts)
-        _write_metrics(facts, places)
+        _write(made, weights, facts, places)
         watch.lap("saving")
         hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
         show = functools.partial(made.task.sections, made.trainer, made.samples)
-        folder = places.output_data_dir
+        output = places.output_data_dir
         if hyperparameters.predicts and isinstance(made.task, Answering):
             predictions = made.task.answers(made.trainer)
             assert predictions is not None  # _train has evaluated
-            answers.write(predictions, folder, _REMEDY)
+            answers.write(predictions, output, _REMEDY)
         if hyperparameters.trains:
-            report.of_run(made.trainer, facts, show, made.max_length, watch.seconds, hosts, folder)
+            report.of_run(made.trainer, facts, show, made.max_length, watch.seconds, hosts, output)
     if chosen.kind == "xla":
         say("torch-xla compiled {} graphs in {:.0f} s".format(*xla.compiled()))
     device.leave_world()
@@ -151,8 +153,9 @@ def _make(
     with arguments.main_process_first(desc="model"):
         model, tokenizer = task.load(source)
     max_length = task.longest(model, tokenizer)
+    parameters = sum(weight.numel() for weight in model.parameters())
     cut = f", texts cut at {max_length} tokens" if max_length else ""
-    say(f"model: {source.name}, {_size(model)} parameters{cut}")
+    say(f"model: {source.name}, {parameters / 1e6:.1f} M parameters{cut}")
     watch.lap("model")
     with arguments.main_process_first(desc="tokens"):
         samples: Mapping[str, Samples] = task.samples(tokenizer, max_length)
@@ -173,32 +176,9 @@ def _make(
     )
 
 
-def _check_places(places: Places) -> None:
-    """See at the start that what is made at the end can be written."""
-    remedy = "Mount it so that it can be, or name another folder in the variable {}."
-    if is_first_process():
-        for what, folder, variable in (
-            ("The model's folder", places.model_dir, "SM_MODEL_DIR"),
-            ("The output's folder", places.output_data_dir, "SM_OUTPUT_DATA_DIR"),
-        ):
-            atomic.check_writable(what, folder, remedy.format(variable))
-
-
 def _set_up(
     hyperparameters: Hyperparameters, places: Places, environ: Mapping[str, str]
 ) -> tuple[Device, TrainingArguments]:
-    chosen = _set_up_device(hyperparameters, environ)
-    tracking.set_places(places)
-    shared = distribution.choose(hyperparameters, chosen, environ)
-    arguments = training_arguments(hyperparameters, places, chosen, shared)
-    if not graph_extraction.is_on(environ):
-        device.check_world(arguments.device, chosen.processes)
-    for line in (chosen.describe(), *shared.said):
-        say(line)
-    return chosen, arguments
-
-
-def _set_up_device(hyperparameters: Hyperparameters, environ: Mapping[str, str]) -> Device:
     if not has_terminal() or not is_first_process():
         datasets.disable_progress_bars()
     quieten()
@@ -216,7 +196,14 @@ def _set_up_device(hyperparameters: Hyperparameters, environ: Mapping[str, str])
     set_seed(hyperparameters.seed)  # before the model, whose head is drawn at random
     if chosen.kind == "xla":
         xla.join(environ)
-    return chosen
+    tracking.set_places(places)
+    shared = distribution.choose(hyperparameters, chosen, environ)
+    arguments = training_arguments(hyperparameters, places, chosen, shared)
+    if not graph_extraction.is_on(environ):
+        device.check_world(arguments.device, chosen.processes)
+    for line in (chosen.describe(), *shared.said):
+        say(line)
+    return chosen, arguments
 
 
 def training_arguments(
@@ -231,6 +218,14 @@ def training_arguments(
     # The Trainer makes the folder even where it saves nothing.
     unused = tempfile.gettempdir() if hyperparameters.passed.get("save_strategy") == "no" else None
     kind = device.kind_of(chosen.kind)
+    steps = hyperparameters.warmup_steps
+    is_share = steps < 1 and steps != 0
+    # Transformers 4 takes a share of all steps by another name.
+    is_older = transformers.__version__.startswith("4.")
+    warmup = "warmup_ratio" if is_share and is_older else "warmup_steps"
+    # None leaves it to the Trainer, which knows losses only.
+    metric = str(hyperparameters.passed.get("metric_for_best_model"))
+    is_greater_better = False if metric.endswith(("perplexity", "mse")) else None
     values: dict[str, Any] = {
         "output_dir": hyperparameters.output_dir or unused or str(places.checkpoints),
         "num_train_epochs": hyperparameters.num_train_epochs,
@@ -238,7 +233,7 @@ def training_arguments(
         "per_device_train_batch_size": hyperparameters.per_device_train_batch_size,
         "per_device_eval_batch_size": hyperparameters.per_device_eval_batch_size,
         "learning_rate": hyperparameters.learning_rate,
-        **_warmup(hyperparameters.warmup_steps),
+        warmup: steps if is_share else int(steps),
         "weight_decay": hyperparameters.weight_decay,
         "seed": hyperparameters.seed,
         "save_total_limit": hyperparameters.save_total_limit,
@@ -258,7 +253,7 @@ def training_arguments(
         "restore_callback_states_from_checkpoint": True,
         "logging_steps": 0.05,
         "load_best_model_at_end": hyperparameters.early_stopping_patience is not None,
-        "greater_is_better": _is_greater_better(hyperparameters.passed),
+        "greater_is_better": is_greater_better,
         "disable_tqdm": not has_terminal(),
         **shared.arguments,
         **hyperparameters.passed,
@@ -268,24 +263,6 @@ def training_arguments(
         return TrainingArguments(**values)
     except ValueError as error:
         raise HyperparameterError(f"The hyperparameters do not fit together: {error}") from error
-
-
-def _is_greater_better(passed: Mapping[str, Any]) -> bool | None:
-    """Of metric_for_best_model; None leaves it to the Trainer, which knows losses only."""
-    metric = str(passed.get("metric_for_best_model"))
-    return False if metric.endswith(("perplexity", "mse")) else None
-
-
-def _warmup(steps: float) -> dict[str, Any]:
-    """Transformers 4 takes a share of all steps by another name."""
-    if steps >= 1 or steps == 0:
-        return {"warmup_steps": int(steps)}
-    is_older = transformers.__version__.startswith("4.")
-    return {"warmup_ratio" if is_older else "warmup_steps": steps}
-
-
-def _size(model: PreTrainedModel) -> str:
-    return f"{sum(weight.numel() for weight in model.parameters()) / 1e6:.1f} M"
 
 
 def _trainer(
@@ -319,7 +296,12 @@ def _train(
 ) -> dict[str, float]:
     """Train, and evaluate; every process takes part, and gets the same metrics."""
     metrics = trainer.run() if hyperparameters.trains else {}
-    done = _last_evaluation(trainer) if hyperparameters.trains else None
+    done: dict[str, float] = {}
+    if hyperparameters.trains and not trainer.args.load_best_model_at_end:
+        # The evaluation of the final weights, if the last epoch ended with one.
+        at_end = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+        if at_end and at_end[-1]["step"] == trainer.state.global_step:
+            done = {key: value for key, value in at_end[-1].items() if key.startswith("eval_")}
     if hyperparameters.predicts and test is None:
         metrics |= trainer.evaluate()  # whose answers are what is predicted
     elif hyperparameters.evaluates:
@@ -330,54 +312,27 @@ def _train(
     return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
 
 
-def _last_evaluation(trainer: Trainer) -> dict[str, float] | None:
-    """The evaluation of the final weights, if the last epoch ended with one."""
-    if trainer.args.load_best_model_at_end:
-        return None
-    at_end = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-    if not at_end or at_end[-1]["step"] != trainer.state.global_step:
-        return None
-    return {key: value for key, value in at_end[-1].items() if key.startswith("eval_")}
-
-
-def _write_folder(
-    task: Task,
-    trainer: Trainer,
-    weights: dict[str, Any] | None,
-    tokenizer: PreTrainedTokenizerBase,
-    places: Places,
-    facts: model_card.Facts,
+def _write(
+    made: _Made, weights: dict[str, Any] | None, facts: model_card.Facts, places: Places
 ) -> None:
-    model: Any = trainer.model
-    needed = sum(weight.nbytes for weight in model.parameters())
-    with atomic.results("The model", places.model_dir, needed, _REMEDY) as folder:
-        _write_model(task, trainer, weights, tokenizer, facts.hyperparameters, folder)
-        (folder / "README.md").write_text(model_card.write(facts), encoding="utf-8")
-    say(f"model written to {places.model_dir}")
-
-
-def _write_metrics(facts: model_card.Facts, places: Places) -> None:
+    """Write the model, if it was trained, and metrics.json."""
+    if facts.hyperparameters.trains:
+        trained: Any = made.trainer.model
+        needed = sum(weight.nbytes for weight in trained.parameters())
+        with atomic.results("The model", places.model_dir, needed, _REMEDY) as folder:
+            model = made.trainer.accelerator.unwrap_model(trained)
+            if xla.in_use():
+                model = xla.on_host(model)
+            if isinstance(made.task, Saving):
+                made.task.save(model, weights, folder)
+            else:
+                lora.save(model, weights, folder, facts.hyperparameters)
+                made.tokenizer.save_pretrained(folder)
+            checksums.write(folder)
+            (folder / "README.md").write_text(model_card.write(facts), encoding="utf-8")
+        say(f"model written to {places.model_dir}")
     metrics = json.dumps(dict(facts.metrics), indent=2) + "\n"
     output = places.output_data_dir
     with atomic.results("metrics.json", output, len(metrics), _REMEDY) as folder:
         (folder / "metrics.json").write_text(metrics)
     say(f"metrics written to {output}/metrics.json")
-
-
-def _write_model(
-    task: Task,
-    trainer: Trainer,
-    weights: dict[str, Any] | None,
-    tokenizer: PreTrainedTokenizerBase,
-    hyperparameters: Hyperparameters,
-    folder: Path,
-) -> None:
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    if xla.in_use():
-        model = xla.on_host(model)
-    if isinstance(task, Saving):
-        task.save(model, weights, folder)
-    else:
-        lora.save(model, weights, folder, hyperparameters)
-        tokenizer.save_pretrained(folder)
-    checksums.write(folder)

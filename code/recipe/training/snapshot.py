@@ -73,26 +73,22 @@ def load_weights(model: Any, folder: Path, reads: bool, shares: bool) -> None:
         shares: Whether the first process sends the weights to the others.
 
     Raises:
-        CheckpointError: the checkpoint has weights by other names.
+        CheckpointError: the checkpoint has no weights here, or weights by other names.
     """
     live, file = weights_of(model)
-    stored = _read(folder, file) if reads else None
+    try:
+        stored = load_file(folder / file) if reads else None
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"Checkpoint {folder} has no {file}: it is not on this host, or not of this recipe.",
+            "Give every host the folder of checkpoints, or resume_from_checkpoint=False.",
+        ) from error
     if stored is not None and (differing := sorted(stored.keys() ^ live.keys())):
         raise CheckpointError(
             f"Checkpoint {folder} is of another model: {len(differing)} names of weights differ, "
             f"the first is {differing[0]}."
         )
     sharded.fill(live, stored, shares)
-
-
-def _read(folder: Path, file: str) -> dict[str, Tensor]:
-    try:
-        return load_file(folder / file)
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"Checkpoint {folder} has no {file}: it is not on this host, or not of this recipe.",
-            "Give every host the folder of checkpoints, or resume_from_checkpoint=False.",
-        ) from error
 
 
 def load_optimizer(optimizer: Any, folder: Path) -> None:

@@ -39,14 +39,12 @@ def names(asked: str | None) -> list[str]:
 def set_places(places: Places) -> None:
     """Where TensorBoard and MLflow write where nothing else is set; what is set stays."""
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(places.tensorboard))
-    os.environ.setdefault("MLFLOW_TRACKING_URI", _in(places))
+    os.environ.setdefault(
+        "MLFLOW_TRACKING_URI", (places.output_data_dir / MLFLOW).absolute().as_uri()
+    )
     # MLflow 3 wants to be asked for a folder, its only store that needs no other package.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-
-
-def _in(places: Places) -> str:
-    return (places.output_data_dir / MLFLOW).absolute().as_uri()
 
 
 @contextlib.contextmanager
