@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
+from recipe.models import lora
+
 ATTENTION = "cpu_packed"
 """What `config._attn_implementation` says of a model with the attention below."""
 _LEVELS = 1 << 16
@@ -45,8 +47,7 @@ def lighten(model: nn.Module, attention: bool) -> None:
         for name, child in list(parent.named_children()):
             if type(child) is nn.Dropout:
                 setattr(parent, name, Dropout(child.p).train(child.training))
-    outer: Any = model
-    inner = outer.get_base_model() if hasattr(outer, "get_base_model") else outer
+    inner = lora.bare(model)
     if attention and getattr(inner, "_supports_attention_backend", False):
         AttentionInterface.register(ATTENTION, attend)
         AttentionMaskInterface.register(ATTENTION, eager_mask)

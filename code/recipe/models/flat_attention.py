@@ -22,6 +22,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from recipe.models import lora
+
 ATTENTION = "flat"
 """What `config._attn_implementation` says of a model that takes flat batches."""
 _LOWEST_CAPABILITY = (8, 0)
@@ -56,13 +58,21 @@ def use(model: Any) -> None:
     """Let `model` take flat batches beside those that it always took."""
     AttentionInterface.register(ATTENTION, attend)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = lora.bare(model)
     inner.set_attn_implementation(ATTENTION)
 
 
 def is_used(config: Any) -> bool:
     """Whether a model with this configuration takes flat batches."""
     return bool(config._attn_implementation == ATTENTION)
+
+
+def as_taken(mask: Tensor, config: Any) -> Tensor:
+    """A mask of what is attended to as a model takes it: boolean for scaled dot product attention,
+    added to the scores for all others."""
+    if config._attn_implementation in ("sdpa", ATTENTION):
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo().min)
 
 
 def inputs_of(starts: Tensor, longest: int) -> dict[str, Any]:

@@ -58,36 +58,29 @@ def find(asked: str | None, channels: Mapping[str, Path]) -> Source:
             )
         return Source(name=str(folder), is_local=True)
     if asked in channels:
-        return _of_channel(asked, channels)
+        folder = model_folder(channels, asked)
+        if folder is None:
+            raise ModelError(
+                f"Channel {asked} ({channels[asked]}) holds no model: there is no config.json in "
+                "it.",
+                "Put the model's files, or model.tar.gz, there.",
+            )
+        return Source(name=str(folder), is_local=True)
     path = Path(asked).expanduser()
     if path.is_dir():
-        return _of_folder(path)
+        # Of sentence-transformers' folders, older ones have the encoder's in a folder below.
+        if not any((path / name).is_file() for name in ("config.json", "modules.json")):
+            raise ModelError(
+                f"model_name_or_path has value {str(path)!r}, a folder without config.json.",
+                "Give the folder that holds config.json, the weights and the tokenizer.",
+            )
+        return Source(name=str(path), is_local=True)
     if not _HUB_NAME.fullmatch(asked):
         raise ModelError(
             f"model_name_or_path has value {asked!r}: there is no such folder.",
             near(asked, channels) or "Give a folder, a channel's name, or a name on the hub.",
         )
     return Source(name=asked, is_local=False)
-
-
-def _of_channel(name: str, channels: Mapping[str, Path]) -> Source:
-    folder = model_folder(channels, name)
-    if folder is None:
-        raise ModelError(
-            f"Channel {name} ({channels[name]}) holds no model: there is no config.json in it.",
-            "Put the model's files, or model.tar.gz, there.",
-        )
-    return Source(name=str(folder), is_local=True)
-
-
-def _of_folder(path: Path) -> Source:
-    # Of sentence-transformers' folders, older ones have the encoder's in a folder below.
-    if not any((path / name).is_file() for name in ("config.json", "modules.json")):
-        raise ModelError(
-            f"model_name_or_path has value {str(path)!r}, a folder without config.json.",
-            "Give the folder that holds config.json, the weights and the tokenizer.",
-        )
-    return Source(name=str(path), is_local=True)
 
 
 def load(
@@ -205,9 +198,22 @@ def read(
             tokenizer = reader.from_pretrained(source.name, **trusted)
             model, report = architecture.from_pretrained(source.name, **options)
         except Exception as error:
-            if not isinstance(error, UNLOADABLE) and _broken_connection(error) is None:
+            broken = _broken_connection(error)
+            if not isinstance(error, UNLOADABLE) and broken is None:
                 raise
-            raise _load_error(source, error) from error
+            if source.is_local:
+                raise ModelError(
+                    f"The model in {source.name} cannot be loaded: {why_unloadable(error)}",
+                    "The folder needs config.json, model.safetensors and the tokenizer's files.",
+                ) from error
+            advice = "Check the name" if broken is None else "Start the job again"
+            raise ModelError(
+                f"The model {source.name!r} cannot be loaded from the Hugging Face hub: "
+                f"{broken or why_unloadable(error)}",
+                f"{advice}. A job without network takes its model from a channel: put the model's "
+                "files in S3, give that prefix as the channel called model, and leave "
+                "model_name_or_path out.",
+            ) from error
     if reader is AutoTokenizer:
         _see_to_padding(source, model, tokenizer)
     return model, tokenizer, report
@@ -237,23 +243,6 @@ def _broken_connection(error: BaseException | None) -> BaseException | None:
     return error
 
 
-def _load_error(source: Source, error: Exception) -> ModelError:
-    reason = why_unloadable(error)
-    if source.is_local:
-        return ModelError(
-            f"The model in {source.name} cannot be loaded: {reason}",
-            "The folder needs config.json, model.safetensors and the tokenizer's files.",
-        )
-    broken = _broken_connection(error)
-    advice = "Check the name" if broken is None else "Start the job again"
-    return ModelError(
-        f"The model {source.name!r} cannot be loaded from the Hugging Face hub: {broken or reason}",
-        f"{advice}. A job without network takes its model from a channel: put the model's "
-        "files in S3, give that prefix as the channel called model, and leave "
-        "model_name_or_path out.",
-    )
-
-
 def longest_input(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -265,17 +254,13 @@ def longest_input(
     Raises:
         HyperparameterError: the model takes fewer tokens than asked for.
     """
-    limit = min(tokenizer.model_max_length, _positions(model))
+    positions: int = getattr(model.config, "max_position_embeddings", None) or _LONGEST
+    # RoBERTa's kind counts positions from the padding token's id + 1.
+    taken = model.config.pad_token_id + 1 if "roberta" in model.config.model_type else 0
+    limit = min(tokenizer.model_max_length, positions - taken)
     if asked is not None and asked > limit:
         raise HyperparameterError(
             f"Hyperparameter max_length has value {asked}, but the model takes {limit} tokens.",
             f"Give {limit} or less.",
         )
     return asked or min(limit, usual)
-
-
-def _positions(model: PreTrainedModel) -> int:
-    positions: int = getattr(model.config, "max_position_embeddings", None) or _LONGEST
-    # RoBERTa's kind counts positions from the padding token's id + 1.
-    taken = model.config.pad_token_id + 1 if "roberta" in model.config.model_type else 0
-    return positions - taken

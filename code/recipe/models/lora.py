@@ -17,6 +17,11 @@ ALL_LINEAR = "all-linear"
 _WITHOUT_POSITIONS = "QUESTION_ANS"
 
 
+def bare(model: Any) -> Any:
+    """The model inside its adapters; `model` itself where it has none."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def wrap(
     model: PreTrainedModel,
     hyperparameters: Hyperparameters,
@@ -41,6 +46,12 @@ def wrap(
 
     targets = hyperparameters.lora_target_modules
     named = [each.strip() for each in targets.split(",")]
+    head = [
+        name
+        for name, module in model.named_children()
+        if name != model.base_model_prefix and any(True for _ in module.parameters())
+    ]
+    in_full = sorted({*head, *(name.rpartition(".")[0] for name in new)})
     config = peft.LoraConfig(
         # peft's own model for it passes neither positions nor types of tokens on.
         task_type=None if task == _WITHOUT_POSITIONS else task,
@@ -48,7 +59,7 @@ def wrap(
         lora_alpha=hyperparameters.lora_alpha or 2 * hyperparameters.lora_r,
         lora_dropout=hyperparameters.lora_dropout,
         target_modules=ALL_LINEAR if targets == ALL_LINEAR else named,
-        modules_to_save=_in_full(model, new) if trains_head else None,
+        modules_to_save=in_full if trains_head else None,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
@@ -59,26 +70,6 @@ def wrap(
     return wrapped
 
 
-def _in_full(model: PreTrainedModel, new: Iterable[str]) -> list[str]:
-    """Modules that are trained as they are: the head, and what has random weights."""
-    head = [
-        name
-        for name, module in model.named_children()
-        if name != model.base_model_prefix and any(True for _ in module.parameters())
-    ]
-    return sorted({*head, *(name.rpartition(".")[0] for name in new)})
-
-
-def _fill(model: Any, weights: Mapping[str, Any]) -> None:
-    """Put whole weights in the place of shards, past FSDP, which would shard them again."""
-    for name, weight in weights.items():
-        path, _, last = name.rpartition(".")
-        module = model.get_submodule(path)
-        if last in module._parameters:
-            module._parameters[last] = torch.nn.Parameter(weight, requires_grad=False)
-    model.tie_weights()
-
-
 def whole(model: Any, weights: Mapping[str, Any] | None, hyperparameters: Hyperparameters) -> Any:
     """A trained model as it is saved: gathered, and merged unless its adapter is asked for.
 
@@ -86,7 +77,13 @@ def whole(model: Any, weights: Mapping[str, Any] | None, hyperparameters: Hyperp
         weights: Those of a model that is sharded, gathered; None where `model` has them itself.
     """
     if weights is not None:
-        _fill(model, weights)
+        # In the place of shards, past FSDP, which would shard them again.
+        for name, weight in weights.items():
+            path, _, last = name.rpartition(".")
+            module = model.get_submodule(path)
+            if last in module._parameters:
+                module._parameters[last] = torch.nn.Parameter(weight, requires_grad=False)
+        model.tie_weights()
     if hyperparameters.lora_r is not None and hyperparameters.lora_save == "merged":
         return model.merge_and_unload()
     return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -71,7 +71,7 @@ def take_masked(model: Any) -> None:
     Its answer to them has, in the place of logits, [samples, 2] in float32: the sum of the losses
     of a sample's masked tokens, and how many of these it would have said.
     """
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = lora.bare(model)
     family = packed_encoders.family_of(inner.config)
     usual = inner.forward
     forward = functools.partial(_forward, inner, family, usual)
@@ -85,20 +85,16 @@ def _forward(
     if places is None:
         return usual(*args, **inputs)
     targets, owners, answers = (inputs.pop(name) for name in ("targets", "owners", "answers"))
-    hidden, head = _states(model, family, usual, inputs)
+    segments = inputs.get("segments")
+    head: Callable[[Tensor], Tensor] = packed_decoders.as_it_is
+    if family is None:
+        hidden = usual(**inputs).logits
+    else:
+        head = functools.partial(family.masked, model)
+        if segments is None:
+            hidden = model.base_model(**inputs).last_hidden_state
+        else:
+            hidden = packed_encoders.states(model, family, inputs, segments)
     chosen = hidden.flatten(0, 1)[places]
     tokens = packed_decoders.of_tokens(chosen, head, targets, model.config.vocab_size)
     return MaskedLMOutput(logits=packed_decoders.sums_of(tokens, owners, answers))
-
-
-def _states(
-    model: Any, family: Family | None, usual: Callable[..., Any], inputs: Mapping[str, Any]
-) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """[rows, length, hidden], and what makes logits of some of them."""
-    if family is None:
-        return usual(**inputs).logits, lambda logits: logits
-    head = functools.partial(family.masked, model)
-    segments = inputs.get("segments")
-    if segments is not None:
-        return packed_encoders.states(model, family, inputs, segments), head
-    return model.base_model(**inputs).last_hidden_state, head

@@ -19,7 +19,7 @@ from transformers import PretrainedConfig
 from transformers.modeling_outputs import CausalLMOutput
 
 from recipe.batching.document_batches import NOT_LEARNED
-from recipe.models import flat_attention
+from recipe.models import flat_attention, lora
 
 DECODERS = (
     "gemma",
@@ -50,7 +50,7 @@ def take_documents(model: Any) -> None:
     Its answer to them has, in the place of logits, [documents, 2] in float32: the sum of the
     losses of a document's learned tokens, and how many of these the model would have said.
     """
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = lora.bare(model)
     usual = inner.forward
     # With the signature of before, by which generate() checks its arguments.
     inner.forward = functools.update_wrapper(functools.partial(_forward, inner, usual), usual)
@@ -65,13 +65,10 @@ def _forward(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -
         states, head = _states(model, inputs), model.get_output_embeddings()
     else:
         inner = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-        states, head = usual(**inner, use_cache=False).logits, _as_it_is
-    tokens = of_tokens(states.flatten(0, 1)[places], head, targets, _vocabulary(head, states))
+        states, head = usual(**inner, use_cache=False).logits, as_it_is
+    vocabulary = head.weight.shape[0] if hasattr(head, "weight") else states.shape[-1]
+    tokens = of_tokens(states.flatten(0, 1)[places], head, targets, int(vocabulary))
     return CausalLMOutput(logits=sums_of(tokens, owners, answers))
-
-
-def _as_it_is(logits: Tensor) -> Tensor:
-    return logits
 
 
 def _states(model: Any, inputs: Mapping[str, Any]) -> Tensor:
@@ -98,18 +95,16 @@ def _masks(config: Any, segments: Tensor) -> Any:
     own = (segments[:, None, :, None] == segments[:, None, None, :]) & (before >= 0)
     kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
     if window is None or (kinds is not None and "sliding_attention" not in kinds):
-        return _as_taken(own, config)
-    near = _as_taken(own & (before < window), config)
+        return flat_attention.as_taken(own, config)
+    near = flat_attention.as_taken(own & (before < window), config)
     if kinds is None:
         return near
-    return {"full_attention": _as_taken(own, config), "sliding_attention": near}
+    return {"full_attention": flat_attention.as_taken(own, config), "sliding_attention": near}
 
 
-def _as_taken(mask: Tensor, config: Any) -> Tensor:
-    """Scaled dot product attention takes booleans, eager attention adds its mask."""
-    if config._attn_implementation in ("sdpa", flat_attention.ATTENTION):
-        return mask
-    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo().min)
+def as_it_is(logits: Tensor) -> Tensor:
+    """The head of `of_tokens` where a model gives logits, not states."""
+    return logits
 
 
 def sums_of(tokens: Tensor, owners: Tensor, answers: Tensor) -> Tensor:
@@ -143,10 +138,6 @@ def of_tokens(
         for each, wanted in zip(states.chunk(parts), targets.chunk(parts), strict=True)
     ]
     return torch.cat(found)
-
-
-def _vocabulary(head: Any, states: Tensor) -> int:
-    return int(head.weight.shape[0] if hasattr(head, "weight") else states.shape[-1])
 
 
 def _of_some(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,94 +20,120 @@ from transformers import PretrainedConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from recipe.data.column_names import TYPE_IDS
-from recipe.models import flat_attention
+from recipe.models import flat_attention, lora
 
 IS_OLDER = transformers.__version__.startswith("4.")
 """Whether models take masks as in transformers 4: [rows, length, length], and not all kinds do."""
 
 
-def _one_mask(config: Any, own: Tensor, segments: Tensor) -> Any:
-    return own
-
-
-@dataclass(frozen=True, kw_only=True)
 class Family:
-    """How one kind of model is packed."""
+    """How one kind of model is packed: as BERT, but for what it does otherwise.
 
-    head: Callable[[Any, Tensor], Any]
-    """(model, hidden states [samples, hidden]) to logits, by the model's own modules."""
-    masked: Callable[[Any, Tensor], Any]
-    """As `head`, of the model with a head for masked tokens: logits over the vocabulary."""
-    first_position: Callable[[Any], int] = lambda config: 0
-    masks: Callable[[Any, Tensor, Tensor], Any] = _one_mask
-    """(configuration, may attend [rows, 1, length, length], segments) to what the model takes."""
-    pools_mean: Callable[[Any], bool] = lambda config: False
-    in_older: bool = True
+    Hidden states are [..., hidden], and become logits by the model's own modules.
+    """
+
+    has_windows = False
+    """Whether some layers see the tokens nearby only."""
+    in_older = True
     """Whether transformers 4 can give this kind of model a mask for each token."""
 
+    def head(self, model: Any, hidden: Tensor) -> Any:
+        """Logits of samples, by their pooled states [samples, hidden]."""
+        return model.classifier(model.dropout(model.bert.pooler(hidden[:, None])))
 
-def _bert(model: Any, hidden: Tensor) -> Any:
-    return model.classifier(model.dropout(model.bert.pooler(hidden[:, None])))
+    def masked(self, model: Any, hidden: Tensor) -> Any:
+        """Of the model with a head for masked tokens: logits over the vocabulary."""
+        return model.cls(hidden)
 
+    def tags(self, model: Any, hidden: Tensor) -> Any:
+        """Of the model with a head for tags of tokens: their logits."""
+        return model.classifier(model.dropout(hidden))
 
-def _distilbert(model: Any, hidden: Tensor) -> Any:
-    return model.classifier(model.dropout(model.pre_classifier(hidden).relu()))
+    def spans(self, model: Any, hidden: Tensor) -> Any:
+        """Of the model that answers questions: logits [..., 2] of the first token, and the last."""
+        return model.qa_outputs(hidden)
 
+    def first_position(self, config: Any) -> int:
+        """The position id of a sample's first token."""
+        return 0
 
-def _first_of_features(model: Any, hidden: Tensor) -> Any:
-    return model.classifier(hidden[:, None])
+    def pools_mean(self, config: Any) -> bool:
+        """Whether `head` takes the mean of a sample's states, not that of its first token."""
+        return False
 
-
-def _modernbert(model: Any, hidden: Tensor) -> Any:
-    return model.classifier(model.drop(model.head(hidden)))
-
-
-def _masked_bert(model: Any, hidden: Tensor) -> Any:
-    return model.cls(hidden)
-
-
-def _masked_distilbert(model: Any, hidden: Tensor) -> Any:
-    transformed = model.activation(model.vocab_transform(hidden))
-    return model.vocab_projector(model.vocab_layer_norm(transformed))
-
-
-def _masked_electra(model: Any, hidden: Tensor) -> Any:
-    return model.generator_lm_head(model.generator_predictions(hidden))
-
-
-def _masked_roberta(model: Any, hidden: Tensor) -> Any:
-    return model.lm_head(hidden)
+    def masks(self, config: Any, own: Tensor) -> Any:
+        """What the model takes for `own` [rows, 1, length, length]: what may attend to what."""
+        if IS_OLDER:
+            return own[:, 0]  # which the model makes an added one of
+        return flat_attention.as_taken(own, config)
 
 
-def _masked_modernbert(model: Any, hidden: Tensor) -> Any:
-    return model.decoder(model.head(hidden))
+class _DistilBert(Family):
+    in_older = False
+
+    def head(self, model: Any, hidden: Tensor) -> Any:
+        return model.classifier(model.dropout(model.pre_classifier(hidden).relu()))
+
+    def masked(self, model: Any, hidden: Tensor) -> Any:
+        transformed = model.activation(model.vocab_transform(hidden))
+        return model.vocab_projector(model.vocab_layer_norm(transformed))
+
+    def spans(self, model: Any, hidden: Tensor) -> Any:
+        return model.qa_outputs(model.dropout(hidden))
 
 
-def _modernbert_masks(config: Any, own: Tensor, segments: Tensor) -> dict[str, Tensor]:
-    at = torch.arange(segments.shape[1], device=segments.device)
-    near = (at[:, None] - at[None, :]).abs() <= config.sliding_window
-    return {"full_attention": own, "sliding_attention": own & near}
+class _Electra(Family):
+    def head(self, model: Any, hidden: Tensor) -> Any:
+        return model.classifier(hidden[:, None])
+
+    def masked(self, model: Any, hidden: Tensor) -> Any:
+        return model.generator_lm_head(model.generator_predictions(hidden))
 
 
-_ROBERTA = Family(
-    head=_first_of_features,
-    masked=_masked_roberta,
-    first_position=lambda config: int(config.pad_token_id) + 1,
-)
+class _Roberta(Family):
+    def head(self, model: Any, hidden: Tensor) -> Any:
+        return model.classifier(hidden[:, None])
+
+    def masked(self, model: Any, hidden: Tensor) -> Any:
+        return model.lm_head(hidden)
+
+    def first_position(self, config: Any) -> int:
+        return int(config.pad_token_id) + 1
+
+
+class _ModernBert(Family):
+    has_windows = True
+    in_older = False
+
+    def head(self, model: Any, hidden: Tensor) -> Any:
+        return model.classifier(model.drop(model.head(hidden)))
+
+    # Its heads are alike.
+    tags = spans = head
+
+    def masked(self, model: Any, hidden: Tensor) -> Any:
+        return model.decoder(model.head(hidden))
+
+    def pools_mean(self, config: Any) -> bool:
+        return bool(config.classifier_pooling == "mean")
+
+    def masks(self, config: Any, own: Tensor) -> dict[str, Tensor]:
+        at = torch.arange(own.shape[-1], device=own.device)
+        near = (at[:, None] - at[None, :]).abs() <= config.sliding_window
+        return {
+            "full_attention": flat_attention.as_taken(own, config),
+            "sliding_attention": flat_attention.as_taken(own & near, config),
+        }
+
+
 FAMILIES: Mapping[str, Family] = {
-    "bert": Family(head=_bert, masked=_masked_bert),
-    "distilbert": Family(head=_distilbert, masked=_masked_distilbert, in_older=False),
-    "electra": Family(head=_first_of_features, masked=_masked_electra),
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
-    "camembert": _ROBERTA,
-    "modernbert": Family(
-        head=_modernbert,
-        masked=_masked_modernbert,
-        masks=_modernbert_masks,
-        pools_mean=lambda config: bool(config.classifier_pooling == "mean"),
-        in_older=False,
-    ),
+    "bert": Family(),
+    "distilbert": _DistilBert(),
+    "electra": _Electra(),
+    "roberta": _Roberta(),
+    "xlm-roberta": _Roberta(),
+    "camembert": _Roberta(),
+    "modernbert": _ModernBert(),
 }
 """By `model_type`. Each is held to the unpacked model's logits and gradients by a test."""
 
@@ -123,7 +148,7 @@ def family_of(config: PretrainedConfig) -> Family | None:
 
 def take_packed(model: Any) -> None:
     """Let `model`, of one of FAMILIES, take packed batches beside those it always took."""
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = lora.bare(model)
     family = family_of(inner.config)
     assert family is not None
     inner.forward = functools.partial(_forward, inner, family, inner.forward)
@@ -161,30 +186,18 @@ def states(
         types = {TYPE_IDS: torch.zeros_like(segments), **types}
     if "starts" in inputs:
         attention = flat_attention.inputs_of(inputs["starts"], inputs["longest"])
-        if family.masks is not _one_mask:
-            # Of models with windows: flat attention knows its layer's by itself.
+        if family.has_windows:
+            # Flat attention knows its layer's by itself.
             mask = attention["attention_mask"]
             attention["attention_mask"] = {"full_attention": mask, "sliding_attention": mask}
     else:
         own = segments[:, None, :, None] == segments[:, None, None, :]
-        masks = family.masks(model.config, own, segments)
-        attention = {"attention_mask": _as_taken(masks, model.config)}
+        attention = {"attention_mask": family.masks(model.config, own)}
     output = (encode or model.base_model)(
         input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], **attention, **types
     )
     hidden: Tensor = output.last_hidden_state
     return hidden
-
-
-def _as_taken(mask: Any, config: Any) -> Any:
-    """Masks for scaled_dot_product_attention stay boolean, eager attention adds its mask."""
-    if isinstance(mask, dict):
-        return {name: _as_taken(each, config) for name, each in mask.items()}
-    if IS_OLDER:
-        return mask[:, 0]  # which the model makes an added one of
-    if config._attn_implementation in ("sdpa", flat_attention.ATTENTION):
-        return mask
-    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo().min)
 
 
 def firsts(hidden: Tensor, segments: Tensor, first: Tensor) -> Tensor:

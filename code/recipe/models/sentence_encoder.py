@@ -108,7 +108,7 @@ def width(sentences: Any) -> int:
 
 def packs(model: Any) -> bool:
     """Whether `model` can be packed: its encoder, and how it pools."""
-    inner = _inner(model)
+    inner = lora.bare(model)
     family = packed_encoders.family_of(inner.config)
     return family is not None and _mode(getattr(inner, AFTER)[0]) in ("mean", "cls")
 
@@ -120,15 +120,11 @@ def take_texts(model: Any, parts: int) -> None:
         parts: In how many parts the rows of a batch are computed, each once more for its gradients,
             so that memory is needed for one part at a time. Every batch has as many rows.
     """
-    inner = _inner(model)
+    inner = lora.bare(model)
     # Now: whoever changes the attention of a model that is packed changes its name, too.
     family = packed_encoders.family_of(inner.config)
     vectors = functools.partial(_vectors, inner, family, inner.forward)
     inner.forward = functools.partial(_forward, vectors, parts)
-
-
-def _inner(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _forward(
@@ -217,7 +213,7 @@ def save(
     Args:
         weights: Those of a model that is sharded, gathered; None where `model` has them itself.
     """
-    inner: Any = _inner(lora.whole(model, weights, hyperparameters))
+    inner = lora.bare(lora.whole(model, weights, hyperparameters))
     after = list(getattr(inner, AFTER))
     delattr(inner, AFTER)
     vars(inner).pop("forward", None)  # that of its class comes back

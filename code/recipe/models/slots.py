@@ -8,13 +8,15 @@ from typing import Any
 
 from torch.nn import functional
 
+from recipe.models import lora
+
 
 def take_groups(model: Any) -> None:
     """Let `model` take batches of groups beside those it always took.
 
     Its answer to one has logits [samples, most, labels]; where a sample has no text, of any other.
     """
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = lora.bare(model)
     inner.forward = functools.partial(_forward, inner.forward)
 
 

@@ -87,7 +87,7 @@ def load(
 def shift_of(model: Any) -> Callable[[Tensor], Tensor]:
     """The model's own function of labels [rows, length], -100 where there are none, to what its
     decoder reads."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = lora.bare(model)
     if hasattr(inner, "prepare_decoder_input_ids_from_labels"):
         return functools.partial(_prepared, inner.prepare_decoder_input_ids_from_labels)
     own = inspect.getmodule(type(inner)).shift_tokens_right  # type: ignore[union-attr]
@@ -112,7 +112,7 @@ def take_pairs(model: Any, smoothing: float) -> None:
     Args:
         smoothing: Share of the target that goes to all tokens alike, where it trains.
     """
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = lora.bare(model)
     usual = inner.forward
     # With the signature of before, by which generate() checks its arguments.
     forward = functools.partial(_forward, inner, usual, smoothing)
@@ -140,7 +140,7 @@ def _states(
     tokens."""
     if model.config.model_type not in _HEADS or torch.compiler.is_compiling():
         logits = usual(**inputs, use_cache=False).logits
-        return logits, lambda some: some, logits.shape[-1]
+        return logits, packed_decoders.as_it_is, logits.shape[-1]
     output = model.get_output_embeddings()
     seen: list[Tensor] = []
 

@@ -10,44 +10,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import functional
 from transformers.modeling_outputs import TokenClassifierOutput
 
 from recipe.batching.document_batches import NOT_LEARNED
 from recipe.data.column_names import TYPE_IDS
-from recipe.models import packed_encoders
+from recipe.models import lora, packed_encoders
 
 NO_TAG = -1
 """In the place of a true tag, where there is no word."""
 _LOWEST = -1e9
 """The logit of a token that cannot be part of an answer."""
-
-
-def _bert_tags(model: Any, states: Tensor) -> Tensor:
-    logits: Tensor = model.classifier(model.dropout(states))
-    return logits
-
-
-def _modernbert(model: Any, states: Tensor) -> Tensor:
-    logits: Tensor = model.classifier(model.drop(model.head(states)))
-    return logits
-
-
-def _bert_spans(model: Any, states: Tensor) -> Tensor:
-    logits: Tensor = model.qa_outputs(states)
-    return logits
-
-
-def _distilbert_spans(model: Any, states: Tensor) -> Tensor:
-    logits: Tensor = model.qa_outputs(model.dropout(states))
-    return logits
-
-
-Head = Callable[[Any, Tensor], Tensor]
-TAG_HEADS: Mapping[str, Head] = {"modernbert": _modernbert}
-SPAN_HEADS: Mapping[str, Head] = {"modernbert": _modernbert, "distilbert": _distilbert_spans}
-"""(model, hidden states [..., hidden]) to logits, of the families that differ from BERT."""
 
 
 def take_tags(model: Any, smoothing: float) -> None:
@@ -72,17 +45,10 @@ def take_spans(model: Any) -> None:
 
 
 def _replace_forward(model: Any, forward: Callable[..., Any]) -> None:
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = lora.bare(model)
     usual = inner.forward
     # With the signature of before, which peft and others look at.
     inner.forward = functools.update_wrapper(functools.partial(forward, inner, usual), usual)
-
-
-def _states(model: Any, inputs: Mapping[str, Any]) -> Tensor:
-    family = (
-        packed_encoders.family_of(model.config) or packed_encoders.FAMILIES[model.config.model_type]
-    )
-    return packed_encoders.states(model, family, inputs, inputs["segments"])
 
 
 def _usual(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,8 +63,9 @@ def _tags(
     if places is None:
         return usual(*args, **inputs)
     if "segments" in inputs:
-        head = TAG_HEADS.get(model.config.model_type, _bert_tags)
-        logits = head(model, _states(model, inputs).flatten(0, 1)[places])
+        family = packed_encoders.FAMILIES[model.config.model_type]
+        states = packed_encoders.states(model, family, inputs, inputs["segments"])
+        logits = family.tags(model, states.flatten(0, 1)[places])
     else:
         logits = usual(**_usual(inputs)).logits.flatten(0, 1)[places]
     logits, targets, owners = logits.float(), inputs["targets"], inputs["owners"]
@@ -129,8 +96,9 @@ def _spans(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -> 
     if wanted is None:
         return usual(*args, **inputs)
     if "segments" in inputs:
-        head = SPAN_HEADS.get(model.config.model_type, _bert_spans)
-        logits = head(model, _states(model, inputs))
+        family = packed_encoders.FAMILIES[model.config.model_type]
+        states = packed_encoders.states(model, family, inputs, inputs["segments"])
+        logits = family.spans(model, states)
     else:
         output = usual(**_usual(inputs))
         logits = torch.stack([output.start_logits, output.end_logits], dim=-1)
