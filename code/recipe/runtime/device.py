@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,23 @@ def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: b
             "wherever torch-xla is installed.",
             "Leave it out and set the environment variable USE_TORCH_XLA=0.",
         )
-    kind = "cpu" if use_cpu else _accelerator()
-    decided, reason = _precision(kind, bf16, fp16)
+    kind = "xla" if xla.in_use() else "cpu"
+    if kind == "cpu" and not use_cpu:
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        kind = "cpu" if accelerator is None else accelerator.type
+    if fp16:
+        decided, reason = False, "fp16 was asked for"
+    elif bf16 is not None:
+        decided, reason = bf16, f"bf16={bf16} was asked for"
+    else:
+        decided, reason = kind_of(kind).bf16()
+    on_this_host = int(environ.get("LOCAL_WORLD_SIZE", "1"))
+    threads: int | None = max(1, len(os.sched_getaffinity(0)) // on_this_host)
+    asked = environ.get("OMP_NUM_THREADS")
+    # torchrun itself sets 1 where nothing is set, which would leave cores idle.
+    set_by_torchrun = asked == "1" and "TORCHELASTIC_RUN_ID" in environ and on_this_host > 1
+    if asked and not set_by_torchrun:
+        threads = None
     # cuDNN's attention comes first on recent GPUs: with a mask its gradients may be no number
     # (pytorch#196678), and each new shape costs half a second. The others are as fast.
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -70,72 +85,68 @@ def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: b
         bf16=decided,
         reason=reason,
         processes=int(environ.get("WORLD_SIZE", "1")),
-        threads=_threads(environ),
+        threads=threads,
     )
 
 
-def _accelerator() -> str:
-    if xla.in_use():
-        return "xla"
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return found.type if found is not None else "cpu"
-
-
-def _precision(kind: str, asked: bool | None, fp16: bool) -> tuple[bool, str]:
-    if fp16:
-        return False, "fp16 was asked for"
-    if asked is not None:
-        return asked, f"bf16={asked} was asked for"
-    return kind_of(kind).bf16()
-
-
-def _of_cuda() -> tuple[bool, str]:
-    has = torch.cuda.is_bf16_supported(including_emulation=False)
-    return has, f"this GPU {'computes' if has else 'does not compute'} in bfloat16"
-
-
-def _of_cpu() -> tuple[bool, str]:
-    flag = next((flag for flag in _CPU_BF16_FLAGS if flag in cpu_flags()), None)
-    return flag is not None, f"this CPU has {flag or 'no ' + ', no '.join(_CPU_BF16_FLAGS)}"
-
-
-def _of_xla() -> tuple[bool, str]:
-    computes_in = xla.device_type()
-    return computes_in == "NEURON", f"PJRT_DEVICE is {computes_in}"
-
-
-def _of_neuron() -> tuple[bool, str]:
-    has = bool(torch.get_device_module("neuron").is_bf16_supported())
-    return has, f"torch.neuron {'computes' if has else 'does not compute'} in bfloat16"
-
-
-def _unknown(kind: str) -> tuple[bool, str]:
-    return False, f"nothing is known of bfloat16 on {kind}: set bf16=True to use it"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Kind:
     """A kind of device: what training does differently on it. Others are taken as they come."""
 
-    bf16: Callable[[], tuple[bool, str]]
-    """Whether it computes in bfloat16, and what says so."""
-    backend: str = "its own"
+    backend = "its own"
     """What sums over processes, for the log."""
-    has_fused_optimizer: bool = False
-    pins_memory: bool = True
+    has_fused_optimizer = False
+    pins_memory = True
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def bf16(self) -> tuple[bool, str]:
+        """Whether it computes in bfloat16, and what says so."""
+        return False, f"nothing is known of bfloat16 on {self._name}: set bf16=True to use it"
 
 
-KINDS: Mapping[str, Kind] = {
-    "cuda": Kind(bf16=_of_cuda, backend="nccl", has_fused_optimizer=True),
-    "cpu": Kind(bf16=_of_cpu, backend="gloo", has_fused_optimizer=True, pins_memory=False),
-    "neuron": Kind(bf16=_of_neuron),
-    "xla": Kind(bf16=_of_xla),
+class _Cuda(Kind):
+    backend = "nccl"
+    has_fused_optimizer = True
+
+    def bf16(self) -> tuple[bool, str]:
+        has = torch.cuda.is_bf16_supported(including_emulation=False)
+        return has, f"this GPU {'computes' if has else 'does not compute'} in bfloat16"
+
+
+class _Cpu(Kind):
+    backend = "gloo"
+    has_fused_optimizer = True
+    pins_memory = False
+
+    def bf16(self) -> tuple[bool, str]:
+        flag = next((flag for flag in _CPU_BF16_FLAGS if flag in cpu_flags()), None)
+        return flag is not None, f"this CPU has {flag or 'no ' + ', no '.join(_CPU_BF16_FLAGS)}"
+
+
+class _Neuron(Kind):
+    def bf16(self) -> tuple[bool, str]:
+        has = bool(torch.get_device_module("neuron").is_bf16_supported())
+        return has, f"torch.neuron {'computes' if has else 'does not compute'} in bfloat16"
+
+
+class _Xla(Kind):
+    def bf16(self) -> tuple[bool, str]:
+        computes_in = xla.device_type()
+        return computes_in == "NEURON", f"PJRT_DEVICE is {computes_in}"
+
+
+KINDS: Mapping[str, type[Kind]] = {
+    "cuda": _Cuda,
+    "cpu": _Cpu,
+    "neuron": _Neuron,
+    "xla": _Xla,
 }
 
 
 def kind_of(name: str) -> Kind:
-    """The row of a kind, by its name in PyTorch; one of its own for a kind that has none."""
-    return KINDS.get(name) or Kind(bf16=functools.partial(_unknown, name))
+    """The kind of this name in PyTorch; one of which nothing is known for a name with no row."""
+    return KINDS.get(name, Kind)(name)
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
@@ -144,16 +155,6 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
         return set()
     lines = cpuinfo.read_text().splitlines()
     return set(next((line for line in lines if line.startswith("flags")), "").split())
-
-
-def _threads(environ: Mapping[str, str]) -> int | None:
-    processes = int(environ.get("LOCAL_WORLD_SIZE", "1"))
-    given = environ.get("OMP_NUM_THREADS")
-    # torchrun itself sets 1 where nothing is set, which would leave cores idle.
-    set_by_torchrun = given == "1" and "TORCHELASTIC_RUN_ID" in environ and processes > 1
-    if given and not set_by_torchrun:
-        return None
-    return max(1, len(os.sched_getaffinity(0)) // processes)
 
 
 def check_world(device: torch.device, expected: int) -> None:

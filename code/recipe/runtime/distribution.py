@@ -17,7 +17,7 @@ from accelerate.utils import (  # type: ignore[import-untyped]
     DistributedType,
     FullyShardedDataParallelPlugin,
 )
-from transformers import PreTrainedModel, Trainer
+from transformers import Trainer
 
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
@@ -47,10 +47,21 @@ def choose(
         HyperparameterError: mp_parameters is neither `key=value,...` nor a JSON object.
     """
     framework = json.loads(environ.get("SM_FRAMEWORK_PARAMS") or "{}")
+    smddp = Distribution()
+    if _is_true(framework.get(_SMDDP)) and chosen.processes > 1:
+        said = "smdistributed dataparallel: torch DDP with the"
+        names = ("smdistributed", "smdistributed.dataparallel")
+        if chosen.kind == "cuda" and all(map(importlib.util.find_spec, names)):
+            smddp = Distribution(
+                arguments={"ddp_backend": "smddp"}, said=(f"{said} smddp backend",)
+            )
+        else:
+            backend = kind_of(chosen.kind).backend
+            smddp = Distribution(said=(f"{said} {backend} backend, smddp is not here",))
     parts = (
         _sharding(hyperparameters.mp_parameters, chosen),
         _compilation(hyperparameters, _is_true(framework.get(_COMPILER)), chosen, environ),
-        _backend(_is_true(framework.get(_SMDDP)), chosen),
+        smddp,
     )
     return Distribution(
         arguments={key: value for part in parts for key, value in part.arguments.items()},
@@ -63,7 +74,18 @@ def _is_true(value: object) -> bool:
 
 
 def _sharding(asked: str | None, chosen: Device) -> Distribution:
-    names = _parameter_names(asked)
+    text = (asked or "").strip()
+    # As SageMaker writes it in argv, or a JSON object.
+    names = re.findall(r"(\w+)=", text)
+    try:
+        if text.startswith("{"):
+            names = list(json.loads(text))
+        elif text and not names:
+            raise ValueError
+    except ValueError as error:
+        raise HyperparameterError(
+            f"Hyperparameter mp_parameters has value {text!r}.", "Give a=1,b=2 or a JSON object."
+        ) from error
     if not names:
         return Distribution()
     listed = ", ".join(names)
@@ -78,27 +100,6 @@ def _sharding(asked: str | None, chosen: Device) -> Distribution:
         f"{chosen.processes} processes (FSDP2); the parameters themselves are not used"
     )
     return Distribution(arguments={"fsdp": True, "fsdp_config": {"version": 2}}, said=(said,))
-
-
-def _parameter_names(asked: str | None) -> list[str]:
-    """Names in mp_parameters, written as SageMaker writes it in argv or as a JSON object."""
-    text = (asked or "").strip()
-    if not text.startswith("{"):
-        names = re.findall(r"(\w+)=", text)
-        if text and not names:
-            raise _unreadable(text)
-        return names
-    try:
-        return list(json.loads(text))
-    except json.JSONDecodeError as error:
-        raise _unreadable(text) from error
-
-
-def _unreadable(text: str) -> HyperparameterError:
-    return HyperparameterError(
-        f"Hyperparameter mp_parameters has value {text!r}.",
-        "Give a=1,b=2 or a JSON object.",
-    )
 
 
 def _compilation(
@@ -123,23 +124,6 @@ def _compilation(
         return Distribution(said=(said,))
     said = f"torch.compile is on: {why} asked for; batch size and learning rate stay as given"
     return Distribution(arguments={"torch_compile": True}, said=(said,))
-
-
-def _backend(smddp: bool, chosen: Device) -> Distribution:
-    if not smddp or chosen.processes == 1:
-        return Distribution()
-    if chosen.kind == "cuda" and _has_smddp():
-        said = "smdistributed dataparallel: torch DDP with the smddp backend"
-        return Distribution(arguments={"ddp_backend": "smddp"}, said=(said,))
-    backend = kind_of(chosen.kind).backend
-    said = f"smdistributed dataparallel: torch DDP with the {backend} backend, smddp is not here"
-    return Distribution(said=(said,))
-
-
-def _has_smddp() -> bool:
-    if importlib.util.find_spec("smdistributed") is None:
-        return False
-    return importlib.util.find_spec("smdistributed.dataparallel") is not None
 
 
 def shard(trainer: Trainer) -> None:
@@ -168,15 +152,12 @@ def shard(trainer: Trainer) -> None:
         )
     model = trainer.accelerator.unwrap_model(trainer.model)
     _keep_together(trainer, model)
-    plugin.transformer_cls_names_to_wrap = plugin.transformer_cls_names_to_wrap or _blocks(model)
-
-
-def _blocks(model: PreTrainedModel) -> list[str]:
-    """Names of the classes to shard one by one: the indivisible ones without the embedding, and
-    without weights that another module has, too, as a head for masked tokens has its bias."""
-    shared = {model.get_input_embeddings(), *_sharing(model)}
-    around = {type(each).__name__ for each in model.modules() if shared & set(each.modules())}
-    return sorted(set(model._no_split_modules or ()) - around)
+    if not plugin.transformer_cls_names_to_wrap:
+        # To shard one by one: the classes that are indivisible, without the embedding, and without
+        # weights that another module has, too, as a head for masked tokens has its bias.
+        shared = {model.get_input_embeddings(), *_sharing(model)}
+        around = {type(each).__name__ for each in model.modules() if shared & set(each.modules())}
+        plugin.transformer_cls_names_to_wrap = sorted(set(model._no_split_modules or ()) - around)
 
 
 def _sharing(model: torch.nn.Module) -> set[torch.nn.Module]:

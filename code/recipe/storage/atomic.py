@@ -29,15 +29,12 @@ def whole_folder(target: Path) -> Iterator[Path]:
     try:
         yield aside
         for entry in sorted(aside.iterdir()):
-            _replace(entry, target / entry.name)
+            place = target / entry.name
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place)
+            entry.replace(place)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _replace(entry: Path, place: Path) -> None:
-    if place.is_dir() and not place.is_symlink():
-        shutil.rmtree(place)
-    entry.replace(place)
 
 
 def check_writable(
@@ -72,20 +69,18 @@ def explained(
     try:
         yield
     except Exception as error:
-        if not _is_of_writing(error):
+        # torch raises a RuntimeError for an OSError; safetensors a class of its own, or no class.
+        if not (
+            isinstance(error, (OSError, RuntimeError))
+            or type(error) is Exception
+            or "Safetensor" in type(error).__name__
+        ):
             raise
         raise kind(
             f"{what} cannot be written to {folder}: {str(error).splitlines()[0]}. It takes about "
             f"{needed / 1e6:.1f} MB; {free / 1e6:.1f} MB were free.",
             remedy,
         ) from error
-
-
-def _is_of_writing(error: Exception) -> bool:
-    # torch raises a RuntimeError for an OSError; safetensors a class of its own, or no class.
-    if isinstance(error, (OSError, RuntimeError)):
-        return True
-    return type(error) is Exception or "Safetensor" in type(error).__name__
 
 
 @contextlib.contextmanager

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
-
-_MEMINFO = Path("/proc/meminfo")
 
 
 class Background:
@@ -47,26 +44,3 @@ class Background:
             self._thread.join()
             self._thread = None
         self.check()
-
-
-def available_memory() -> int | None:
-    """Bytes that this host can still give, with its file cache; None where nothing says it."""
-    if not _MEMINFO.is_file():
-        return None
-    lines = _MEMINFO.read_text().splitlines()
-    kilobytes = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    host = None if kilobytes is None else int(kilobytes) * 1024
-    limits = [host, _left_of_the_container()]
-    known = [limit for limit in limits if limit is not None]
-    return min(known, default=None)
-
-
-def _left_of_the_container(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What a container may still take: its limit without what it uses, its file cache apart."""
-    try:
-        limit = (folder / "memory.max").read_text().strip()
-        used = int((folder / "memory.current").read_text())
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return None if limit == "max" else int(limit) - used + int(stat["inactive_file"])
-    except (OSError, ValueError, KeyError):
-        return None

@@ -24,9 +24,9 @@ from transformers.trainer_utils import SaveStrategy, TrainOutput
 
 from recipe.console import say
 from recipe.errors import CheckpointError
-from recipe.runtime import sharded, xla
+from recipe.runtime import memory, sharded, xla
 from recipe.runtime.device import everyones, leave_world
-from recipe.storage import background, checkpoints
+from recipe.storage import checkpoints
 from recipe.storage.background import Background
 from recipe.storage.checkpoints import Checkpoint
 from recipe.training import snapshot, worlds
@@ -192,7 +192,7 @@ class Resumable(XlaTrainer):
         optimizer: Any = self.optimizer
         live, _ = snapshot.weights_of(self._bare_model())
         needed = snapshot.bytes_of([live, optimizer.state_dict()])
-        available = background.available_memory()
+        available = memory.available()
         fits = available is None or 2 * needed <= available
         if not fits and not self._said_that_it_waits:
             say(
