@@ -357,12 +357,9 @@ def _is_in_place(path: Path, name: str, channels: Mapping[str, Path]) -> bool:
     if not name.endswith("file"):
         return path in fitting or {folder.parent for folder in fitting} == {path}
     holding = [folder for folder in fitting if folder in path.parents]
-    return bool(holding) and _visible_files(holding[0]) == [path]
-
-
-def _visible_files(folder: Path) -> list[Path]:
-    return [
-        path
-        for path in folder.rglob("*")
-        if path.is_file() and not path.name.startswith((".", "_"))
+    visible = [
+        each
+        for each in (holding[0].rglob("*") if holding else ())
+        if each.is_file() and not each.name.startswith((".", "_"))
     ]
+    return visible == [path]

@@ -26,8 +26,10 @@ def from_environment(environ: Mapping[str, str]) -> Places:
     Without them, those under SAGEMAKER_BASE_DIR (default /opt/ml).
     """
     base = Path(environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
+    data = base / "input" / "data"
+    folders = [each for each in sorted(data.iterdir()) if each.is_dir()] if data.is_dir() else []
     return Places(
-        channels=_channels(environ) or _channel_folders(base / "input" / "data"),
+        channels=_channels(environ) or {folder.name: folder for folder in folders},
         model_dir=Path(environ.get("SM_MODEL_DIR") or base / "model"),
         output_data_dir=Path(environ.get("SM_OUTPUT_DATA_DIR") or base / "output" / "data"),
         checkpoints=base / "checkpoints",
@@ -44,9 +46,3 @@ def _channels(environ: Mapping[str, str]) -> dict[str, Path]:
     listed = {name: value for name, value in found.items() if name in written} if written else found
     named = {written.get(name, name.lower()): value for name, value in sorted(listed.items())}
     return {name: Path(value) for name, value in named.items() if value}
-
-
-def _channel_folders(data: Path) -> dict[str, Path]:
-    if not data.is_dir():
-        return {}
-    return {folder.name: folder for folder in sorted(data.iterdir()) if folder.is_dir()}

@@ -66,19 +66,17 @@ def problems(values: Mapping[str, Any]) -> Iterator[str]:
             continue
         if not math.isfinite(value) or not holds(value):
             yield f"Hyperparameter {name} has value {value!r}. Give {wanted}."
+    usual = {
+        item.name: item.default
+        if item.default_factory is dataclasses.MISSING
+        else item.default_factory()
+        for item in dataclasses.fields(TrainingArguments)
+        if item.name in REFUSED  # transformers 4 lacks some of them
+    }
     for name, why in REFUSED.items():
         value = values.get(name)
-        if value not in (None, *_trainers_default(name)):
+        if value is not None and value != usual.get(name):
             yield (
                 f"Hyperparameter {name} has value {value!r}, which this recipe does not take: "
                 f"{why}. Leave it out."
             )
-
-
-def _trainers_default(name: str) -> tuple[Any, ...]:
-    """The default of a field of TrainingArguments, where this transformers has the field."""
-    fields = [item for item in dataclasses.fields(TrainingArguments) if item.name == name]
-    return tuple(
-        item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
-        for item in fields
-    )

@@ -129,7 +129,8 @@ class TaggedAnswers:
         """The scores of each kind, the confusion of words, the worst mistakes."""
         if not self.sentences:
             return []
-        kinds = self._kinds()
+        tags = {tag for each in self.sentences for tag in (*each.true, *each.said)}
+        kinds = sorted({self._kind(tag) for tag in tags}, key=lambda kind: (kind == OUTSIDE, kind))
         found = [self._scores()]
         if len(kinds) <= _MOST_IN_MATRIX:
             numbers = {kind: number for number, kind in enumerate(kinds)}
@@ -143,10 +144,6 @@ class TaggedAnswers:
 
     def _kind(self, tag: str) -> str:
         return tag[2:] if self.are_entities and tag != OUTSIDE else tag
-
-    def _kinds(self) -> list[str]:
-        kinds = {self._kind(tag) for each in self.sentences for tag in (*each.true, *each.said)}
-        return sorted(kinds, key=lambda kind: (kind == OUTSIDE, kind))
 
     def _scores(self) -> Section:
         true, said = (

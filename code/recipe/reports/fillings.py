@@ -25,6 +25,8 @@ def section(model: Any, tokenizer: PreTrainedTokenizerBase, texts: MaskedTexts) 
     inner.eval()
     masked = np.flatnonzero(texts.labels)
     chosen = masked[np.linspace(0, len(masked) - 1, min(_SHOWN, len(masked))).astype(int)]
+    names = ("cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id")
+    ends = {getattr(tokenizer, name, None) for name in names}
     rows = []
     for row in chosen.tolist():
         source = np.arange(texts.starts[row], texts.starts[row + 1])
@@ -35,18 +37,13 @@ def section(model: Any, tokenizer: PreTrainedTokenizerBase, texts: MaskedTexts) 
         asked = torch.from_numpy(ids)[None].to(inner.device)
         logits = inner(input_ids=asked, attention_mask=torch.ones_like(asked)).logits[0]
         said = logits[torch.from_numpy(at).to(inner.device)].argmax(-1).tolist()
-        shown = tokenizer.decode([each for each in ids.tolist() if each not in _ends(tokenizer)])
+        shown = tokenizer.decode([each for each in ids.tolist() if each not in ends])
         rows.append((str(shown), _listed(tokenizer, said), _listed(tokenizer, true.tolist())))
     return Section(
         title="What the model fills in, evaluation data",
         columns=[("text", TEXT), ("the model", TEXT), ("the data", TEXT)],
         rows=rows,
     )
-
-
-def _ends(tokenizer: PreTrainedTokenizerBase) -> set[int | None]:
-    names = ("cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id")
-    return {getattr(tokenizer, name, None) for name in names}
 
 
 def _listed(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:

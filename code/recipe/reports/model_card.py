@@ -97,7 +97,12 @@ _MEANS = {
 
 def of_labels(labels: Labels, text_columns: Sequence[str]) -> About:
     """What a classifier of these labels is for, of texts or (from two columns) of pairs."""
-    purpose = _purpose(labels)
+    names = ", ".join(f"`{name}`" for name in labels.names)
+    purpose = {
+        NUMBER: f"predict a number, {names}",
+        SEVERAL: f"tell which of {len(labels.names)} labels a text has: {names}",
+        SINGLE: f"tell {len(labels.names)} labels apart: {names}",
+    }[labels.problem]
     if len(text_columns) == 2:
         first, second = text_columns
         purpose += (
@@ -111,15 +116,6 @@ def of_labels(labels: Labels, text_columns: Sequence[str]) -> About:
         metrics=_MEANS[labels.problem],
         headline=("accuracy", "f1_macro", "f1_micro", "pearson", "mse", "loss"),
     )
-
-
-def _purpose(labels: Labels) -> str:
-    names = ", ".join(f"`{name}`" for name in labels.names)
-    if labels.problem == NUMBER:
-        return f"predict a number, {names}"
-    if labels.problem == SEVERAL:
-        return f"tell which of {len(labels.names)} labels a text has: {names}"
-    return f"tell {len(labels.names)} labels apart: {names}"
 
 
 def shown(hyperparameters: Hyperparameters) -> dict[str, str]:
@@ -136,8 +132,7 @@ def shown(hyperparameters: Hyperparameters) -> dict[str, str]:
 
 def _table(left: str, right: str, rows: Mapping[str, Any]) -> str:
     lines = [f"| {left} | {right} |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {key} | {_cell(value)} |" for key, value in rows.items())])
-
-
-def _cell(value: Any) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
+    for key, value in rows.items():
+        cell = str(value).replace("|", "\\|").replace("\n", " ")
+        lines.append(f"| {key} | {cell} |")
+    return "\n".join(lines)

@@ -15,7 +15,6 @@ from recipe.reports import figures, section
 from recipe.reports.section import RULE, Section
 
 _MISTAKES = 12
-_SHOWN_CHARS = 280
 _MOST_IN_MATRIX = 40
 Array = npt.NDArray[Any]
 
@@ -133,15 +132,15 @@ def confusion(true: Array, predicted: Array, count: int) -> Array:
     return counts
 
 
-def _classes(given: Predictions) -> list[dict[str, Any]]:
+def _classes(answers: Predictions) -> list[dict[str, Any]]:
     """Precision, recall and F1 of each class."""
-    if given.labels.problem == NUMBER:
+    if answers.labels.problem == NUMBER:
         return []
     rows = []
-    for number, name in enumerate(given.labels.names):
-        several = given.labels.problem == SEVERAL
-        true = given.true[:, number] > 0.5 if several else given.true == number
-        said = given.predicted[:, number] if several else given.predicted == number
+    for number, name in enumerate(answers.labels.names):
+        several = answers.labels.problem == SEVERAL
+        true = answers.true[:, number] > 0.5 if several else answers.true == number
+        said = answers.predicted[:, number] if several else answers.predicted == number
         both = int((true & said).sum())
         precision = both / int(said.sum()) if said.any() else 0.0
         recall = both / int(true.sum()) if true.any() else 0.0
@@ -158,33 +157,29 @@ def _classes(given: Predictions) -> list[dict[str, Any]]:
     return rows
 
 
-def _mistakes(given: Predictions) -> list[list[str]]:
+def _mistakes(answers: Predictions) -> list[list[str]]:
     """The texts that the model is most sure and most wrong about, worst first."""
-    scores, problem = given.scores, given.labels.problem
-    rows = np.arange(len(given.true))
+    scores, problem = answers.scores, answers.labels.problem
+    rows = np.arange(len(answers.true))
     if problem == SINGLE:
-        wrong = given.predicted != given.true
-        badness = scores[rows, given.predicted] - scores[rows, given.true]
+        wrong = answers.predicted != answers.true
+        badness = scores[rows, answers.predicted] - scores[rows, answers.true]
     elif problem == SEVERAL:
-        wrong = (given.predicted != (given.true > 0.5)).any(axis=1)
-        badness = np.abs(scores - given.true).max(axis=1)
+        wrong = (answers.predicted != (answers.true > 0.5)).any(axis=1)
+        badness = np.abs(scores - answers.true).max(axis=1)
     else:
-        wrong, badness = np.ones(len(rows), dtype=bool), np.abs(given.predicted - given.true)
+        wrong, badness = np.ones(len(rows), dtype=bool), np.abs(answers.predicted - answers.true)
     worst = sorted(rows[wrong].tolist(), key=lambda row: -badness[row])[:_MISTAKES]
-    return [_mistake(given, row, scores[row]) for row in worst]
-
-
-def _mistake(given: Predictions, row: int, scores: Array) -> list[str]:
-    text = f"row {row}" if given.texts is None else given.texts[row]
-    sure = "" if given.labels.problem == NUMBER else f"{scores.max():.0%}"
-    texts = [text] if given.pairs is None else [text, given.pairs[row]]
-    return [
-        RULE.join(map(_beginning, texts)),
-        given.labels.show(given.true[row]),
-        given.labels.show(given.predicted[row]),
-        sure,
-    ]
-
-
-def _beginning(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ..."
+    cells = []
+    for row in worst:
+        text = f"row {row}" if answers.texts is None else answers.texts[row]
+        texts = [text] if answers.pairs is None else [text, answers.pairs[row]]
+        cells.append(
+            [
+                RULE.join(map(section.beginning, texts)),
+                answers.labels.show(answers.true[row]),
+                answers.labels.show(answers.predicted[row]),
+                "" if problem == NUMBER else f"{scores[row].max():.0%}",
+            ]
+        )
+    return cells

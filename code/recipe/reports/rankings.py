@@ -12,7 +12,6 @@ from recipe.reports import figures, section
 from recipe.reports.section import Section
 
 _WORST = 12
-_SHOWN_CHARS = 280
 
 
 def sections(
@@ -38,7 +37,7 @@ def sections(
     worst = missed[np.lexsort((right[missed] - wrong[missed], -firsts[missed]))][:_WORST]
     rows = []
     for query in worst.tolist():
-        text, own, other = (_beginning(each) for each in show(query))
+        text, own, other = (section.beginning(each) for each in show(query))
         rows.append(
             [text, str(firsts[query]), own, f"{right[query]:.3f}", other, f"{wrong[query]:.3f}"]
         )
@@ -67,7 +66,3 @@ def sections(
         )
     )
     return made
-
-
-def _beginning(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ..."

@@ -90,6 +90,10 @@ def of_run(
         )
         phases = {**seconds, "training": seconds["training"] - evaluating, "evaluation": evaluating}
         phases["saving"] = phases.pop("saving")  # last
+        rate = None  # of all processes, which are taken to be alike
+        if phases["training"] >= _LONG_SECONDS:  # a shorter one does not say much
+            rate = matmul_rate.of_matrix_products(trainer.args.device)
+            rate = rate and rate * trainer.args.world_size
         material = Material(
             facts=facts,
             history=trainer.state.log_history,
@@ -102,19 +106,13 @@ def of_run(
             hosts=hosts,
             epochs=(trainer.state.epoch or 0) - (trainer.before.epoch or 0),
             flops_per_token=trainer.flops_per_token,
-            matrix_rate=_matrix_rate(trainer, phases["training"]),
+            matrix_rate=rate,
         )
         with atomic.results("The report", folder, _BYTES, _REMEDY) as aside:
             write(material, aside)
         say(f"report written to {folder}/report.html")
     except Exception as error:  # the model is trained, whatever is wrong with its report
         say(f"warning: there is no report: {type(error).__name__}: {error}")
-
-
-def _matrix_rate(trainer: FinishedRun, seconds: float) -> float | None:
-    """Of all processes, which are taken to be alike; None for a training too short to say much."""
-    one = matmul_rate.of_matrix_products(trainer.args.device) if seconds >= _LONG_SECONDS else None
-    return one and one * trainer.args.world_size
 
 
 def write(material: Material, folder: Path) -> Path:
@@ -128,7 +126,16 @@ def write(material: Material, folder: Path) -> Path:
     )
     with warnings.catch_warnings(), figures.style():
         warnings.simplefilter("ignore")  # a glyph that matplotlib's font lacks is no news
-        drawn = {name: figures.save(figure, folder / name) for name, figure in _drawn(material)}
+        shown = {
+            "loss": figures.loss(material.history),
+            "evaluation": figures.evaluation(material.history),
+        }
+        if material.max_length:  # pictures have no lengths
+            shown["lengths"] = figures.lengths(material.lengths, material.max_length)
+        shown["time"] = figures.phases(material.phases)
+        of_task = [section.figure for section in material.sections if section.figure is not None]
+        shown |= {name: draw() for name, draw in of_task}
+        drawn = {name: figures.save(figure, folder / name) for name, figure in shown.items()}
     page = environment.get_template("report.html.j2").render(
         facts=material.facts,
         tiles=_tiles(material),
@@ -143,21 +150,6 @@ def write(material: Material, folder: Path) -> Path:
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
-
-
-def _drawn(material: Material) -> list[tuple[str, Any]]:
-    history = material.history
-    own = [section.figure for section in material.sections if section.figure is not None]
-    lengths = []
-    if material.max_length:  # pictures have no lengths
-        lengths = [("lengths", figures.lengths(material.lengths, material.max_length))]
-    return [
-        ("loss", figures.loss(history)),
-        ("evaluation", figures.evaluation(history)),
-        *lengths,
-        ("time", figures.phases(material.phases)),
-        *((name, draw()) for name, draw in own),
-    ]
 
 
 def _tiles(material: Material) -> dict[str, str]:

@@ -27,3 +27,9 @@ class Section:
 
 RULE = "\u2029"
 """Between the two texts of a pair."""
+_SHOWN_CHARS = 280
+
+
+def beginning(text: str) -> str:
+    """As much of a text as a cell shows."""
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ..."
