@@ -54,7 +54,7 @@ TASKS: Mapping[str, Row] = {
     TOKENS: Row(
         "token_classification",
         ("label_column", "label_all_tokens", "label_smoothing_factor", "long_texts", "do_predict"),
-        recognised_by="data.word_tags",
+        recognised_by="data.kinds.word_tags",
     ),
     QUESTIONS: Row(
         "question_answering", ("doc_stride", "do_predict"), recognised_by="data.kinds.questions"

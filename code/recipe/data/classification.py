@@ -9,10 +9,9 @@ import dataclasses
 import functools
 import itertools
 import json
-import random
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,21 +23,20 @@ import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from recipe.data import columns, labels, shards, values
+from recipe.data import columns, held_out, labels, shards, values
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.data.columns import Columns
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import text_files
-from recipe.data.files.part import Part
+from recipe.data.files.part import Part, is_string
 from recipe.data.labels import Labels, Shape
 from recipe.data.layout import channels as layout
 from recipe.data.layout.class_names import ClassNames
-from recipe.data.reading import read_parts
+from recipe.data.reading import describe, read_parts
 from recipe.data.shards import Hosts
-from recipe.errors import DataError, Problems
+from recipe.errors import DataError, Problems, listed
 from recipe.hyperparameters import Hyperparameters
 
-HELD_OUT = 0.1
 _AT_ONCE = 10_000
 Array = npt.NDArray[Any]
 _FEWEST_COMMON = 10
@@ -106,10 +104,8 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
         notes = list(places.notes)
         parts = read_parts(places, notes, functools.partial(text_files.units, notes=notes))
         first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
-        own = None if first is None else _first_columns(first, hyperparameters)
-    like = next((each for each in hosts.each(own) if each is not None), None)
-    if like is None and hosts.sharded:
-        raise DataError("No host has training data.", "Give rows to train on.")
+        own = None if first is None else _choose(first, hyperparameters, None)[1]
+    like = hosts.first(own)
     with hosts.together():
         read = _read_splits(parts, hyperparameters, notes, like)
         like = like or read["train"][0].columns
@@ -122,21 +118,32 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
         known_names = list(itertools.chain.from_iterable(hosts.each(places.class_names)))
         names = _names_of_classes(distinct, known_names, notes)
         if names is not None:
-            read = {split: [_named(each, names) for each in of] for split, of in read.items()}
+            for of in read.values():
+                of[:] = [
+                    dataclasses.replace(
+                        each, part=_with_names(each.part, each.columns.label, names)
+                    )
+                    for each in of
+                ]
             distinct = {split: [each.named(names) for each in of] for split, of in distinct.items()}
     trained = [(each.part, each.column) for each in distinct["train"]]
     shape = labels.shape_of(trained, hyperparameters.label_separator, hyperparameters.problem_type)
     if shape.problem == labels.SINGLE and hyperparameters.problem_type is None:
         values.check_classes(trained)
-    known = _classes(distinct["train"], shape)
+    spelled = [label for part, column in trained for label in shape.spell(part, column)]
+    train_rows = sum(each.rows for each in distinct["train"])
+    known = labels.classes(*trained[0], spelled, shape.problem, train_rows)
     with hosts.together():
         built = {split: _build(split, each, shape, known) for split, each in read.items()}
-        for split in distinct.keys() - built.keys():
-            built[split] = _without_rows(like, known)
+        for split in distinct.keys() - built.keys():  # its rows are all on other hosts
+            texts = dict.fromkeys((TEXT, PAIR)[: len(like.read)], pa.large_string())
+            inputs = {TOKEN_IDS: pa.large_list(pa.int64())} if like.text == TOKEN_IDS else texts
+            schema = pa.schema([*inputs.items(), (LABEL, _KINDS[known.problem])])
+            built[split] = datasets.Dataset(schema.empty_table(), fingerprint=uuid.uuid4().hex)
         _check_overlap(built, places.guessed, notes)
     found = [_describe(split, each) for split, each in read.items()]
     strata = _column if known.problem == labels.SINGLE else None
-    train, evaluation, test, rule = assign(built, strata, hyperparameters, hosts)
+    train, evaluation, test, rule = held_out.assign(built, strata, hyperparameters, hosts)
     sharded = frozenset(itertools.chain.from_iterable(hosts.each(places.sharded)))
     return Splits(
         train=train,
@@ -145,7 +152,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
         labels=known,
         found=[*notes, *found, rule, *_describe_labels(known, train, hosts)],
         text_columns=like.read,
-        sharded=uses_of(sharded, set(built)),
+        sharded=held_out.uses_of(sharded, set(built)),
     )
 
 
@@ -156,27 +163,13 @@ def _column(split: datasets.Dataset) -> Array:
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
-def uses_of(sharded: frozenset[str], splits: Collection[str]) -> frozenset[str]:
-    """Which of the data sets that `assign` makes of `splits` are sharded."""
-    evaluation = next((each for each in ("validation", "test") if each in splits), "train")
-    test = "test" if "validation" in splits and "test" in splits else ""
-    uses = {"train": "train", "evaluation": evaluation, "test": test}
-    return frozenset(use for use, split in uses.items() if split in sharded)
-
-
-def _first_columns(part: Part, hyperparameters: Hyperparameters) -> Columns:
-    part, label = values.with_indicators(values.with_words(part), hyperparameters.label_column)
-    return _choose(part, hyperparameters, label, None)
-
-
 def recognise(evidence: Evidence) -> Recognised | None:
     """Whether the first rows have texts and a label for each; never certain (see Recognised)."""
     part, given = evidence.part, evidence.hyperparameters
     if part is None:
         return None
     try:
-        part, label = values.with_indicators(values.with_words(part), given.label_column)
-        chosen = _choose(part, given, label, None)
+        part, chosen = _choose(part, given, None)
         for column in chosen.read:
             part = values.with_texts(part, column)
         values.with_labels(part, chosen.label)
@@ -207,9 +200,7 @@ def _read_splits(
             if split == "test" and like is not None and not columns.has_text(part, like):
                 notes.append(f"{part.path} has no column of texts and is not used.")
                 continue
-            part = values.with_words(part)
-            part, label = values.with_indicators(part, hyperparameters.label_column)
-            chosen = _choose(part, hyperparameters, label, like)
+            part, chosen = _choose(part, hyperparameters, like)
             like = like or chosen
             if split != "train" and labels.is_unlabelled(part, chosen.label):
                 notes.append(f"{part.path} has no labels and is not used.")
@@ -227,10 +218,12 @@ def _read_splits(
 
 
 def _choose(
-    part: Part, hyperparameters: Hyperparameters, label: str | None, like: Columns | None
-) -> Columns:
+    part: Part, hyperparameters: Hyperparameters, like: Columns | None
+) -> tuple[Part, Columns]:
+    """The columns to read; and `part` with texts of its words, and classes of its indicators."""
+    part, label = values.with_indicators(values.with_words(part), hyperparameters.label_column)
     text, pair = hyperparameters.text_column, hyperparameters.text_pair_column
-    return columns.choose(part, text, label, like, pair)
+    return part, columns.choose(part, text, label, like, pair)
 
 
 def _distinct(read: _Read) -> _Distinct:
@@ -278,7 +271,7 @@ def _names_of_classes(
         elif any(names[code] != used[1][code] for code in seen - {-1}):
             raise DataError(
                 f"{used[0]} and {each.source} give the classes different names: "
-                f"{_some(list(used[1].values()))}; {_some(list(names.values()))}.",
+                f"{listed(list(used[1].values()))}; {listed(list(names.values()))}.",
                 "Keep the one that is right.",
             )
         else:
@@ -286,12 +279,8 @@ def _names_of_classes(
         notes.append(f"the names of classes in {each.source} are not used: {why}.")
     if used is None:
         return None
-    notes.append(f"classes: called as in {used[0]}: {_some(list(used[1].values()))}")
+    notes.append(f"classes: called as in {used[0]}: {listed(list(used[1].values()))}")
     return used[1]
-
-
-def _named(read: _Read, names: Mapping[int, str]) -> _Read:
-    return dataclasses.replace(read, part=_with_names(read.part, read.columns.label, names))
 
 
 def _with_names(part: Part, column: str, names: Mapping[int, str]) -> Part:
@@ -305,10 +294,18 @@ def _check_overlap(built: Mapping[str, datasets.Dataset], guessed: bool, notes: 
     if not set(keys) <= {TEXT, PAIR}:
         return
     # A number of 64 bits for each text: two different ones of the same are none of ten.
-    train = _hashes(built["train"], keys)
+    hashes: dict[str, Array] = {}
+    for split, data in built.items():
+        of_batches = [np.empty(0, dtype=np.uint64)]
+        for batch in data.select_columns(keys).with_format("arrow").iter(_AT_ONCE):
+            of_columns = [pd.util.hash_array(batch[name].to_numpy()) for name in keys]
+            of_batches.append(
+                functools.reduce(lambda first, second: first * np.uint64(31) + second, of_columns)
+            )
+        hashes[split] = np.concatenate(of_batches)
     for split in [name for name in built if name != "train"]:
-        rows = np.unique(_hashes(built[split], keys))
-        again = int(np.isin(rows, train).sum())
+        rows = np.unique(hashes[split])
+        again = int(np.isin(rows, hashes["train"]).sum())
         if guessed and again >= max(_FEWEST_COMMON, len(rows) / 2):
             raise DataError(
                 f"{again} of the {len(rows)} texts of the {split} data are in the files without a "
@@ -321,33 +318,30 @@ def _check_overlap(built: Mapping[str, datasets.Dataset], guessed: bool, notes: 
             )
 
 
-def _hashes(split: datasets.Dataset, columns: Sequence[str]) -> Array:
-    """A number for each row, the same for the same texts."""
-    parts = [np.empty(0, dtype=np.uint64)]
-    for batch in split.select_columns(list(columns)).with_format("arrow").iter(_AT_ONCE):
-        both = [pd.util.hash_array(batch[name].to_numpy()) for name in columns]
-        parts.append(functools.reduce(lambda first, second: first * np.uint64(31) + second, both))
-    return np.concatenate(parts)
-
-
-def _classes(train: Sequence[_Distinct], shape: Shape) -> Labels:
-    spelled = [label for each in train for label in shape.spell(each.part, each.column)]
-    rows = sum(each.rows for each in train)
-    return labels.classes(train[0].part, train[0].column, spelled, shape.problem, rows)
-
-
-def _without_rows(like: Columns, known: Labels) -> datasets.Dataset:
-    """What a host has of a split whose rows are all on others."""
-    texts = dict.fromkeys((TEXT, PAIR)[: len(like.read)], pa.large_string())
-    kinds = {TOKEN_IDS: pa.large_list(pa.int64())} if like.text == TOKEN_IDS else texts
-    schema = pa.schema([*kinds.items(), (LABEL, _KINDS[known.problem])])
-    return datasets.Dataset(schema.empty_table(), fingerprint=uuid.uuid4().hex)
-
-
 def _build(split: str, parts: Sequence[_Read], shape: Shape, known: Labels) -> datasets.Dataset:
-    tables = [
-        pa.table({**_inputs(each), LABEL: _encoded(split, each, shape, known)}) for each in parts
-    ]
+    tables = []
+    for each in parts:
+        table = each.part.table
+        if each.columns.text == TOKEN_IDS:
+            has_types = TYPE_IDS in table.column_names
+            names = (TOKEN_IDS, TYPE_IDS)[: 1 + has_types]
+            inputs = {name: token_ids(each.part, name) for name in names}
+        else:
+            texts = [table[column] for column in each.columns.read]
+            strings = [
+                column
+                if is_string(column.type)
+                else pa.chunked_array(
+                    [[None if value is None else str(value) for value in column.to_pylist()]],
+                    pa.large_string(),
+                )
+                for column in texts
+            ]
+            inputs = {
+                name: pc.fill_null(pc.cast(column, pa.large_string()), "")
+                for name, column in zip((TEXT, PAIR), strings, strict=False)
+            }
+        tables.append(pa.table({**inputs, LABEL: _encoded(split, each, shape, known)}))
     if len({tuple(table.column_names) for table in tables}) > 1:
         raise DataError(
             f"Some files of the {split} data hold texts and others {TOKEN_IDS}: "
@@ -356,21 +350,6 @@ def _build(split: str, parts: Sequence[_Read], shape: Shape, known: Labels) -> d
         )
     # A name instead of a hash of all rows, which nothing here caches by.
     return datasets.Dataset(pa.concat_tables(tables), fingerprint=uuid.uuid4().hex)
-
-
-def _inputs(read: _Read) -> dict[str, pa.Array]:
-    if read.columns.text == TOKEN_IDS:
-        has_types = TYPE_IDS in read.part.table.column_names
-        return {name: token_ids(read.part, name) for name in (TOKEN_IDS, TYPE_IDS)[: 1 + has_types]}
-    found = {}
-    for name, column in zip((TEXT, PAIR), read.columns.read, strict=False):
-        values_ = read.part.table[column]
-        if pa.types.is_string(values_.type) or pa.types.is_large_string(values_.type):
-            found[name] = pc.fill_null(pc.cast(values_, pa.large_string()), "")
-        else:
-            texts = ["" if value is None else str(value) for value in values_.to_pylist()]
-            found[name] = pa.array(texts, pa.large_string())
-    return found
 
 
 def token_ids(part: Part, name: str = TOKEN_IDS) -> pa.Array:
@@ -405,7 +384,7 @@ def _encoded(split: str, read: _Read, shape: Shape, known: Labels) -> pa.Array:
     if strange is not None:
         raise DataError(
             f"{part.where(int(rows[strange]))} has the label {known.unknown(spelled[strange])!r}, "
-            f"which is in the {split} data but not in the training data ({_some(known.names)}).",
+            f"which is in the {split} data but not in the training data ({listed(known.names)}).",
             "Give training rows of that label, or remove it.",
         )
     encoded = pa.array([known.encode(label) for label in spelled], _KINDS[known.problem])
@@ -423,98 +402,25 @@ def firsts(column: pa.ChunkedArray) -> tuple[Array, Array]:
     return np.unique(codes, return_index=True)[1], codes
 
 
-def assign(
-    built: Mapping[str, datasets.Dataset],
-    strata: Callable[[datasets.Dataset], Any] | None,
-    hyperparameters: Hyperparameters,
-    hosts: Hosts = shards.ONE,
-) -> tuple[datasets.Dataset, datasets.Dataset, datasets.Dataset | None, str]:
-    """Training, evaluation and (beside validation data) test data, and in a line how they came.
-
-    Args:
-        strata: The class ids of a data set, of whose rows the same share is held out of each.
-    """
-    train, validation, test = (built.get(split) for split in ("train", "validation", "test"))
-    assert train is not None  # `read_parts` has seen to it
-    if validation is not None:
-        also = ", test data after training" if test is not None else ""
-        return train, validation, test, f"evaluation: on the validation data{also}"
-    if test is not None:
-        return train, test, None, "evaluation: on the test data"
-    if not (hyperparameters.evaluates or hyperparameters.predicts):
-        # The engine lays out a batch of it, and never computes one.
-        rule = "evaluation: none was asked for, so that all rows train"
-        return train, train.select(range(min(1, len(train)))), None, rule
-    given = strata(train) if strata else np.zeros(len(train), dtype=np.int64)
-    # The rows of a host may be too few, those of all are not.
-    can = hosts.each(len(given) > len(np.unique(given)))
-    if hosts.sharded and any(can) and not can[hosts.names.index(hosts.of_processes[hosts.rank])]:
-        kept, held_out = np.arange(len(given)), np.arange(0)
-    else:
-        kept, held_out = hold_out(given, HELD_OUT, hyperparameters.seed)
-    how = "stratified, " if strata else ""
-    count = sum(hosts.each(len(held_out)))
-    where = " by their hosts" if hosts.sharded else ""
-    rule = f"evaluation: {count} training rows held out{where}, {how}seed {hyperparameters.seed}"
-    return train.select(kept), train.select(held_out), None, rule
-
-
-def hold_out(class_ids: Sequence[int] | Array, share: float, seed: int) -> tuple[Array, Array]:
-    """Positions to keep and to hold out, `share` of each class, the same for the same seed.
-
-    A class keeps at least one row. The shares are rounded so that their sum is the share of all
-    rows, and at least one row is held out.
-
-    Raises:
-        DataError: no class has two rows.
-    """
-    ids = np.asarray(class_ids)
-    by_class = np.argsort(ids, kind="stable")
-    keys, starts = np.unique(ids[by_class], return_index=True)
-    positions = dict(zip(keys.tolist(), np.split(by_class, starts[1:]), strict=True))
-    wanted = max(1, round(len(class_ids) * share))
-    counts = {key: int(len(rows) * share) for key, rows in positions.items()}
-    by_remainder = sorted(counts, key=lambda key: (len(positions[key]) * share) % 1, reverse=True)
-    for key in [key for key in by_remainder if len(positions[key]) > counts[key] + 1]:
-        if sum(counts.values()) < wanted:
-            counts[key] += 1
-    if not any(counts.values()):
-        raise DataError(
-            f"There are {len(class_ids)} training rows, too few to hold any out.",
-            "Give more rows, or evaluation data in a channel called test.",
-        )
-    sample = random.Random(seed).sample
-    chosen = [
-        positions[key][sample(range(len(positions[key])), counts[key])] for key in sorted(counts)
-    ]
-    held_out = np.sort(np.concatenate(chosen))
-    return np.delete(np.arange(len(ids)), held_out), held_out
-
-
 def _describe(split: str, parts: Sequence[_Read]) -> str:
     rows = sum(each.part.table.num_rows for each in parts)
-    kinds = ", ".join(sorted({each.part.format for each in parts}))
-    chosen = sorted({(each.columns.read, each.columns.label) for each in parts})
-    read = "; ".join(f"{_shown(texts)}, label column {label!r}" for texts, label in chosen)
-    where = str(parts[0].part.path) if len(parts) == 1 else f"{len(parts)} files"
-    taken = {name for texts, label in chosen for name in (*texts, label)}
-    others = {name for each in parts for name in each.part.table.column_names} - taken
-    others -= {TYPE_IDS, "attention_mask"} if TOKEN_IDS in taken else set()
-    unread = f"; not read: {_some(sorted(others))}" if others else ""
-    return f"{split} data: {rows} rows from {where}, {kinds}; {read}{unread}"
-
-
-def _shown(texts: Sequence[str]) -> str:
-    if len(texts) == 1:
-        return f"text column {texts[0]!r}"
-    return f"pairs of the text columns {texts[0]!r} and {texts[1]!r}, in this order"
+    read = []
+    taken: set[str] = set()
+    for texts, label in sorted({(each.columns.read, each.columns.label) for each in parts}):
+        shown = f"text column {texts[0]!r}"
+        if len(texts) > 1:
+            shown = f"pairs of the text columns {texts[0]!r} and {texts[1]!r}, in this order"
+        read.append(f"{shown}, label column {label!r}")
+        taken |= {*texts, label}
+    taken |= {TYPE_IDS, "attention_mask"} if TOKEN_IDS in taken else set()
+    return describe(split, [each.part for each in parts], f"{rows} rows", "; ".join(read), taken)
 
 
 def _describe_labels(known: Labels, train: datasets.Dataset, hosts: Hosts) -> list[str]:
     given = _column(train)
     rows = dict(zip(hosts.names, hosts.each(len(train)), strict=True))
-    listed = _some([f"{name} {count}" for name, count in rows.items()])
-    lines = [f"sharded: training rows of each host: {listed}"] if hosts.sharded else []
+    of_hosts = listed([f"{name} {count}" for name, count in rows.items()])
+    lines = [f"sharded: training rows of each host: {of_hosts}"] if hosts.sharded else []
     if known.problem == labels.NUMBER:
         told = hosts.each((given.min(), given.max(), float(given.sum())) if len(given) else None)
         least, most, sums = zip(*filter(None, told), strict=True)
@@ -524,7 +430,7 @@ def _describe_labels(known: Labels, train: datasets.Dataset, hosts: Hosts) -> li
     counts: Counter[str] = Counter()
     for each in hosts.each(rows_of_classes(known, given)):
         counts.update(each)
-    sizes = _some([f"{name} ({counts[name]} rows)" for name in known.names])
+    sizes = listed([f"{name} ({counts[name]} rows)" for name in known.names])
     how = ", of which a row has any number" if known.problem == labels.SEVERAL else ""
     return [*lines, f"labels: {len(known.names)}{how}: {sizes}"]
 
@@ -537,8 +443,3 @@ def rows_of_classes(known: Labels, given: Sequence[Any] | Array) -> dict[str, in
     else:
         counts = encoded.reshape(-1, len(known.names)).sum(axis=0)
     return dict(zip(known.names, counts.astype(int).tolist(), strict=True))
-
-
-def _some(names: Sequence[str], most: int = 20) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

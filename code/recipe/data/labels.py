@@ -93,19 +93,19 @@ class Shape:
                         "Correct the row or remove it.",
                     )
             return [float(value) for value in values]
-        return [self._several(part, row, value, column) for row, value in enumerate(values)]
-
-    def _several(self, part: Part, row: int, value: Any, column: str) -> tuple[str, ...]:
-        if isinstance(value, str) and self.separator:
-            value = [each for each in value.split(self.separator) if each.strip()]
-        elif not isinstance(value, list):
-            value = [] if value in (None, "") else [value]
-        if self.indicators:
-            value = [number for number, has in enumerate(value) if has]
-        names = [_spell(each, part.class_names.get(column)) for each in value]
-        if not all(names):
-            raise _no_class(part, row, value, column)
-        return tuple(name or "" for name in names)
+        spelled = []
+        for row, value in enumerate(values):
+            if isinstance(value, str) and self.separator:
+                value = [each for each in value.split(self.separator) if each.strip()]
+            elif not isinstance(value, list):
+                value = [] if value in (None, "") else [value]
+            if self.indicators:
+                value = [number for number, has in enumerate(value) if has]
+            names = [_spell(each, part.class_names.get(column)) for each in value]
+            if not all(names):
+                raise _no_class(part, row, value, column)
+            spelled.append(tuple(name or "" for name in names))
+        return spelled
 
 
 def shape_of(

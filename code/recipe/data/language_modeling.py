@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import classification, columns, shards, values
+from recipe.data import classification, columns, held_out, shards, values
 from recipe.data.column_names import (
     COMPLETION,
     COMPLETION_NAMES,
@@ -28,11 +29,13 @@ from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import formats
 from recipe.data.files.part import Part
 from recipe.data.layout import channels as layout
-from recipe.data.reading import read_parts
+from recipe.data.reading import describe, read_parts
 from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
 _PLAIN = (".txt", ".text")
+_NAMED = (TEXT, PROMPT, COMPLETION, MESSAGES)
+"""What the user may name the columns of."""
 _LOOKED_AT = 20
 _FILLERS = ("ForMaskedLM", "ForPreTraining")
 """Ends of the names of classes with a head for masked tokens."""
@@ -77,31 +80,27 @@ def load(
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
     """
     hosts = shards.of_job()
-    asked = {
-        name: getattr(hyperparameters, f"{name}_column")
-        for name in (TEXT, PROMPT, COMPLETION, MESSAGES)
-    }
-
-    def read_file(path: Path) -> Part:
-        if _is_plain(path):
-            return formats.read_texts(path, hyperparameters.sample_by)
-        return formats.read(path, lone_column=True)
+    asked = {name: getattr(hyperparameters, f"{name}_column") for name in _NAMED}
 
     def units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
-        return [functools.partial(read_file, path) for path in paths]
+        calls: list[Callable[[], Part]] = []
+        for path in paths:
+            if path.is_file() and path.name.lower().removesuffix(".gz").endswith(_PLAIN):
+                by = hyperparameters.sample_by
+                calls.append(functools.partial(formats.read_texts, path, by))
+            else:
+                calls.append(functools.partial(formats.read, path, lone_column=True))
+        return calls
 
     with hosts.together():
         places = layout.find(channels, hyperparameters.dataset_config_name, hosts.sharded)
-        notes = list(places.notes)
-        for names in places.class_names:
-            if names.column is None:
-                notes.append(f"{names.source} has names of classes and is not used.")
+        unused = [each.source for each in places.class_names if each.column is None]
+        notes = [f"{source} has names of classes and is not used." for source in unused]
+        notes = [*places.notes, *notes]
         parts = read_parts(places, notes, units)
         first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
         own = None if first is None else columns.of_documents(first, asked, None, kinds)
-    like = next((each for each in hosts.each(own) if each is not None), None)
-    if like is None and hosts.sharded:
-        raise DataError("No host has training data.", "Give rows to train on.")
+    like = hosts.first(own)
     read: dict[str, list[_Read]] = {}
     with hosts.together():
         problems = Problems()
@@ -123,7 +122,7 @@ def load(
         empty = pa.schema([(name, kind) for name in like]).empty_table()
         built[split] = datasets.Dataset(empty)
     found = [_describe(split, files) for split, files in read.items()]
-    train, evaluation, test, rule = classification.assign(built, None, hyperparameters, hosts)
+    train, evaluation, test, rule = held_out.assign(built, None, hyperparameters, hosts)
     sharded = frozenset().union(*hosts.each(places.sharded))
     if hosts.sharded:
         rows = zip(hosts.names, hosts.each(len(train)), strict=True)
@@ -134,7 +133,7 @@ def load(
         evaluation=evaluation,
         test=test,
         found=[*notes, *found, rule],
-        sharded=classification.uses_of(sharded, set(built)),
+        sharded=held_out.uses_of(sharded, set(built)),
     )
 
 
@@ -148,8 +147,11 @@ def recognise(evidence: Evidence) -> Recognised | None:
     prompt, completion = evidence.named(PROMPT_NAMES), evidence.named(COMPLETION_NAMES)
     text = evidence.named(TEXT_NAMES)
     is_decoder = any(name.endswith(_DECODERS) for name in evidence.architectures)
-    if messages is not None and _are_conversations(evidence, messages):
-        return Recognised(reason=f"column {messages} holds conversations")
+    if messages is not None and evidence.part is not None:
+        with contextlib.suppress(DataError):
+            for row, value in enumerate(evidence.values(messages)[:_LOOKED_AT]):
+                _conversation(evidence.part, row, value, messages)
+            return Recognised(reason=f"column {messages} holds conversations")
     if classification.recognise(evidence) is not None:
         return None
     if prompt is not None and completion is not None:
@@ -169,45 +171,25 @@ def recognise_for_encoders(evidence: Evidence) -> Recognised | None:
     return Recognised(reason=f"column {text} holds texts without labels, for an encoder")
 
 
-def _are_conversations(evidence: Evidence, column: str) -> bool:
-    try:
-        for row, value in enumerate(evidence.values(column)[:_LOOKED_AT]):
-            assert evidence.part is not None
-            _conversation(evidence.part, row, value, column)
-    except DataError:
-        return False
-    return True
-
-
-def _is_plain(path: Path) -> bool:
-    return path.is_file() and path.name.lower().removesuffix(".gz").endswith(_PLAIN)
-
-
 def _documents(read: _Read) -> pa.Table:
     if TOKEN_IDS in read.columns:
         return pa.table({TOKEN_IDS: classification.token_ids(read.part)})
-    spell = _conversation if MESSAGES in read.columns else _text
-    made = {
-        name: pa.array(
-            [
-                spell(read.part, row, value, column)
-                for row, value in enumerate(read.part.table[column].to_pylist())
-            ],
-            pa.large_string(),
-        )
-        for name, column in read.columns.items()
-    }
-    return pa.table(made)
-
-
-def _text(part: Part, row: int, value: Any, column: str) -> str:
-    if isinstance(value, (list, dict)):
-        raise DataError(
-            f"{part.where(row)} has no text in column {column!r}, but "
-            f"{json.dumps(value, default=str)[:60]}.",
-            f"Give texts, or conversations in a column called {MESSAGES}: {_EXAMPLE}.",
-        )
-    return "" if value is None else str(value)
+    documents = {}
+    for name, column in read.columns.items():
+        cells = read.part.table[column].to_pylist()
+        for row, value in enumerate(cells):
+            if MESSAGES in read.columns:
+                cells[row] = _conversation(read.part, row, value, column)
+            elif isinstance(value, (list, dict)):
+                raise DataError(
+                    f"{read.part.where(row)} has no text in column {column!r}, but "
+                    f"{json.dumps(value, default=str)[:60]}.",
+                    f"Give texts, or conversations in a column called {MESSAGES}: {_EXAMPLE}.",
+                )
+            else:
+                cells[row] = "" if value is None else str(value)
+        documents[name] = pa.array(cells, pa.large_string())
+    return pa.table(documents)
 
 
 def _conversation(part: Part, row: int, value: Any, column: str) -> str:
@@ -215,7 +197,10 @@ def _conversation(part: Part, row: int, value: Any, column: str) -> str:
     try:
         given = json.loads(value) if isinstance(value, str) else value
         turns = [{k: each for k, each in turn.items() if each is not None} for turn in given]
-        right = turns and all(_is_message(turn) for turn in turns)
+        right = turns and all(
+            isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)
+            for turn in turns
+        )
     except (ValueError, TypeError, AttributeError):
         right = False
     if not right:
@@ -227,16 +212,8 @@ def _conversation(part: Part, row: int, value: Any, column: str) -> str:
     return json.dumps(turns)
 
 
-def _is_message(turn: Mapping[str, Any]) -> bool:
-    return isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)
-
-
 def _describe(split: str, files: list[_Read]) -> str:
     rows = sum(each.part.table.num_rows for each in files)
-    kinds = ", ".join(sorted({each.part.format for each in files}))
-    where = str(files[0].part.path) if len(files) == 1 else f"{len(files)} files"
-    pairs = [f"{name} column {column!r}" for name, column in files[0].columns.items()]
+    read = ", ".join(f"{name} column {column!r}" for name, column in files[0].columns.items())
     taken = {column for each in files for column in each.columns.values()} | {"attention_mask"}
-    others = sorted({name for each in files for name in each.part.table.column_names} - taken)
-    unread = f"; not read: {', '.join(others)}" if others else ""
-    return f"{split} data: {rows} rows from {where}, {kinds}; {', '.join(pairs)}{unread}"
+    return describe(split, [each.part for each in files], f"{rows} rows", read, taken)

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,13 @@ from typing import Any
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import classification, text_columns
+from recipe.data import classification, held_out, text_columns
 from recipe.data.column_names import LABEL_NAMES_OF_PAIRS, plain
 from recipe.data.evidence import Evidence, Recognised
-from recipe.data.files import formats
-from recipe.data.files.part import Part
+from recipe.data.files.part import Part, is_string
 from recipe.data.layout import channels as layout
-from recipe.data.reading import read_parts
-from recipe.errors import DataError, Problems, near
+from recipe.data.reading import describe, read_parts
+from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
 QUERY, TEXTS, SCORES = "query", "texts", "scores"
@@ -132,26 +130,39 @@ def load(
     like: Columns | None = None
     described: list[str] = []
     problems = Problems()
-
-    def units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
-        return [functools.partial(formats.read, path) for path in paths]
-
-    for split, part in read_parts(places, notes, units):
+    for split, part in read_parts(places, notes):
         with problems.noted():
             chosen = choose(part, hyperparameters, like)
             like = like or chosen
             read = rows_of(part, chosen, notes)
             rows.setdefault(split, []).extend(read)
-            described.append(_describe(split, part, chosen, len(read)))
+            beside = f", negatives {', '.join(chosen.negatives)}" if chosen.negatives else ""
+            score = f", numbers {chosen.score!r}" if chosen.score else ""
+            told = f"queries {chosen.query!r}, texts {chosen.text!r}{beside}{score}"
+            taken = {chosen.query, chosen.text, chosen.score or "", *chosen.negatives}
+            described.append(describe(split, [part], f"{len(read)} rows", told, taken))
     problems.check()
     assert like is not None  # `read_parts` has seen to training data
     kind, built = like.kind, {}
     for split, each in rows.items():
         if not each:
             raise DataError(f"The {split} data has no rows with texts.", "Give some.")
-        kind, arranged = arrange(_kind(like, each, split, notes), each, notes)
-        built[split] = _dataset(arranged)
-    train, evaluation, test, rule = _assign(built, hyperparameters)
+        if split == "train" and like.kind == SCORED and len({row[2][0] for row in each}) == 1:
+            raise DataError(
+                f"Every row of the training data has {each[0][2][0]:g} in column {like.score!r}, "
+                "from which nothing can be learned.",
+                "Leave the column out if all texts belong to their queries, or give rows whose do "
+                "not.",
+            )
+        kind, arranged = arrange(like.kind, each, notes)
+        queries, texts, scores = zip(*arranged, strict=True) if arranged else ((), (), ())
+        table = pa.table({
+            QUERY: pa.array(queries, pa.large_string()),
+            TEXTS: pa.array(texts, pa.large_list(pa.large_string())),
+            SCORES: pa.array(scores, pa.large_list(pa.float32())),
+        })  # fmt: skip
+        built[split] = datasets.Dataset(table, fingerprint=uuid.uuid4().hex)
+    train, evaluation, test, rule = held_out.assign_groups(built, QUERY, hyperparameters)
     return Relevance(
         kind=kind,
         train=train,
@@ -174,7 +185,7 @@ def choose(part: Part, hyperparameters: Hyperparameters, like: Columns | None) -
         return dataclasses.replace(like, negatives=negatives)
     by_plain = {plain(name): name for name in reversed(names)}
     with_texts = {each: name for each, name in by_plain.items() if _may_hold_texts(part, name)}
-    label = _named(part, "label_column", hyperparameters.label_column)
+    label = part.asked("label_column", hyperparameters.label_column)
     asked = text_columns.given(part, hyperparameters.text_column, hyperparameters.text_pair_column)
     if asked is not None and asked[1] is None:
         raise DataError(
@@ -187,7 +198,7 @@ def choose(part: Part, hyperparameters: Hyperparameters, like: Columns | None) -
         ]
     else:
         listed = [each.strip() for each in hyperparameters.negative_columns.split(",")]
-        negatives = tuple(str(_named(part, "negative_columns", each)) for each in listed)
+        negatives = tuple(str(part.asked("negative_columns", each)) for each in listed)
     query, text = asked or _by_names(part, with_texts, bool(negatives), label)
     score = label or next(
         (
@@ -217,12 +228,7 @@ def _may_hold_texts(part: Part, name: str) -> bool:
     kind = part.table.schema.field(name).type
     while pa.types.is_list(kind) or pa.types.is_large_list(kind):
         kind = kind.value_type
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_struct(kind)
-        or pa.types.is_null(kind)
-    )
+    return is_string(kind) or bool(pa.types.is_struct(kind) or pa.types.is_null(kind))
 
 
 def _by_names(
@@ -247,16 +253,6 @@ def _by_names(
         f"them: its columns are {', '.join(part.table.column_names)}.",
         "Name them: text_column=query,passage. Known are for example anchor and positive, query "
         "and passage, sentence1 and sentence2.",
-    )
-
-
-def _named(part: Part, key: str, name: str | None) -> str | None:
-    names = part.table.column_names
-    if name is None or name in names:
-        return name
-    raise DataError(
-        f"{key} has value {name!r}, but {part.path} has the columns {', '.join(names)}.",
-        near(name, names) or f"Name one of them in {key}.",
     )
 
 
@@ -366,62 +362,3 @@ def _scores(part: Part, row: int, column: str, value: Any) -> list[float]:
             )
         scores.append(number)
     return scores
-
-
-def _kind(columns: Columns, rows: Sequence[Row], split: str, notes: list[str]) -> str:
-    """SCORED data whose every number is the same are pairs that belong together, if it is 1."""
-    if columns.kind != SCORED or split != "train":
-        return columns.kind
-    numbers = {scores[0] for _, _, scores in rows}
-    if len(numbers) > 1:
-        return SCORED
-    raise DataError(
-        f"Every row of the training data has {numbers.pop():g} in column {columns.score!r}, from "
-        "which nothing can be learned.",
-        "Leave the column out if all texts belong to their queries, or give rows whose do not.",
-    )
-
-
-def _dataset(rows: Sequence[Row]) -> datasets.Dataset:
-    table = pa.table(
-        {
-            QUERY: pa.array([query for query, _, _ in rows], pa.large_string()),
-            TEXTS: pa.array([texts for _, texts, _ in rows], pa.large_list(pa.large_string())),
-            SCORES: pa.array([scores for _, _, scores in rows], pa.large_list(pa.float32())),
-        }
-    )
-    return datasets.Dataset(table, fingerprint=uuid.uuid4().hex)
-
-
-def _assign(
-    built: Mapping[str, datasets.Dataset], hyperparameters: Hyperparameters
-) -> tuple[datasets.Dataset, datasets.Dataset, datasets.Dataset | None, str]:
-    """As `classification.assign`; what is held out are queries, with all of their rows."""
-    train = built["train"]
-    asked = hyperparameters.evaluates or hyperparameters.predicts
-    if len(built) > 1 or not asked:
-        return classification.assign(built, None, hyperparameters)
-    queries = train[QUERY][:]
-    unique = list(dict.fromkeys(queries))
-    share, seed = classification.HELD_OUT, hyperparameters.seed
-    _, held_out = classification.hold_out([0] * len(unique), share, seed)
-    chosen = {unique[at] for at in held_out}
-    rows = [at for at, query in enumerate(queries) if query in chosen]
-    kept = [at for at, query in enumerate(queries) if query not in chosen]
-    rule = (
-        f"evaluation: {len(held_out)} queries held out of the training data, with their "
-        f"{len(rows)} rows, seed {seed}"
-    )
-    return train.select(kept), train.select(rows), None, rule
-
-
-def _describe(split: str, part: Part, columns: Columns, rows: int) -> str:
-    taken = {columns.query, columns.text, columns.score, *columns.negatives}
-    others = [name for name in part.table.column_names if name not in taken]
-    unread = f"; not read: {', '.join(others[:20])}" if others else ""
-    beside = f", negatives {', '.join(columns.negatives)}" if columns.negatives else ""
-    score = f", numbers {columns.score!r}" if columns.score else ""
-    return (
-        f"{split} data: {rows} rows from {part.path}, {part.format}; queries {columns.query!r}, "
-        f"texts {columns.text!r}{beside}{score}{unread}"
-    )

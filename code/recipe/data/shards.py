@@ -45,6 +45,17 @@ class Hosts:
         told = everyones(value if self.rank in firsts else None)
         return [told[first] for first in firsts]
 
+    def first(self, value: Value | None) -> Value | None:
+        """What the first host has that has one: of the training data, so that all go by it.
+
+        Raises:
+            DataError: channels are sharded, and no host has one.
+        """
+        first = next((each for each in self.each(value) if each is not None), None)
+        if first is None and self.sharded:
+            raise DataError("No host has training data.", "Give rows to train on.")
+        return first
+
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """A block that fails on all hosts, with the reason, where it fails on one of them: else

@@ -37,22 +37,20 @@ def with_words(part: Part) -> Part:
     Raises:
         DataError: the words have tags.
     """
-    lists = [name for name in part.table.column_names if _are_words(part, name)]
+    lists = []
+    for name in part.table.column_names:
+        kind = part.table.schema.field(name).type
+        if is_list(kind) and is_string(kind.value_type):
+            lists.append(name)
+        elif is_string(kind) and plain(name) in _WORDS:
+            sample = [cell for cell in part.table[name].slice(0, _SAMPLE_ROWS).to_pylist() if cell]
+            if sample and all(isinstance(container(cell), list) for cell in sample):
+                lists.append(name)
     for name in [name for name in lists if plain(name) in (*TEXT_NAMES, *_WORDS)]:
         _refuse_tagged(part, name, part.table[name].to_pylist())
     names = {plain(name): name for name in part.table.column_names}
     known = next((names[name] for name in (*TEXT_NAMES, *_WORDS) if name in names), None)
     return with_texts(part, known) if known is not None and known in lists else part
-
-
-def _are_words(part: Part, name: str) -> bool:
-    kind = part.table.schema.field(name).type
-    if is_list(kind):
-        return is_string(kind.value_type)
-    if not (is_string(kind) and plain(name) in _WORDS):
-        return False
-    sample = [value for value in part.table[name].slice(0, _SAMPLE_ROWS).to_pylist() if value]
-    return bool(sample) and all(isinstance(container(value), list) for value in sample)
 
 
 def with_texts(part: Part, column: str) -> Part:

@@ -19,7 +19,7 @@ from seqeval.metrics import (  # type: ignore[import-untyped]
 from seqeval.metrics.sequence_labeling import get_entities  # type: ignore[import-untyped]
 from sklearn.metrics import precision_recall_fscore_support
 
-from recipe.data.word_tags import OUTSIDE
+from recipe.data.kinds.word_tags import OUTSIDE
 from recipe.reports import figures, section
 from recipe.reports.predictions import confusion
 from recipe.reports.section import Section

@@ -20,8 +20,8 @@ from recipe.batching import packing
 from recipe.batching.batches import Layout
 from recipe.batching.samples import Samples
 from recipe.batching.tagged_batches import PackedTags, PaddedTags, TaggedSamples
-from recipe.data import word_tags
 from recipe.data.column_names import TAGS, TOKENS
+from recipe.data.kinds import word_tags
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import TRUNCATE, Hyperparameters
 from recipe.models import loading, packed_encoders, token_heads

@@ -13,8 +13,8 @@ import pytest
 from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, IOE1, IOE2, Entities
 from transformers import AutoTokenizer
 
-from recipe.data import word_tags
-from recipe.data.word_tags import Tagged, iob2
+from recipe.data.kinds import word_tags
+from recipe.data.kinds.word_tags import Tagged, iob2
 from recipe.errors import DataError
 from recipe.hyperparameters import parse
 from recipe.reports.entities import entities_of

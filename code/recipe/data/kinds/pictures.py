@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import classification, labels
+from recipe.data import classification, held_out, labels
 from recipe.data.column_names import LABEL, LABEL_NAMES, plain, split_of
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import formats
@@ -91,7 +91,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pict
         built[split] = datasets.Dataset(pa.concat_tables(tables), fingerprint=uuid.uuid4().hex)
         of_files = f"{len(each)} tables or folders" if len(each) > 1 else str(each[0].path)
         notes.append(f"{split} data: {len(built[split])} pictures from {of_files}")
-    training, evaluation, test, rule = classification.assign(
+    training, evaluation, test, rule = held_out.assign(
         built, lambda split: split[LABEL][:], hyperparameters
     )
     sizes = classification.rows_of_classes(known, training[LABEL][:])

@@ -11,7 +11,7 @@ from typing import Any
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import classification, values
+from recipe.data import held_out, values
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files.part import Part
 from recipe.data.layout import channels as layout
@@ -109,7 +109,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Ques
         )  # fmt: skip
         unanswered = sum(not each[3] for each in of_split)
         found.append(f"{split} data: {'; '.join(told[split])}; {unanswered} without an answer")
-    train, evaluation, test, rule = classification.assign(built, None, hyperparameters)
+    train, evaluation, test, rule = held_out.assign(built, None, hyperparameters)
     if not any(train[ANSWERS]):
         raise DataError(
             "No question of the training data has an answer.",

@@ -10,7 +10,7 @@ from pathlib import Path
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import classification
+from recipe.data import held_out
 from recipe.data.column_names import plain
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files.part import Part
@@ -98,7 +98,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
         raise DataError(
             f"The {empty[0]} data has no row with both texts.", "Give pairs, or leave it out."
         )
-    train, evaluation, test, rule = classification.assign(sets, None, hyperparameters)
+    train, evaluation, test, rule = held_out.assign(sets, None, hyperparameters)
     counted = [f"{line}; {len(sets[split])} rows" for split, line in found.items()]
     return TextPairs(train=train, evaluation=evaluation, test=test, found=[*notes, *counted, rule])
 

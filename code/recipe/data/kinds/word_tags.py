@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,15 +13,16 @@ from typing import Any
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import classification, spans, values
+from recipe.data import held_out, values
 from recipe.data.column_names import TAGS, TOKENS, plain
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import formats
 from recipe.data.files.part import Part
+from recipe.data.kinds import spans
 from recipe.data.layout import channels as layout
 from recipe.data.layout.class_names import ClassNames
-from recipe.data.reading import read_parts
-from recipe.errors import DataError, Problems, near
+from recipe.data.reading import describe, read_parts
+from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
 OUTSIDE, UNTAGGED = "O", -100
@@ -94,7 +96,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagg
     like = None
 
     def units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
-        return [lambda path=path: formats.read_tagged(path) for path in paths]  # type: ignore[misc]
+        return [functools.partial(formats.read_tagged, path) for path in paths]
 
     problems = Problems()
     for split, part in read_parts(places, notes, units):
@@ -106,21 +108,22 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagg
     of_train = [
         tag for each in read["train"] for row in each.tags for tag in row if tag is not None
     ]
-    are_entities = _are_entities(of_train)
+    seen = set(of_train)
+    are_entities = OUTSIDE in seen and len(seen) > 1 and all(map(_TAG.fullmatch, seen - {OUTSIDE}))
     declared = read["train"][0].part.class_names.get(read["train"][0].columns[1], [])
     if are_entities:
         names = _entity_names(of_train, declared, notes)
     else:
-        names = tuple(declared) if set(of_train) <= set(declared) else tuple(sorted(set(of_train)))
-    if len(set(of_train)) < 2:
+        names = tuple(declared) if seen <= set(declared) else tuple(sorted(seen))
+    if len(seen) < 2:
         raise DataError(
             f"Column {read['train'][0].columns[1]!r} of {read['train'][0].part.path} has one tag "
-            f"only: {', '.join(set(of_train)) or 'none'}.",
+            f"only: {', '.join(seen) or 'none'}.",
             "Training needs words of at least two tags.",
         )
     built = {split: _build(split, each, names, are_entities) for split, each in read.items()}
     found = [_describe(split, each) for split, each in read.items()]
-    train, evaluation, test, rule = classification.assign(built, None, hyperparameters)
+    train, evaluation, test, rule = held_out.assign(built, None, hyperparameters)
     return Tagged(
         train=train,
         evaluation=evaluation,
@@ -151,11 +154,6 @@ def iob2(tags: Sequence[str | None]) -> list[str | None]:
     return found
 
 
-def _are_entities(tags: Sequence[str]) -> bool:
-    kinds = set(tags)
-    return OUTSIDE in kinds and len(kinds) > 1 and all(map(_TAG.fullmatch, kinds - {OUTSIDE}))
-
-
 def _entity_names(
     tags: Sequence[str], declared: Sequence[str], notes: list[str]
 ) -> tuple[str, ...]:
@@ -176,13 +174,10 @@ def _columns(
     """The column of the words (or the text), and that of the tags (or spans)."""
     names = part.table.column_names
     by_plain = {plain(name): name for name in reversed(names)}
-    asked = hyperparameters.text_column, hyperparameters.label_column
-    for key, name in zip(("text_column", "label_column"), asked, strict=True):
-        if name is not None and name not in names:
-            raise DataError(
-                f"{key} has value {name!r}, but {part.path} has the columns {', '.join(names)}.",
-                near(name, names) or f"Name one of them in {key}.",
-            )
+    asked = (
+        part.asked("text_column", hyperparameters.text_column),
+        part.asked("label_column", hyperparameters.label_column),
+    )
     if like is not None and set(like) <= set(names):
         return like
     texts = (*_WORDS, *spans.TEXT_COLUMNS)
@@ -320,17 +315,11 @@ def _build(
 
 
 def _describe(split: str, parts: Sequence[_Read]) -> str:
-    kinds = ", ".join(sorted({each.part.format for each in parts}))
-    where = str(parts[0].part.path) if len(parts) == 1 else f"{len(parts)} files"
     words, tags = parts[0].columns
-    others = {name for each in parts for name in each.part.table.column_names} - {words, tags}
-    unread = f"; not read: {', '.join(sorted(others))}" if others else ""
-    count = sum(len(each.words) for each in parts)
-    total = sum(len(row) for each in parts for row in each.words)
-    return (
-        f"{split} data: {count} sentences of {total} words from {where}, {kinds}; word column "
-        f"{words!r}, label column {tags!r}{unread}"
-    )
+    sentences = [row for each in parts for row in each.words]
+    count = f"{len(sentences)} sentences of {sum(map(len, sentences))} words"
+    read = f"word column {words!r}, label column {tags!r}"
+    return describe(split, [each.part for each in parts], count, read, {words, tags})
 
 
 def _describe_tags(names: Sequence[str], are_entities: bool, tags: Sequence[str]) -> str:

@@ -1,0 +1,117 @@
+"""What a job trains on, evaluates on and tests on, of the splits of its data."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import datasets
+import numpy as np
+import numpy.typing as npt
+
+from recipe.data import shards
+from recipe.data.shards import Hosts
+from recipe.errors import DataError
+from recipe.hyperparameters import Hyperparameters
+
+SHARE = 0.1
+"""Of the training data, where there is no other to evaluate on."""
+Array = npt.NDArray[Any]
+
+
+def assign(
+    built: Mapping[str, datasets.Dataset],
+    strata: Callable[[datasets.Dataset], Any] | None,
+    hyperparameters: Hyperparameters,
+    hosts: Hosts = shards.ONE,
+) -> tuple[datasets.Dataset, datasets.Dataset, datasets.Dataset | None, str]:
+    """Training, evaluation and (beside validation data) test data, and in a line how they came.
+
+    Args:
+        strata: The class ids of a data set, of whose rows the same share is held out of each.
+    """
+    train, validation, test = (built.get(split) for split in ("train", "validation", "test"))
+    assert train is not None  # `read_parts` has seen to it
+    if validation is not None:
+        also = ", test data after training" if test is not None else ""
+        return train, validation, test, f"evaluation: on the validation data{also}"
+    if test is not None:
+        return train, test, None, "evaluation: on the test data"
+    if not (hyperparameters.evaluates or hyperparameters.predicts):
+        # The engine lays out a batch of it, and never computes one.
+        rule = "evaluation: none was asked for, so that all rows train"
+        return train, train.select(range(min(1, len(train)))), None, rule
+    given = strata(train) if strata else np.zeros(len(train), dtype=np.int64)
+    # The rows of a host may be too few, those of all are not.
+    can = hosts.each(len(given) > len(np.unique(given)))
+    if hosts.sharded and any(can) and not can[hosts.names.index(hosts.of_processes[hosts.rank])]:
+        kept, held_out = np.arange(len(given)), np.arange(0)
+    else:
+        kept, held_out = hold_out(given, SHARE, hyperparameters.seed)
+    how = "stratified, " if strata else ""
+    count = sum(hosts.each(len(held_out)))
+    where = " by their hosts" if hosts.sharded else ""
+    rule = f"evaluation: {count} training rows held out{where}, {how}seed {hyperparameters.seed}"
+    return train.select(kept), train.select(held_out), None, rule
+
+
+def assign_groups(
+    built: Mapping[str, datasets.Dataset], column: str, hyperparameters: Hyperparameters
+) -> tuple[datasets.Dataset, datasets.Dataset, datasets.Dataset | None, str]:
+    """As `assign`; held out are queries (the values of `column`), with all of their rows."""
+    train = built["train"]
+    asked = hyperparameters.evaluates or hyperparameters.predicts
+    if len(built) > 1 or not asked:
+        return assign(built, None, hyperparameters)
+    queries = train[column][:]
+    unique = list(dict.fromkeys(queries))
+    _, held_out = hold_out([0] * len(unique), SHARE, hyperparameters.seed)
+    chosen = {unique[at] for at in held_out}
+    rows = [at for at, query in enumerate(queries) if query in chosen]
+    kept = [at for at, query in enumerate(queries) if query not in chosen]
+    rule = (
+        f"evaluation: {len(held_out)} queries held out of the training data, with their "
+        f"{len(rows)} rows, seed {hyperparameters.seed}"
+    )
+    return train.select(kept), train.select(rows), None, rule
+
+
+def uses_of(sharded: frozenset[str], splits: Collection[str]) -> frozenset[str]:
+    """Which of the data sets that `assign` makes of `splits` are sharded."""
+    evaluation = next((each for each in ("validation", "test") if each in splits), "train")
+    test = "test" if "validation" in splits and "test" in splits else ""
+    uses = {"train": "train", "evaluation": evaluation, "test": test}
+    return frozenset(use for use, split in uses.items() if split in sharded)
+
+
+def hold_out(class_ids: Sequence[int] | Array, share: float, seed: int) -> tuple[Array, Array]:
+    """Positions to keep and to hold out, `share` of each class, the same for the same seed.
+
+    A class keeps at least one row. The shares are rounded so that their sum is the share of all
+    rows, and at least one row is held out.
+
+    Raises:
+        DataError: no class has two rows.
+    """
+    ids = np.asarray(class_ids)
+    by_class = np.argsort(ids, kind="stable")
+    keys, starts = np.unique(ids[by_class], return_index=True)
+    positions = dict(zip(keys.tolist(), np.split(by_class, starts[1:]), strict=True))
+    wanted = max(1, round(len(class_ids) * share))
+    counts = {key: int(len(rows) * share) for key, rows in positions.items()}
+    by_remainder = sorted(counts, key=lambda key: (len(positions[key]) * share) % 1, reverse=True)
+    for key in [key for key in by_remainder if len(positions[key]) > counts[key] + 1]:
+        if sum(counts.values()) < wanted:
+            counts[key] += 1
+    if not any(counts.values()):
+        raise DataError(
+            f"There are {len(class_ids)} training rows, too few to hold any out.",
+            "Give more rows, or evaluation data in a channel called test.",
+        )
+    sample = random.Random(seed).sample
+    chosen = [
+        positions[key][sample(range(len(positions[key])), counts[key])] for key in sorted(counts)
+    ]
+    held_out = np.sort(np.concatenate(chosen))
+    return np.delete(np.arange(len(ids)), held_out), held_out
