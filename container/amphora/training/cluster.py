@@ -99,13 +99,12 @@ class Link:
             if self.decision is not None:
                 return False
             if self.own.state == "running" and list(places) != list(self.own.places):
-                self.own = replace(self.own, places=tuple(places))
-                self._judge_alone()
+                self._say(replace(self.own, places=tuple(places)))
             return self.decision is None
 
     def announce_done(self) -> None:
         """Tell the others that this host has nothing of its own to wait for."""
-        self._say("done")
+        self._say(Word(host=self.host, state="done", attempt=self.attempt))
 
     def finish(
         self, state: str, reason: str = "", *, is_consequence: bool = False, is_fault: bool = False
@@ -122,7 +121,16 @@ class Link:
         """
         if self.decision is not None:
             return
-        self._say(state, reason, is_consequence=is_consequence, is_fault=is_fault)
+        self._say(
+            Word(
+                host=self.host,
+                state=state,
+                attempt=self.attempt,
+                reason=reason,
+                is_consequence=is_consequence,
+                is_fault=is_fault,
+            )
+        )
         if len(self.hosts) == 1:
             return
         if state == "done":
@@ -153,33 +161,21 @@ class Link:
         while len(self.hosts) > 1 and not self._go.wait(0.2):
             if self._decided.is_set() or self._stopped():
                 return False
-        self._say("running")
+        self._say(Word(host=self.host, state="running", attempt=attempt))
         return True
 
     def is_over(self) -> bool:
         """Whether the whole job has ended."""
         return self.decision is not None and self.decision.state != "restart"
 
-    def _say(
-        self, state: str, reason: str = "", is_consequence: bool = False, is_fault: bool = False
-    ) -> None:
+    def _say(self, word: Word) -> None:
         with self._lock:
-            self.own = Word(
-                host=self.host,
-                state=state,
-                attempt=self.attempt,
-                reason=reason,
-                is_consequence=is_consequence,
-                is_fault=is_fault,
-            )
-            self._judge_alone()
-
-    def _judge_alone(self) -> None:
-        """A job of one host decides for itself."""
-        if len(self.hosts) == 1:
-            decision = self.judge({self.host: self.own}, attempt=self.attempt)
-            if decision is not None:
-                self._decide(decision)
+            self.own = word
+            # A job of one host decides for itself.
+            if len(self.hosts) == 1:
+                decision = self.judge({self.host: word}, attempt=word.attempt)
+                if decision is not None:
+                    self._decide(decision)
 
     def _decide(self, decision: Word) -> None:
         with self._lock:
@@ -187,10 +183,6 @@ class Link:
                 self.decision = decision
                 self._decided.set()
                 self._writer.send(b"!")
-
-    def _close(self) -> None:
-        self._reader.close()
-        self._writer.close()
 
 
 @contextmanager
@@ -210,21 +202,20 @@ def linked(
         ConfigError: A host's name does not resolve, or the first host cannot be reached, in time.
     """
     link = Link(host, hosts, stopped, limits)
-    if len(hosts) == 1:
-        yield link
-        link._close()
-        return
-    until = _Deadline(limits.host_wait_seconds, stopped)
-    _resolve(hosts, until)
-    talk = _Listener(link, until) if host == hosts[0] else _Caller(link, hosts[0], until)
-    thread = threading.Thread(target=talk.run, name="peers", daemon=True)
-    thread.start()
-    try:
-        yield link
-    finally:
-        talk.stop.set()
-        thread.join(2 * _BEAT_SECONDS)
-        link._close()
+    with link._reader, link._writer:
+        if len(hosts) == 1:
+            yield link
+            return
+        until = _Deadline(limits.host_wait_seconds, stopped)
+        _resolve(hosts, until)
+        talk = _Listener(link, until) if host == hosts[0] else _Caller(link, hosts[0], until)
+        thread = threading.Thread(target=talk.run, name="peers", daemon=True)
+        thread.start()
+        try:
+            yield link
+        finally:
+            talk.stop.set()
+            thread.join(2 * _BEAT_SECONDS)
 
 
 class _Deadline:
@@ -433,8 +424,7 @@ def _connected(host: str, port: int, until: _Deadline) -> socket.socket:
         except OSError as error:
             if until.passed():
                 raise ConfigError(
-                    f"The host {host} does not answer on port {port} within"
-                    f" {until.wait:.0f} s"
+                    f"The host {host} does not answer on port {port} within {until.wait:.0f} s"
                     f" ({error}).",
                     "Check that it has started and that the hosts may talk to each other (security"
                     " group); AMPHORA_HOST_WAIT_SECONDS waits longer.",

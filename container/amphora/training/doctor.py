@@ -13,13 +13,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from amphora.common import devices, logs
 from amphora.common.errors import AmphoraError
-from amphora.contract.job import Job, Paths, read_job
+from amphora.contract.job import Job, read_job
 from amphora.training import entry_point, launch
 from amphora.training.limits import Limits
 
@@ -49,8 +50,23 @@ def doctor(environ: Mapping[str, str], as_json: bool) -> int:
     logs.remember(logs.secret_values(environ))
     with tempfile.TemporaryDirectory(prefix="amphora-") as scratch:
         findings = list(examine(environ, Path(scratch)))
-    print(logs.mask(_json(findings) if as_json else _table(findings)))
-    return int(any(finding.level == ERROR for finding in findings))
+    counts = {level: sum(f.level == level for f in findings) for level in (ERROR, WARNING)}
+    if as_json:
+        summary = {"errors": counts[ERROR], "warnings": counts[WARNING]}
+        text = json.dumps({**summary, "findings": [asdict(each) for each in findings]}, indent=1)
+    else:
+        width = max(len(finding.what) for finding in findings)
+        rows = [
+            f"{_MARKS[finding.level]:5}  {finding.what:{width}}  {line}"
+            if number == 0
+            else f"{'':5}  {'':{width}}  {line}"
+            for finding in findings
+            for number, line in enumerate(finding.detail.splitlines() or [""])
+        ]
+        total = f"{counts[ERROR]} errors, {counts[WARNING]} warnings"
+        text = "\n".join([*rows, "", total])
+    print(logs.mask(text))
+    return int(counts[ERROR] > 0)
 
 
 def examine(environ: Mapping[str, str], scratch: Path) -> Iterator[Finding]:
@@ -65,12 +81,6 @@ def examine(environ: Mapping[str, str], scratch: Path) -> Iterator[Finding]:
     yield Finding(level=OK, what="configuration", detail=f"hyperparameters: {names}")
     for note in job.notes:
         yield Finding(level=WARNING, what="configuration", detail=note)
-    yield from _channels(job)
-    yield from _disk(job.paths)
-    yield from _start(job, environ, scratch)
-
-
-def _channels(job: Job) -> Iterator[Finding]:
     if not job.channels:
         yield Finding(level=WARNING, what="channels", detail="there are none")
     for name, path in job.channels.items():
@@ -80,46 +90,37 @@ def _channels(job: Job) -> Iterator[Finding]:
             continue
         files = [file for file in path.rglob("*") if file.is_file()]
         size = sum(file.stat().st_size for file in files)
-        empty = size == 0
-        detail = "there is nothing in it" if empty else f"{_count(files, 'file')}, {_bytes(size)}"
-        yield Finding(level=ERROR if empty else OK, what=what, detail=f"{detail} ({path})")
-
-
-def _disk(paths: Paths) -> Iterator[Finding]:
+        if size == 0:
+            yield Finding(level=ERROR, what=what, detail=f"there is nothing in it ({path})")
+        else:
+            counted = f"{len(files)} file{'s' * (len(files) != 1)}, {_bytes(size)}"
+            yield Finding(level=OK, what=what, detail=f"{counted} ({path})")
     for name in ("model", "output", "checkpoints"):
-        folder: Path = getattr(paths, name)
-        there = next(place for place in (folder, *folder.parents) if place.exists())
-        free = shutil.disk_usage(there).free
-        if not os.access(there, os.W_OK):
-            yield Finding(level=ERROR, what=f"folder {name}", detail=f"{there} is read-only")
+        folder: Path = getattr(job.paths, name)
+        present = next(place for place in (folder, *folder.parents) if place.exists())
+        free = shutil.disk_usage(present).free
+        what = f"folder {name}"
+        if not os.access(present, os.W_OK):
+            yield Finding(level=ERROR, what=what, detail=f"{present} is read-only")
         else:
             level = OK if free >= LEAST_FREE_BYTES else WARNING
-            yield Finding(
-                level=level, what=f"folder {name}", detail=f"{_bytes(free)} free: {folder}"
-            )
+            yield Finding(level=level, what=what, detail=f"{_bytes(free)} free: {folder}")
+    yield from _start(job, environ, scratch)
 
 
 def _start(job: Job, environ: Mapping[str, str], scratch: Path) -> Iterator[Finding]:
     """The device, the code, and how it would be started."""
     try:
-        found = devices.detect(environ, job.instance_type)
-        yield Finding(level=OK, what="device", detail=f"{found.kind}: {found.reason}")
+        host = devices.detect(environ, job.instance_type)
+        yield Finding(level=OK, what="device", detail=f"{host.kind}: {host.reason}")
         code = entry_point.locate(job, environ, scratch, scratch / "code")
-        plan = launch.plan(job, found, code, scratch, environ)
+        plan = launch.plan(job, host, code, scratch, environ)
         Limits.of(environ, is_recipe=job.entry_point is None)
     except AmphoraError as error:
         yield Finding(level=ERROR, what="start", detail=str(error))
         return
     for note in plan.notes:
         yield Finding(level=OK, what="start", detail=note)
-    yield from _network(job, code)
-    if job.entry_point is None:
-        yield from _recipe(job, code, plan, launch.world_of(job, found, code, environ))
-    else:
-        yield from _script(job, code)
-
-
-def _network(job: Job, code: entry_point.Source) -> Iterator[Finding]:
     needs = ["S3 for the code"] if job.submit_directory.startswith("s3://") else []
     if job.entry_point is not None:
         needs += [f"a package index for {what}" for what, _ in entry_point.install_steps(code)]
@@ -127,6 +128,10 @@ def _network(job: Job, code: entry_point.Source) -> Iterator[Finding]:
         needs.append(f"the other hosts: {', '.join(h for h in job.hosts if h != job.current_host)}")
     detail = f"needed: {'; '.join(needs)}" if needs else "not needed to start"
     yield Finding(level=OK, what="network", detail=detail)
+    if job.entry_point is None:
+        yield from _recipe(job, code, plan, launch.world_of(job, host, code, environ))
+    else:
+        yield from _script(job, code)
 
 
 def _script(job: Job, code: entry_point.Source) -> Iterator[Finding]:
@@ -169,14 +174,9 @@ def _missing_imports(tree: ast.Module, *folders: Path) -> Iterator[str]:
             names = [node.module]
         for name in {name.split(".")[0] for name in names}:
             beside = any((f / name).is_dir() or (f / f"{name}.py").is_file() for f in folders)
-            if not beside and not _installed(name):
+            is_built_in = name in sys.builtin_module_names
+            if not beside and not is_built_in and PathFinder.find_spec(name) is None:
                 yield name
-
-
-def _installed(name: str) -> bool:
-    from importlib.machinery import PathFinder
-
-    return name in sys.builtin_module_names or PathFinder.find_spec(name) is not None
 
 
 def _recipe(
@@ -205,30 +205,6 @@ def _recipe(
     if result.returncode != 0:
         said = [line for line in result.stderr.splitlines() if line.strip()] or ["no word"]
         yield Finding(level=ERROR, what="recipe", detail=said[-1])
-
-
-def _json(findings: Sequence[Finding]) -> str:
-    errors = [finding for finding in findings if finding.level == ERROR]
-    warnings = [finding for finding in findings if finding.level == WARNING]
-    summary = {"errors": len(errors), "warnings": len(warnings)}
-    return json.dumps({**summary, "findings": [asdict(finding) for finding in findings]}, indent=1)
-
-
-def _table(findings: Sequence[Finding]) -> str:
-    width = max(len(finding.what) for finding in findings)
-    rows = [
-        f"{_MARKS[finding.level]:5}  {finding.what:{width}}  {line}"
-        if number == 0
-        else f"{'':5}  {'':{width}}  {line}"
-        for finding in findings
-        for number, line in enumerate(finding.detail.splitlines() or [""])
-    ]
-    counts = {level: sum(f.level == level for f in findings) for level in (ERROR, WARNING)}
-    return "\n".join([*rows, "", f"{counts[ERROR]} errors, {counts[WARNING]} warnings"])
-
-
-def _count(items: Sequence[object], name: str) -> str:
-    return f"{len(items)} {name}{'s' * (len(items) != 1)}"
 
 
 def _bytes(size: float) -> str:

@@ -49,11 +49,16 @@ class Source:
 
     @property
     def command(self) -> list[str]:
-        """What follows `python` (or torchrun); for a command, the whole of it."""
+        """What follows `python` (or torchrun). A command's is the whole of it: the program of its
+        #! line, or the shell if it has none."""
         if self.kind is Kind.MODULE:
             return ["-m", self.name]
         if self.kind is Kind.COMMAND:
-            return [*_interpreter(self.path), str(self.path)]
+            with self.path.open("rb") as file:
+                first_line = file.readline(512).decode("utf-8", "replace").strip()
+            named = first_line[2:].strip() if first_line.startswith("#!") else ""
+            interpreter = named.split(maxsplit=1) or [shutil.which("bash") or "/bin/sh"]
+            return [*interpreter, str(self.path)]
         return [str(self.path)]
 
 
@@ -71,7 +76,21 @@ def locate(
     """
     if job.entry_point is None:
         return Source(root=recipe_dir(environ), kind=Kind.SCRIPT, name="train.py")
-    root = _fetched(job, environ, scratch, code_dir or job.paths.code)
+    place = job.submit_directory.removeprefix("file://")
+    path = Path(place)
+    if place.startswith("s3://"):
+        path = scratch / "sourcedir.tar.gz"
+        archives.download(place, path, environ)
+    if path.is_dir():
+        root = path.absolute()
+    elif path.is_file():
+        root = _unpacked(path, code_dir or job.paths.code, place, scratch)
+    else:
+        raise CodeError(
+            f"sagemaker_submit_directory is {place!r}, which is not there.",
+            "Give s3://bucket/sourcedir.tar.gz, a .tar.gz file or a folder; or mount the code at"
+            f" {job.paths.code}.",
+        )
     return _entry(root, job.entry_point)
 
 
@@ -115,25 +134,6 @@ def is_package(root: Path) -> bool:
     )
 
 
-def _fetched(job: Job, environ: Mapping[str, str], scratch: Path, code_dir: Path) -> Path:
-    """The folder with the code."""
-    place = job.submit_directory.removeprefix("file://")
-    if place.startswith("s3://"):
-        archive = scratch / "sourcedir.tar.gz"
-        archives.download(place, archive, environ)
-        return _unpacked(archive, code_dir, place, scratch)
-    path = Path(place)
-    if path.is_dir():
-        return path.absolute()
-    if path.is_file():
-        return _unpacked(path, code_dir, place, scratch)
-    raise CodeError(
-        f"sagemaker_submit_directory is {place!r}, which is not there.",
-        "Give s3://bucket/sourcedir.tar.gz, a .tar.gz file or a folder; or mount the code at"
-        f" {job.paths.code}.",
-    )
-
-
 def _unpacked(archive: Path, target: Path, place: str, scratch: Path) -> Path:
     """Unpack beside the target, then move: an archive that is refused leaves nothing."""
     if target.exists() and any(target.iterdir()):
@@ -170,12 +170,3 @@ def _entry(root: Path, name: str) -> Source:
         f" (there: {', '.join(present[:20]) or 'nothing'}).",
         "Name a file of the code folder, or mount the code there.",
     )
-
-
-def _interpreter(path: Path) -> list[str]:
-    """The program of the script's #! line; the shell where it has none."""
-    with path.open("rb") as file:
-        first = file.readline(512).decode("utf-8", "replace").strip()
-    if first.startswith("#!") and first[2:].strip():
-        return first[2:].split(maxsplit=1)
-    return [shutil.which("bash") or "/bin/sh"]

@@ -94,6 +94,14 @@ class Record:
     def lost_a_peer(self) -> bool:
         return bool(_PEER_LOST.search(f"{self.type}: {self.message}"))
 
+    @property
+    def headline(self) -> str:
+        """The exception in one line."""
+        if self.type.endswith("ProcessRaisedException"):
+            # mp.spawn's: the rank's traceback is the message, and its last line the exception.
+            return _shorten(self.message.strip().splitlines()[-1])
+        return _shorten(f"{self.type}: {self.message}" if self.message else self.type)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
@@ -172,6 +180,7 @@ def describe(ended: Ended, records: Sequence[Record]) -> Failure:
     record = _cause(ended, records)
     tail = list(itertools.takewhile(lambda line: not _LAUNCHER_LINE.match(line), ended.tail))
     worker = _first_worker(records)
+    code: int = worker["exit_code"] if worker else ended.exit_code
     head: list[str] = []
     if ended.stop_signal is not None:
         how = (
@@ -181,19 +190,18 @@ def describe(ended: Ended, records: Sequence[Record]) -> Failure:
         )
         head.append(f"Stopped by {_signal_name(ended.stop_signal)}{how}")
     if record is not None:
-        head.append(_headline(record))
+        head.append(record.headline)
         if record.frame:
             file, line, function, source = record.frame
             head.append(f"  at {file}:{line} in {function}: {source or ''}".rstrip(": ")[:300])
     elif (printed := _printed_exception(ended, tail)) is not None:
         head.append(_shorten(printed))
     elif ended.stop_signal is None:
-        head.append(_status(ended, worker))
+        head.append(_status(ended, code))
         head += [_shorten(line) for line in tail if line.strip()][-3:]
     if ended.stop_signal is None:
         said = "\n".join(head)
         head += [hint for pattern, hint in _HINTS if pattern.search(said)][:1]
-    code = worker["exit_code"] if worker else ended.exit_code
     rank = record.rank if record else worker and worker["rank"]
     parts = [f"exit code {code}" if code >= 0 else _signal_name(-code)]
     parts += [f"rank {rank}"] if rank is not None else []
@@ -201,28 +209,25 @@ def describe(ended: Ended, records: Sequence[Record]) -> Failure:
     head.append(f"({', '.join(parts)})")
     rest = [record.traceback] if record else []
     others = [each for each in records if each is not record and not each.is_launcher]
-    rest += [f"rank {other.rank}: {_headline(other)}" for other in others]
+    rest += [f"rank {other.rank}: {other.headline}" for other in others]
     rest += ["Last lines of stderr:", *tail] if tail else []
+    if ended.stop_signal is not None:
+        is_fault = False
+    elif record is not None:
+        is_device = _DEVICE_FAULT.search(f"{record.type}: {record.message}") is not None
+        is_fault = record.lost_a_peer or is_device
+    elif code < 0:
+        is_fault = -code != signal.SIGINT  # An interrupt is an exception of Python's.
+    else:
+        # A shell and mpirun tell of a program that a signal ended by 128 more than its number.
+        is_fault = worker is None and not ended.is_script and code - 128 in _CRASHES
     return Failure(
         head=mask("\n".join(head)),
         rest=mask("\n".join(rest)),
         raised=record is not None,
         is_consequence=record is not None and record.lost_a_peer,
-        is_fault=_is_fault(ended, record, worker),
+        is_fault=is_fault,
     )
-
-
-def _is_fault(ended: Ended, record: Record | None, worker: dict[str, Any] | None) -> bool:
-    if ended.stop_signal is not None:
-        return False
-    if record is not None:
-        is_device = _DEVICE_FAULT.search(f"{record.type}: {record.message}") is not None
-        return record.lost_a_peer or is_device
-    code: int = worker["exit_code"] if worker else ended.exit_code
-    if code < 0:
-        return -code != signal.SIGINT  # An interrupt is an exception of Python's.
-    # A shell and mpirun tell of a program that a signal ended by 128 more than its number.
-    return worker is None and not ended.is_script and code - 128 in _CRASHES
 
 
 def _cause(ended: Ended, records: Sequence[Record]) -> Record | None:
@@ -263,20 +268,12 @@ def _first_worker(records: Sequence[Record]) -> dict[str, Any] | None:
     return min(workers, key=order, default=None)
 
 
-def _headline(record: Record) -> str:
-    if record.type.endswith("ProcessRaisedException"):
-        # mp.spawn's: the rank's traceback is the message, and its last line the exception.
-        return _shorten(record.message.strip().splitlines()[-1])
-    return _shorten(f"{record.type}: {record.message}" if record.message else record.type)
-
-
 def _shorten(text: str) -> str:
     text = text.strip()
     return text if len(text) <= _MESSAGE_CHARS else f"{text[: _MESSAGE_CHARS - 4]} ..."
 
 
-def _status(ended: Ended, worker: dict[str, Any] | None) -> str:
-    code = worker["exit_code"] if worker else ended.exit_code
+def _status(ended: Ended, code: int) -> str:
     if code >= 0:
         return f"The script ended with exit code {code} and no exception."
     if ended.oom_killed or (-code == signal.SIGKILL and not ended.out_of_budget):

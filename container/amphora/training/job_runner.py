@@ -223,12 +223,20 @@ def _prepared(
     sdk_command: str | None,
 ) -> launch.Launch:
     """Everything up to the start of the script."""
-    found = devices.detect(environ, job.instance_type)
+    host = devices.detect(environ, job.instance_type)
     if sdk_command is None:
-        start = _script_mode(job, found, environ, scratch, error_dir)
+        code = entry_point.locate(job, environ, scratch)
+        pip = [sys.executable, "-m", "pip", "install", "--no-input"]
+        steps = entry_point.install_steps(code) if job.entry_point else []
+        start = sdk_v3.Start(
+            plan=launch.plan(job, host, code, error_dir, environ),
+            what=code.name if code.kind is entry_point.Kind.MODULE else str(code.path),
+            root=code.root,
+            installs=tuple((what, [*pip, *arguments]) for what, arguments in steps),
+        )
     else:
-        start = sdk_v3.start(job, found, error_dir, environ, sdk_command)
-    for note in (*job.notes, f"device: {found.kind}, {found.reason}", *start.plan.notes):
+        start = sdk_v3.start(job, host, error_dir, environ, sdk_command)
+    for note in (*job.notes, f"device: {host.kind}, {host.reason}", *start.plan.notes):
         log.info("%s", note)
     log.info("hyperparameters: %s", ", ".join(sorted(job.hyperparameters)) or "none")
     for folder in (job.paths.model, job.paths.output_data):
@@ -248,24 +256,6 @@ def _prepared(
         _install(what, argv, start.root, environ, signals)
     log.info("starting %s", start.what)
     return start.plan
-
-
-def _script_mode(
-    job: Job,
-    found: devices.Devices,
-    environ: Mapping[str, str],
-    scratch: Path,
-    error_dir: Path,
-) -> sdk_v3.Start:
-    code = entry_point.locate(job, environ, scratch)
-    pip = [sys.executable, "-m", "pip", "install", "--no-input"]
-    steps = entry_point.install_steps(code) if job.entry_point else []
-    return sdk_v3.Start(
-        plan=launch.plan(job, found, code, error_dir, environ),
-        what=code.name if code.kind is entry_point.Kind.MODULE else str(code.path),
-        root=code.root,
-        installs=tuple((what, [*pip, *arguments]) for what, arguments in steps),
-    )
 
 
 def _install(
@@ -291,11 +281,18 @@ def _install(
 
 
 def _report(job: Job, code: int, failed: failure.Failure, link: cluster.Link, stacks: str) -> int:
+    """The exit code, and the failure file: another host's failure stands before this one's."""
     restarts = f"restarts used: {link.attempt} of {link.max_restarts} (AMPHORA_MAX_RESTARTS)"
     other = link.abort
     if other is not None:
         code = code or PEER_EXIT_CODE
-        failed = _with_another(failed, other)
+        theirs = f"{other.host} failed first: {other.reason}"
+        # That host may only have lost this one, while this one's script was still raising.
+        if failure.is_consequence(other.reason) and failed.raised and not failed.is_consequence:
+            failed = replace(failed, rest=f"{theirs}\n\n{failed.rest}")
+        else:
+            rest = f"On this host: {failed.head}\n\n{failed.rest}"
+            failed = replace(failed, head=theirs, rest=rest)
     if link.stall:
         code = PEER_EXIT_CODE
         failed = replace(failed, head=logs.mask(link.stall), rest=f"{stacks}\n\n{failed.rest}")
@@ -307,17 +304,6 @@ def _report(job: Job, code: int, failed: failure.Failure, link: cluster.Link, st
     log.error("training failed with exit code %d: %s", code, failed.head)
     _write_failure(job.paths, failed.text)
     return code
-
-
-def _with_another(failed: failure.Failure, other: Word) -> failure.Failure:
-    """This host's failure beside that of the host that failed first.
-
-    That host may only have lost this one, while this one's script was still raising.
-    """
-    theirs = f"{other.host} failed first: {other.reason}"
-    if failure.is_consequence(other.reason) and failed.raised and not failed.is_consequence:
-        return replace(failed, rest=f"{theirs}\n\n{failed.rest}")
-    return replace(failed, head=theirs, rest=f"On this host: {failed.head}\n\n{failed.rest}")
 
 
 def _write_failure(paths: Paths, text: str) -> None:

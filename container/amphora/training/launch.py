@@ -94,8 +94,8 @@ def plan(
         "AMPHORA_SCRIPT_DIR": str(source.root),
         "AMPHORA_LAUNCHER": "1" if world.launcher == "torchrun" else "",
     }
-    found = neuron.setup(job, environ) if devices.kind == "neuron" else None
-    of_neuron = found.defaults if found else {}
+    setup = neuron.setup(job, environ) if devices.kind == "neuron" else None
+    of_neuron = setup.defaults if setup else {}
     complete = {**_defaults(job, devices, world), **of_neuron, **environ, **variables}
     complete |= devices.variables
     lends = world.launcher == "mpirun" and job.current_host != world.hosts[0]
@@ -111,19 +111,19 @@ def plan(
         on_cpu=devices.kind == CPU and not devices.has_other,
         lends=lends,
         reaches=world.hosts[1:] if world.launcher == "mpirun" and not lends else (),
-        cache=found.cache if found else None,
-        notes=(*world.notes, *(found.notes if found else ()), *notes),
+        cache=setup.cache if setup else None,
+        notes=(*world.notes, *(setup.notes if setup else ()), *notes),
     )
-    return _compiled_ahead(started, job, found)
+    return _compiled_ahead(started, job, setup)
 
 
-def _compiled_ahead(started: Launch, job: Job, found: neuron.Setup | None) -> Launch:
+def _compiled_ahead(started: Launch, job: Job, setup: neuron.Setup | None) -> Launch:
     """As RUN_NEURON_PARALLEL_COMPILE=1 asks: the recipe first compiles its graphs, then trains.
 
     A user's script is only compiled, as in SageMaker's own images: its outputs are invalid then,
     and it alone knows where they are.
     """
-    before, notes = neuron.parallel_compile(found, started.environ)
+    before, notes = neuron.parallel_compile(setup, started.environ)
     if not before or started.lends:
         return replace(started, notes=(*started.notes, *notes))
     wrapped = (*before, *started.argv)
@@ -195,12 +195,14 @@ def _command(
     variables: Mapping[str, str],
     environ: Mapping[str, str],
 ) -> tuple[str, ...]:
+    python = () if source.kind is Kind.COMMAND else (sys.executable,)
+    program = (*python, *source.command)
     if world.launcher == "mpirun":
         interface = job.network_interface if job.network_interface in devices.interfaces else None
         argv = mpi.mpirun(job, world.hosts, world.processes, variables, environ, interface)
-        return (*argv, *_program(source))
+        return (*argv, *program)
     if world.launcher != "torchrun":
-        return _program(source)
+        return program
     torchrun = ["-m", "torch.distributed.run", f"--nproc_per_node={world.processes}"]
     if len(world.hosts) == 1:
         # A free port of its own, so that two jobs on one machine do not meet.
@@ -213,11 +215,6 @@ def _command(
             f"--master_port={MASTER_PORT}",
         ]
     return (sys.executable, *torchrun, *source.command)
-
-
-def _program(source: Source) -> tuple[str, ...]:
-    python = () if source.kind is Kind.COMMAND else (sys.executable,)
-    return (*python, *source.command)
 
 
 def arguments(job: Job) -> list[str]:

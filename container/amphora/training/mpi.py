@@ -46,11 +46,12 @@ def mpirun(
     Raises:
         ConfigError: There is no mpirun, or the options of the job cannot be read.
     """
-    _require("mpirun", "Open MPI", environ)
+    path = environ.get("PATH")
+    _required("mpirun", "Open MPI", path)
     argv = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--tag-output", "-bind-to", "none"]
     argv += ["-np", str(processes * len(hosts))]
     if len(hosts) > 1:
-        _require("ssh", "the OpenSSH client", environ)
+        _required("ssh", "the OpenSSH client", path)
         slots = ",".join(f"{host}:{processes}" for host in hosts)
         argv += ["--host", slots, "-mca", "plm_rsh_no_tree_spawn", "1"]
         # The hosts of a job are new each time: there is no key of theirs to know.
@@ -73,19 +74,16 @@ def sshd(environ: Mapping[str, str]) -> list[str]:
     Raises:
         ConfigError: There is no sshd.
     """
-    found = shutil.which("sshd", path=f"{environ.get('PATH', '')}:/usr/sbin:/sbin")
-    if found is None:
-        raise _missing("sshd", "the OpenSSH server")
-    return [found, "-D", "-e"]
+    path = f"{environ.get('PATH', '')}:/usr/sbin:/sbin"
+    return [_required("sshd", "the OpenSSH server", path), "-D", "-e"]
 
 
-def _require(program: str, name: str, environ: Mapping[str, str]) -> None:
-    if shutil.which(program, path=environ.get("PATH")) is None:
-        raise _missing(program, name)
-
-
-def _missing(program: str, name: str) -> ConfigError:
-    return ConfigError(
-        f"{KEY} is on, but there is no {program} in this image.",
-        f"Use torch_distributed, or install {name} in an image built on this one.",
-    )
+def _required(program: str, name: str, path: str | None) -> str:
+    """Where a program is that `name` brings."""
+    place = shutil.which(program, path=path)
+    if place is None:
+        raise ConfigError(
+            f"{KEY} is on, but there is no {program} in this image.",
+            f"Use torch_distributed, or install {name} in an image built on this one.",
+        )
+    return place

@@ -70,10 +70,14 @@ def setup(job: Job, environ: Mapping[str, str]) -> Setup:
                 "Use an image built by ./build_and_push.sh neuron.",
             )
         return Setup(stack="", defaults={}, cache=None, notes=(f"Neuron stack: none, {why}",))
-    place = _cache_place(stack, environ) or str(job.paths.checkpoints / CACHE_FOLDER)
+    variable = _CACHE_VARIABLES[stack]
+    # On XLA the compiler's option beats the variable.
+    option = _CACHE_OPTION.search(environ.get("NEURON_CC_FLAGS", "")) if stack == XLA else None
+    chosen = option[1] if option else environ.get(variable)
+    place = chosen or str(job.paths.checkpoints / CACHE_FOLDER)
     return Setup(
         stack=stack,
-        defaults={**_DEFAULTS[stack], _CACHE_VARIABLES[stack]: place},
+        defaults={**_DEFAULTS[stack], variable: place},
         cache=None if "://" in place else Path(place.removeprefix("file://")),
         notes=(f"Neuron stack: {stack}, {why}", f"compiled programs are kept in {place}"),
     )
@@ -86,21 +90,11 @@ def _stack(environ: Mapping[str, str]) -> tuple[str, str]:
         if named not in _DEFAULTS:
             raise ConfigError(f"{STACK_VARIABLE} is {named!r}.", f"Give {XLA} or {NATIVE}.")
         return named, f"by {STACK_VARIABLE}"
-    if _is_installed("torch_xla"):
+    if importlib.util.find_spec("torch_xla") is not None:
         return XLA, "torch-xla is installed"
-    if _is_installed("torch_neuronx"):
+    if importlib.util.find_spec("torch_neuronx") is not None:
         return NATIVE, "torch-neuronx is installed without torch-xla"
     return "", "neither torch-xla nor torch-neuronx is installed"
-
-
-def _is_installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
-
-
-def _cache_place(stack: str, environ: Mapping[str, str]) -> str | None:
-    """Where the user wants compiled programs. On XLA the compiler's option beats the variable."""
-    option = _CACHE_OPTION.search(environ.get("NEURON_CC_FLAGS", "")) if stack == XLA else None
-    return option[1] if option else environ.get(_CACHE_VARIABLES[stack]) or None
 
 
 def parallel_compile(

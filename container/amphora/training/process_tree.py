@@ -177,7 +177,10 @@ def run(
     interrupts, signals.interrupts = signals.interrupts, False
     if signals.stop is not None:
         raise Interrupted
-    _become_subreaper()
+    # Orphans of the script come to this process, as they come to PID 1.
+    prctl: Callable[..., int] | None = getattr(ctypes.CDLL(None), "prctl", None)
+    if os.getpid() != 1 and prctl is not None:
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     oom_before = _oom_kills()
     child = _started(argv, environ, cwd)
     assert child.stdout is not None and child.stderr is not None
@@ -301,15 +304,13 @@ class _Tree:
         """
         parents = {process.parent for process in procfs.processes()}
         for pid in self.members():
-            launches = pid in parents and self._launches(pid)
-            waits = self.status is None and (launches or _is_python_helper(pid))
+            names_launcher = _LAUNCHER.search(" ".join(procfs.command(pid)[:4])) is not None
+            is_launcher = names_launcher or (self.is_launcher and pid == self.root)
+            has_workers = is_launcher and pid in parents
+            waits = self.status is None and (has_workers or _is_python_helper(pid))
             if not waits and pid not in self.asked:
                 self.asked.add(pid)
                 _signal(pid, number)
-
-    def _launches(self, pid: int) -> bool:
-        named = _LAUNCHER.search(" ".join(procfs.command(pid)[:4])) is not None
-        return named or (self.is_launcher and pid == self.root)
 
     def kill(self) -> None:
         """End whatever is left, at once."""
@@ -337,13 +338,6 @@ def _is_python_helper(pid: int) -> bool:
 def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):  # It may have ended meanwhile.
         os.kill(pid, number)
-
-
-def _become_subreaper() -> None:
-    """Have orphans of the script come to us, as they come to PID 1."""
-    prctl: Callable[..., int] | None = getattr(ctypes.CDLL(None), "prctl", None)
-    if os.getpid() != 1 and prctl is not None:
-        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _oom_kills() -> int:

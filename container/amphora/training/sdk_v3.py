@@ -134,9 +134,17 @@ def start(
         unpack(archive, root, str(archive))
     program, what = _program(request, root, job.paths)
     plan = launch.plan(_adapted(job, request, root), devices, program, error_dir, environ)
-    plan = replace(plan, environ=_environ(plan, job, request, devices, environ))
+    variables = variables_of(job, request, devices, environ)
+    dropped = too_long(variables)
+    kept = {name: value for name, value in variables.items() if name not in dropped}
+    plan = replace(plan, environ={**plan.environ, **kept})
     if request.runs_entry_script:
-        plan = replace(plan, argv=(*plan.argv, *_shown(arguments_of(job))))
+        argv = plan.argv
+        for name, text in arguments_of(job).items():
+            # A secret's place is taken by a mark that the hook resolves.
+            is_hidden = text and is_secret_name(name)
+            argv += (f"--{name}", f"{launch.SECRET_PREFIX}{_hp(name)}" if is_hidden else text)
+        plan = replace(plan, argv=argv)
     else:
         argv, is_launcher = _command(request, job.paths, sent)
         plan = replace(plan, argv=argv, is_launcher=is_launcher)
@@ -202,24 +210,18 @@ def arguments_of(job: Job) -> dict[str, str]:
 
     The driver decodes each value twice and strips no key, sagemaker_* included.
     """
-    return {name: _spelled(value) for name, value in {**job.arguments, **job.sagemaker}.items()}
+    arguments = {}
+    for name, value in {**job.arguments, **job.sagemaker}.items():
+        decoded = decode(value)
+        keeps_spelling = isinstance(value, str) and type(decoded) in (int, float)
+        arguments[name] = value.strip() if keeps_spelling else _text(decoded)
+    return arguments
 
 
 def variables_of(
     job: Job, request: Request, devices: Devices, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """The SM_* variables of the driver."""
-    values = _values(job, request, devices, environ)
-    variables = {f"SM_{name.upper()}": _text(value) for name, value in values.items()}
-    for name, value in {**job.arguments, **job.sagemaker}.items():
-        variables[_hp(name)] = _text(value)
-    arguments = [word for pair in arguments_of(job).items() for word in pair]
-    return variables | {"SM_USER_ARGS": json.dumps(arguments)}
-
-
-def _values(
-    job: Job, request: Request, devices: Devices, environ: Mapping[str, str]
-) -> dict[str, Any]:
     paths = job.paths
     shared: dict[str, Any] = {
         "current_host": job.current_host,
@@ -262,7 +264,11 @@ def _values(
     if request.distributed:
         values["distributed_driver_dir"] = str(paths.data / "sm_drivers" / "distributed_drivers")
         values["distributed_config"] = dict(request.distributed)
-    return values
+    variables = {f"SM_{name.upper()}": _text(value) for name, value in values.items()}
+    for name, value in {**job.arguments, **job.sagemaker}.items():
+        variables[_hp(name)] = _text(value)
+    arguments = [word for pair in arguments_of(job).items() for word in pair]
+    return variables | {"SM_USER_ARGS": json.dumps(arguments)}
 
 
 def _program(request: Request, root: Path, paths: Paths) -> tuple[Source, str]:
@@ -294,7 +300,7 @@ def _adapted(job: Job, request: Request, root: Path) -> Job:
     elif request.driver == _MPI:
         options = request.distributed.get("mpi_additional_options") or []
         asked[mpi.KEY] = True
-        asked["sagemaker_mpi_custom_mpi_options"] = shlex.join(options)
+        asked[mpi.OPTIONS_KEY] = shlex.join(options)
     else:
         asked["process_count_per_node"] = 1
     if job.instance_groups:
@@ -306,19 +312,6 @@ def _adapted(job: Job, request: Request, root: Path) -> Job:
         arguments={},
         sagemaker=asked if request.runs_entry_script else {},
     )
-
-
-def _environ(
-    plan: launch.Launch,
-    job: Job,
-    request: Request,
-    devices: Devices,
-    environ: Mapping[str, str],
-) -> dict[str, str]:
-    variables = variables_of(job, request, devices, environ)
-    dropped = too_long(variables)
-    kept = {name: value for name, value in variables.items() if name not in dropped}
-    return {**plan.environ, **kept}
 
 
 def _command(request: Request, paths: Paths, sent: str) -> tuple[tuple[str, ...], bool]:
@@ -346,21 +339,6 @@ def _installs(request: Request, paths: Paths, root: Path) -> list[tuple[str, lis
 
 def _hp(name: str) -> str:
     return f"SM_HP_{name.replace('-', '_').upper()}"
-
-
-def _shown(arguments: Mapping[str, str]) -> list[str]:
-    """argv; a secret's place is taken by a mark that the hook resolves."""
-    argv = []
-    for name, text in arguments.items():
-        hidden = text and is_secret_name(name)
-        argv += [f"--{name}", f"{launch.SECRET_PREFIX}{_hp(name)}" if hidden else text]
-    return argv
-
-
-def _spelled(value: Any) -> str:
-    again = decode(value)
-    is_number = isinstance(again, (int, float)) and not isinstance(again, bool)
-    return value.strip() if isinstance(value, str) and is_number else _text(again)
 
 
 def _text(value: Any) -> str:

@@ -207,40 +207,34 @@ class Watch:
 
 def describe(places: Sequence[Place], seconds: float) -> str:
     """Who waits where, and for whom, the answer first."""
-    absent = [place for place in places if not place.call]
-    waiting = [place for place in places if place.call]
+    groups: dict[tuple[str, str], list[Place]] = {}
+    for place in sorted(places):
+        groups.setdefault((place.call, place.where), []).append(place)
+    calls = [call for call, _ in groups if call]
+    is_any_absent = len(calls) < len(groups)
     lines = []
-    for group in _groups(absent):
-        has, it_is, is_ = ("have", "they are", "are") if len(group) > 1 else ("has", "it is", "is")
-        state = f"{has} not arrived: {it_is}" if waiting else is_
-        lines.append(f"{_named(group)} {state} in {group[0].where}.")
-    groups = _groups(waiting)
-    for group in groups:
-        verb = "wait" if len(group) > 1 else "waits"
-        lines.append(f"{_named(group)} {verb} in {group[0].call}, called from {group[0].where}.")
-    if len(groups) > 1 and not absent:
+    # Those that wait for nobody come first: the others wait for them.
+    for (call, where), group in sorted(groups.items(), key=lambda item: bool(item[0][0])):
+        is_many = len(group) > 1
+        ranks = ", ".join(str(place.rank) for place in group[:8])
+        more = f" and {len(group) - 8} more" if len(group) > 8 else ""
+        hosts = sorted({place.host for place in group})
+        on = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+        named = f"rank{'s' * is_many} {ranks}{more} on {on}"
+        if call:
+            verb = "wait" if is_many else "waits"
+            lines.append(f"{named} {verb} in {call}, called from {where}.")
+        elif calls:
+            state = "have not arrived: they are" if is_many else "has not arrived: it is"
+            lines.append(f"{named} {state} in {where}.")
+        else:
+            lines.append(f"{named} {'are' if is_many else 'is'} in {where}.")
+    if len(calls) > 1 and not is_any_absent:
         lines.append("They wait for each other in different calls.")
-    elif groups and not absent:
+    elif calls and not is_any_absent:
         lines.append("All wait in the same call: a rank has ended, or a connection hangs.")
     lines.append(
         f"No rank has made progress for {seconds:g} s (AMPHORA_STALL_SECONDS; {STALL_SECONDS:g} for"
         " the recipe, 0 waits for ever). The stacks follow, each host has its own."
     )
     return f"Stalled: {lines[0]}\n" + "\n".join(lines[1:])
-
-
-def _groups(places: Sequence[Place]) -> list[list[Place]]:
-    """Those in one place together, in the order of their ranks."""
-    groups: dict[tuple[str, str], list[Place]] = {}
-    for place in sorted(places):
-        groups.setdefault((place.call, place.where), []).append(place)
-    return list(groups.values())
-
-
-def _named(group: Sequence[Place]) -> str:
-    """`rank 1 on algo-2`; of many ranks the first ones."""
-    ranks = ", ".join(str(place.rank) for place in group[:8])
-    more = f" and {len(group) - 8} more" if len(group) > 8 else ""
-    hosts = sorted({place.host for place in group})
-    on = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
-    return f"rank{'s' * (len(group) > 1)} {ranks}{more} on {on}"
