@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _ERROR_DIR = os.environ.get("AMPHORA_ERROR_DIR", "")
 _MODULES = os.environ.get("AMPHORA_EVALUATE_MODULES", "")
 _PROGRESS_DIR = os.environ.get("AMPHORA_PROGRESS_DIR", "")
+_IS_LAUNCHER = os.environ.get("AMPHORA_LAUNCHER") == "1" and "RANK" not in os.environ
 _SECRET = "amphora-secret:"
 _STACK_SIGNAL = 8
 """Above SIGRTMIN. As amphora.training.stalls has it."""
@@ -84,10 +85,6 @@ def _record_at_exit() -> None:
     if error is not None and not isinstance(error, KeyboardInterrupt) and not is_recorded:
         with_trace = getattr(sys, "last_traceback", None)
         _record(type(error), error, with_trace)
-
-
-def _is_launcher() -> bool:
-    return os.environ.get("AMPHORA_LAUNCHER") == "1" and "RANK" not in os.environ
 
 
 def _show_progress() -> None:
@@ -206,7 +203,7 @@ if _ERROR_DIR:
     _previous_hook = sys.excepthook
     sys.excepthook = _hook
     atexit.register(_record_at_exit)
-    if hasattr(sys, "argv") and not _is_launcher():
+    if hasattr(sys, "argv") and not _IS_LAUNCHER:
         # A secret hyperparameter stands in the environment only; in argv a mark holds its place.
         for _index, _argument in enumerate(sys.argv):
             if _argument.startswith(_SECRET):
@@ -218,7 +215,7 @@ if _ERROR_DIR:
     _changes: dict[str, Callable[[types.ModuleType], None]] = {"accelerate.state": _join_on_cpu}
     if _MODULES:
         _changes["evaluate.loading"] = _offer_modules
-    if _PROGRESS_DIR and not _is_launcher():
+    if _PROGRESS_DIR and not _IS_LAUNCHER:
         with contextlib.suppress(OSError):  # On another host the folder is not there.
             _show_progress()
         if os.environ.get("SM_USER_ENTRY_POINT"):  # The recipe shows its steps by itself.
