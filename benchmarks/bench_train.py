@@ -44,8 +44,7 @@ from transformers import (  # noqa: E402
     TrainingArguments,
 )
 
-from recipe import compat  # noqa: E402
-from recipe import hyperparameters as arguments  # noqa: E402
+from recipe import arguments, compat  # noqa: E402
 from recipe.batching.batches import Samples  # noqa: E402
 from recipe.data import classification  # noqa: E402
 from recipe.models import cpu_kernels, loading  # noqa: E402

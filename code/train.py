@@ -20,16 +20,16 @@ def main(argv: list[str]) -> None:
     """Train as `argv` says; an error is raised, with a message for the job's owner."""
     # Imports leave nothing to collect, and looking for it takes a quarter of their time.
     gc.disable()
-    from recipe import hyperparameters, paths
+    from recipe import arguments, paths
     from recipe.training import run
 
     gc.freeze()
     gc.enable()
     if "--help" in argv:
-        print(f"{__doc__}\n{hyperparameters.describe()}")
+        print(f"{__doc__}\n{arguments.describe()}")
         return
     places = paths.from_environment(os.environ)
-    run.run(hyperparameters.parse(argv, places), places, os.environ)
+    run.run(arguments.parse(argv, places), places, os.environ)
 
 
 if __name__ == "__main__":

@@ -37,9 +37,9 @@ from transformers import (
     TrainingArguments,
 )
 
+from recipe.arguments import parse
 from recipe.batching.document_batches import Documents
 from recipe.batching.samples import Samples
-from recipe.hyperparameters import parse
 from recipe.tasks.causal_lm import NEXT_TOKENS
 from recipe.tasks.text_classification import CLASSES
 from recipe.training import engine

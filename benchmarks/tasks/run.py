@@ -35,7 +35,7 @@ TASKS = [
 def ours(options: argparse.Namespace, folder: Path, more: list[str]) -> float:
     """Train by the recipe; the CPU-seconds of the training."""
     sys.path.insert(0, str(ROOT / "code"))
-    from recipe import hyperparameters
+    from recipe import arguments
     from recipe.paths import Places
     from recipe.training import run
     from recipe.training.engine import Engine
@@ -61,7 +61,7 @@ def ours(options: argparse.Namespace, folder: Path, more: list[str]) -> float:
     argv += ["--epochs", str(options.epochs), "--lr", str(options.lr)]
     argv += ["--batch_size", str(options.batch_size), "--seed", str(options.seed)]
     argv += ["--eval_strategy", "no", "--save_strategy", "no", *more]
-    run.run(hyperparameters.parse(argv, places), places, dict(os.environ))
+    run.run(arguments.parse(argv, places), places, dict(os.environ))
     return seconds[0]
 
 

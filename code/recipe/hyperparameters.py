@@ -1,20 +1,15 @@
-"""Hyperparameters: from a script's argv to one frozen value, every name and value checked."""
+"""Hyperparameters: one frozen value, checked as a whole. `recipe.arguments` reads it from argv."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from transformers import HfArgumentParser, TrainingArguments
-
-from recipe import foreign_names, value_ranges
-from recipe.errors import HyperparameterError, near
-from recipe.paths import Places
+from recipe import value_ranges
+from recipe.errors import HyperparameterError
 from recipe.task_table import TASKS
 
 
@@ -279,7 +274,7 @@ class Hyperparameters:
         return bool(self.passed.get("do_predict"))
 
     def _out_of_range(self) -> Iterator[str]:
-        values = {name: getattr(self, name) for name in _own_fields()}
+        values = {name: getattr(self, name) for name in own_fields()}
         yield from value_ranges.problems({**self.passed, **values})
         for name, known in _CHOICES.items():
             value = values[name]
@@ -358,152 +353,6 @@ _OF_TASKS: Mapping[str, Sequence[str]] = {
     for name in each.hyperparameters
 }
 _SECRET_WORDS = ("token", "secret", "password", "key")
-_TRUE = ("true", "1", "yes")
-_KEY = re.compile(r"--?[A-Za-z]")
-
-
-def parse(argv: Sequence[str], places: Places | None = None) -> Hyperparameters:
-    """Hyperparameters from `--key value` arguments.
-
-    A key may be written with `-` or `_`, by any of its aliases, or as other trainers call it
-    (`foreign_names`). A flag without a value is True; an empty value, `None` or `null` leaves the
-    default. Fields of transformers.TrainingArguments that are not the recipe's own are converted
-    to their type and kept in `passed`.
-
-    Args:
-        places: Where the job's data lies and its results go: a name that says the same is no error.
-
-    Raises:
-        HyperparameterError: names every key that is unknown or given with two values, and every
-            value that cannot be.
-    """
-    values: dict[str, Any] = {}
-    written_as: dict[str, str] = {}
-    notes: list[str] = []
-    problems: list[str] = []
-    for written, text in _pairs(argv):
-        try:
-            name, value = _understood(written, text, notes, places)
-            converted = _convert(name, value) if name else None
-        except HyperparameterError as error:
-            problems.append(str(error))
-            continue
-        if converted is None:
-            continue
-        if name in values and values[name] != converted:
-            problems.append(
-                f"Hyperparameter {name} has two values, {_shown(name, values[name])} (as "
-                f"{written_as[name]}) and {_shown(name, converted)} (as {written}). Give one."
-            )
-        values.setdefault(name, converted)
-        written_as.setdefault(name, written)
-    notes += _notes_of(values, places)
-    own = {name: value for name, value in values.items() if name in _own_fields()}
-    passed = {name: value for name, value in values.items() if name not in own}
-    try:
-        parsed = Hyperparameters(**own, passed=passed, notes=tuple(notes))
-    except HyperparameterError as error:
-        _, *several = str(error).split("\n- ")
-        problems += several or [str(error)]
-    if problems:
-        raise all_at_once(problems)
-    return parsed
-
-
-def _understood(
-    written: str, value: str, notes: list[str], places: Places | None
-) -> tuple[str, str]:
-    """The name and the value as they are called here; no name where it changes nothing.
-
-    Args:
-        notes: What is said of such a name is added to it.
-
-    Raises:
-        HyperparameterError: it is not known, or asks for what is not done here.
-    """
-    if not _KEY.match(written):
-        raise HyperparameterError(
-            f"Argument {written!r} belongs to no hyperparameter.", "Write --key value."
-        )
-    written = written.lstrip("-")
-    name = written.replace("-", "_")
-    name = _aliases().get(name, name)
-    if name in _own_fields():
-        return name, value
-    what = f"Hyperparameter {written} (value {_shown(name, value)})"
-    if name in foreign_names.REWRITTEN and value.lower() not in foreign_names.UNSET:
-        rewrite, remedy = foreign_names.REWRITTEN[name]
-        rewritten = rewrite(value)
-        if rewritten is None:
-            raise HyperparameterError(f"{what} cannot be used.", remedy)
-        return rewritten
-    if name in foreign_names.KNOWN:
-        note, remedy = foreign_names.said_of(
-            name,
-            value,
-            places.channels if places else {},
-            {} if places is None else _outputs(places),
-        )
-        if remedy:
-            raise HyperparameterError(f"{what} is not one of this recipe's.", remedy)
-        notes.append(note)
-        return "", ""
-    if name not in _training_fields():
-        known = {*_own_fields(), *_aliases(), *_training_fields(), *foreign_names.ADVICE}
-        raise HyperparameterError(
-            f"{what} is not known.",
-            near(name, known) or "python code/train.py --help lists the names.",
-        )
-    return name, value
-
-
-def _notes_of(values: dict[str, Any], places: Places | None) -> Iterator[str]:
-    """What is said of values that do not go together; checkpoints leave the model's folder."""
-    steps = values.get("max_train_steps") or -1
-    if steps > 0 and "num_train_epochs" in values:
-        yield (
-            f"max_train_steps={steps} decides when training ends, not num_train_epochs="
-            f"{values['num_train_epochs']:g}"
-        )
-    folder = Path(values["output_dir"]).absolute() if "output_dir" in values else None
-    model = places.model_dir.absolute() if places else None
-    if places and folder and model and model in (folder, *folder.parents):
-        del values["output_dir"]
-        yield (
-            f"output_dir={folder} is packed with the model: checkpoints go to {places.checkpoints}"
-        )
-
-
-def _outputs(places: Places) -> dict[str, Path]:
-    return {"SM_MODEL_DIR": places.model_dir, "SM_OUTPUT_DATA_DIR": places.output_data_dir}
-
-
-def describe() -> str:
-    """The recipe's own hyperparameters with their aliases and documentation, as text."""
-    fields = dataclasses.fields(Hyperparameters)
-    return "\n".join(_describe(item) for item in fields if item.metadata)
-
-
-def _describe(item: dataclasses.Field[Any]) -> str:
-    names = ", ".join([f"--{item.name}", *item.metadata["aliases"]])
-    return f"{names}  (default {item.default})\n    {item.metadata['help']}"
-
-
-def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
-    position = 0
-    while position < len(argv):
-        key = argv[position]
-        position += 1
-        if not _KEY.match(key):
-            yield key, ""
-            continue
-        if "=" in key:
-            key, _, value = key.partition("=")
-        elif position < len(argv) and not argv[position].startswith("--"):
-            value, position = argv[position], position + 1
-        else:
-            value = "True"
-        yield key, value
 
 
 def is_secret(name: str) -> bool:
@@ -511,61 +360,7 @@ def is_secret(name: str) -> bool:
     return any(word in name.lower().split("_") for word in _SECRET_WORDS)
 
 
-def _shown(name: str, value: object) -> str:
-    return "(a secret)" if is_secret(name) else repr(value)
-
-
 @functools.cache
-def _own_fields() -> frozenset[str]:
+def own_fields() -> frozenset[str]:
+    """Names of the hyperparameters that the recipe itself decides on."""
     return frozenset(item.name for item in dataclasses.fields(Hyperparameters) if item.metadata)
-
-
-@functools.cache
-def _training_fields() -> frozenset[str]:
-    return frozenset(item.name for item in dataclasses.fields(TrainingArguments) if item.init)
-
-
-@functools.cache
-def _aliases() -> dict[str, str]:
-    own = {
-        alias.lstrip("-"): item.name
-        for item in dataclasses.fields(Hyperparameters)
-        for alias in item.metadata.get("aliases", ())
-    }
-    return {**foreign_names.RENAMED, **own}
-
-
-class _Parser(HfArgumentParser):
-    """Converts a string to a field's type; says what is wrong by an exception, not by exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _OwnValues(Hyperparameters):
-    """Hyperparameters without `passed` and `notes`, which no string converts to."""
-
-    passed: Mapping[str, Any] = field(default_factory=dict, init=False)
-    notes: tuple[str, ...] = field(default=(), init=False, compare=False)
-
-
-@functools.cache
-def _parser(kind: Any) -> _Parser:
-    return _Parser(kind)
-
-
-def _convert(name: str, value: str) -> Any:
-    """The value as its field has it, or None for no value."""
-    if value.lower() in foreign_names.UNSET:
-        return None
-    if name == "fsdp" and value.lower() in (*_TRUE, "y", "t"):
-        return True  # as text it is taken for a list of options
-    kind = _OwnValues if name in _own_fields() else TrainingArguments
-    try:
-        return getattr(_parser(kind).parse_args([f"--{name}={value}"]), name)
-    except ValueError as error:
-        reason = str(error).partition(": ")[2] or str(error)
-        raise HyperparameterError(
-            f"Hyperparameter {name} has value {_shown(name, value)}: {reason}."
-        ) from error

@@ -176,7 +176,7 @@ def test_the_table_of_hyperparameters_names_what_exists() -> None:
 def known(hyperparameters: dict[str, object]) -> None:
     """Every name and value is taken by the recipe."""
     words = [word for name, value in hyperparameters.items() for word in (f"--{name}", str(value))]
-    program = "import sys; from recipe.hyperparameters import parse; parse(sys.argv[1:])"
+    program = "import sys; from recipe.arguments import parse; parse(sys.argv[1:])"
     done = subprocess.run(
         [sys.executable, "-c", program, *words], cwd=ROOT / "code", text=True, capture_output=True
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe import foreign_names, hyperparameters, paths
+from recipe import arguments, foreign_names, hyperparameters, paths
 from recipe.errors import HyperparameterError
 from recipe.paths import Places
 
@@ -44,7 +44,7 @@ from recipe.paths import Places
     ],
 )
 def test_a_value_reaches_its_field(argv: list[str], name: str, value: object) -> None:
-    assert getattr(hyperparameters.parse(argv), name) == value
+    assert getattr(arguments.parse(argv), name) == value
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_value_reaches_its_field(argv: list[str], name: str, value: object) ->
     ],
 )
 def test_other_training_arguments_pass_through(argv: list[str], name: str, value: object) -> None:
-    assert hyperparameters.parse(argv).passed == {name: value}
+    assert arguments.parse(argv).passed == {name: value}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_wrong_argument_is_named_with_its_value_and_remedy(
     argv: list[str], words: list[str]
 ) -> None:
     with pytest.raises(HyperparameterError) as caught:
-        hyperparameters.parse(argv)
+        arguments.parse(argv)
     for word in words:
         assert word in str(caught.value)
 
@@ -142,9 +142,7 @@ RUN_GLUE = {
 def test_all_that_is_wrong_is_said_at_once_and_what_is_right_is_not() -> None:
     argv = [word for name, value in RUN_GLUE.items() for word in (f"--{name}", str(value))]
     with pytest.raises(HyperparameterError) as caught:
-        hyperparameters.parse(
-            [*argv, "--epochs", "1", "--num_train_epochs", "2", "stray", "--seed", "1"]
-        )
+        arguments.parse([*argv, "--epochs", "1", "--num_train_epochs", "2", "stray", "--seed", "1"])
     message = str(caught.value)
     assert message.startswith("8 hyperparameters cannot be used:\n- ")
     wrong = ("task_name", "learning_rate", "save_stepz", "tokenizer_name", "lora_r", "load_in_8bit")
@@ -157,7 +155,7 @@ def test_all_that_is_wrong_is_said_at_once_and_what_is_right_is_not() -> None:
 
 def test_a_secret_is_not_shown_in_what_is_wrong_with_it() -> None:
     with pytest.raises(HyperparameterError) as caught:
-        hyperparameters.parse(["--use_auth_token", "hf_planted", "--tokens_token", "hf_planted2"])
+        arguments.parse(["--use_auth_token", "hf_planted", "--tokens_token", "hf_planted2"])
     assert "hf_planted" not in str(caught.value)
     assert "(a secret)" in str(caught.value)
 
@@ -180,8 +178,8 @@ HARMLESS = {
 
 def test_what_changes_nothing_is_a_line_each() -> None:
     argv = [f"--{name}={value}" for name, value in HARMLESS.items()]
-    parsed = hyperparameters.parse(argv)
-    assert parsed == hyperparameters.parse([])
+    parsed = arguments.parse(argv)
+    assert parsed == arguments.parse([])
     assert len(parsed.notes) == len(HARMLESS)
     for name, note in zip(HARMLESS, parsed.notes, strict=True):
         assert note.startswith(name)
@@ -213,7 +211,7 @@ def where(tmp_path: Path) -> Places:
 def test_a_place_that_the_job_has_anyway_is_a_line(
     where: Places, tmp_path: Path, name: str, path: str
 ) -> None:
-    parsed = hyperparameters.parse([f"--{name}", str(tmp_path / path)], where)
+    parsed = arguments.parse([f"--{name}", str(tmp_path / path)], where)
     assert len(parsed.notes) == 1 and parsed.notes[0].startswith(name)
 
 
@@ -232,41 +230,39 @@ def test_another_place_than_the_jobs_is_refused(
     where: Places, tmp_path: Path, name: str, path: str
 ) -> None:
     with pytest.raises(HyperparameterError, match=name):
-        hyperparameters.parse([f"--{name}", str(tmp_path / path)], where)
+        arguments.parse([f"--{name}", str(tmp_path / path)], where)
 
 
 def test_one_file_of_several_is_refused_as_all_would_be_read(where: Places) -> None:
     folder = where.channels["train"]
     (folder / "more.csv").touch()
     with pytest.raises(HyperparameterError, match="train_file"):
-        hyperparameters.parse(["--train_file", str(folder / "train.csv")], where)
+        arguments.parse(["--train_file", str(folder / "train.csv")], where)
 
 
 def test_no_foreign_name_hides_a_name_of_the_recipe() -> None:
-    own = hyperparameters._own_fields()
+    own = hyperparameters.own_fields()
     assert not own & foreign_names.KNOWN
     named = {*foreign_names.RENAMED.values()}
-    assert named <= own | hyperparameters._training_fields()
+    assert named <= own | arguments._training_fields()
 
 
 @pytest.mark.parametrize("value", ["True", "true", "TRUE", "1", "yes", "y", "t"])
 def test_every_spelling_of_true(value: str) -> None:
-    assert hyperparameters.parse(["--compile", value]).compile is True
-    assert hyperparameters.parse([f"--fsdp={value}"]).passed["fsdp"] is True
+    assert arguments.parse(["--compile", value]).compile is True
+    assert arguments.parse([f"--fsdp={value}"]).passed["fsdp"] is True
 
 
 @pytest.mark.parametrize("value", ["False", "false", "FALSE", "0", "no", "n", "f"])
 def test_every_spelling_of_false(value: str) -> None:
-    assert hyperparameters.parse(["--packing", value]).packing is False
+    assert arguments.parse(["--packing", value]).packing is False
 
 
 def test_the_same_value_under_two_names_is_no_quarrel() -> None:
-    assert (
-        hyperparameters.parse(["--epochs", "2", "--num_train_epochs", "2.0"]).num_train_epochs == 2
-    )
+    assert arguments.parse(["--epochs", "2", "--num_train_epochs", "2.0"]).num_train_epochs == 2
 
 
 def test_every_hyperparameter_is_documented() -> None:
-    text = hyperparameters.describe()
+    text = arguments.describe()
     assert "--num_train_epochs, --epochs" in text
     assert "passed" not in text

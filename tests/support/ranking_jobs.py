@@ -61,7 +61,7 @@ def write(folder: Path, rows: Sequence[Mapping[str, Any]], name: str = "train") 
 
 def run(base: Path, model: Path, channels: Mapping[str, Path], *argv: str) -> dict[str, float]:
     """Train in this process below `base`, in float32 on the CPU; the metrics."""
-    from recipe import hyperparameters
+    from recipe import arguments
     from recipe.paths import Places
     from recipe.training import run as training
 
@@ -74,5 +74,5 @@ def run(base: Path, model: Path, channels: Mapping[str, Path], *argv: str) -> di
     )
     base.mkdir(parents=True, exist_ok=True)
     usual = ["--model_name_or_path", str(model), "--use_cpu", "True", "--bf16", "False"]
-    given = hyperparameters.parse([*usual, *argv], places)
+    given = arguments.parse([*usual, *argv], places)
     return training.run(given, places, dict(os.environ))

@@ -64,7 +64,7 @@ def run(*trainings: Training, timeout: float = 240) -> list[list[int]]:
 
 
 def _process(training: Training, rank: int, port: int) -> None:
-    from recipe import hyperparameters, paths
+    from recipe import arguments, paths
     from recipe.reports import report
     from recipe.training import run as training_run
 
@@ -85,7 +85,7 @@ def _process(training: Training, rank: int, port: int) -> None:
             "MASTER_PORT": str(port),
         }
     places = paths.from_environment(os.environ)
-    training_run.run(hyperparameters.parse(training.argv, places), places, os.environ)
+    training_run.run(arguments.parse(training.argv, places), places, os.environ)
 
 
 def _fork(training: Training, rank: int, port: int) -> int:

@@ -19,8 +19,7 @@ class Job:
 
     def run(self) -> int:
         """Train; the number of graphs that were compiled for it."""
-        from recipe import hyperparameters as arguments
-        from recipe import paths
+        from recipe import arguments, paths
         from recipe.runtime import xla
         from recipe.training import run
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from recipe import hyperparameters as arguments
-from recipe import task_table
+from recipe import arguments, task_table
 from recipe.compat import quieten
 from recipe.errors import RecipeError
 from recipe.hyperparameters import Hyperparameters

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from recipe.arguments import parse
 from recipe.batching.window_batches import NOWHERE, Windows
 from recipe.data.kinds import questions
 from recipe.data.kinds.questions import Questions
 from recipe.errors import DataError
-from recipe.hyperparameters import parse
 from recipe.reports.found_answers import Answer, f1_of, find, normal, scores
 from recipe.tasks import detection
 from recipe.tokenization import windows

@@ -13,10 +13,10 @@ import pytest
 from seqeval.scheme import BILOU, IOB1, IOB2, IOBES, IOE1, IOE2, Entities
 from transformers import AutoTokenizer
 
+from recipe.arguments import parse
 from recipe.data.kinds import word_tags
 from recipe.data.kinds.word_tags import Tagged, iob2
 from recipe.errors import DataError
-from recipe.hyperparameters import parse
 from recipe.reports.entities import entities_of
 from recipe.tasks import detection
 from recipe.tokenization.words import reading_words, windows

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertConfig, TrainingArguments
 
+from recipe.arguments import parse
 from recipe.batching import flat
 from recipe.batching.batches import Packed
-from recipe.hyperparameters import parse
 from recipe.models import flat_attention, packed_encoders
 from recipe.tasks.text_classification import CLASSES
 from recipe.training import engine

@@ -17,8 +17,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
+from recipe.arguments import parse
 from recipe.errors import HyperparameterError
-from recipe.hyperparameters import Hyperparameters, parse
+from recipe.hyperparameters import Hyperparameters
 from recipe.runtime import distribution
 from recipe.runtime.device import Device
 

@@ -15,7 +15,7 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from recipe import hyperparameters
+from recipe import arguments
 from recipe.batching.document_batches import Documents
 from recipe.data import language_modeling
 from recipe.errors import DataError, HyperparameterError, ModelError
@@ -259,7 +259,7 @@ def test_what_cannot_be_read_is_named(
 )
 def test_what_does_not_go_together_is_refused(argv: list[str], words: list[str]) -> None:
     with pytest.raises(HyperparameterError) as caught:
-        hyperparameters.parse(argv)
+        arguments.parse(argv)
     for word in words:
         assert word in str(caught.value)
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from recipe.arguments import parse
 from recipe.errors import HyperparameterError
-from recipe.hyperparameters import parse
 from recipe.tasks import detection
 
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from recipe import task_table
+from recipe.arguments import parse
 from recipe.errors import HyperparameterError
-from recipe.hyperparameters import parse
 from recipe.paths import Places
 from recipe.training import preflight
 

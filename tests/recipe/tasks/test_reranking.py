@@ -77,14 +77,14 @@ def test_a_list_is_learned_as_a_whole(trained: dict[str, tuple[Path, Any]], tmp_
     """Packed and padded: ListNet of the logits that the model gives the pairs by themselves."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from recipe import hyperparameters
+    from recipe import arguments
     from recipe.models.loading import Source
     from recipe.tasks.reranking import Reranking
 
     folder = trained["lists"][0] / "model"
     rows = lists(6)
     argv = [*TASK, "--listwise", "True", "--eval_strategy", "no"]
-    task = Reranking({"train": write(tmp_path, rows)}, hyperparameters.parse(argv))
+    task = Reranking({"train": write(tmp_path, rows)}, arguments.parse(argv))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     plain = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     chosen, expected = np.arange(5), []
@@ -135,26 +135,26 @@ def test_equal_scores_rank_nothing() -> None:
 def test_data_that_cannot_be_right_is_refused(
     rows: list[Any], words: list[str], tmp_path: Path
 ) -> None:
-    from recipe import hyperparameters
+    from recipe import arguments
     from recipe.tasks.reranking import Reranking
 
     with pytest.raises(DataError) as caught:
-        Reranking({"train": write(tmp_path, rows)}, hyperparameters.parse([*TASK]))
+        Reranking({"train": write(tmp_path, rows)}, arguments.parse([*TASK]))
     for word in words:
         assert word in str(caught.value)
 
 
 def test_graded_labels_and_triplets_are_lists(tmp_path: Path) -> None:
-    from recipe import hyperparameters
+    from recipe import arguments
     from recipe.tasks.reranking import Reranking
 
     graded = [{"query": f"q {n // 4}", "text": f"t {n}", "label": n % 4} for n in range(80)]
-    task = Reranking({"train": write(tmp_path / "a", graded)}, hyperparameters.parse([*TASK]))
+    task = Reranking({"train": write(tmp_path / "a", graded)}, arguments.parse([*TASK]))
     assert {round(score * 3) for row in task._data.train["scores"] for score in row} == {0, 1, 2, 3}
     assert any("divided by 3" in line for line in task.found)
     assert len(task.train) == 4 * len(task._data.train) == 72
     more = triplets(20) + [{**row, "negative": "another"} for row in triplets(20)]
     channels = {"train": write(tmp_path / "b", more)}
-    task = Reranking(channels, hyperparameters.parse([*TASK, "--eval_strategy", "no"]))
+    task = Reranking(channels, arguments.parse([*TASK, "--eval_strategy", "no"]))
     assert [len(row) for row in task._data.train["texts"]] == [3] * 20
     assert task._data.train["scores"][0] == [1.0, 0.0, 0.0]

@@ -90,7 +90,7 @@ def test_the_gradients_are_those_of_the_librarys_model(tiny_model: Path, tmp_pat
     from sentence_transformers.sentence_transformer import losses
     from transformers import AutoTokenizer
 
-    from recipe import hyperparameters
+    from recipe import arguments
     from recipe.models.loading import Source
     from recipe.tasks.sentence_embedding import SentenceEmbedding
 
@@ -111,7 +111,7 @@ def test_the_gradients_are_those_of_the_librarys_model(tiny_model: Path, tmp_pat
     for packed, parts in ((True, 1), (False, 1), (True, 3), (False, 3)):
         argv = ["--task", "sentence-embedding", "--eval_strategy", "no", "--batch_size", "26"]
         argv += ["--mini_batch_size", "9"] if parts > 1 else []
-        task = SentenceEmbedding(channels, hyperparameters.parse(argv))
+        task = SentenceEmbedding(channels, arguments.parse(argv))
         model, _ = task.load(Source(name=str(tiny_model), is_local=True))
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
@@ -197,11 +197,11 @@ def test_a_model_that_cannot_tell_texts_apart_scores_nothing() -> None:
 def test_data_that_cannot_be_right_is_refused(
     rows: list[Any], argv: list[str], words: list[str], tmp_path: Path
 ) -> None:
-    from recipe import hyperparameters
+    from recipe import arguments
     from recipe.tasks.sentence_embedding import SentenceEmbedding
 
     channels = {"train": write(tmp_path, rows)}
-    given = hyperparameters.parse([*TASK, *argv])
+    given = arguments.parse([*TASK, *argv])
     with pytest.raises(DataError) as caught:
         SentenceEmbedding(channels, given)
     for word in words:
@@ -228,10 +228,10 @@ def test_data_that_cannot_be_right_is_refused(
 def test_formats_that_circulate_are_read(
     rows: list[Any], kind: str, first: tuple[str, int], tmp_path: Path
 ) -> None:
-    from recipe import hyperparameters
+    from recipe import arguments
     from recipe.tasks.sentence_embedding import SentenceEmbedding
 
-    given = hyperparameters.parse([*TASK, "--eval_strategy", "no"])
+    given = arguments.parse([*TASK, "--eval_strategy", "no"])
     task = SentenceEmbedding({"train": write(tmp_path, rows)}, given)
     assert task._data.kind == kind
     row = task.train[0]
@@ -255,46 +255,46 @@ def test_formats_that_circulate_are_read(
 def test_the_task_is_found_where_it_is_certain(
     rows: list[Any], architecture: str, task: str, tmp_path: Path
 ) -> None:
-    from recipe import hyperparameters
+    from recipe import arguments
     from recipe.tasks import detection
 
     channels = {"train": write(tmp_path / "data", rows)}
     (tmp_path / "model").mkdir()
     settings = json.dumps({"architectures": [architecture]})
     (tmp_path / "model" / "config.json").write_text(settings)
-    given = hyperparameters.parse(["--model_id", str(tmp_path / "model")])
+    given = arguments.parse(["--model_id", str(tmp_path / "model")])
     assert detection.find(given, channels)[0].task == task
 
 
 def test_what_is_held_out_is_whole_queries(tmp_path: Path) -> None:
-    from recipe import hyperparameters
+    from recipe import arguments
     from recipe.tasks.sentence_embedding import SentenceEmbedding
 
     rows = [{"query": f"q {n // 3}", "positive": f"p {n}"} for n in range(60)]
-    task = SentenceEmbedding({"train": write(tmp_path, rows)}, hyperparameters.parse([*TASK]))
+    task = SentenceEmbedding({"train": write(tmp_path, rows)}, arguments.parse([*TASK]))
     queries = [set(split["query"]) for split in (task._data.train, task._data.evaluation)]
     assert not queries[0] & queries[1]
     assert len(task._data.evaluation) == 6
 
 
 def test_sizes_and_adapters_that_cannot_be_are_refused(tiny_model: Path, tmp_path: Path) -> None:
-    from recipe import hyperparameters
+    from recipe import arguments
     from recipe.models.loading import Source
     from recipe.tasks.sentence_embedding import SentenceEmbedding
 
     channels = {"train": write(tmp_path, triplets(20))}
     with pytest.raises(HyperparameterError, match="33"):
-        SentenceEmbedding(
-            channels, hyperparameters.parse([*TASK, "--matryoshka_dims", "33,8"])
-        ).load(Source(name=str(tiny_model), is_local=True))
+        SentenceEmbedding(channels, arguments.parse([*TASK, "--matryoshka_dims", "33,8"])).load(
+            Source(name=str(tiny_model), is_local=True)
+        )
     pairs = {
         "train": write(tmp_path / "pairs", [{"query": f"a{n}", "positive": "b"} for n in range(20)])
     }
     with pytest.raises(HyperparameterError, match="Give 2 or more"):
-        SentenceEmbedding(pairs, hyperparameters.parse([*TASK, "--batch_size", "1"]))
+        SentenceEmbedding(pairs, arguments.parse([*TASK, "--batch_size", "1"]))
     argv = [*TASK, "--lora_r", "4", "--lora_save", "adapter"]
     with pytest.raises(HyperparameterError, match="merged"):
-        SentenceEmbedding(channels, hyperparameters.parse(argv))
+        SentenceEmbedding(channels, arguments.parse(argv))
 
 
 def test_its_settings_say_what_was_learned(trained: tuple[Path, Any]) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from transformers import TrainingArguments
 
+from recipe.arguments import parse
 from recipe.errors import CheckpointError
-from recipe.hyperparameters import Hyperparameters, parse
+from recipe.hyperparameters import Hyperparameters
 from recipe.paths import from_environment
 from recipe.runtime import distribution
 from recipe.runtime.device import Device

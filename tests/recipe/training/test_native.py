@@ -144,10 +144,10 @@ import sys
 sys.path[:0] = [{str(CODE)!r}, {str(tmp_path)!r}]
 import torch_neuronx
 from pathlib import Path
-from recipe import hyperparameters, paths
+from recipe import arguments, paths
 from recipe.runtime import device, distribution
 from recipe.training import run
-given = hyperparameters.parse(["--compile"])
+given = arguments.parse(["--compile"])
 chosen = device.choose({{}}, bf16=None, use_cpu=False, fp16=False)
 there = paths.from_environment({{"SAGEMAKER_BASE_DIR": {str(tmp_path)!r}}})
 shared = distribution.choose(given, chosen, {{}})

@@ -1,0 +1,215 @@
+"""Hyperparameters from a script's argv, whose names may be those of other trainers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from transformers import HfArgumentParser, TrainingArguments
+
+from recipe import foreign_names
+from recipe.errors import HyperparameterError, near
+from recipe.hyperparameters import Hyperparameters, all_at_once, is_secret, own_fields
+from recipe.paths import Places
+
+_TRUE = ("true", "1", "yes")
+_KEY = re.compile(r"--?[A-Za-z]")
+
+
+def parse(argv: Sequence[str], places: Places | None = None) -> Hyperparameters:
+    """Hyperparameters from `--key value` arguments.
+
+    A key may be written with `-` or `_`, by any of its aliases, or as other trainers call it
+    (`foreign_names`). A flag without a value is True; an empty value, `None` or `null` leaves the
+    default. Fields of transformers.TrainingArguments that are not the recipe's own are converted
+    to their type and kept in `passed`.
+
+    Args:
+        places: Where the job's data lies and its results go: a name that says the same is no error.
+
+    Raises:
+        HyperparameterError: names every key that is unknown or given with two values, and every
+            value that cannot be.
+    """
+    values: dict[str, Any] = {}
+    written_as: dict[str, str] = {}
+    notes: list[str] = []
+    problems: list[str] = []
+    for written, text in _pairs(argv):
+        try:
+            name, value = _understood(written, text, notes, places)
+            converted = _convert(name, value) if name else None
+        except HyperparameterError as error:
+            problems.append(str(error))
+            continue
+        if converted is None:
+            continue
+        if name in values and values[name] != converted:
+            problems.append(
+                f"Hyperparameter {name} has two values, {_shown(name, values[name])} (as "
+                f"{written_as[name]}) and {_shown(name, converted)} (as {written}). Give one."
+            )
+        values.setdefault(name, converted)
+        written_as.setdefault(name, written)
+    notes += _notes_of(values, places)
+    own = {name: value for name, value in values.items() if name in own_fields()}
+    passed = {name: value for name, value in values.items() if name not in own}
+    try:
+        parsed = Hyperparameters(**own, passed=passed, notes=tuple(notes))
+    except HyperparameterError as error:
+        _, *several = str(error).split("\n- ")
+        problems += several or [str(error)]
+    if problems:
+        raise all_at_once(problems)
+    return parsed
+
+
+def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    position = 0
+    while position < len(argv):
+        key = argv[position]
+        position += 1
+        if not _KEY.match(key):
+            yield key, ""
+            continue
+        if "=" in key:
+            key, _, value = key.partition("=")
+        elif position < len(argv) and not argv[position].startswith("--"):
+            value, position = argv[position], position + 1
+        else:
+            value = "True"
+        yield key, value
+
+
+def _understood(
+    written: str, value: str, notes: list[str], places: Places | None
+) -> tuple[str, str]:
+    """The name and the value as they are called here; no name where it changes nothing.
+
+    Args:
+        notes: What is said of such a name is added to it.
+
+    Raises:
+        HyperparameterError: it is not known, or asks for what is not done here.
+    """
+    if not _KEY.match(written):
+        raise HyperparameterError(
+            f"Argument {written!r} belongs to no hyperparameter.", "Write --key value."
+        )
+    written = written.lstrip("-")
+    name = written.replace("-", "_")
+    name = _aliases().get(name, name)
+    if name in own_fields():
+        return name, value
+    what = f"Hyperparameter {written} (value {_shown(name, value)})"
+    if name in foreign_names.REWRITTEN and value.lower() not in foreign_names.UNSET:
+        rewrite, remedy = foreign_names.REWRITTEN[name]
+        rewritten = rewrite(value)
+        if rewritten is None:
+            raise HyperparameterError(f"{what} cannot be used.", remedy)
+        return rewritten
+    if name in foreign_names.KNOWN:
+        note, remedy = foreign_names.said_of(
+            name,
+            value,
+            places.channels if places else {},
+            {"SM_MODEL_DIR": places.model_dir, "SM_OUTPUT_DATA_DIR": places.output_data_dir}
+            if places
+            else {},
+        )
+        if remedy:
+            raise HyperparameterError(f"{what} is not one of this recipe's.", remedy)
+        notes.append(note)
+        return "", ""
+    if name not in _training_fields():
+        known = {*own_fields(), *_aliases(), *_training_fields(), *foreign_names.ADVICE}
+        raise HyperparameterError(
+            f"{what} is not known.",
+            near(name, known) or "python code/train.py --help lists the names.",
+        )
+    return name, value
+
+
+def _notes_of(values: dict[str, Any], places: Places | None) -> Iterator[str]:
+    """What is said of values that do not go together; checkpoints leave the model's folder."""
+    steps = values.get("max_train_steps") or -1
+    if steps > 0 and "num_train_epochs" in values:
+        yield (
+            f"max_train_steps={steps} decides when training ends, not num_train_epochs="
+            f"{values['num_train_epochs']:g}"
+        )
+    folder = Path(values["output_dir"]).absolute() if "output_dir" in values else None
+    model = places.model_dir.absolute() if places else None
+    if places and folder and model and model in (folder, *folder.parents):
+        del values["output_dir"]
+        yield (
+            f"output_dir={folder} is packed with the model: checkpoints go to {places.checkpoints}"
+        )
+
+
+def _convert(name: str, value: str) -> Any:
+    """The value as its field has it, or None for no value."""
+    if value.lower() in foreign_names.UNSET:
+        return None
+    if name == "fsdp" and value.lower() in (*_TRUE, "y", "t"):
+        return True  # as text it is taken for a list of options
+    kind = _OwnValues if name in own_fields() else TrainingArguments
+    try:
+        return getattr(_parser(kind).parse_args([f"--{name}={value}"]), name)
+    except ValueError as error:
+        reason = str(error).partition(": ")[2] or str(error)
+        raise HyperparameterError(
+            f"Hyperparameter {name} has value {_shown(name, value)}: {reason}."
+        ) from error
+
+
+def describe() -> str:
+    """The recipe's own hyperparameters with their aliases and documentation, as text."""
+    lines = []
+    for item in dataclasses.fields(Hyperparameters):
+        if item.metadata:
+            names = ", ".join([f"--{item.name}", *item.metadata["aliases"]])
+            lines.append(f"{names}  (default {item.default})\n    {item.metadata['help']}")
+    return "\n".join(lines)
+
+
+def _shown(name: str, value: object) -> str:
+    return "(a secret)" if is_secret(name) else repr(value)
+
+
+@functools.cache
+def _training_fields() -> frozenset[str]:
+    return frozenset(item.name for item in dataclasses.fields(TrainingArguments) if item.init)
+
+
+@functools.cache
+def _aliases() -> dict[str, str]:
+    own = {
+        alias.lstrip("-"): item.name
+        for item in dataclasses.fields(Hyperparameters)
+        for alias in item.metadata.get("aliases", ())
+    }
+    return {**foreign_names.RENAMED, **own}
+
+
+class _Parser(HfArgumentParser):
+    """Converts a string to a field's type; says what is wrong by an exception, not by exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OwnValues(Hyperparameters):
+    """Hyperparameters without `passed` and `notes`, which no string converts to."""
+
+    passed: Mapping[str, Any] = field(default_factory=dict, init=False)
+    notes: tuple[str, ...] = field(default=(), init=False, compare=False)
+
+
+_parser = functools.cache(_Parser)
