@@ -20,6 +20,12 @@ _TRANSFORM_MB = 6
 # For a transform job without a limit: bodies are held in memory as a whole.
 _UNLIMITED_MIB = 1024
 _LEAST_SECONDS = 0.001
+# The first that is set counts.
+_TIMEOUTS = (
+    "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS",
+    "SAGEMAKER_TS_RESPONSE_TIMEOUT",
+    "SAGEMAKER_MODEL_SERVER_TIMEOUT",
+)
 # What a person on a laptop may set too; every other SAGEMAKER_ name speaks of an endpoint.
 _LAPTOP_VARIABLES = {"SAGEMAKER_BASE_DIR", "SAGEMAKER_BIND_TO_PORT"}
 
@@ -92,7 +98,19 @@ class ServerSettings:
 def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> ServerSettings:
     """Raises ConfigError that names each wrong variable, its value and what it may be."""
     env = Variables(environ)
-    workers = _worker_count(env, devices)
+    most_useful = devices.accelerators or devices.cpus
+    least = env.number("SAGEMAKER_TS_MIN_WORKERS", 1, least=1)
+    most = env.number("SAGEMAKER_TS_MAX_WORKERS", max(most_useful, least), least=1)
+    if least > most:
+        env.refuse(
+            f"SAGEMAKER_TS_MIN_WORKERS is {least}, SAGEMAKER_TS_MAX_WORKERS is {most}."
+            " The smallest number cannot be above the largest."
+        )
+    usual = min(max(most_useful, least), most)
+    workers = env.number("SAGEMAKER_MODEL_SERVER_WORKERS", usual, least=1)
+    # The last is in seconds by its documentation; an old server read it as minutes, and an hour of
+    # waiting helps nobody behind an endpoint that gives up after one minute.
+    timeout_name = next(filter(env.text, _TIMEOUTS[:-1]), _TIMEOUTS[-1])
     model_dir = base_dir / "model"
     # A transform job says 0 for bodies of any length.
     payload_mib = env.number("SAGEMAKER_MAX_PAYLOAD_IN_MB", 25.0, least=0)
@@ -119,7 +137,7 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
         max_delay=env.number("SAGEMAKER_TS_MAX_BATCH_DELAY", 20.0, least=0) / 1000,
         batch_tokens=env.number("AMPHORA_BATCH_TOKENS", 16384, least=1),
         queue_limit=env.number("AMPHORA_QUEUE_LIMIT", 512, least=1),
-        timeout=_timeout(env),
+        timeout=env.number(timeout_name, 60.0, least=_LEAST_SECONDS),
         startup_timeout=env.number("SAGEMAKER_STARTUP_TIMEOUT", 480.0, least=1),
         max_body=max_body,
         transform_payload=min(max(1, max_body // MIB), most_transform),
@@ -138,27 +156,6 @@ def image_code(environ: Mapping[str, str]) -> Path:
         return Path(named)
     checkout = Path(__file__).resolve().parents[3] / "code"
     return checkout if (checkout / "inference.py").is_file() else Path("/opt/amphora/code")
-
-
-def _worker_count(env: Variables, devices: Devices) -> int:
-    default = devices.accelerators or devices.cpus
-    least = env.number("SAGEMAKER_TS_MIN_WORKERS", 1, least=1)
-    most = env.number("SAGEMAKER_TS_MAX_WORKERS", max(default, least), least=1)
-    if least > most:
-        env.refuse(
-            f"SAGEMAKER_TS_MIN_WORKERS is {least}, SAGEMAKER_TS_MAX_WORKERS is {most}."
-            " The smallest number cannot be above the largest."
-        )
-    return env.number("SAGEMAKER_MODEL_SERVER_WORKERS", min(max(default, least), most), least=1)
-
-
-def _timeout(env: Variables) -> float:
-    for name in ("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS", "SAGEMAKER_TS_RESPONSE_TIMEOUT"):
-        if env.text(name):
-            return env.number(name, 60.0, least=_LEAST_SECONDS)
-    # Seconds by its documentation; an old server read it as minutes, and an hour of waiting helps
-    # nobody behind an endpoint that gives up after one minute.
-    return env.number("SAGEMAKER_MODEL_SERVER_TIMEOUT", 60.0, least=_LEAST_SECONDS)
 
 
 def _client_limits(env: Variables) -> ClientLimits:

@@ -43,8 +43,27 @@ class UserCode:
             folder.mkdir()
             archives.unpack(archive, folder, settings.submitted)
             code = programs.inner_folder(folder, settings.program)
-        if (code / "requirements.txt").is_file():
-            self._install(code)
+        requirements = code / "requirements.txt"
+        if requirements.is_file():
+            LOG.info("Installing %s.", requirements)
+            self._pip = subprocess.Popen(
+                [sys.executable, "-m", "pip", "install", "--no-input", "-r", requirements.name],
+                cwd=code,
+                env=dict(self._environ),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            output, _ = self._pip.communicate()
+            if self._pip.returncode != 0:
+                lines = [line.strip() for line in output.splitlines() if "ERROR" in line]
+                raise CodeError(
+                    f"{requirements} cannot be installed (pip's exit code"
+                    f" {self._pip.returncode}): {' '.join(lines[-_TAIL_LINES:])}",
+                    "Check the names and versions. Without access to a package index, put the"
+                    " wheels in code/ (--find-links in requirements.txt), or install them in the"
+                    " image.",
+                )
         return code
 
     def _is_superfluous(self, place: str) -> bool:
@@ -68,28 +87,6 @@ class UserCode:
         if superfluous:
             LOG.info("SAGEMAKER_SUBMIT_DIRECTORY %s is not used: the model has its code.", place)
         return superfluous
-
-    def _install(self, code: Path) -> None:
-        LOG.info("Installing %s.", code / "requirements.txt")
-        command = [sys.executable, "-m", "pip", "install", "--no-input", "-r", "requirements.txt"]
-        self._pip = subprocess.Popen(
-            command,
-            cwd=code,
-            env=dict(self._environ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        output, _ = self._pip.communicate()
-        if self._pip.returncode == 0:
-            return
-        lines = [line.strip() for line in output.splitlines() if "ERROR" in line]
-        raise CodeError(
-            f"{code / 'requirements.txt'} cannot be installed (pip's exit code"
-            f" {self._pip.returncode}): {' '.join(lines[-_TAIL_LINES:])}",
-            "Check the names and versions. Without access to a package index, put the wheels in"
-            " code/ (--find-links in requirements.txt), or install them in the image.",
-        )
 
     def cancel(self) -> None:
         """End what runs, and remove what was fetched."""

@@ -17,7 +17,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
 from amphora.common.errors import CodeError
@@ -156,11 +155,12 @@ def resolve(
     """
     service = services.find(code_dir, program)
     user = None if service is not None else modules.user_module(code_dir, program)
+    file = str(getattr(user, "__file__", ""))
     defined = {name for name in _SIGNATURES if getattr(user, name, None) is not None}
     if user is not None and not defined and services.serves(user):
         service = user
     if service is not None:
-        LOG.info("%s is a handler service, which answers by itself.", _file(service))
+        LOG.info("%s is a handler service, which answers by itself.", service.__file__)
         return Handlers(
             model_fn=Handler("model_fn", services.open_service(service), takes_context=True),
             transform_fn=Handler("transform_fn", services.call_service, True, bytes),
@@ -168,18 +168,18 @@ def resolve(
     others = sorted(defined & {*_TRIO, "predict_batch_fn"})
     if "transform_fn" in defined and others:
         raise CodeError(
-            f"{_file(user)} defines transform_fn and also {', '.join(others)}.",
+            f"{file} defines transform_fn and also {', '.join(others)}.",
             "transform_fn does the work of all three: keep either it or them.",
         )
     if "tokens_fn" in defined and "predict_batch_fn" not in defined:
-        LOG.warning("%s defines tokens_fn without predict_batch_fn: it is not called.", _file(user))
+        LOG.warning("%s defines tokens_fn without predict_batch_fn: it is not called.", file)
         defined.discard("tokens_fn")
     functions: dict[str, Any] = {
-        name: Handler.of(_file(user), name, getattr(user, name)) for name in defined
+        name: Handler.of(file, name, getattr(user, name)) for name in defined
     }
     if not defined - _BESIDE:
         if user is not None:
-            LOG.info("%s defines no handler: the image's own handlers serve.", _file(user))
+            LOG.info("%s defines no handler: the image's own handlers serve.", file)
         return _of_image(image_code, functions.get("pre_model_fn"), model_dir)
     if "predict_batch_fn" in functions and "predict_fn" not in functions:
         functions["predict_fn"] = _one_by_one(functions["predict_batch_fn"])
@@ -190,14 +190,10 @@ def resolve(
         if not path.is_file():
             raise _no_image(path, missing)
         image_defaults = modules.load_image(image_code, "defaults")
-        defaults = image_defaults.for_file(frozenset(functions), _file(user))
+        defaults = image_defaults.for_file(frozenset(functions), file)
         if "model_fn" in missing:
             functions["model_fn"] = Handler.of(_DEFAULTS, "model_fn", defaults.model_fn)
     return Handlers(**functions, defaults=defaults)
-
-
-def _file(user: ModuleType | None) -> str:
-    return str(getattr(user, "__file__", ""))
 
 
 def _of_image(image_code: Path, pre_model_fn: Handler | None, model_dir: Path | None) -> Handlers:

@@ -220,7 +220,19 @@ def _as_answer(handler: Handler, result: Any, item: Item) -> tuple[Any, str]:
 
 def _fault_of(handler: Handler, error: Exception) -> Fault:
     """The answer to a handler's exception; whose fault it is follows from its kind and handler."""
-    status = _status_of(handler.name, error)
+    status = 500
+    declared = getattr(error, "status_code", None)
+    # RecursionError is what json.loads raises for a body that is nested too deeply.
+    is_unreadable = isinstance(error, (ValueError, RecursionError))
+    is_undecodable = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
+    if isinstance(declared, int) and 400 <= declared <= 599:
+        status = declared
+    elif type(error).__name__ in _UNSUPPORTED:
+        status = 406 if handler.name == "output_fn" else 415
+    elif (handler.name in ("input_fn", "tokens_fn") and is_unreadable) or (
+        handler.name == "transform_fn" and is_undecodable
+    ):
+        status = 400
     code = getattr(error, "code", None) if getattr(error, "status_code", None) == status else None
     if not isinstance(code, str):
         codes = {400: "bad_request", 406: "not_acceptable", 415: "unsupported_content_type"}
@@ -229,17 +241,3 @@ def _fault_of(handler: Handler, error: Exception) -> Fault:
     fault = Fault(status, code, logs.mask(f"{handler.name}: {reason}"))
     fault.__cause__ = error
     return fault
-
-
-def _status_of(name: str, error: Exception) -> int:
-    declared = getattr(error, "status_code", None)
-    if isinstance(declared, int) and 400 <= declared <= 599:
-        return declared
-    if type(error).__name__ in _UNSUPPORTED:
-        return 406 if name == "output_fn" else 415
-    # RecursionError is what json.loads raises for a body that is nested too deeply.
-    if isinstance(error, (ValueError, RecursionError)) and name in ("input_fn", "tokens_fn"):
-        return 400
-    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)) and name == "transform_fn":
-        return 400
-    return 500
