@@ -253,31 +253,21 @@ def _prepared(
         except OSError as error:
             log.warning("compiled programs cannot be kept in %s: %s", start.plan.cache, error)
     for what, argv in start.installs:
-        _install(what, argv, start.root, environ, signals)
+        log.info("installing %s", what)
+        ended = process_tree.run(argv, environ, start.root, signals)
+        if ended.stop_signal is not None:
+            raise process_tree.Interrupted
+        if ended.exit_code != 0:
+            said = [line.strip() for line in ended.tail if "ERROR" in line] or list(ended.tail)
+            raise CodeError(
+                f"{what} of {start.root} cannot be installed (pip's exit code {ended.exit_code}):"
+                f" {' '.join(said[-_INSTALL_TAIL:])}",
+                "Check the names and versions. Without a way to a package index, bring the wheels"
+                " in the code folder (--find-links in requirements.txt), or install them in the"
+                " image.",
+            )
     log.info("starting %s", start.what)
     return start.plan
-
-
-def _install(
-    what: str,
-    argv: list[str],
-    root: Path,
-    environ: Mapping[str, str],
-    signals: process_tree.Signals,
-) -> None:
-    log.info("installing %s", what)
-    ended = process_tree.run(argv, environ, root, signals)
-    if ended.stop_signal is not None:
-        raise process_tree.Interrupted
-    if ended.exit_code == 0:
-        return
-    said = [line.strip() for line in ended.tail if "ERROR" in line] or list(ended.tail)
-    raise CodeError(
-        f"{what} of {root} cannot be installed (pip's exit code {ended.exit_code}):"
-        f" {' '.join(said[-_INSTALL_TAIL:])}",
-        "Check the names and versions. Without a way to a package index, bring the wheels in the"
-        " code folder (--find-links in requirements.txt), or install them in the image.",
-    )
 
 
 def _report(job: Job, code: int, failed: failure.Failure, link: cluster.Link, stacks: str) -> int:

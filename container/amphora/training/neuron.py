@@ -61,7 +61,18 @@ def setup(job: Job, environ: Mapping[str, str]) -> Setup:
         ConfigError: AMPHORA_NEURON_STACK names no stack, or the recipe is to train on Neuron cores
             that no library of this image can use.
     """
-    stack, why = _stack(environ)
+    # Told without importing anything of it.
+    stack = environ.get(STACK_VARIABLE, "")
+    if stack:
+        why = f"by {STACK_VARIABLE}"
+        if stack not in _DEFAULTS:
+            raise ConfigError(f"{STACK_VARIABLE} is {stack!r}.", f"Give {XLA} or {NATIVE}.")
+    elif importlib.util.find_spec("torch_xla") is not None:
+        stack, why = XLA, "torch-xla is installed"
+    elif importlib.util.find_spec("torch_neuronx") is not None:
+        stack, why = NATIVE, "torch-neuronx is installed without torch-xla"
+    else:
+        why = "neither torch-xla nor torch-neuronx is installed"
     if not stack:
         if job.entry_point is None:
             raise ConfigError(
@@ -81,20 +92,6 @@ def setup(job: Job, environ: Mapping[str, str]) -> Setup:
         cache=None if "://" in place else Path(place.removeprefix("file://")),
         notes=(f"Neuron stack: {stack}, {why}", f"compiled programs are kept in {place}"),
     )
-
-
-def _stack(environ: Mapping[str, str]) -> tuple[str, str]:
-    """The stack and what tells it, without importing anything of it."""
-    named = environ.get(STACK_VARIABLE, "")
-    if named:
-        if named not in _DEFAULTS:
-            raise ConfigError(f"{STACK_VARIABLE} is {named!r}.", f"Give {XLA} or {NATIVE}.")
-        return named, f"by {STACK_VARIABLE}"
-    if importlib.util.find_spec("torch_xla") is not None:
-        return XLA, "torch-xla is installed"
-    if importlib.util.find_spec("torch_neuronx") is not None:
-        return NATIVE, "torch-neuronx is installed without torch-xla"
-    return "", "neither torch-xla nor torch-neuronx is installed"
 
 
 def parallel_compile(

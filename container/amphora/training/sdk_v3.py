@@ -138,16 +138,22 @@ def start(
     dropped = too_long(variables)
     kept = {name: value for name, value in variables.items() if name not in dropped}
     plan = replace(plan, environ={**plan.environ, **kept})
+    argv, is_launcher = plan.argv, plan.is_launcher
     if request.runs_entry_script:
-        argv = plan.argv
         for name, text in arguments_of(job).items():
             # A secret's place is taken by a mark that the hook resolves.
             is_hidden = text and is_secret_name(name)
             argv += (f"--{name}", f"{launch.SECRET_PREFIX}{_hp(name)}" if is_hidden else text)
-        plan = replace(plan, argv=argv)
+    elif request.unknown:
+        argv, is_launcher = ("/bin/bash", "-c", sent), True
+    elif request.driver:
+        driver = job.paths.data / "sm_drivers" / "distributed_drivers" / request.driver
+        argv, is_launcher = (sys.executable, str(driver)), True
     else:
-        argv, is_launcher = _command(request, job.paths, sent)
-        plan = replace(plan, argv=argv, is_launcher=is_launcher)
+        command = request.steps["command"]
+        argv = ("/bin/bash", "-e", "-c", command)
+        is_launcher = _LAUNCHER.search(command) is not None
+    plan = replace(plan, argv=argv, is_launcher=is_launcher)
     if request.unknown:
         note = f"sm_train.sh is run as it is: {request.unknown!r} in it is not known here"
         plan = replace(plan, notes=(*plan.notes, note))
@@ -312,17 +318,6 @@ def _adapted(job: Job, request: Request, root: Path) -> Job:
         arguments={},
         sagemaker=asked if request.runs_entry_script else {},
     )
-
-
-def _command(request: Request, paths: Paths, sent: str) -> tuple[tuple[str, ...], bool]:
-    """An argv that is not ours to make, and whether it only starts the script's processes."""
-    if request.unknown:
-        return ("/bin/bash", "-c", sent), True
-    if request.driver:
-        driver = paths.data / "sm_drivers" / "distributed_drivers" / request.driver
-        return (sys.executable, str(driver)), True
-    command = request.steps["command"]
-    return ("/bin/bash", "-e", "-c", command), _LAUNCHER.search(command) is not None
 
 
 def _installs(request: Request, paths: Paths, root: Path) -> list[tuple[str, list[str]]]:
