@@ -81,9 +81,21 @@ class Shape:
         Raises:
             DataError: a row has no label, or one that cannot be read; with file and line.
         """
-        if self.problem == SINGLE:
-            return _one_each(part, column)
         values = part.table[column].to_pylist()
+        class_names = part.class_names.get(column)
+        if self.problem == SINGLE:
+            # `1` for 1, 1.0 and "1.0", a ClassLabel's own name.
+            classes_of_rows = [_spell(value, class_names) for value in values]
+            if missing := [row for row, name in enumerate(classes_of_rows) if name == ""]:
+                raise DataError(
+                    f"{part.where(missing[0])} has no label in column {column!r}"
+                    + (f", nor have {len(missing) - 1} other rows." if missing[1:] else "."),
+                    "Label the rows or remove them.",
+                )
+            if None in classes_of_rows:
+                row = classes_of_rows.index(None)
+                raise _no_class(part, row, values[row], column)
+            return classes_of_rows
         if self.problem == NUMBER:
             for row, value in enumerate(values):
                 if value is None or not is_number(str(value)) or not math.isfinite(float(value)):
@@ -101,7 +113,7 @@ class Shape:
                 value = [] if value in (None, "") else [value]
             if self.indicators:
                 value = [number for number, has in enumerate(value) if has]
-            names = [_spell(each, part.class_names.get(column)) for each in value]
+            names = [_spell(each, class_names) for each in value]
             if not all(names):
                 raise _no_class(part, row, value, column)
             spelled.append(tuple(name or "" for name in names))
@@ -144,28 +156,6 @@ def _are_numbers(part: Part, column: str) -> bool:
         return False
     numbers = [float(text) for text in texts]
     return any(math.isfinite(number) and not number.is_integer() for number in numbers)
-
-
-def _one_each(part: Part, column: str) -> list[str]:
-    """The name of each row's class: `1` for 1, 1.0 and "1.0", a ClassLabel's own name.
-
-    Raises:
-        DataError: a row has no label, or one that is no class; with file and line.
-    """
-    values = part.table[column].to_pylist()
-    names = part.class_names.get(column)
-    spelled = [_spell(value, names) for value in values]
-    missing = [row for row, name in enumerate(spelled) if name == ""]
-    if missing:
-        raise DataError(
-            f"{part.where(missing[0])} has no label in column {column!r}"
-            + (f", nor have {len(missing) - 1} other rows." if len(missing) > 1 else "."),
-            "Label the rows or remove them.",
-        )
-    odd = next((row for row, name in enumerate(spelled) if name is None), None)
-    if odd is not None:
-        raise _no_class(part, odd, values[odd], column)
-    return [name or "" for name in spelled]
 
 
 def _no_class(part: Part, row: int, value: Any, column: str) -> DataError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,11 @@ def read_parts(
         one_each = [functools.partial(formats.read, path) for path in files]
         for read in one_each if units is None else units(files):
             with problems.noted():
-                part = _with_partitions(read(), layout.partitions)
+                part = read()
                 if part.table.num_rows == 0:
                     notes.append(f"{part.path} has no rows and is not used.")
                     continue
-                parts += _by_column(split, part, part.path in layout.unclear, notes)
+                parts += _by_column(split, part, layout, notes)
     problems.check()
     if not any(split == TRAIN for split, _ in parts) and not layout.sharded:
         files_of_train = ", ".join(map(str, layout.files[TRAIN]))
@@ -88,21 +88,16 @@ def describe(
     return f"{split} data: {count} from {where}, {kinds}; {read}{unread}"
 
 
-def _with_partitions(part: Part, partitions: Mapping[Path, Mapping[str, str]]) -> Part:
-    for name, value in partitions.get(part.path, {}).items():
+def _by_column(split: str, part: Part, layout: Layout, notes: list[str]) -> list[tuple[str, Part]]:
+    """The rows of a part by what a column, maybe one that its folders stand for, says of their
+    split, if one does."""
+    for name, value in layout.partitions.get(part.path, {}).items():
         if name not in part.table.column_names:
             values = [None if value == "__HIVE_DEFAULT_PARTITION__" else value]
             part = part.with_column(name, pa.array(values * part.table.num_rows, pa.string()))
-    return part
-
-
-def _by_column(
-    split: str, part: Part, is_unclear: bool, notes: list[str]
-) -> list[tuple[str, Part]]:
-    """The rows of a part by what a column says of their split, if one does."""
     column = next((name for name in part.table.column_names if _names_splits(part, name)), None)
     if column is None:
-        if is_unclear:
+        if part.path in layout.unclear:
             raise DataError(
                 f"The name of {part.path} speaks of several splits, and no column says which rows "
                 "are of which.",

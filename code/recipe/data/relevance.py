@@ -184,7 +184,14 @@ def choose(part: Part, hyperparameters: Hyperparameters, like: Columns | None) -
         negatives = tuple(name for name in like.negatives if name in names)
         return dataclasses.replace(like, negatives=negatives)
     by_plain = {plain(name): name for name in reversed(names)}
-    with_texts = {each: name for each, name in by_plain.items() if _may_hold_texts(part, name)}
+    # `pos` and `neg` may be numbers, too.
+    with_texts = {}
+    for each, name in by_plain.items():
+        kind = part.table.schema.field(name).type
+        while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            kind = kind.value_type
+        if is_string(kind) or pa.types.is_struct(kind) or pa.types.is_null(kind):
+            with_texts[each] = name
     label = part.asked("label_column", hyperparameters.label_column)
     asked = text_columns.given(part, hyperparameters.text_column, hyperparameters.text_pair_column)
     if asked is not None and asked[1] is None:
@@ -221,14 +228,6 @@ def choose(part: Part, hyperparameters: Hyperparameters, like: Columns | None) -
             "Give a list of labels for each row in a column called labels.",
         )
     return Columns(kind=PAIRS if score is None else SCORED, query=query, text=text, score=score)
-
-
-def _may_hold_texts(part: Part, name: str) -> bool:
-    """Whether a column can hold texts or lists of them: `pos` and `neg` may be numbers, too."""
-    kind = part.table.schema.field(name).type
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        kind = kind.value_type
-    return is_string(kind) or bool(pa.types.is_struct(kind) or pa.types.is_null(kind))
 
 
 def _by_names(

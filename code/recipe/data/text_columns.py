@@ -140,14 +140,17 @@ def check_nothing_is_left_out(part: Part, chosen: Texts, label: str) -> None:
     Raises:
         DataError: one does; it lists all, and what to say.
     """
-    others = [
-        name
-        for name in part.table.column_names
-        if name not in (*chosen, label)
-        and not _is_metadata(part, name)
-        and reads_like_text(part, name)
-        and not _names_the_label(part, name, label)
-    ]
+    candidates = [name for name in part.table.column_names if name not in (*chosen, label)]
+    others = []
+    for name in candidates:
+        if _is_metadata(part, name) or not reads_like_text(part, name):
+            continue
+        both = part.table.select([label, name]).slice(0, SAMPLE_ROWS)
+        rows = list(zip(map(str, both[label].to_pylist()), both[name].to_pylist(), strict=True))
+        labels = {each for each, _ in rows}
+        # As `label_text` beside `label`, it may have one value only for each label.
+        if len(labels) > len(rows) / 2 or len(set(rows)) != len(labels):
+            others.append(name)
     if others:
         raise _several(part, [*(name for name in chosen if name), *others], label)
 
@@ -221,11 +224,3 @@ def _is_metadata(part: Part, name: str) -> bool:
         plain(name) in METADATA or spaced in METADATA or (last in METADATA and last != "name")
     )
     return bool(is_known) and _mean_words(part, name) < _LONG
-
-
-def _names_the_label(part: Part, name: str, label: str) -> bool:
-    """Whether each label has one value of the column only, as `label_text` has beside `label`."""
-    both = part.table.select([label, name]).slice(0, SAMPLE_ROWS)
-    rows = list(zip(map(str, both[label].to_pylist()), both[name].to_pylist(), strict=True))
-    labels = {each for each, _ in rows}
-    return len(labels) <= len(rows) / 2 and len(set(rows)) == len(labels)

@@ -73,40 +73,21 @@ def with_texts(part: Part, column: str) -> Part:
         raise DataError(f"Column {column!r} of {part.path} has no value in any row.", _NAME_TEXTS)
     if is_list(kind):
         rows = values.to_pylist()
-        _refuse_tagged(part, column, rows)
-        return part.with_column(column, _joined(part, column, rows))
-    if not is_string(kind):
-        raise _no_text(part, column, f"is of type {kind}", values)
-    sample = [value for value in values.slice(0, _SAMPLE_ROWS).to_pylist() if value]
-    if sample and all(is_number(value) for value in sample):
-        raise _no_text(part, column, "holds numbers", values)
-    if sample and all(_DATE.fullmatch(value.strip()) for value in sample):
-        raise _no_text(part, column, "holds dates", values)
-    parsed = [container(value) for value in sample]
-    if sample and all(value is not None for value in parsed):
+    else:
+        if not is_string(kind):
+            raise _no_text(part, column, f"is of type {kind}", values)
+        sample = [value for value in values.slice(0, _SAMPLE_ROWS).to_pylist() if value]
+        if sample and all(is_number(value) for value in sample):
+            raise _no_text(part, column, "holds numbers", values)
+        if sample and all(_DATE.fullmatch(value.strip()) for value in sample):
+            raise _no_text(part, column, "holds dates", values)
+        parsed = [container(value) for value in sample]
+        if not sample or any(value is None for value in parsed):
+            return part
         if not all(isinstance(value, list) for value in parsed):
             raise _no_text(part, column, "holds records written as strings", values)
         rows = _as_lists(part, column)
-        _refuse_tagged(part, column, rows)
-        return part.with_column(column, _joined(part, column, rows))
-    return part
-
-
-_NAME_TEXTS = "Name a column of texts in the hyperparameter text_column."
-
-
-def _no_text(part: Part, column: str, what: str, values: pa.ChunkedArray) -> DataError:
-    first = next((value for value in values.slice(0, _SAMPLE_ROWS).to_pylist() if value), None)
-    shown = first if isinstance(first, str) else json.dumps(first, default=str)
-    return DataError(
-        f"Column {column!r} of {part.path} is no text: it {what} (such as {shown[:60]!r}).",
-        f"{_NAME_TEXTS.removesuffix('.')}, or write it as strings; the columns are "
-        f"{', '.join(part.table.column_names)}.",
-    )
-
-
-def _joined(part: Part, column: str, rows: Sequence[Any]) -> pa.Array:
-    """Words joined by spaces."""
+    _refuse_tagged(part, column, rows)
     texts = []
     for row, words in enumerate(rows):
         if words is not None and not all(isinstance(word, str) for word in words):
@@ -122,7 +103,20 @@ def _joined(part: Part, column: str, rows: Sequence[Any]) -> pa.Array:
                 "Give the texts, or their token ids in a column called input_ids.",
             )
         texts.append(None if words is None else " ".join(words))
-    return pa.array(texts, pa.large_string())
+    return part.with_column(column, pa.array(texts, pa.large_string()))
+
+
+_NAME_TEXTS = "Name a column of texts in the hyperparameter text_column."
+
+
+def _no_text(part: Part, column: str, what: str, values: pa.ChunkedArray) -> DataError:
+    first = next((value for value in values.slice(0, _SAMPLE_ROWS).to_pylist() if value), None)
+    shown = first if isinstance(first, str) else json.dumps(first, default=str)
+    return DataError(
+        f"Column {column!r} of {part.path} is no text: it {what} (such as {shown[:60]!r}).",
+        f"{_NAME_TEXTS.removesuffix('.')}, or write it as strings; the columns are "
+        f"{', '.join(part.table.column_names)}.",
+    )
 
 
 def _refuse_tagged(part: Part, column: str, rows: Sequence[Any]) -> None:

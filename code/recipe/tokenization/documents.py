@@ -68,7 +68,18 @@ def tokenise(
             "max_length where prompts fill it.",
         )
     documents = Documents.of(made)
-    _describe(name, split, made, documents)
+    kept = len(set(made[_ROW][:]))
+    learned, total = int(documents.labels.sum()), len(documents.token_ids)
+    line = f"{name}: {kept} documents in {len(documents)} pieces, {total} tokens, {learned}"
+    line += " of them learned"
+    if left_out := len(split) - kept:
+        line += f"; {left_out} documents are left out, as nothing in them is to be learned"
+    say(line)
+    if guessed := sum(made[_GUESSED][:]):
+        say(
+            f"{name}: the chat template does not tell the assistant's turns apart in {guessed} "
+            "pieces: all their tokens are learned"
+        )
     return documents
 
 
@@ -131,7 +142,15 @@ def _encoded(
             yield prompt + ended, [False] * len(prompt) + [True] * len(ended), False
     else:
         for row, messages in zip(rows, batch[MESSAGES], strict=True):
-            yield _conversation(tokenizer, row, messages)
+            try:
+                talk = chat.encode(tokenizer, json.loads(messages))
+            except TemplateError as error:
+                raise DataError(
+                    f"The tokenizer's chat template refuses the conversation of row {row} (from "
+                    f"0): {error}",
+                    "Correct the row or remove it.",
+                ) from error
+            yield talk.ids, talk.learned, talk.is_guessed
 
 
 def _ids(
@@ -145,32 +164,3 @@ def _ids(
 def _ended(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     end = tokenizer.eos_token_id
     return ids if end is None or ids[-1:] == [end] else [*ids, end]
-
-
-def _conversation(tokenizer: PreTrainedTokenizerBase, row: int, messages: str) -> Marked:
-    try:
-        made = chat.encode(tokenizer, json.loads(messages))
-    except TemplateError as error:
-        raise DataError(
-            f"The tokenizer's chat template refuses the conversation of row {row} (from 0): "
-            f"{error}",
-            "Correct the row or remove it.",
-        ) from error
-    return made.ids, made.learned, made.is_guessed
-
-
-def _describe(
-    name: str, split: datasets.Dataset, made: datasets.Dataset, documents: Documents
-) -> None:
-    rows = set(made[_ROW][:])
-    learned, total = int(documents.labels.sum()), len(documents.token_ids)
-    line = f"{name}: {len(rows)} documents in {len(documents)} pieces, {total} tokens, {learned}"
-    line += " of them learned"
-    if left_out := len(split) - len(rows):
-        line += f"; {left_out} documents are left out, as nothing in them is to be learned"
-    say(line)
-    if guessed := sum(made[_GUESSED][:]):
-        say(
-            f"{name}: the chat template does not tell the assistant's turns apart in {guessed} "
-            "pieces: all their tokens are learned"
-        )

@@ -39,7 +39,12 @@ def read(
         DataError: pictures cannot be read (each is named), or the disk has no room for them.
     """
     height, width = shape_of(processor)
-    digest = _digest(split, processor)
+    # The same for the same contents and processor only.
+    sha = hashlib.sha256(json.dumps(processor.to_dict(), sort_keys=True, default=str).encode())
+    for each in split:
+        content = each[BYTES] if each[BYTES] is not None else Path(each[FILE]).read_bytes()
+        sha.update(hashlib.sha256(content).digest())
+    digest = sha.hexdigest()[:32]
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "pictures"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{digest}.u8"
@@ -107,12 +112,3 @@ def _fill(pixels: Any, split: datasets.Dataset, processor: Any) -> None:
             pixels[row] = _pixels(processor, opened)
     problems.check()
     pixels.flush()
-
-
-def _digest(split: datasets.Dataset, processor: Any) -> str:
-    """The same for the same contents and processor only."""
-    digest = hashlib.sha256(json.dumps(processor.to_dict(), sort_keys=True, default=str).encode())
-    for each in split:
-        content = each[BYTES] if each[BYTES] is not None else Path(each[FILE]).read_bytes()
-        digest.update(hashlib.sha256(content).digest())
-    return digest.hexdigest()[:32]

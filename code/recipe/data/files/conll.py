@@ -63,12 +63,17 @@ def read_conll(path: Path, encoding: str) -> Part:
                 + (f", and the lines before it {width}." if width > 1 else ": a word and no tag."),
                 "Write a word and its tags on each line, an empty line after each sentence.",
             )
-    is_universal = path.suffix.lower() == ".conllu" or (width == 10 and _counts(sentences))
+    # The first column may number the words of each sentence; in CoNLL-U there are 1-2 and 1.1, too.
+    numbers = [[cells[0] for _, cells in rows if cells[0].isdigit()] for rows in sentences]
+    is_counted = bool(numbers) and all(
+        each and each == [str(at) for at in range(1, len(each) + 1)] for each in numbers
+    )
+    is_universal = path.suffix.lower() == ".conllu" or (width == 10 and is_counted)
     if is_universal and width == 10:
         sentences = [[row for row in rows if row[1][0].isdigit()] for rows in sentences]
         names = dict(zip([TOKENS, "lemmas", *_UNIVERSAL], range(1, 10), strict=True))
     else:
-        first = 1 if width > 2 and _counts(sentences) else 0
+        first = 1 if width > 2 and is_counted else 0
         others = range(first + 1, width)
         known: Sequence[str] = [*(f"column_{at + 1}" for at in others[:-1]), "tags"]
         names = dict(zip([TOKENS, *(_OF_2003 if len(others) == 3 else known)],
@@ -96,11 +101,3 @@ def _lines(stream: Iterator[str]) -> Iterator[_Row]:
             by_tabs = "\t" in text
         # Between tabs a word may have a space.
         yield number, [each.strip() for each in text.split("\t")] if by_tabs else text.split()
-
-
-def _counts(sentences: Sequence[Sequence[_Row]]) -> bool:
-    """Whether the first column numbers the words of each sentence (of CoNLL-U: maybe 1-2, 1.1)."""
-    plain = [[cells[0] for _, cells in rows if cells[0].isdigit()] for rows in sentences]
-    return bool(plain) and all(
-        numbers == [str(at) for at in range(1, len(numbers) + 1)] and numbers for numbers in plain
-    )

@@ -113,28 +113,27 @@ def _rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Iterator[_
     csv.field_size_limit(_LONGEST_FIELD)
     with open_text(path, encoding) as stream:
         reader = csv.reader(stream, delimiter=delimiter, quoting=quoting, strict=True)  # type: ignore[arg-type]
-        line = 1
-        try:
-            for cells in reader:
-                if any(cells):
-                    width = width or len(cells)
-                    _check_width(path, line, cells, width)
-                    yield line, cells
-                line = reader.line_num + 1
-        except csv.Error as error:
-            raise DataError(
-                f"{path}: the row that starts on line {line} cannot be read: {error}.",
-                'Close its quote; a quote inside a quoted field is written twice ("").',
-            ) from error
-
-
-def _check_width(path: Path, line: int, cells: list[str], width: int) -> None:
-    if len(cells) != width:
-        raise DataError(
-            f"{path} line {line} has {len(cells)} fields where the first row has {width}: "
-            f"{' | '.join(cells)[:80]!r}.",
-            "Put a text that holds the delimiter in double quotes.",
-        )
+        while True:
+            line = reader.line_num + 1
+            try:
+                cells = next(reader, None)
+            except csv.Error as error:
+                raise DataError(
+                    f"{path}: the row that starts on line {line} cannot be read: {error}.",
+                    'Close its quote; a quote inside a quoted field is written twice ("").',
+                ) from error
+            if cells is None:
+                return
+            if not any(cells):
+                continue
+            width = width or len(cells)
+            if len(cells) != width:
+                raise DataError(
+                    f"{path} line {line} has {len(cells)} fields where the first row has {width}: "
+                    f"{' | '.join(cells)[:80]!r}.",
+                    "Put a text that holds the delimiter in double quotes.",
+                )
+            yield line, cells
 
 
 def _header(path: Path, rows: list[list[str]]) -> list[str] | None:

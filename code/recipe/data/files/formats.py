@@ -132,33 +132,27 @@ def _read_plain(path: Path, encoding: str, sample_by: str) -> Part:
     )
 
 
-def _read_arrow_folder(path: Path) -> Part:
-    try:
-        dataset = datasets.load_from_disk(str(path))
-        table = dataset.with_format("arrow")[:]
-    except Exception as error:  # Of a damaged file, datasets and pyarrow raise all kinds.
-        raise DataError(f"Data set {path} cannot be read: {error}.", _REWRITE) from error
-    names = class_names(dataset.features)
-    return Part(path=path, format="save_to_disk", table=table, class_names=names)
-
-
 _REWRITE = "Write it again, or check that the upload is complete."
 
 
 def _read_binary(path: Path, name: str) -> Part:
+    what = f"{path} is no readable {name} file"
     try:
-        if name == "parquet":
+        if name == "save_to_disk":
+            what = f"Data set {path} cannot be read"
+            dataset = datasets.load_from_disk(str(path))
+            table, features = dataset.with_format("arrow")[:], dataset.features
+        elif name == "parquet":
             table = pq.ParquetFile(path).read()
         else:
+            read_arrow = pa.ipc.open_file if _starts_with(b"ARROW1")(path) else pa.ipc.open_stream
             with pa.memory_map(str(path)) as source:
-                try:
-                    table = pa.ipc.open_stream(source).read_all()
-                except pa.ArrowInvalid:
-                    table = pa.ipc.open_file(source).read_all()
-        table.validate(full=True)
-        features = datasets.Features.from_arrow_schema(table.schema)
+                table = read_arrow(source).read_all()
+        if name != "save_to_disk":
+            table.validate(full=True)
+            features = datasets.Features.from_arrow_schema(table.schema)
     except Exception as error:  # Of a damaged file, datasets and pyarrow raise all kinds.
-        raise DataError(f"{path} is no readable {name} file: {error}.", _REWRITE) from error
+        raise DataError(f"{what}: {error}.", _REWRITE) from error
     return Part(path=path, format=name, table=table, class_names=class_names(features))
 
 
@@ -234,7 +228,7 @@ FORMATS: Sequence[Format] = (
         suffixes="a folder",
         what="`Dataset.save_to_disk`, `DatasetDict.save_to_disk`",
         is_one=Path.is_dir,
-        read=_read_arrow_folder,
+        read=functools.partial(_read_binary, name="save_to_disk"),
     ),
     Format(
         name="Parquet",

@@ -13,6 +13,7 @@ from recipe.data.column_names import SPLIT_COLUMN, split_of
 from recipe.data.files.part import Part
 from recipe.errors import DataError
 
+_DATES = (datetime.date, datetime.time, datetime.timedelta)
 _MARK = b"PK\x03\x04"
 
 
@@ -70,11 +71,13 @@ def read_workbook(path: Path) -> Part:
         )
     names = next(iter(headers.values()), ())
     rows = [(title, *row) for title, of_sheet in full.items() for row in of_sheet[1:]]
-    columns = {
-        name: _column([cells[at] if at < len(cells) else None for _, _, cells in rows])
-        for at, name in enumerate(names)
-        if name
-    }
+    columns = {}
+    for at, name in [(at, name) for at, name in enumerate(names) if name]:
+        values = [cells[at] if at < len(cells) else None for _, _, cells in rows]
+        values = [str(value) if isinstance(value, _DATES) else value for value in values]
+        if len({type(value) for value in values if value is not None}) > 1:
+            values = [value if value is None else str(value) for value in values]
+        columns[name] = pa.array(values)
     if named and SPLIT_COLUMN not in columns:
         columns[SPLIT_COLUMN] = pa.array([title for title, _, _ in rows], pa.string())
     return Part(
@@ -99,11 +102,3 @@ def _header(path: Path, title: str, cells: tuple[Any, ...]) -> tuple[str, ...]:
             "Put the names of the columns there, such as text and label.",
         )
     return tuple(names)
-
-
-def _column(values: list[Any]) -> pa.Array:
-    dates = (datetime.date, datetime.time, datetime.timedelta)
-    plain = [str(value) if isinstance(value, dates) else value for value in values]
-    if len({type(value) for value in plain if value is not None}) > 1:
-        plain = [value if value is None else str(value) for value in plain]
-    return pa.array(plain)

@@ -108,13 +108,27 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagg
     of_train = [
         tag for each in read["train"] for row in each.tags for tag in row if tag is not None
     ]
-    seen = set(of_train)
+    counts = Counter(of_train)
+    seen = set(counts)
     are_entities = OUTSIDE in seen and len(seen) > 1 and all(map(_TAG.fullmatch, seen - {OUTSIDE}))
     declared = read["train"][0].part.class_names.get(read["train"][0].columns[1], [])
     if are_entities:
-        names = _entity_names(of_train, declared, notes)
+        # O, and B- and I- of each type; in the order that was declared, where one was.
+        types = sorted({match[2] for tag in {*seen, *declared} if (match := _TAG.fullmatch(tag))})
+        wanted = [OUTSIDE, *(f"{prefix}-{kind}" for kind in types for prefix in "BI")]
+        kept = [name for name in declared if name in wanted]
+        names = (*kept, *(name for name in wanted if name not in kept))
+        if others := sorted({tag[0] for tag in seen - set(wanted)}):
+            notes.append(
+                f"tags: {', '.join(others)} are read as B and I: the same entities in IOB2."
+            )
+        sizes = [f"{kind} ({counts[f'B-{kind}']} B, {counts[f'I-{kind}']} I)" for kind in types]
+        summary = f"entities of {len(types)} kinds: {', '.join(sizes[:20])}"
     else:
         names = tuple(declared) if seen <= set(declared) else tuple(sorted(seen))
+        sizes = [f"{name} ({counts[name]} words)" for name in names]
+        more = ", ..." if len(sizes) > 20 else ""
+        summary = f"tags: {len(names)}: {', '.join(sizes[:20])}{more}"
     if len(seen) < 2:
         raise DataError(
             f"Column {read['train'][0].columns[1]!r} of {read['train'][0].part.path} has one tag "
@@ -122,7 +136,13 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagg
             "Training needs words of at least two tags.",
         )
     built = {split: _build(split, each, names, are_entities) for split, each in read.items()}
-    found = [_describe(split, each) for split, each in read.items()]
+    found = []
+    for split, files in read.items():
+        sentences = [row for each in files for row in each.words]
+        count = f"{len(sentences)} sentences of {sum(map(len, sentences))} words"
+        words, tags = files[0].columns
+        told = f"word column {words!r}, label column {tags!r}"
+        found.append(describe(split, [each.part for each in files], count, told, {words, tags}))
     train, evaluation, test, rule = held_out.assign(built, None, hyperparameters)
     return Tagged(
         train=train,
@@ -130,7 +150,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagg
         test=test,
         names=names,
         are_entities=are_entities,
-        found=[*notes, *found, rule, _describe_tags(names, are_entities, of_train)],
+        found=[*notes, *found, rule, summary],
     )
 
 
@@ -152,20 +172,6 @@ def iob2(tags: Sequence[str | None]) -> list[str | None]:
         found.append(f"{'B' if begins else 'I'}-{kind}")
         type_before, ended = kind, prefix in _ENDING
     return found
-
-
-def _entity_names(
-    tags: Sequence[str], declared: Sequence[str], notes: list[str]
-) -> tuple[str, ...]:
-    """O, and B- and I- of each type; in the order that was declared, where one was."""
-    kinds = sorted({match[2] for tag in {*tags, *declared} if (match := _TAG.fullmatch(tag))})
-    wanted = [OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI")]
-    kept = [name for name in declared if name in wanted]
-    if others := {tag[0] for tag in set(tags) - set(wanted)}:
-        notes.append(
-            f"tags: {', '.join(sorted(others))} are read as B and I: the same entities in IOB2."
-        )
-    return (*kept, *(name for name in wanted if name not in kept))
 
 
 def _columns(
@@ -312,21 +318,3 @@ def _build(
         TAGS: pa.array(rows, pa.large_list(pa.large_string())),
     }
     return datasets.Dataset(pa.table(table))
-
-
-def _describe(split: str, parts: Sequence[_Read]) -> str:
-    words, tags = parts[0].columns
-    sentences = [row for each in parts for row in each.words]
-    count = f"{len(sentences)} sentences of {sum(map(len, sentences))} words"
-    read = f"word column {words!r}, label column {tags!r}"
-    return describe(split, [each.part for each in parts], count, read, {words, tags})
-
-
-def _describe_tags(names: Sequence[str], are_entities: bool, tags: Sequence[str]) -> str:
-    counts = Counter(tags)
-    if are_entities:
-        kinds = sorted({name[2:] for name in names if name != OUTSIDE})
-        sizes = [f"{kind} ({counts[f'B-{kind}']} B, {counts[f'I-{kind}']} I)" for kind in kinds]
-        return f"entities of {len(kinds)} kinds: {', '.join(sizes[:20])}"
-    sizes = [f"{name} ({counts[name]} words)" for name in names]
-    return f"tags: {len(names)}: {', '.join(sizes[:20])}{', ...' if len(sizes) > 20 else ''}"

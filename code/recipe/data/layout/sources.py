@@ -61,13 +61,10 @@ def scan(path: Path) -> Sources:
 
 def _scan(path: Path, found: Sources, above: tuple[Path, ...]) -> None:
     """`above` are the real folders that led here, for links that lead back."""
-    if path.is_file():
-        _sort_file(path, found)
-    elif is_arrow_folder(path):
+    if is_arrow_folder(path):
         found.data.append(path)
-    elif not path.is_dir() or path.resolve() in above:
-        found.notes.append(f"{path} is no file, or a link that leads back or to nothing: not used.")
-    else:
+        return
+    if path.is_dir() and path.resolve() not in above:
         if card := dataset_card.read(path):
             found.cards.append(card)
             found.notes += card.notes
@@ -76,9 +73,10 @@ def _scan(path: Path, found: Sources, above: tuple[Path, ...]) -> None:
                 found.passed_over.append(child)
             else:
                 _scan(child, found, (*above, path.resolve()))
-
-
-def _sort_file(path: Path, found: Sources) -> None:
+        return
+    if not path.is_file():
+        found.notes.append(f"{path} is no file, or a link that leads back or to nothing: not used.")
+        return
     name = path.name.lower()
     is_side = name.endswith(_SIDE_SUFFIXES) or _SIDE_NAMES.fullmatch(name) is not None
     if name.endswith(".manifest"):
