@@ -1,13 +1,14 @@
 """A saved model that runs over batches of texts, in the precision that this host computes fastest.
 
-`AMPHORA_DTYPE` (float32, bfloat16 or int8) overrides the choice; `AMPHORA_COMPILE=1` compiles the
-model with torch.compile.
+`AMPHORA_DTYPE` (float32, bfloat16, float16 or int8) overrides the choice; `AMPHORA_COMPILE=1`
+compiles the model with torch.compile.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,7 +42,12 @@ batch, and what is padded is masked."""
 PADDED, EQUAL, ALONE = "texts of any length", "texts of one length", "one text at a time"
 """What goes through a model together."""
 _INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.float32,
+}
 _TOKENIZER_REMEDY = (
     "Pack the files that tokenizer.save_pretrained wrote (tokenizer.json or a vocabulary, and "
     "tokenizer_config.json) beside config.json; or, if the model reads no text, name its task in "
@@ -112,7 +118,10 @@ class LoadedModel:
             quantisation: Any = torch.ao.quantization
             # A scale for each row of a weight halves the labels that change, at no cost.
             layers = {torch.nn.Linear: quantisation.per_channel_dynamic_qconfig}
-            model = quantisation.quantize_dynamic(model.cpu(), layers)
+            with warnings.catch_warnings():
+                # torch means to leave it to torchao, which is slower without torch.compile.
+                warnings.simplefilter("ignore")
+                model = quantisation.quantize_dynamic(model.cpu(), layers)
         if environ.get("AMPHORA_COMPILE", "") in ("1", "true"):
             model.forward = torch.compile(model.forward, dynamic=True)
         print(f"model: {type(model).__name__} on {kind} in {name}", flush=True)
@@ -289,12 +298,17 @@ def precision(environ: Mapping[str, str]) -> tuple[str, str, torch.dtype]:
     """The device to answer on, AMPHORA_DTYPE or its default there, and the weights' type.
 
     Raises:
-        ValueError: AMPHORA_DTYPE is not the name of a precision.
+        ValueError: AMPHORA_DTYPE is not the name of a precision, or of one that the device lacks.
     """
     chosen = device.choose(environ, bf16=None, use_cpu=False, fp16=False)
     name = environ.get("AMPHORA_DTYPE") or ("bfloat16" if chosen.bf16 else "float32")
     if name not in _DTYPES:
         raise ValueError(f"AMPHORA_DTYPE is {name!r}. Give {', '.join(_DTYPES)}.")
+    if name == "int8" and chosen.kind != "cpu":
+        raise ValueError(
+            f"AMPHORA_DTYPE is 'int8', which is computed on a CPU only, and models are served on "
+            f"{chosen.kind} here. Give bfloat16 or float16."
+        )
     return chosen.kind, name, _DTYPES[name]
 
 

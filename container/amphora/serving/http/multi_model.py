@@ -197,7 +197,7 @@ class MultiModel:
             await pool.close()
             error = pool.failed.result()
             LOG.error("Model %s: %s", name, error)
-            if isinstance(error, spawner.KilledForMemory):
+            if isinstance(error, spawner.TooLarge):
                 raise Fault(507, "out_of_memory", str(error))
             raise Fault(500, "model_not_loaded", str(error))
         return pool

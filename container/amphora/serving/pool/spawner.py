@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import signal
 import socket
 import subprocess
@@ -31,8 +32,14 @@ class ModelError(AmphoraError):
     """The model cannot be loaded, or its workers cannot live."""
 
 
-class KilledForMemory(ModelError):
-    """The kernel killed the process that loaded the model: it was too large."""
+# What PyTorch says of a full GPU and of full memory, JAX and TensorFlow of either.
+_FULL = re.compile(
+    r"\b(OutOf)?MemoryError\b|\bout of memory\b|RESOURCE_EXHAUSTED|can't allocate memory"
+)
+
+
+class TooLarge(ModelError):
+    """The model does not fit: its process was killed by the kernel, or the device is full."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,7 @@ class ModelProcess:
         except (EOFError, OSError) as error:
             code = self.process.wait()
             if code == -signal.SIGKILL:
-                raise KilledForMemory(
+                raise TooLarge(
                     "The process that loads the model was killed (SIGKILL).",
                     "Most likely the model needs more memory than there is.",
                 ) from error
@@ -105,9 +112,8 @@ class ModelProcess:
         self.control.settimeout(None)
         if "failed" in header:
             self.end()
-            raise ModelError(
-                f"The model in {settings.model_dir} cannot be served: {header['failed']}"
-            )
+            kind = TooLarge if _FULL.search(header["failed"]) else ModelError
+            raise kind(f"The model in {settings.model_dir} cannot be served: {header['failed']}")
         return Loaded(**header)
 
     def fork(self) -> tuple[socket.socket, int]:

@@ -220,6 +220,25 @@ def test_a_model_killed_while_loading_is_507(start: Start, tmp_path: Path) -> No
     assert (answer.status_code, answer.json()["error"]["code"]) == (507, "out_of_memory")
 
 
+def test_a_model_that_the_device_has_no_room_for_is_507(start: Start, tmp_path: Path) -> None:
+    http = start(SAGEMAKER_MULTI_MODEL="true").ready().http
+    full = {
+        "OutOfMemoryError('CUDA out of memory. Tried to allocate 20.00 MiB.')": True,
+        'RuntimeError("DefaultCPUAllocator: can\'t allocate memory")': True,
+        "MemoryError()": True,
+        "RuntimeError('CUDA error: device-side assert triggered')": False,
+        "KeyError('memory')": False,
+    }
+    codes = []
+    for number, raised in enumerate(full):
+        code = f"class OutOfMemoryError(RuntimeError): ...\ndef model_fn(d): raise {raised}\n"
+        url = write_model(tmp_path / "models" / str(number), code + NAMED.split("\n", 3)[3])
+        answer = http.post("/models", json={"model_name": str(number), "url": url})
+        codes.append((answer.status_code, answer.json()["error"]["code"]))
+    words = {True: (507, "out_of_memory"), False: (500, "model_not_loaded")}
+    assert codes == [words[each] for each in full.values()]
+
+
 def duplex(server: Running, **headers: str) -> object:
     address = f"ws://127.0.0.1:{server.port}/invocations-bidirectional-stream"
     return connect(address, additional_headers=headers)
