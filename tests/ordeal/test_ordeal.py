@@ -16,10 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ordeal", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=450)
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize("name", CAMPAIGNS)
 def test_what_is_promised_holds(name: str, tmp_path: Path) -> None:
     done = run("--only", name, "--short", "--out", str(tmp_path))

@@ -60,7 +60,7 @@ class Job:
 
     def finish(self, *arguments: str) -> str:
         started = self.start(*arguments)
-        output, errors = started.communicate(timeout=240)
+        output, errors = started.communicate(timeout=400)
         assert started.returncode == 0, errors
         return output
 
@@ -81,7 +81,7 @@ class Job:
             # As amphora does: to the ranks, not to torchrun.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank, number)
-        rest, errors = started.communicate(timeout=120)
+        rest, errors = started.communicate(timeout=300)
         code = started.returncode
         if self.processes > 1 and code > 0:
             code = int(re.findall(r"exitcode\s*: (\d+)", errors)[0])

@@ -36,6 +36,7 @@ SHARDED = ("--mp_parameters", "partitions=2")
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("processes", "more"), [(1, ()), (2, ()), (2, SHARDED)])
 def test_a_run_killed_and_stopped_ends_with_the_same_weights(
     tmp_path: Path, tiny_model: Path, data: Path, processes: int, more: tuple[str, ...]
@@ -69,7 +70,8 @@ def test_a_run_killed_and_stopped_ends_with_the_same_weights(
     assert job.weights() == whole.weights()
 
 
-@pytest.mark.heavy()
+@pytest.mark.heavy
+@pytest.mark.timeout(600)
 def test_three_processes_resume_exactly(tmp_path: Path, tiny_model: Path, data: Path) -> None:
     """Sums of three numbers have an order; those of two, which the other tests sum, have none."""
     whole, job = (Job(tmp_path / name, tiny_model, data, processes=3) for name in ("whole", "cut"))
