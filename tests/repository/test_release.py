@@ -1,0 +1,59 @@
+"""What a release and other people's CI rest on: versions that agree, a workflow that calls what exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomllib
+import yaml
+
+ROOT = Path(__file__).parents[2]
+TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+
+
+def test_the_changelog_begins_with_the_version() -> None:
+    version = tomllib.loads((ROOT / "container" / "pyproject.toml").read_text())["project"][
+        "version"
+    ]
+    headings = re.findall(r"^## (\S+) \((.+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0][0] == version
+    assert re.fullmatch(r"unreleased|\d{4}-\d\d-\d\d", headings[0][1])
+
+
+def workflow() -> dict[Any, Any]:
+    read: dict[Any, Any] = yaml.safe_load(
+        (ROOT / ".github" / "workflows" / "check.yml").read_text()
+    )
+    return read
+
+
+def test_the_workflow_runs_what_the_one_check_runs() -> None:
+    job = workflow()["jobs"]["make"]
+    targets = set(job["strategy"]["matrix"]["target"])
+    makefile = (ROOT / "Makefile").read_text()
+    assert targets <= set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
+    checked = set(re.findall(r"^step make (\S+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE))
+    # torch-xla's environment is 7.5 GB: too much for a free machine.
+    assert targets == checked - {"test-xla"}
+    assert job["steps"][-1]["run"] == "make ${{ matrix.target }}"
+
+
+def test_the_workflow_may_read_only_and_takes_versions() -> None:
+    told = workflow()
+    assert told["permissions"] == {"contents": "read"}
+    assert "pull_request_target" not in told[True], "a stranger's code would run with our rights"
+    uses = [step["uses"] for step in told["jobs"]["make"]["steps"] if "uses" in step]
+    assert all(re.fullmatch(r"actions/[\w-]+@v\d+", each) for each in uses)
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+def test_an_issue_form_is_one(path: Path) -> None:
+    form = yaml.safe_load(path.read_text())
+    assert {"name", "description", "body"} <= form.keys()
+    asked = [part for part in form["body"] if part["type"] != "markdown"]
+    assert len({part["id"] for part in asked}) == len(asked) > 1
+    assert all(part["type"] in {"textarea", "input"} for part in asked)
+    assert all(part["attributes"]["label"] for part in asked)
