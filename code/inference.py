@@ -22,15 +22,15 @@ from recipe.inference import answers, payloads, registry
 from recipe.inference.apis import description, reading
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Request
-from recipe.inference.registry import Task
+from recipe.inference.registry import ServedTask
 
 
-def model_fn(model_dir: str) -> Task:
+def model_fn(model_dir: str) -> ServedTask:
     """The model in `model_dir`, or the one that HF_MODEL_ID names if there is none."""
     return registry.load(model_dir, os.environ)
 
 
-def model_warmup_fn(model_dir: str, model: Task) -> None:
+def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
     """Answer once, so that a model that cannot is found before a client finds it."""
     for length in (1, 16):
         request = model.example("A sentence to warm up with. " * length)
@@ -40,7 +40,7 @@ def model_warmup_fn(model_dir: str, model: Task) -> None:
         answers.write_answer(predict_fn(request, model), payloads.JSON)
 
 
-def describe_fn(model_dir: str, model: Task) -> dict[str, Any]:
+def describe_fn(model_dir: str, model: ServedTask) -> dict[str, Any]:
     """What is served, for the page at / and the routes of clients' APIs."""
     task = registry.chosen(Origin.find(model_dir, os.environ), os.environ)
     return description.describe(model, task)
@@ -56,7 +56,7 @@ def input_fn(body: bytes, content_type: str, context: Any = None) -> Request:
     return reading.read(body, content_type, getattr(context, "path", "/invocations"))
 
 
-def tokens_fn(data: Request, model: Task) -> list[int]:
+def tokens_fn(data: Request, model: ServedTask) -> list[int]:
     """The number of tokens of each text.
 
     Raises:
@@ -67,7 +67,7 @@ def tokens_fn(data: Request, model: Task) -> list[int]:
     return model.measure(data)
 
 
-def predict_fn(data: Request, model: Task) -> Any:
+def predict_fn(data: Request, model: ServedTask) -> Any:
     """An answer for each text; an iterator of pieces if a generation is to be streamed."""
     tokens_fn(data, model)
     (prediction,) = predict_batch_fn([data], model)
@@ -76,7 +76,7 @@ def predict_fn(data: Request, model: Task) -> Any:
     return prediction
 
 
-def predict_batch_fn(inputs: Sequence[Request], model: Task) -> list[Any]:
+def predict_batch_fn(inputs: Sequence[Request], model: ServedTask) -> list[Any]:
     """What `predict_fn` returns for each request, all of them through the model together."""
     predictions = zip(model.predict(inputs), inputs, strict=True)
     return [reading.in_form(prediction, request) for prediction, request in predictions]

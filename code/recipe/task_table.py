@@ -15,7 +15,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Row:
+class TaskRow:
     """Where a task is, and what belongs to it alone."""
 
     module: str
@@ -39,51 +39,53 @@ _OF_TEXTS = (
 )
 EMBEDDING, RERANKING = "sentence-embedding", "reranking"
 TOKENS, QUESTIONS = "token-classification", "question-answering"
-TASKS: Mapping[str, Row] = {
-    CLASSIFICATION: Row(
+TASKS: Mapping[str, TaskRow] = {
+    CLASSIFICATION: TaskRow(
         "text_classification",
         ("text_pair_column", "label_column", "problem_type", "label_separator", "class_weight",
          "num_labels", "label_smoothing_factor", "do_predict"),
         recognised_by="data.classification",
     ),
-    CAUSAL_LM: Row(
+    CAUSAL_LM: TaskRow(
         "causal_lm",
         ("prompt_column", "completion_column", "messages_column", "sample_by", "long_texts"),
         recognised_by="data.language_modeling",
     ),
-    TOKENS: Row(
+    TOKENS: TaskRow(
         "token_classification",
         ("label_column", "label_all_tokens", "label_smoothing_factor", "long_texts", "do_predict"),
         recognised_by="data.kinds.word_tags",
     ),
-    QUESTIONS: Row(
+    QUESTIONS: TaskRow(
         "question_answering", ("doc_stride", "do_predict"), recognised_by="data.kinds.questions"
     ),
-    MASKED_LM: Row(
+    MASKED_LM: TaskRow(
         "masked_lm",
         ("mlm_probability", "whole_word_masking", "sample_by", "long_texts"),
         recognised_by="data.language_modeling:recognise_for_encoders",
     ),
-    SUMMARIES: Row(
+    SUMMARIES: TaskRow(
         "text_to_text", _OF_TEXTS, recognised_by="data.kinds.text_pairs:recognise_summaries"
     ),
-    TRANSLATIONS: Row(
+    TRANSLATIONS: TaskRow(
         "text_to_text", _OF_TEXTS, recognised_by="data.kinds.text_pairs:recognise_translations"
     ),
-    PICTURES: Row(
+    PICTURES: TaskRow(
         "image_classification",
         ("image_column", "augmentation", "label_column", "class_weight", "label_smoothing_factor",
          "do_predict"),
         recognised_by="data.kinds.pictures",
     ),
-    TEXTS: Row("text_to_text", _OF_TEXTS, recognised_by="data.kinds.text_pairs:recognise_others"),
-    EMBEDDING: Row(
+    TEXTS: TaskRow(
+        "text_to_text", _OF_TEXTS, recognised_by="data.kinds.text_pairs:recognise_others"
+    ),
+    EMBEDDING: TaskRow(
         "sentence_embedding",
         ("text_pair_column", "label_column", "negative_columns", "scale", "mini_batch_size",
          "matryoshka_dims", "query_prompt", "document_prompt"),
         recognised_by="data.relevance",
     ),
-    RERANKING: Row(
+    RERANKING: TaskRow(
         "reranking",
         ("text_pair_column", "label_column", "negative_columns", "listwise"),
         recognised_by="data.reranking",

@@ -66,7 +66,7 @@ def test_one_that_is_gone_or_takes_other_arguments_is_named(
     assert "Trainer._save_checkpoint is missing (writes whole checkpoints)" in said
     assert "_load_rng_state" not in said
     monkeypatch.setattr(
-        parts, "PARTS", (parts.Part(parts.TRAINER, "train", "", ("self", "other")),)
+        parts, "PARTS", (parts.Seam(parts.TRAINER, "train", "", ("self", "other")),)
     )
     with pytest.raises(LibraryError, match=r"takes \(self, .*\), where \(self, other\) are given"):
         parts.check()

@@ -24,7 +24,7 @@ CROP, FLIP = "crop", "flip"
 
 
 @dataclass(frozen=True)
-class Pictures(Samples):
+class PictureSamples(Samples):
     """Samples that are pictures, each a token to what deals them out."""
 
     pixels: Pixels
@@ -35,7 +35,7 @@ class Pictures(Samples):
     drawn_with: tuple[int, int] | None = None
     """Seed and epoch; None where nothing is drawn."""
 
-    def in_epoch(self, seed: int, epoch: int) -> Pictures:
+    def in_epoch(self, seed: int, epoch: int) -> PictureSamples:
         """As this epoch crops and mirrors them."""
         return dataclasses.replace(self, drawn_with=(seed, epoch))
 
@@ -84,7 +84,7 @@ class FixedPictures:
 
     def tensors(self, samples: Samples, rows: Rows) -> Batch:
         """pixel_values [size, 3, height, width] in float32."""
-        assert isinstance(samples, Pictures)
+        assert isinstance(samples, PictureSamples)
         pixels = np.zeros((self.size, 3, self.height, self.width), dtype=np.uint8)
         for at, row in enumerate(rows.tolist()):
             pixels[at] = samples.picture(row)

@@ -24,7 +24,7 @@ BOTH, OLDER, NEWER = (4, 5), (4,), (5,)
 
 
 @dataclass(frozen=True)
-class Part:
+class Seam:
     """A method, an attribute or a function of a library."""
 
     owner: str
@@ -42,67 +42,67 @@ class Part:
 
 PARTS = (
     # The Trainer's methods that are overridden or called.
-    Part(TRAINER, "_save_checkpoint", "writes whole checkpoints", ("self", "model", "trial")),
-    Part(TRAINER, "_save_rng_state", "one process writes all of them", ("self", "output_dir")),
-    Part(TRAINER, "_load_rng_state", "draws anew on other processes", ("self", "checkpoint")),
-    Part(
+    Seam(TRAINER, "_save_checkpoint", "writes whole checkpoints", ("self", "model", "trial")),
+    Seam(TRAINER, "_save_rng_state", "one process writes all of them", ("self", "output_dir")),
+    Seam(TRAINER, "_load_rng_state", "draws anew on other processes", ("self", "checkpoint")),
+    Seam(
         TRAINER,
         "_load_from_checkpoint",
         "loads weights by their names",
         ("self", "resume_from_checkpoint", "model"),
     ),
-    Part(TRAINER, "_load_best_model", "the first process sends them", ("self",)),
-    Part(
+    Seam(TRAINER, "_load_best_model", "the first process sends them", ("self",)),
+    Seam(
         TRAINER,
         "_load_optimizer_and_scheduler",
         "loads moments for any number of processes",
         ("self", "checkpoint"),
     ),
-    Part(
+    Seam(
         TRAINER,
         "_determine_best_metric",
         "counts an evaluation that a stop came before",
         ("self", "metrics", "trial"),
     ),
-    Part(
+    Seam(
         TRAINER, "_nested_gather", "torch-xla: means of losses", ("self", "tensors", "name"), OLDER
     ),
-    Part(
+    Seam(
         TRAINER,
         "_wrap_model",
         "DDP without a copy of the gradients",
         ("self", "model", "training", "dataloader"),
     ),
-    Part(TRAINER, "_prepare_inputs", "brings a batch to the device", ("self", "inputs")),
-    Part("datasets:Dataset", "_fingerprint", "names the file of its tokens", inside=True),
+    Seam(TRAINER, "_prepare_inputs", "brings a batch to the device", ("self", "inputs")),
+    Seam("datasets:Dataset", "_fingerprint", "names the file of its tokens", inside=True),
     # What it sets or reads, and training relies on.
-    Part(TRAINER, "current_gradient_accumulation_steps", "scales the loss", inside=True),
+    Seam(TRAINER, "current_gradient_accumulation_steps", "scales the loss", inside=True),
     # Of 5.13 or so: older ones always divide a loss, which is seen to where it is not there.
-    Part(TRAINER, "loss_is_scaled_for_ga", "the loss is a mean over the step", majors=()),
-    Part(TRAINER, "model_accepts_loss_kwargs", "no count of labels on each step", inside=True),
-    Part(TRAINER, "is_fsdp_enabled", "sharding on a CPU", inside=True),
-    Part("transformers.trainer", "skip_first_batches", "torch-xla: the position in an epoch"),
-    Part("transformers.training_args:TrainingArguments", "fsdp_plugin_args", "sharding on a CPU",
+    Seam(TRAINER, "loss_is_scaled_for_ga", "the loss is a mean over the step", majors=()),
+    Seam(TRAINER, "model_accepts_loss_kwargs", "no count of labels on each step", inside=True),
+    Seam(TRAINER, "is_fsdp_enabled", "sharding on a CPU", inside=True),
+    Seam("transformers.trainer", "skip_first_batches", "torch-xla: the position in an epoch"),
+    Seam("transformers.training_args:TrainingArguments", "fsdp_plugin_args", "sharding on a CPU",
          None, NEWER, inside=True),
     # transformers' models and pipelines.
-    Part("transformers:PreTrainedModel", "_no_split_modules", "the blocks to shard"),
-    Part("transformers:PreTrainedConfig", "_attn_implementation", "the masks of packed batches",
+    Seam("transformers:PreTrainedModel", "_no_split_modules", "the blocks to shard"),
+    Seam("transformers:PreTrainedConfig", "_attn_implementation", "the masks of packed batches",
          None, NEWER),
-    Part("transformers:PretrainedConfig", "_attn_implementation", "the masks of packed batches"),
-    Part("transformers:AutoModel", "_model_mapping", "serving: the tasks that a model is made for"),
-    Part("transformers:Pipeline", "_sanitize_parameters", "serving: a request's parameters",
+    Seam("transformers:PretrainedConfig", "_attn_implementation", "the masks of packed batches"),
+    Seam("transformers:AutoModel", "_model_mapping", "serving: the tasks that a model is made for"),
+    Seam("transformers:Pipeline", "_sanitize_parameters", "serving: a request's parameters",
          ("self",)),
-    Part("transformers.masking_utils", "eager_mask", "masks of the attention for CPUs",
+    Seam("transformers.masking_utils", "eager_mask", "masks of the attention for CPUs",
          ("batch_size",)),
     # accelerate and torch.
-    Part("accelerate.state:PartialState", "_shared_state", "sharding on a CPU"),
-    Part("accelerate.utils:FullyShardedDataParallelPlugin", "set_mixed_precision",
+    Seam("accelerate.state:PartialState", "_shared_state", "sharding on a CPU"),
+    Seam("accelerate.utils:FullyShardedDataParallelPlugin", "set_mixed_precision",
          "sharding on a CPU", ("self", "mixed_precision")),
-    Part("accelerate:Accelerator", "_models", "whether a model is prepared", inside=True),
-    Part("accelerate:Accelerator", "ddp_handler", "DDP without a copy of the gradients",
+    Seam("accelerate:Accelerator", "_models", "whether a model is prepared", inside=True),
+    Seam("accelerate:Accelerator", "ddp_handler", "DDP without a copy of the gradients",
          inside=True),
-    Part("torch.ops:aten", "_flash_attention_forward", "samples end to end on a GPU"),
-    Part("torch.nn:Module", "_parameters", "whole weights in the place of shards", inside=True),
+    Seam("torch.ops:aten", "_flash_attention_forward", "samples end to end on a GPU"),
+    Seam("torch.nn:Module", "_parameters", "whole weights in the place of shards", inside=True),
 )  # fmt: skip
 """All of them."""
 
@@ -129,7 +129,7 @@ def missing() -> Iterator[str]:
             yield f"{part.owner.replace(':', '.')}.{part.name} {what} ({part.why})"
 
 
-def _lack(part: Part) -> str:
+def _lack(part: Seam) -> str:
     module, _, name = part.owner.partition(":")
     owner: Any = importlib.import_module(module)
     if name:

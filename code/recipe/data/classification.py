@@ -29,7 +29,7 @@ from recipe.data.columns import Columns
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import text_files
 from recipe.data.files.part import Part, is_string
-from recipe.data.labels import Labels, Shape
+from recipe.data.labels import Labels, LabelShape
 from recipe.data.layout import channels as layout
 from recipe.data.layout.class_names import ClassNames
 from recipe.data.reading import describe, read_parts
@@ -318,7 +318,9 @@ def _check_overlap(built: Mapping[str, datasets.Dataset], guessed: bool, notes: 
             )
 
 
-def _build(split: str, parts: Sequence[_Read], shape: Shape, known: Labels) -> datasets.Dataset:
+def _build(
+    split: str, parts: Sequence[_Read], shape: LabelShape, known: Labels
+) -> datasets.Dataset:
     tables = []
     for each in parts:
         table = each.part.table
@@ -370,7 +372,7 @@ def token_ids(part: Part, name: str = TOKEN_IDS) -> pa.Array:
     return pa.chunked_array(kept, kind)
 
 
-def _encoded(split: str, read: _Read, shape: Shape, known: Labels) -> pa.Array:
+def _encoded(split: str, read: _Read, shape: LabelShape, known: Labels) -> pa.Array:
     part, column = read.part, read.columns.label
     rows, codes = np.arange(part.table.num_rows), None
     if not pa.types.is_nested(part.table[column].type):

@@ -33,13 +33,13 @@ class Labels:
     problem: str = SINGLE
 
     def encode(self, label: Any) -> int | float | list[float]:
-        """A class's id, a 0 or 1 for each class, or the number: what `Shape.spell` gave."""
+        """A class's id, a 0 or 1 for each class, or the number: what `LabelShape.spell` gave."""
         if self.problem == SINGLE:
             return self.ids[label]
         return label if self.problem == NUMBER else [float(name in label) for name in self.names]
 
     def unknown(self, label: Any) -> str | None:
-        """A class in what `Shape.spell` gave that is none of these."""
+        """A class in what `LabelShape.spell` gave that is none of these."""
         if self.problem == NUMBER:
             return None
         given = [label] if self.problem == SINGLE else label
@@ -66,7 +66,7 @@ class Labels:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class LabelShape:
     """How the label column is written."""
 
     problem: str = SINGLE
@@ -122,7 +122,7 @@ class Shape:
 
 def shape_of(
     columns: Sequence[tuple[Part, str]], separator: str | None = None, problem: str | None = None
-) -> Shape:
+) -> LabelShape:
     """How the labels in (file, column) of the training data are written.
 
     Lists, and strings where a separator is given, are several classes a row; numbers of which one
@@ -138,10 +138,10 @@ def shape_of(
         width = len(rows[0]) if rows else 0
         # [0, 1, 1] and the like, all of one length, would make no sense as lists of classes.
         are_indicators = width > 1 and all(len(row) == width and set(row) <= {0, 1} for row in rows)
-        return Shape(problem=SEVERAL, separator=separator, indicators=are_indicators)
+        return LabelShape(problem=SEVERAL, separator=separator, indicators=are_indicators)
     if problem is None and all(_are_numbers(part, name) for part, name in columns):
-        return Shape(problem=NUMBER)
-    return Shape(problem=problem or SINGLE)
+        return LabelShape(problem=NUMBER)
+    return LabelShape(problem=problem or SINGLE)
 
 
 def _are_numbers(part: Part, column: str) -> bool:
@@ -178,7 +178,7 @@ def labelled(part: Part, column: str, is_pair: bool) -> Part:
     """`part` without the rows that say themselves that they have no label: -1 in a column of
     ClassLabels, `-` in SNLI's gold_label, or, of pairs, -1 beside 0, 1 and 2 and more.
 
-    Other rows without a label stay, for `Shape.spell` to refuse.
+    Other rows without a label stay, for `LabelShape.spell` to refuse.
     """
     values = part.table[column]
     if pa.types.is_nested(values.type):
@@ -216,8 +216,8 @@ def classes(
     """The classes of the training data, ClassLabels in their order, numbers by size, else sorted.
 
     Args:
-        spelled: What `Shape.spell` gave for all training rows, or for those with a label that no
-            row before them has.
+        spelled: What `LabelShape.spell` gave for all training rows, or for those with a label that
+            no row before them has.
         rows: How many training rows there are, if not as many as `spelled`.
 
     Raises:

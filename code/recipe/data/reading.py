@@ -14,7 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from recipe.data.column_names import LABEL_NAMES, SPLIT_COLUMNS, plain, split_of
 from recipe.data.files import formats
 from recipe.data.files.part import Part, is_string
-from recipe.data.layout.channels import Layout
+from recipe.data.layout.channels import ChannelLayout
 from recipe.data.layout.splits import ORDER, TRAIN
 from recipe.errors import DataError, Problems, listed
 
@@ -35,7 +35,7 @@ _FALSE = {"false", "0", "0.0", "no"}
 
 
 def read_parts(
-    layout: Layout, notes: list[str], units: Units | None = None
+    layout: ChannelLayout, notes: list[str], units: Units | None = None
 ) -> list[tuple[str, Part]]:
     """All that has rows, with its split; the training data first.
 
@@ -88,7 +88,9 @@ def describe(
     return f"{split} data: {count} from {where}, {kinds}; {read}{unread}"
 
 
-def _by_column(split: str, part: Part, layout: Layout, notes: list[str]) -> list[tuple[str, Part]]:
+def _by_column(
+    split: str, part: Part, layout: ChannelLayout, notes: list[str]
+) -> list[tuple[str, Part]]:
     """The rows of a part by what a column, maybe one that its folders stand for, says of their
     split, if one does."""
     for name, value in layout.partitions.get(part.path, {}).items():

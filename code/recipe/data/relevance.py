@@ -71,7 +71,7 @@ class Relevance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
+class RelevanceColumns:
     """The columns of one file."""
 
     kind: str
@@ -100,7 +100,7 @@ def recognise(evidence: Evidence) -> Recognised | None:
     return Recognised(reason=f"columns {shown} hold pairs of texts", certain=False)
 
 
-def columns_of(evidence: Evidence) -> Columns | None:
+def columns_of(evidence: Evidence) -> RelevanceColumns | None:
     """The columns that the tasks of this module would read in the first rows; None for none."""
     if evidence.part is None:
         return None
@@ -127,7 +127,7 @@ def load(
     places = layout.find(channels, hyperparameters.dataset_config_name)
     notes = list(places.notes)
     rows: dict[str, list[Row]] = {}
-    like: Columns | None = None
+    like: RelevanceColumns | None = None
     described: list[str] = []
     problems = Problems()
     for split, part in read_parts(places, notes):
@@ -173,7 +173,9 @@ def load(
     )
 
 
-def choose(part: Part, hyperparameters: Hyperparameters, like: Columns | None) -> Columns:
+def choose(
+    part: Part, hyperparameters: Hyperparameters, like: RelevanceColumns | None
+) -> RelevanceColumns:
     """The columns of `part`: as the user says, as the training data has them, or by their names.
 
     Raises:
@@ -216,18 +218,20 @@ def choose(part: Part, hyperparameters: Hyperparameters, like: Columns | None) -
         None,
     )
     if text and negatives and label is None:
-        return Columns(kind=PAIRS, query=query, text=text, negatives=negatives)
+        return RelevanceColumns(kind=PAIRS, query=query, text=text, negatives=negatives)
     assert text is not None
     is_list = pa.types.is_nested(part.table.schema.field(text).type)
     if score is not None and is_list:
-        return Columns(kind=LISTS, query=query, text=text, score=score)
+        return RelevanceColumns(kind=LISTS, query=query, text=text, score=score)
     if is_list and plain(text) in LIST_NAMES[:-1] and asked is None:
         raise DataError(
             f"{part.path} has lists of texts in {text!r}, and no column says which of them belong "
             "to the query.",
             "Give a list of labels for each row in a column called labels.",
         )
-    return Columns(kind=PAIRS if score is None else SCORED, query=query, text=text, score=score)
+    return RelevanceColumns(
+        kind=PAIRS if score is None else SCORED, query=query, text=text, score=score
+    )
 
 
 def _by_names(
@@ -255,7 +259,7 @@ def _by_names(
     )
 
 
-def rows_of(part: Part, columns: Columns, notes: list[str]) -> list[Row]:
+def rows_of(part: Part, columns: RelevanceColumns, notes: list[str]) -> list[Row]:
     """The rows of a part; those without a query or a text are left out, and counted in a note.
 
     Raises:

@@ -20,12 +20,12 @@ from recipe.inference.tasks.classifier import Classifier
 from recipe.inference.tasks.fill_mask import MaskFiller
 from recipe.inference.tasks.question_answering import QuestionAnswerer
 from recipe.inference.tasks.tagger import Tagger
-from recipe.inference.tasks.text_to_text import TextToText
+from recipe.inference.tasks.text_to_text import TextGenerator
 from recipe.inference.tasks.zero_shot import ZeroShot
 from recipe.storage import checksums
 
 
-class Task(Protocol):
+class ServedTask(Protocol):
     """A loaded model that answers requests."""
 
     def example(self, text: str) -> Request | None:
@@ -42,7 +42,7 @@ class Task(Protocol):
 class Entry:
     """A task that requests are merged for."""
 
-    load: Callable[[Origin], Task]
+    load: Callable[[Origin], ServedTask]
     architectures: tuple[str, ...] = ()
     """transformers' Auto classes whose models have the task's head."""
     adapters: tuple[str, ...] = ()
@@ -68,12 +68,14 @@ TASKS: Mapping[str, Entry] = {
     ),
     "fill-mask": Entry(load=MaskFiller.load, architectures=("AutoModelForMaskedLM",)),
     text_to_text.GENERAL: Entry(
-        load=partial(TextToText.load, task=text_to_text.GENERAL),
+        load=partial(TextGenerator.load, task=text_to_text.GENERAL),
         architectures=("AutoModelForSeq2SeqLM",),
         adapters=("SEQ_2_SEQ_LM",),
     ),
-    text_to_text.SUMMARIES: Entry(load=partial(TextToText.load, task=text_to_text.SUMMARIES)),
-    text_to_text.TRANSLATIONS: Entry(load=partial(TextToText.load, task=text_to_text.TRANSLATIONS)),
+    text_to_text.SUMMARIES: Entry(load=partial(TextGenerator.load, task=text_to_text.SUMMARIES)),
+    text_to_text.TRANSLATIONS: Entry(
+        load=partial(TextGenerator.load, task=text_to_text.TRANSLATIONS)
+    ),
     "text-generation": Entry(
         load=Generator.load, architectures=("AutoModelForCausalLM",), adapters=("CAUSAL_LM",)
     ),
@@ -96,7 +98,7 @@ _VAGUE = {"feature-extraction", "image-feature-extraction", "zero-shot-audio-cla
           "decision", "any-to-any"}  # fmt: skip
 
 
-def load(model_dir: str, environ: Mapping[str, str]) -> Task:
+def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
     """The model in `model_dir` or of HF_MODEL_ID, for HF_TASK or for what its head is made for.
 
     Raises:

@@ -13,7 +13,7 @@ from recipe.storage import atomic
 NAME = "predictions.jsonl"
 
 
-class Answers(Protocol):
+class PredictedAnswers(Protocol):
     """A model's answers to the rows of a split."""
 
     @property
@@ -23,7 +23,7 @@ class Answers(Protocol):
         """What is written of each row, as JSON."""
 
 
-def write(given: Answers, folder: Path, remedy: str) -> None:
+def write(given: PredictedAnswers, folder: Path, remedy: str) -> None:
     """Write a JSON line for each row, in the order of the data."""
     lines = [json.dumps(row, ensure_ascii=False) for row in given.lines()]
     text = "\n".join(lines) + "\n"

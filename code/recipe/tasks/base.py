@@ -19,7 +19,7 @@ from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import flat_attention
 from recipe.models.loading import Source
-from recipe.reports.answers import Answers
+from recipe.reports.answers import PredictedAnswers
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.tasks import evaluation
@@ -129,7 +129,7 @@ class Task(Protocol):
 class Answering(Protocol):
     """A task whose answers can be written, a line for each row (do_predict)."""
 
-    def answers(self, trainer: Trainer) -> Answers | None:
+    def answers(self, trainer: Trainer) -> PredictedAnswers | None:
         """The last answers to the data that the model is judged by; None before there are any."""
 
 
@@ -164,7 +164,7 @@ TaskClass = Callable[[Mapping[str, Path], Hyperparameters], Task]
 """What a task's module calls `TASK`: called with the job's channels and hyperparameters."""
 
 
-class Splits(Protocol):
+class NamedSplits(Protocol):
     """The data of a job, by its use."""
 
     @property
@@ -189,7 +189,7 @@ def check_best(hyperparameters: Hyperparameters, scores: Sequence[str]) -> None:
         )
 
 
-def named(splits: Splits) -> list[tuple[str, datasets.Dataset]]:
+def named(splits: NamedSplits) -> list[tuple[str, datasets.Dataset]]:
     """The splits that there are, with their names."""
     named_splits = {"train": splits.train, "evaluation": splits.evaluation, "test": splits.test}
     return [(name, split) for name, split in named_splits.items() if split is not None]

@@ -97,7 +97,7 @@ def of_search(found: Found, corpus: Corpus) -> dict[str, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lists:
+class JudgedLists:
     """Queries, each with texts of its own; all samples of a split, one list after the other."""
 
     starts: Array
@@ -111,7 +111,7 @@ class Lists:
         return [at for at, (start, end) in enumerate(spans) if np.ptp(self.labels[start:end]) > 0]
 
 
-def rank(scores: Array, lists: Lists) -> Found:
+def rank(scores: Array, lists: JudgedLists) -> Found:
     """Rank the texts of each judged list by their scores [samples]."""
     ranks, right, wrong, wrong_at = [], [], [], []
     for at in lists.judged():
@@ -132,7 +132,7 @@ def rank(scores: Array, lists: Lists) -> Found:
     )
 
 
-def of_lists(scores: Array, lists: Lists, found: Found) -> dict[str, float]:
+def of_lists(scores: Array, lists: JudgedLists, found: Found) -> dict[str, float]:
     """The scores RERANKING, as sentence-transformers' CrossEncoderRerankingEvaluator gives them;
     none where no list can be judged."""
     judged = lists.judged()

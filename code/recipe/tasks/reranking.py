@@ -47,7 +47,7 @@ from recipe.tasks.base import (
     named,
     shape_for,
 )
-from recipe.tasks.ranking_scores import Array, Found, Lists
+from recipe.tasks.ranking_scores import Array, Found, JudgedLists
 from recipe.tasks.text_classification import has_types
 from recipe.tokenization import encoding
 from recipe.tokenization import texts as text_tokens
@@ -66,7 +66,7 @@ class Relevant(Objective):
 
     def __init__(self, hyperparameters: Hyperparameters) -> None:
         self._listwise = hyperparameters.listwise
-        self.lists: dict[str, Lists] = {}
+        self.lists: dict[str, JudgedLists] = {}
         self.last: tuple[str, Array, Found] | None = None
         """The last evaluation: its split, its scores, what was found with them."""
 
@@ -112,7 +112,7 @@ class Relevant(Objective):
         loss = self._of_lists(scores, lists) if self._listwise else {}
         return {**loss, **ranking_scores.of_lists(scores, lists, found)}
 
-    def _of_lists(self, scores: Array, lists: Lists) -> Mapping[str, float]:
+    def _of_lists(self, scores: Array, lists: JudgedLists) -> Mapping[str, float]:
         """The loss of an evaluation, in the place of that of its pairs."""
         losses = []
         for start, end in zip(lists.starts, lists.starts[1:], strict=False):
@@ -190,7 +190,7 @@ class Reranking:
             starts = np.concatenate([[0], np.cumsum(counts)])
             made[name] = pairs
             if name != "train":
-                self.objective.lists[name] = Lists(starts=starts, labels=pairs.labels[:, 0])
+                self.objective.lists[name] = JudgedLists(starts=starts, labels=pairs.labels[:, 0])
             elif self._hyperparameters.listwise:
                 places = np.arange(max(counts))
                 is_there = places < np.asarray(counts)[:, None]

@@ -50,7 +50,7 @@ _SHOWN_ROWS, _SHOWN_WORDS = 3, 15
 _FEWEST = 5
 
 
-class Scores:
+class TagScores:
     """What the Trainer calls with the outputs and labels of a whole evaluation."""
 
     def __init__(self, names: Sequence[str], are_entities: bool) -> None:
@@ -95,7 +95,7 @@ class Tags(SummedBeside):
         token_heads.take_tags(model, self._smoothing)
 
     def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        return Scores(self._names, self._are_entities)
+        return TagScores(self._names, self._are_entities)
 
 
 class TokenClassification:
@@ -228,7 +228,7 @@ class TokenClassification:
     def answers(self, trainer: Trainer) -> TaggedAnswers | None:
         """Those last answers themselves; None before there are any."""
         scores = trainer.compute_metrics
-        if not isinstance(scores, Scores) or scores.last is None:
+        if not isinstance(scores, TagScores) or scores.last is None:
             return None
         name, split = "evaluation", self.splits.evaluation
         if self.splits.test is not None:

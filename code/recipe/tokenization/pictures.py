@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 import numpy as np
 
-from recipe.batching.picture_batches import Pictures
+from recipe.batching.picture_batches import PictureSamples
 from recipe.console import say
 from recipe.data.column_names import LABEL
 from recipe.data.kinds.decoding import Unreadable, picture
@@ -24,7 +24,7 @@ _SPARE = 1 << 28  # bytes
 
 def read(
     name: str, split: datasets.Dataset, processor: Any, augmentation: frozenset[str]
-) -> Pictures:
+) -> PictureSamples:
     """The pictures of a split of `recipe.data.kinds.pictures.Pictures`; a line says how many.
 
     Each is decoded once, and read from a file in the cache of data sets (HF_DATASETS_CACHE) by this
@@ -63,7 +63,7 @@ def read(
     pixels = np.memmap(path, np.uint8, "r", shape=shape)
     say(f"{name}: {len(split)} pictures of {width} x {height} pixels")
     count = len(split)
-    return Pictures(
+    return PictureSamples(
         np.zeros(count, dtype=np.int32),
         np.arange(count + 1),
         np.asarray(split[LABEL][:], dtype=np.int64),

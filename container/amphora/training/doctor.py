@@ -137,10 +137,10 @@ def _start(job: Job, environ: Mapping[str, str], scratch: Path) -> Iterator[Find
 def _script(job: Job, code: entry_point.Source) -> Iterator[Finding]:
     """Whether a user's script can be read, and what it imports is there."""
     files = [code.path]
-    if code.kind is entry_point.Kind.MODULE:
+    if code.kind is entry_point.ProgramKind.MODULE:
         inside = code.root / Path(*code.name.split("."))
         files = [f for f in (inside.with_suffix(".py"), inside / "__main__.py") if f.is_file()]
-    if code.kind is entry_point.Kind.COMMAND:
+    if code.kind is entry_point.ProgramKind.COMMAND:
         yield Finding(level=OK, what="code", detail=f"{code.path} is run by {code.command[0]}")
         return
     missing: set[str] = set()

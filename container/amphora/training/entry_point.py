@@ -26,7 +26,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _PACKAGE_TABLE = re.compile(r"^\[(project|build-system)\]", re.MULTILINE)
 
 
-class Kind(Enum):
+class ProgramKind(Enum):
     """How an entry point is run."""
 
     SCRIPT = "python script"
@@ -39,7 +39,7 @@ class Source:
     """The code of a job, ready to run."""
 
     root: Path
-    kind: Kind
+    kind: ProgramKind
     name: str
     """A path below `root`, or a module's dotted name."""
 
@@ -51,9 +51,9 @@ class Source:
     def command(self) -> list[str]:
         """What follows `python` (or torchrun). A command's is the whole of it: the program of its
         #! line, or the shell if it has none."""
-        if self.kind is Kind.MODULE:
+        if self.kind is ProgramKind.MODULE:
             return ["-m", self.name]
-        if self.kind is Kind.COMMAND:
+        if self.kind is ProgramKind.COMMAND:
             with self.path.open("rb") as file:
                 first_line = file.readline(512).decode("utf-8", "replace").strip()
             named = first_line[2:].strip() if first_line.startswith("#!") else ""
@@ -75,7 +75,7 @@ def locate(
         CodeError: The code cannot be fetched or unpacked, or the entry point is not in it.
     """
     if job.entry_point is None:
-        return Source(root=recipe_dir(environ), kind=Kind.SCRIPT, name="train.py")
+        return Source(root=recipe_dir(environ), kind=ProgramKind.SCRIPT, name="train.py")
     place = job.submit_directory.removeprefix("file://")
     path = Path(place)
     if place.startswith("s3://"):
@@ -120,7 +120,7 @@ def install_steps(source: Source) -> list[tuple[str, list[str]]]:
     steps = []
     if (source.root / "requirements.txt").is_file():
         steps.append(("requirements.txt", ["-r", "requirements.txt"]))
-    if source.kind is Kind.MODULE and is_package(source.root):
+    if source.kind is ProgramKind.MODULE and is_package(source.root):
         steps.append(("the package in the code folder", ["."]))
     return steps
 
@@ -158,12 +158,12 @@ def _entry(root: Path, name: str) -> Source:
         raise CodeError(f"sagemaker_program is {name!r}.", "Name a file below the code folder.")
     module = name.removesuffix(".py").replace("/", ".")
     if is_package(root) and not name.endswith(".sh") and _MODULE.fullmatch(module):
-        return Source(root=root, kind=Kind.MODULE, name=module)
+        return Source(root=root, kind=ProgramKind.MODULE, name=module)
     if path.is_file():
-        kind = Kind.SCRIPT if name.endswith(".py") else Kind.COMMAND
+        kind = ProgramKind.SCRIPT if name.endswith(".py") else ProgramKind.COMMAND
         return Source(root=root, kind=kind, name=name)
     if (path / "__main__.py").is_file() and _MODULE.fullmatch(module):
-        return Source(root=root, kind=Kind.MODULE, name=module)
+        return Source(root=root, kind=ProgramKind.MODULE, name=module)
     present = sorted(str(each.relative_to(root)) for each in root.glob("*") if each.is_file())
     raise CodeError(
         f"sagemaker_program is {name!r}, but {path} is not there"

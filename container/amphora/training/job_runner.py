@@ -230,7 +230,7 @@ def _prepared(
         steps = entry_point.install_steps(code) if job.entry_point else []
         start = sdk_v3.Start(
             plan=launch.plan(job, host, code, error_dir, environ),
-            what=code.name if code.kind is entry_point.Kind.MODULE else str(code.path),
+            what=code.name if code.kind is entry_point.ProgramKind.MODULE else str(code.path),
             root=code.root,
             installs=tuple((what, [*pip, *arguments]) for what, arguments in steps),
         )

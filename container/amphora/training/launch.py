@@ -20,7 +20,7 @@ from amphora.contract.sm_variables import (
     too_long,
 )
 from amphora.training import mpi, neuron
-from amphora.training.entry_point import Kind, Source, evaluate_modules
+from amphora.training.entry_point import ProgramKind, Source, evaluate_modules
 
 SECRET_PREFIX = "amphora-secret:"
 HOOK_DIR = Path(__file__).parents[1] / "hook"
@@ -147,7 +147,7 @@ def world_of(job: Job, devices: Devices, source: Source, environ: Mapping[str, s
         return World(launcher="", hosts=(job.current_host,), processes=1, notes=(note,))
     hosts = tuple(distribution_hosts(job)) if inside or job.entry_point is None else ()
     hosts = hosts or (tuple(job.hosts) if job.entry_point is None else (job.current_host,))
-    if inside and source.kind is Kind.COMMAND and mpi.KEY not in asked:
+    if inside and source.kind is ProgramKind.COMMAND and mpi.KEY not in asked:
         raise ConfigError(
             f"{asked[0]} is on, but the entry point {source.name!r} is no Python program.",
             "Name a .py file or a module, or turn the distribution off and call torchrun from it.",
@@ -158,7 +158,11 @@ def world_of(job: Job, devices: Devices, source: Source, environ: Mapping[str, s
         launcher = "mpirun"
     elif mpi.KEY in asked:
         notes.append("the recipe's processes are started by torchrun, though mpi was asked for")
-    if not launcher and source.kind is not Kind.COMMAND and (processes > 1 or len(hosts) > 1):
+    if (
+        not launcher
+        and source.kind is not ProgramKind.COMMAND
+        and (processes > 1 or len(hosts) > 1)
+    ):
         launcher = "torchrun"
     if not launcher:
         processes, why = 1, "the script is started directly"
@@ -195,7 +199,7 @@ def _command(
     variables: Mapping[str, str],
     environ: Mapping[str, str],
 ) -> tuple[str, ...]:
-    python = () if source.kind is Kind.COMMAND else (sys.executable,)
+    python = () if source.kind is ProgramKind.COMMAND else (sys.executable,)
     program = (*python, *source.command)
     if world.launcher == "mpirun":
         interface = job.network_interface if job.network_interface in devices.interfaces else None

@@ -29,7 +29,7 @@ from amphora.common.logs import is_secret_name
 from amphora.contract.job import Job, Paths, decode
 from amphora.contract.sm_variables import MASTER_PORT, too_long
 from amphora.training import launch, mpi
-from amphora.training.entry_point import Kind, Source
+from amphora.training.entry_point import ProgramKind, Source
 
 DIFFERENCES: Mapping[str, str] = {
     "SM_MASTER_ADDR": "the first host of the job; the driver writes 'algo-1' whatever it is called",
@@ -282,7 +282,7 @@ def _program(request: Request, root: Path, paths: Paths) -> tuple[Source, str]:
     if not request.runs_entry_script:
         script = str(paths.data / "sm_drivers" / "sm_train.sh")
         what = request.steps.get("command") or request.driver
-        return Source(root=root, kind=Kind.COMMAND, name=script), (
+        return Source(root=root, kind=ProgramKind.COMMAND, name=script), (
             script if request.unknown else what
         )
     name = request.entry_script
@@ -293,7 +293,7 @@ def _program(request: Request, root: Path, paths: Paths) -> tuple[Source, str]:
             f" (there: {', '.join(there[:20]) or 'nothing'}).",
             "Give its path within SourceCode.source_dir.",
         )
-    kind = Kind.COMMAND if name.endswith(".sh") else Kind.SCRIPT
+    kind = ProgramKind.COMMAND if name.endswith(".sh") else ProgramKind.SCRIPT
     return Source(root=root, kind=kind, name=name), str(root / name)
 
 

@@ -13,7 +13,7 @@ from amphora.common import cuda, devices
 from amphora.common.errors import ConfigError
 from amphora.contract.job import Paths, read_job
 from amphora.training import launch
-from amphora.training.entry_point import Kind, Source
+from amphora.training.entry_point import ProgramKind, Source
 from tests.support.job_tree import Tree
 
 # A driver library as CUDA's: it tells its version, and counts as CUDA_VISIBLE_DEVICES says.
@@ -102,7 +102,7 @@ def test_an_older_driver_takes_the_compatibility_libraries(host: Host, tree: Tre
     # They reach the script's processes.
     tree.configure({"sagemaker_program": "s.py"}).script("", "s.py")
     job = read_job({"SAGEMAKER_BASE_DIR": str(tree.base)})
-    source = Source(root=Paths(tree.base).code, kind=Kind.SCRIPT, name="s.py")
+    source = Source(root=Paths(tree.base).code, kind=ProgramKind.SCRIPT, name="s.py")
     plan = launch.plan(job, found, source, tree.base, environ)
     assert plan.environ["LD_LIBRARY_PATH"] == first
 

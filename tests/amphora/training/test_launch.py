@@ -12,12 +12,12 @@ from amphora.common.devices import Devices
 from amphora.common.errors import ConfigError
 from amphora.contract.job import read_job
 from amphora.training import launch
-from amphora.training.entry_point import Kind, Source
+from amphora.training.entry_point import ProgramKind, Source
 from tests.support.job_tree import Tree
 
 SCRIPT = Path("/opt/amphora/code/train.py")
-SOURCE = Source(root=SCRIPT.parent, kind=Kind.SCRIPT, name="train.py")
-SHELL = Source(root=SCRIPT.parent, kind=Kind.COMMAND, name="run.sh")
+SOURCE = Source(root=SCRIPT.parent, kind=ProgramKind.SCRIPT, name="train.py")
+SHELL = Source(root=SCRIPT.parent, kind=ProgramKind.COMMAND, name="run.sh")
 
 
 def devices(gpus: int = 0, cores: int = 0, cpus: int = 8, efa: bool = False) -> Devices:

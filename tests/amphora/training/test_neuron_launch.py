@@ -17,12 +17,12 @@ from amphora.common.devices import Devices
 from amphora.common.errors import ConfigError
 from amphora.contract.job import read_job
 from amphora.training import launch
-from amphora.training.entry_point import Kind, Source
+from amphora.training.entry_point import ProgramKind, Source
 from tests.support.job_tree import Tree
 from tests.support.neuron_devices import printing, trn1
 
 SCRIPT = Path("/opt/amphora/code/train.py")
-SOURCE = Source(root=SCRIPT.parent, kind=Kind.SCRIPT, name="train.py")
+SOURCE = Source(root=SCRIPT.parent, kind=ProgramKind.SCRIPT, name="train.py")
 FLAGS = "NEURON_CC_FLAGS"
 URL = "NEURON_COMPILE_CACHE_URL"
 NEFF = "TORCH_NEURONX_NEFF_CACHE_DIR"

@@ -11,7 +11,7 @@ import torch
 
 from recipe.errors import DataError
 from recipe.tasks import ranking_scores
-from recipe.tasks.ranking_scores import Lists
+from recipe.tasks.ranking_scores import JudgedLists
 from tests.support.ranking_jobs import lists, rows_of, run, triplets, write
 from tests.support.serving_kit import Handlers, assert_close
 
@@ -112,12 +112,12 @@ def test_a_list_is_learned_as_a_whole(trained: dict[str, tuple[Path, Any]], tmp_
 
 
 def test_equal_scores_rank_nothing() -> None:
-    judged = Lists(starts=np.asarray([0, 3, 5, 6]), labels=np.asarray([1.0, 0, 0, 1, 1, 1]))
+    judged = JudgedLists(starts=np.asarray([0, 3, 5, 6]), labels=np.asarray([1.0, 0, 0, 1, 1, 1]))
     found = ranking_scores.rank(np.ones(6), judged)
     assert judged.judged() == [0]
     assert [ranks.tolist() for ranks in found.ranks] == [[3]]
     assert ranking_scores.of_lists(np.ones(6), judged, found)["mrr_at_10"] == pytest.approx(1 / 3)
-    alike = Lists(starts=np.asarray([0, 2]), labels=np.zeros(2))
+    alike = JudgedLists(starts=np.asarray([0, 2]), labels=np.zeros(2))
     found = ranking_scores.rank(np.ones(2), alike)
     assert ranking_scores.of_lists(np.ones(2), alike, found) == {}
 

@@ -18,7 +18,7 @@ from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import formats
 from recipe.data.files.part import Part
 from recipe.data.kinds.decoding import SUFFIXES
-from recipe.data.labels import Labels, Shape
+from recipe.data.labels import Labels, LabelShape
 from recipe.data.layout import sources, splits
 from recipe.data.layout.channels import NOT_DATA_CHANNELS
 from recipe.errors import DataError, Problems, listed, near
@@ -71,7 +71,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pict
             "and label.",
         )
     spelled: dict[str, list[list[str]]] = {
-        split: [Shape().spell(part, LABEL) for part in each] for split, each in parts.items()
+        split: [LabelShape().spell(part, LABEL) for part in each] for split, each in parts.items()
     }
     train = [label for each in spelled["train"] for label in each]
     known = labels.classes(parts["train"][0], LABEL, train)

@@ -19,7 +19,7 @@ NOT_DATA_CHANNELS = (*MODEL_CHANNELS, "code", "sm_drivers", "checkpoints")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class ChannelLayout:
     """The files of each split: `train`, and `validation` or `test` where they are given."""
 
     files: Mapping[str, list[Path]]
@@ -51,7 +51,7 @@ def find(
     channels: Mapping[str, Path],
     configurations: str | None = None,
     sharded: frozenset[str] = frozenset(),
-) -> Layout:
+) -> ChannelLayout:
     """Which files are for training and which for evaluation.
 
     A channel is named after its split, or its files or folders are, or a data set's card says
@@ -106,7 +106,7 @@ def find(
         )
     used = [(data[name], path) for name, each in inside.items()
             for paths in each.files.values() for path in paths]  # fmt: skip
-    return Layout(
+    return ChannelLayout(
         files=files,
         notes=notes,
         class_names=[names for each in inside.values() for names in each.sources.class_names],

@@ -29,7 +29,7 @@ class Token:
 
 
 @dataclass
-class Written:
+class Completion:
     """A text that was, or is being, generated."""
 
     prompt: int
@@ -51,7 +51,7 @@ class Event:
     """Which of its prompt's texts it is of."""
     token: Token
     text: str
-    finished: Written | None
+    finished: Completion | None
     """The whole text, with its last token."""
 
 
@@ -67,10 +67,10 @@ class Ends:
 
 
 class Writer:
-    """Makes a `Written` of tokens, one after the other."""
+    """Makes a `Completion` of tokens, one after the other."""
 
     def __init__(
-        self, written: Written, tokenizer: PreTrainedTokenizerBase, ends: Ends, follows: bool
+        self, written: Completion, tokenizer: PreTrainedTokenizerBase, ends: Ends, follows: bool
     ) -> None:
         """
         Args:
@@ -188,7 +188,7 @@ class Watch(StoppingCriteria):
         writers: Sequence[Writer],
         notes: Notes | None,
         count: int,
-        tell: Callable[[Written, str], None] | None = None,
+        tell: Callable[[Completion, str], None] | None = None,
     ) -> None:
         self.is_left = threading.Event()
         """Set when nobody reads on."""

@@ -16,13 +16,13 @@ from transformers import AutoModelForCausalLM, LogitsProcessorList, StoppingCrit
 from recipe.inference import loaded_model
 from recipe.inference.generation import options, shapes
 from recipe.inference.generation.decoding import (
+    Completion,
     Ends,
     Event,
     Notes,
     Penalties,
     Watch,
     Writer,
-    Written,
 )
 from recipe.inference.generation.options import CUT, REFUSE, GenerationSettings
 from recipe.inference.loaded_model import LoadedModel
@@ -102,7 +102,7 @@ class Generator:
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """For each request its texts, in the form of pipelines and TGI (`shapes`), or, if it has a
-        `form` of its own, as `Written`; with `stream` an iterator over events. Texts of equal
+        `form` of its own, as `Completion`; with `stream` an iterator over events. Texts of equal
         settings are generated together."""
         prompts = [
             prompt
@@ -110,7 +110,7 @@ class Generator:
             if not request.streams
             for prompt in self._prompts(request)
         ]
-        written: dict[tuple[int, int], list[Written]] = {}
+        written: dict[tuple[int, int], list[Completion]] = {}
         for group in _groups(prompts):
             for prompt, texts in zip(group, self._generate(group, follows=False), strict=True):
                 written[id(prompt.owner), prompt.place] = texts
@@ -243,9 +243,9 @@ class Generator:
         prompts: Sequence[Prompt],
         *,
         follows: bool,
-        tell: Callable[[Written, str], None] | None = None,
+        tell: Callable[[Completion, str], None] | None = None,
         start: Callable[[Watch], None] | None = None,
-    ) -> list[list[Written]]:
+    ) -> list[list[Completion]]:
         """The texts of prompts with equal settings and lengths, each prompt's in a list.
 
         Args:
@@ -258,7 +258,7 @@ class Generator:
         model: Any = self.loaded.model
         ends = self._ends(prompts[0])
         texts = [
-            [Written(prompt.place, place) for place in range(settings.sequences)]
+            [Completion(prompt.place, place) for place in range(settings.sequences)]
             for prompt in prompts
         ]
         follows = follows or settings.logprobs is not None
@@ -337,7 +337,7 @@ class Generator:
         queue: Queue[Event | BaseException | None] = Queue()
         watches: list[Watch] = []
 
-        def tell(written: Written, text: str) -> None:
+        def tell(written: Completion, text: str) -> None:
             finished = written if written.finish else None
             event = Event(written.prompt, written.place, written.tokens[-1], text, finished)
             queue.put(event)

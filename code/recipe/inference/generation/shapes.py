@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from recipe.inference.generation.decoding import Event, Token, Written
+from recipe.inference.generation.decoding import Completion, Event, Token
 from recipe.inference.payloads import Answers, Request
 
 
@@ -16,7 +16,7 @@ def shaped(answer: Any, request: Request) -> Any:
     TGI has it; `return_full_text` decides if it is there.
 
     Args:
-        answer: `Answers` with a list of `Written` for each prompt, or an iterator over `Event`.
+        answer: `Answers` with a list of `Completion` for each prompt, or an iterator over `Event`.
         request: What is answered.
     """
     parameters = request.parameters
@@ -49,7 +49,7 @@ def _with_prompt(prompt: Any, text: str) -> Any:
     return [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + text}]
 
 
-def _details(text: Written, request: Request) -> dict[str, Any]:
+def _details(text: Completion, request: Request) -> dict[str, Any]:
     return {
         "finish_reason": text.finish,
         "generated_tokens": len(text.tokens),

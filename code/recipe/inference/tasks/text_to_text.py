@@ -38,7 +38,7 @@ _MOST_TOKENS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextToText:
+class TextGenerator:
     """A saved encoder-decoder model that answers texts with texts."""
 
     loaded: LoadedModel
@@ -50,7 +50,9 @@ class TextToText:
     """Those that the tokenizer of a multilingual model marks texts with; empty for other models."""
 
     @classmethod
-    def load(cls, origin: Origin, task: str, environ: Mapping[str, str] = os.environ) -> TextToText:
+    def load(
+        cls, origin: Origin, task: str, environ: Mapping[str, str] = os.environ
+    ) -> TextGenerator:
         """The encoder-decoder model that `origin` names.
 
         Args:
