@@ -394,9 +394,10 @@ def test_an_example_says_what_it_needs_and_costs(name: str) -> None:
 
 
 def test_every_example_is_tested_here() -> None:
-    cases = set(re.findall(r'example\(\s*"(\w+)"', Path(__file__).read_text()))
+    text = Path(__file__).read_text()
+    cases = set(re.findall(r'example\(\s*"(\w+)"', text))
     expected = {f"{case}_{kind}.py" for case in cases for kind in ("boto3", "sdk2", "sdk3")}
-    assert set(SCRIPTS) == expected | {"update_endpoint.py"}
+    assert set(SCRIPTS) == expected | set(re.findall(r'run\(\s*"(\w+\.py)"', text))
 
 
 @pytest.mark.heavy
