@@ -101,6 +101,8 @@ PARTS = (
     Seam("accelerate:Accelerator", "_models", "whether a model is prepared", inside=True),
     Seam("accelerate:Accelerator", "ddp_handler", "DDP without a copy of the gradients",
          inside=True),
+    Seam("torch.distributed.distributed_c10d", "_get_default_store",
+         "the wait for a host's first process", ()),
     Seam("torch.ops:aten", "_flash_attention_forward", "samples end to end on a GPU"),
     Seam("torch.nn:Module", "_parameters", "whole weights in the place of shards", inside=True),
 )  # fmt: skip

@@ -33,7 +33,7 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.models import cpu_kernels, loading, lora
 from recipe.paths import Places
 from recipe.reports import answers, model_card, report
-from recipe.runtime import device, distribution, xla
+from recipe.runtime import device, distribution, turns, xla
 from recipe.runtime.device import Device
 from recipe.runtime.distribution import Distribution
 from recipe.runtime.timer import Stopwatch
@@ -150,14 +150,16 @@ def _make(
         say(line)
     watch.lap("data")
     source = loading.find(hyperparameters.model_name_or_path, places.channels)
-    with arguments.main_process_first(desc="model"):
+    # torch-xla has a rendezvous of its own.
+    waits = arguments.main_process_first if xla.in_use() else turns.first_of_host
+    with waits():
         model, tokenizer = task.load(source)
     max_length = task.longest(model, tokenizer)
     parameters = sum(weight.numel() for weight in model.parameters())
     cut = f", texts cut at {max_length} tokens" if max_length else ""
     say(f"model: {source.name}, {parameters / 1e6:.1f} M parameters{cut}")
     watch.lap("model")
-    with arguments.main_process_first(desc="tokens"):
+    with waits():
         samples: Mapping[str, Samples] = task.samples(tokenizer, max_length)
     if hosts.sharded:
         host_samples.check_same_model(model, hosts)
