@@ -68,8 +68,10 @@ def test_bounds_that_cannot_be_meant(scripted: Tree) -> None:
     ("hyperparameters", "what", "says"),
     [
         ({"learning_rat": "1"}, "hyperparameters", "learning_rate"),
-        ({"label_column": "lable"}, "data", "lable"),
-        ({"model_name_or_path": "/nowhere"}, "model", "/nowhere"),
+        pytest.param({"label_column": "lable"}, "data", "lable", marks=pytest.mark.heavy),
+        pytest.param(
+            {"model_name_or_path": "/nowhere"}, "model", "/nowhere", marks=pytest.mark.heavy
+        ),
         ({"max_length": "9999"}, "lengths", "max_length"),
     ],
 )
@@ -93,6 +95,7 @@ def test_a_broken_configuration(tree: Tree) -> None:
     assert code == 1 and "not valid JSON" in found["configuration"][0]["detail"]
 
 
+@pytest.mark.heavy
 def test_an_empty_channel(tree: Tree) -> None:
     code, found = doctor(recipe_job(tree, rows=""))
     assert code == 1 and found["channel train"][0]["level"] == "error"

@@ -200,6 +200,7 @@ class TestKinds:
         result = tree.configure({"sagemaker_program": "pkg.main", "n": "1"}).train(**OFFLINE)
         assert "pkg.main of 1 ['-n', '1']" in result.stdout, result.stderr
 
+    @pytest.mark.heavy
     def test_a_package_runs_as_a_module_under_torchrun(self, tree: Tree) -> None:
         package(tree).configure({"sagemaker_program": "pkg/main.py"})
         result = tree.train(AMPHORA_NPROC_PER_NODE="2", **OFFLINE)

@@ -369,6 +369,7 @@ class TestRanks:
         assert ranks.failure.startswith("FileNotFoundError: rank 1 has no data")
         assert "script.py:3" in ranks.failure[:1024] and "rank 1" in ranks.failure[:1024]
 
+    @pytest.mark.heavy
     def test_the_exit_code_of_a_rank_is_kept(self, ranks: Tree) -> None:
         ranks.script(
             "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(9)\ntime.sleep(60)"

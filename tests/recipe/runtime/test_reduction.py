@@ -70,7 +70,9 @@ def process(rank: int, folder: str, tied: bool, accumulate: int) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("tied", "accumulate"), [(False, 1), (False, 3), (True, 1)])
+@pytest.mark.parametrize(
+    ("tied", "accumulate"), [(False, 1), (False, 3), pytest.param(True, 1, marks=pytest.mark.heavy)]
+)
 def test_the_sums_are_ddps_own(tmp_path: Path, tied: bool, accumulate: int) -> None:
     mp.spawn(process, (str(tmp_path), tied, accumulate), nprocs=2)
     for rank in range(2):

@@ -211,6 +211,7 @@ def test_two_processes_with_half_the_batch_are_one_with_all_of_it(
         torch.testing.assert_close(weights[2][name], weight, rtol=0, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_a_model_channel_and_checkpoints_of_its_own(
     tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
 ) -> None:
@@ -251,6 +252,7 @@ def test_a_failing_run_names_the_error_and_leaves_no_model(
     assert not model.exists() or list(model.iterdir()) == []
 
 
+@pytest.mark.heavy
 def test_without_an_evaluation_there_is_none_and_checkpoints_leave_the_models_folder(
     tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
 ) -> None:
