@@ -37,6 +37,7 @@ def _object(**properties: Any) -> dict[str, Any]:
 
 _SCHEMAS = {
     "Error": _object(error=_object(code=_TEXT, message=_TEXT, request_id=_TEXT)),
+    "TEIError": _object(error=_TEXT, error_type=_TEXT, code=_TEXT, message=_TEXT, request_id=_TEXT),
     "ModelError": _object(
         Message=_TEXT, OriginalStatusCode={"type": "integer"}, OriginalMessage=_TEXT
     ),
@@ -70,7 +71,7 @@ def describe(settings: ServerSettings) -> dict[str, Any]:
             for path in OPENAI_ROUTES
         },
         **{
-            path: {"post": _operation(f"TEI's API: {path}.", _INVOKED, body=True)}
+            path: {"post": _operation(f"TEI's API: {path}.", _INVOKED, body=True, error="TEIError")}
             for path in TEI_ROUTES
         },
         "/v1/models": {"get": listed},
@@ -122,7 +123,12 @@ def _multi_model_paths() -> dict[str, Any]:
 
 
 def _operation(
-    summary: str, statuses: tuple[int, ...], *, body: bool = False, answers: str | None = _JSON
+    summary: str,
+    statuses: tuple[int, ...],
+    *,
+    body: bool = False,
+    answers: str | None = _JSON,
+    error: str = "Error",
 ) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status in statuses:
@@ -131,8 +137,8 @@ def _operation(
         if answers is not None and status == 200:
             response["content"] = {answers: {}}
         elif answers is not None:
-            error = "ModelError" if status == 424 else "Error"
-            schema = {"$ref": f"#/components/schemas/{error}"}
+            form = "ModelError" if status == 424 else error
+            schema = {"$ref": f"#/components/schemas/{form}"}
             response["content"] = {_JSON: {"schema": schema}}
     operation: dict[str, Any] = {"summary": summary, "responses": responses}
     if body:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from starlette.routing import Route
 from amphora.common.devices import Devices
 from amphora.serving import settings as hosting
 from amphora.serving.http import openapi
+from amphora.serving.http.invocations import error_body
 from amphora.serving.http.server import Front
 
 
@@ -43,3 +45,22 @@ def test_every_route_is_described(tmp_path: Path, multi_model: str, page: str) -
         if method != "parameters"
     }
     assert {each for each in there if each[1] != "HEAD"} == described
+
+
+def test_an_error_has_the_form_that_is_described_for_its_route(tmp_path: Path) -> None:
+    settings = hosting.read(
+        tmp_path, {}, Devices(gpus=0, neuron_cores=0, cpus=2, efa=False, reason="test")
+    )
+    document = openapi.describe(settings)
+    seen = set()
+    for path in ("/invocations", "/v1/chat/completions", "/embed", "/rerank", "/predict"):
+        (content,) = document["paths"][path]["post"]["responses"]["400"]["content"].values()
+        name = content["schema"]["$ref"].rpartition("/")[2]
+        schema = document["components"]["schemas"][name]
+        error = json.loads(error_body("bad_request", "no", "1", 400, path))
+        assert set(schema["required"]) <= error.keys(), path
+        for key, expected in schema["properties"].items():
+            kinds = {"string": str, "object": dict}
+            assert isinstance(error[key], kinds[expected["type"]]), (path, key)
+        seen.add(name)
+    assert seen == {"Error", "TEIError"}
