@@ -2,7 +2,8 @@
 #
 #   make demo          train and serve a small model here, from nothing but Python
 #   make test          linters, types, unit and end-to-end tests without Docker
-#   make test-heavy    the tests that take long
+#   make test-heavy    the tests that take many seconds
+#   make test-long     those that take minutes: more processes, more tasks, full disks
 #   make test-versions the recipe under older versions of transformers
 #   make test-xla      the recipe on torch-xla, in an environment of its own (.venv-xla, 7.5 GB)
 #   make test-docker   build the images on stand-in bases, and run them
@@ -26,7 +27,7 @@ SAGEMAKER_TRAINING = $(shell grep '^sagemaker-training==' container/locks/gpu.tx
 
 export TORCH_PIP_ARGS
 
-.PHONY: gpu-kit gpu-truth gpu-speed gpu-serve gpu-smoke ordeal licences setup demo test test-heavy test-versions test-xla test-docker lint lock clean bench-serve bench-train
+.PHONY: gpu-kit gpu-truth gpu-speed gpu-serve gpu-smoke ordeal licences setup demo test test-heavy test-long test-versions test-xla test-docker lint lock clean bench-serve bench-train
 
 setup: .venv/.made
 
@@ -53,7 +54,11 @@ test: lint
 # First, since a test that made the environments of the SDKs would run out of its time.
 test-heavy: setup build/fuzz/.made
 	@PYTHON=$(PYTHON) tests/sdk_venvs.sh >/dev/null
-	$(BIN)/python -m pytest -m heavy -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "heavy and not long" -n 2 --dist loadfile
+
+# Half an hour. Not in .ci/run, where a sibling of each stands for it.
+test-long: setup
+	$(BIN)/python -m pytest -m long -n 2 --dist loadfile
 
 test-versions: $(patsubst tests/versions/%.txt,build/versions/%/.made,$(wildcard tests/versions/*.txt))
 	$(BIN)/python -m pytest -m versions tests/versions

@@ -21,7 +21,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.heavy
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("name", CAMPAIGNS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=[pytest.mark.long] * (each == "disk")) for each in CAMPAIGNS],
+)
 def test_what_is_promised_holds(name: str, tmp_path: Path) -> None:
     done = run("--only", name, "--short", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]

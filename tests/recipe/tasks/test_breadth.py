@@ -151,6 +151,7 @@ def test_a_decoder_is_a_classifier_too(
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_a_sharded_lora_training_is_merged_into_a_model_like_any_other(
     tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
 ) -> None:

@@ -42,7 +42,10 @@ def channels(base: Path) -> dict[str, Path]:
 
 @pytest.mark.parametrize(
     ("processes", "number", "code"),
-    [(1, signal.SIGKILL, -signal.SIGKILL), (2, signal.SIGTERM, EXIT_CODE)],
+    [
+        (1, signal.SIGKILL, -signal.SIGKILL),
+        pytest.param(2, signal.SIGTERM, EXIT_CODE, marks=pytest.mark.long),
+    ],
 )
 def test_a_run_that_was_interrupted_ends_with_the_same_weights(
     tmp_path: Path, llama: Path, processes: int, number: signal.Signals, code: int

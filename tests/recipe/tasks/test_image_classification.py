@@ -16,7 +16,7 @@ import transformers
 from PIL import Image, ImageOps
 
 from recipe.batching.picture_batches import FixedPictures
-from recipe.batching.picture_batches import Pictures as Samples
+from recipe.batching.picture_batches import PictureSamples as Samples
 from recipe.data.kinds import pictures
 from recipe.data.kinds.decoding import picture
 from recipe.errors import DataError, ModelError

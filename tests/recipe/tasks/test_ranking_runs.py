@@ -83,7 +83,7 @@ def test_gathered_negatives_have_the_librarys_gradients(tiny_model: Path, tmp_pa
     assert done.stdout.count("the same") == 2
 
 
-@pytest.mark.parametrize("task", ["pairs", "lists"])
+@pytest.mark.parametrize("task", ["pairs", pytest.param("lists", marks=pytest.mark.long)])
 def test_two_processes_learn_what_one_does(
     task: str, tiny_model: Path, train: Run, tmp_path: Path
 ) -> None:

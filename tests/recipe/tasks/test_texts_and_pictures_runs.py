@@ -25,7 +25,10 @@ TASKS = ("masked-lm", "summarization", "image-classification")
 pytestmark = pytest.mark.heavy
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task",
+    ["masked-lm", *(pytest.param(each, marks=pytest.mark.long) for each in TASKS[1:])],
+)
 def test_a_resumed_run_and_shards_end_with_the_same_weights(
     tmp_path: Path, train: Run, task: str
 ) -> None:
@@ -55,7 +58,10 @@ def test_a_resumed_run_and_shards_end_with_the_same_weights(
         torch.testing.assert_close(weight, weights[key], rtol=0, atol=2e-5, msg=key)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task",
+    ["summarization", *(pytest.param(each, marks=pytest.mark.long) for each in TASKS[::2])],
+)
 def test_ddp_in_bfloat16_with_adapters_trains(tmp_path: Path, train: Run, task: str) -> None:
     kind = texts_and_pictures.make(task, tmp_path / "kind")
     arguments = [*kind.arguments, "--model_id", str(kind.model), "--bf16", "True"]

@@ -37,7 +37,9 @@ SHARDED = ("--mp_parameters", "partitions=2")
 
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("processes", "more"), [(1, ()), (2, ()), (2, SHARDED)])
+@pytest.mark.parametrize(
+    ("processes", "more"), [(1, ()), (2, ()), pytest.param(2, SHARDED, marks=pytest.mark.long)]
+)
 def test_a_run_killed_and_stopped_ends_with_the_same_weights(
     tmp_path: Path, tiny_model: Path, data: Path, processes: int, more: tuple[str, ...]
 ) -> None:
@@ -71,6 +73,7 @@ def test_a_run_killed_and_stopped_ends_with_the_same_weights(
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_three_processes_resume_exactly(tmp_path: Path, tiny_model: Path, data: Path) -> None:
     """Sums of three numbers have an order; those of two, which the other tests sum, have none."""

@@ -63,7 +63,9 @@ def run(base: Path, *arguments: str, processes: int, **variables: str) -> str:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("processes", [2, 3], ids=["two", "one-has-no-rows"])
+@pytest.mark.parametrize(
+    "processes", [2, pytest.param(3, marks=pytest.mark.long)], ids=["two", "one-has-no-rows"]
+)
 def test_hosts_train_on_their_own_rows_and_are_judged_on_all(
     tmp_path: Path,
     tiny_model: Path,

@@ -94,6 +94,7 @@ def losses(training: Training) -> dict[int, float]:
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_resumed_training_ends_bit_for_bit(tmp_path: Path, data: Path, tiny_model: Path) -> None:
     """Every default left on: dropout, packing, evaluation, this device's precision.
@@ -124,6 +125,7 @@ def test_a_resumed_training_ends_bit_for_bit(tmp_path: Path, data: Path, tiny_mo
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_job_goes_on_in_another_world(tmp_path: Path, data: Path, still_model: Path) -> None:
     """With the same samples in each step, and losses that are equal but for rounding."""
