@@ -12,6 +12,8 @@ from ordeal.common import CAMPAIGNS, Trial
 from ordeal import licences
 
 ROOT = Path(__file__).resolve().parents[2]
+LONG = ("disk", "kill", "drain")
+"""A minute and more, even in short."""
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -23,7 +25,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(each, marks=[pytest.mark.long] * (each == "disk")) for each in CAMPAIGNS],
+    [pytest.param(each, marks=[pytest.mark.long] * (each in LONG)) for each in CAMPAIGNS],
 )
 def test_what_is_promised_holds(name: str, tmp_path: Path) -> None:
     done = run("--only", name, "--short", "--out", str(tmp_path))

@@ -73,6 +73,7 @@ def test_a_model_to_start_from(tmp_path: Path, poisoned: Path) -> None:
     assert not (tmp_path / "mark").exists()
 
 
+@pytest.mark.long
 def test_the_states_in_a_checkpoint(tmp_path: Path, model: Path) -> None:
     """The manifest is made to agree, as somebody who can write the checkpoint can do."""
     from recipe.storage import checkpoints

@@ -41,6 +41,7 @@ def output_of(command: list[str], environment: dict[str, str]) -> str:
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_a_terminal_has_a_bar_and_a_log_has_lines(
     tmp_path: Path, tiny_model: Path, reviews: Reviews
 ) -> None:

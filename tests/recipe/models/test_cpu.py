@@ -92,6 +92,7 @@ def test_every_dropout_is_replaced_wherever_it_lies() -> None:
 
 @pytest.mark.heavy
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+@pytest.mark.long
 def test_memory_that_is_kept_is_not_mapped_again() -> None:
     program = """
 import resource, sys, torch

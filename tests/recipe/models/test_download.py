@@ -81,6 +81,7 @@ def hub(tiny_model: Path) -> Iterator[Hub]:
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_a_broken_download_is_an_error_and_the_next_start_goes_on(
     tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run, hub: Hub
 ) -> None:

@@ -52,6 +52,7 @@ def without_dropout(model: Path, copy: Path) -> Path:
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_a_sharded_run_saves_the_whole_model_that_ddp_would_save(
     tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
 ) -> None:
@@ -138,6 +139,7 @@ def test_compilation_is_off_on_a_cpu_without_a_compiler() -> None:
 
 @pytest.mark.heavy
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+@pytest.mark.long
 def test_compiled_and_packed_trains_to_the_same_losses(
     tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
 ) -> None:

@@ -137,6 +137,7 @@ def process_of_three(rank: int, folder: str) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_three_processes_sum_a_first_step_as_every_other(tmp_path: Path) -> None:
     mp.spawn(process_of_three, (str(tmp_path),), nprocs=3)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]

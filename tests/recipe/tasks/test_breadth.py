@@ -135,6 +135,7 @@ def tiny_decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_a_decoder_is_a_classifier_too(
     tmp_path: Path, tiny_decoder: Path, reviews: Reviews, train: Run
 ) -> None:
@@ -172,6 +173,7 @@ def test_a_sharded_lora_training_is_merged_into_a_model_like_any_other(
 # peft 0.21 asks transformers 5 by an old name.
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+@pytest.mark.long
 def test_an_adapter_alone_is_saved_where_it_is_asked_for(
     tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
 ) -> None:

@@ -42,11 +42,9 @@ def channels(base: Path) -> dict[str, Path]:
 
 @pytest.mark.parametrize(
     ("processes", "number", "code"),
-    [
-        (1, signal.SIGKILL, -signal.SIGKILL),
-        pytest.param(2, signal.SIGTERM, EXIT_CODE, marks=pytest.mark.long),
-    ],
+    [(1, signal.SIGKILL, -signal.SIGKILL), (2, signal.SIGTERM, EXIT_CODE)],
 )
+@pytest.mark.long
 def test_a_run_that_was_interrupted_ends_with_the_same_weights(
     tmp_path: Path, llama: Path, processes: int, number: signal.Signals, code: int
 ) -> None:
@@ -64,6 +62,7 @@ def test_a_run_that_was_interrupted_ends_with_the_same_weights(
     assert job.weights() == whole.weights(), at
 
 
+@pytest.mark.long
 def test_processes_accumulation_and_shards_train_the_same(
     tmp_path: Path, decoder: Path, train: Run
 ) -> None:
@@ -112,7 +111,7 @@ def test_shards_in_bfloat16_train_what_ddp_does(tmp_path: Path, llama: Path, tra
     assert found[1] == pytest.approx(found[0], rel=5e-3)
 
 
-@pytest.mark.parametrize("saved", ["merged", "adapter"])
+@pytest.mark.parametrize("saved", [pytest.param("merged", marks=pytest.mark.long), "adapter"])
 def test_adapters_are_served(tmp_path: Path, llama: Path, train: Run, saved: str) -> None:
     arguments = ["--model_id", str(llama), *TASK, "--lr", "3e-2", "--batch_size", "8"]
     arguments += ["--epochs", "8", "--lora_r", "16", "--lora_save", saved]

@@ -165,6 +165,7 @@ def test_the_handlers_answer_pairs_as_the_evaluation_did(trained: Trained) -> No
         served.ask({"inputs": first[0]})
 
 
+@pytest.mark.long
 def test_it_resumes_exactly_and_not_with_the_columns_swapped(
     trained: Trained, tmp_path: Path, train: Run
 ) -> None:

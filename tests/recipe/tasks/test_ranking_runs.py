@@ -83,7 +83,8 @@ def test_gathered_negatives_have_the_librarys_gradients(tiny_model: Path, tmp_pa
     assert done.stdout.count("the same") == 2
 
 
-@pytest.mark.parametrize("task", ["pairs", pytest.param("lists", marks=pytest.mark.long)])
+@pytest.mark.parametrize("task", ["pairs", "lists"])
+@pytest.mark.long
 def test_two_processes_learn_what_one_does(
     task: str, tiny_model: Path, train: Run, tmp_path: Path
 ) -> None:
@@ -112,6 +113,7 @@ def test_two_processes_learn_what_one_does(
             assert found[1][name] == pytest.approx(found[0][name], rel=2e-3), name
 
 
+@pytest.mark.long
 def test_shards_in_bfloat16(tiny_model: Path, train: Run, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
@@ -126,6 +128,7 @@ def test_shards_in_bfloat16(tiny_model: Path, train: Run, tmp_path: Path) -> Non
     assert model.encode("the film").shape == (32,)
 
 
+@pytest.mark.long
 def test_a_stopped_training_ends_with_the_same_weights(
     tiny_model: Path, train: Run, tmp_path: Path
 ) -> None:

@@ -25,10 +25,8 @@ TASKS = ("masked-lm", "summarization", "image-classification")
 pytestmark = pytest.mark.heavy
 
 
-@pytest.mark.parametrize(
-    "task",
-    ["masked-lm", *(pytest.param(each, marks=pytest.mark.long) for each in TASKS[1:])],
-)
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.long
 def test_a_resumed_run_and_shards_end_with_the_same_weights(
     tmp_path: Path, train: Run, task: str
 ) -> None:
@@ -58,10 +56,8 @@ def test_a_resumed_run_and_shards_end_with_the_same_weights(
         torch.testing.assert_close(weight, weights[key], rtol=0, atol=2e-5, msg=key)
 
 
-@pytest.mark.parametrize(
-    "task",
-    ["summarization", *(pytest.param(each, marks=pytest.mark.long) for each in TASKS[::2])],
-)
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.long
 def test_ddp_in_bfloat16_with_adapters_trains(tmp_path: Path, train: Run, task: str) -> None:
     kind = texts_and_pictures.make(task, tmp_path / "kind")
     arguments = [*kind.arguments, "--model_id", str(kind.model), "--bf16", "True"]
@@ -77,7 +73,10 @@ def test_ddp_in_bfloat16_with_adapters_trains(tmp_path: Path, train: Run, task: 
     assert history[-1] < history[0]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task",
+    ["summarization", *(pytest.param(each, marks=pytest.mark.long) for each in TASKS[::2])],
+)
 def test_from_amphora_train_to_an_answered_request(tmp_path: Path, task: str) -> None:
     kind = texts_and_pictures.make(task, tmp_path / "kind", 320)
     tree = Tree(tmp_path / "ml")

@@ -135,10 +135,8 @@ def test_from_train_to_an_answered_request(task: str, tiny_model: Path, tmp_path
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "task",
-    ["token-classification", pytest.param("question-answering", marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize("task", MAKE)
+@pytest.mark.long
 def test_two_processes_and_shards_train_what_one_does(
     task: str, tiny_model: Path, tmp_path: Path, train: Run
 ) -> None:

@@ -103,6 +103,7 @@ def widened(folder: Path, kilobytes: int) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_a_job_whose_disks_are_full_goes_on_once_there_is_room(
     tmp_path: Path, tmpfs: Mount, tiny_model: Path, reviews: Reviews, train: Run
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_graph_for_training_and_one_for_evaluation_whatever_the_steps(
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_a_shape_that_varies_would_be_seen(
     tmp_path: Path, tiny_model: Path, reviews: Reviews
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_shape_that_varies_would_be_seen(
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_two_processes_agree_through_a_group_called_neuron(
     tmp_path: Path, tiny_model: Path, reviews: Reviews
 ) -> None:
@@ -125,6 +127,7 @@ def test_two_processes_agree_through_a_group_called_neuron(
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_processes_that_do_not_reduce_are_refused_before_they_train(
     tmp_path: Path, tiny_model: Path, reviews: Reviews
 ) -> None:

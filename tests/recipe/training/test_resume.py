@@ -38,7 +38,12 @@ SHARDED = ("--mp_parameters", "partitions=2")
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("processes", "more"), [(1, ()), (2, ()), pytest.param(2, SHARDED, marks=pytest.mark.long)]
+    ("processes", "more"),
+    [
+        pytest.param(1, (), marks=pytest.mark.long),
+        (2, ()),
+        pytest.param(2, SHARDED, marks=pytest.mark.long),
+    ],
 )
 def test_a_run_killed_and_stopped_ends_with_the_same_weights(
     tmp_path: Path, tiny_model: Path, data: Path, processes: int, more: tuple[str, ...]
@@ -87,6 +92,7 @@ def test_three_processes_resume_exactly(tmp_path: Path, tiny_model: Path, data: 
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_a_stop_during_an_evaluation_repeats_it(
     tmp_path: Path, tiny_model: Path, reviews: Reviews
 ) -> None:
@@ -245,6 +251,7 @@ def test_another_model_does_not_resume(
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_it_starts_anew_where_asked_to(tmp_path: Path, tiny_model: Path, data: Path) -> None:
     job = Job(tmp_path, tiny_model, data)
     job.finish("--max_steps", "3", "--save_minutes", "0.00001")
@@ -256,6 +263,7 @@ def test_it_starts_anew_where_asked_to(tmp_path: Path, tiny_model: Path, data: P
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path, tiny_model: Path, data: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file")
     job = Job(tmp_path, tiny_model, data)
@@ -270,6 +278,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path, tiny_model: Path, da
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_a_checkpoint_that_cannot_be_written_leaves_no_half_of_one(
     tmp_path: Path, tiny_model: Path, data: Path
 ) -> None:

@@ -177,6 +177,7 @@ def test_two_processes_are_one_job(
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_two_processes_with_half_the_batch_are_one_with_all_of_it(
     tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
 ) -> None:

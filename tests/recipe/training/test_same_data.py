@@ -27,6 +27,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("rows", [(40, 40), (40, 48)], ids=["as-many-rows", "more-rows"])
+@pytest.mark.long
 def test_different_data_is_refused_before_a_step(
     tmp_path: Path,
     tiny_model: Path,

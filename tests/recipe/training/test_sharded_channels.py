@@ -115,6 +115,7 @@ def test_hosts_train_on_their_own_rows_and_are_judged_on_all(
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_documents_of_their_own_hosts_and_a_resume_that_ends_with_the_same_weights(
     tmp_path: Path,
 ) -> None:

@@ -17,6 +17,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 def test_a_compiled_model_answers_as_the_plain_one(tmp_path: Path, tokenizer: Any) -> None:
     save_model("BertForSequenceClassification", tmp_path / "model", tokenizer, {"id2label": LABELS})
     texts = ["good", "the film was bad", "anna said the film was good again in paris"]
