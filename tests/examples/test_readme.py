@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -176,9 +177,10 @@ def test_the_table_of_hyperparameters_names_what_exists() -> None:
 def known(hyperparameters: dict[str, object]) -> None:
     """Every name and value is taken by the recipe."""
     words = [word for name, value in hyperparameters.items() for word in (f"--{name}", str(value))]
-    from recipe.arguments import parse  # not before: it takes seconds
+    with mock.patch.object(sys, "path", [str(ROOT / "code"), *sys.path]):
+        from recipe.arguments import parse  # not before: it takes seconds
 
-    parse(words)
+        parse(words)
 
 
 @pytest.mark.parametrize(
