@@ -329,7 +329,7 @@ def _write_job(folder: Path, stage: Stage, rows: int) -> dict[str, str]:
         writer = csv.writer(stream)
         writer.writerow(["text", "label"])
         for _ in range(rows):
-            text = " ".join(draw.choice(words, size=draw.integers(4, 24)))
+            text = " ".join(draw.choice(words, size=draw.integers(2, 8)))
             writer.writerow([text, "pos" if "good" in text or "great" in text else "neg"])
     return {
         **os.environ,
@@ -447,7 +447,8 @@ def the_whole_way(stage: Stage) -> Values:
         environ |= {"PYTHONPATH": str(ROOT / "container"), "AMPHORA_CODE_DIR": str(CODE)}
         config = base / "input" / "config"
         config.mkdir(parents=True)
-        values = {"model_name_or_path": str(minilm(stage.options)), "epochs": "3", "lr": "1e-4"}
+        values = {"model_name_or_path": str(minilm(stage.options)), "epochs": "5", "lr": "2e-4"}
+        values["batch_size"] = "8"
         (config / "hyperparameters.json").write_text(json.dumps(values))
         said = {}
         for command in ("doctor", "train"):
