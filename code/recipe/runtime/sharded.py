@@ -33,7 +33,8 @@ def on_host(value: Any, keeps: bool, copies: bool = True) -> Any:
         if whole.device.type == "cpu" and not copies and not is_sharded:
             return whole
         # An answer of a collective has no storage of its own, which a file could be written from.
-        return torch.empty_like(whole, device="cpu").copy_(whole)
+        # Of the shape only: empty_like keeps the wrapper that torch-xla puts around its tensors.
+        return torch.empty(whole.shape, dtype=whole.dtype, device="cpu").copy_(whole)
     if isinstance(value, Mapping):
         return {key: on_host(each, keeps, copies) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
