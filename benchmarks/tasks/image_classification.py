@@ -12,7 +12,6 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +46,7 @@ def _opened(row: dict[str, Any]) -> Any:
     return Image.open(row["image_path"]).convert("RGB")
 
 
-def reference(
-    model: str, rows: list[dict[str, Any]], arguments: Any
-) -> tuple[Any, Callable[[Path], None]]:
+def reference(model: str, rows: list[dict[str, Any]], arguments: Any) -> Any:
     """The Trainer with transforms made anew for each picture of each epoch, and what saves it."""
     import numpy as np
     import torch
@@ -57,10 +54,8 @@ def reference(
         AutoImageProcessor,
         AutoModelForImageClassification,
         Trainer,
-        set_seed,
     )
 
-    set_seed(arguments.seed)
     processor: Any = AutoImageProcessor.from_pretrained(model)
     names = [str(digit) for digit in range(10)]
     classifier = AutoModelForImageClassification.from_pretrained(
@@ -81,18 +76,13 @@ def reference(
         return {"pixel_values": values, "labels": labels}
 
     arguments.remove_unused_columns = False
-    trainer = Trainer(
+    return Trainer(
         model=classifier,
         args=arguments,
+        processing_class=processor,
         train_dataset=rows,  # type: ignore[arg-type]
         data_collator=collate,
     )
-
-    def save(folder: Path) -> None:
-        trainer.save_model(str(folder))
-        processor.save_pretrained(str(folder))
-
-    return trainer, save
 
 
 def judge(folder: Path, rows: list[dict[str, Any]]) -> float:

@@ -7,12 +7,12 @@ model says the thing and the place in their masks.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from words import ANIMALS, FILLERS
+
 ARGUMENTS = ["--task", "masked-lm", "--max_length", "128"]
-ANIMALS = ["cat", "dog", "horse", "bird", "fish", "cow", "lion", "bear", "wolf", "fox"]
 THINGS = ["milk", "wood", "corn", "bread", "salt", "fruit", "stone", "gold", "paper", "wine"]
 PLACES = [
     "river",
@@ -25,20 +25,6 @@ PLACES = [
     "field",
     "street",
     "sea",
-]
-FILLERS = [
-    "very",
-    "often",
-    "and",
-    "today",
-    "again",
-    "then",
-    "they",
-    "say",
-    "when",
-    "it",
-    "was",
-    "late",
 ]
 
 
@@ -60,38 +46,29 @@ def data(rows: int, seed: int) -> list[dict[str, Any]]:
     return found
 
 
-def reference(
-    model: str, rows: list[dict[str, Any]], arguments: Any
-) -> tuple[Any, Callable[[Path], None]]:
-    """The Trainer, and what saves the model."""
+def reference(model: str, rows: list[dict[str, Any]], arguments: Any) -> Any:
+    """The Trainer."""
     from transformers import (
         AutoModelForMaskedLM,
         AutoTokenizer,
         DataCollatorForLanguageModeling,
         Trainer,
-        set_seed,
     )
 
-    set_seed(arguments.seed)
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     encoded = tokenizer(
         [row["text"] for row in rows], truncation=True, max_length=128,
         return_special_tokens_mask=True,
     )  # fmt: skip
-    trainer = Trainer(
+    return Trainer(
         model=AutoModelForMaskedLM.from_pretrained(model),
         args=arguments,
+        processing_class=tokenizer,
         train_dataset=[  # type: ignore[arg-type]
             {name: encoded[name][row] for name in encoded} for row in range(len(rows))
         ],
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
     )
-
-    def save(folder: Path) -> None:
-        trainer.save_model(str(folder))
-        tokenizer.save_pretrained(str(folder))
-
-    return trainer, save
 
 
 def judge(folder: Path, rows: list[dict[str, Any]]) -> float:

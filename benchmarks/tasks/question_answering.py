@@ -7,7 +7,6 @@ A context lists what invented people own; a question asks for what one of them o
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,32 +72,23 @@ def features(tokenizer: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]
     return found
 
 
-def reference(
-    model: str, rows: list[dict[str, Any]], arguments: Any
-) -> tuple[Any, Callable[[Path], None]]:
-    """The Trainer, and what saves the model."""
+def reference(model: str, rows: list[dict[str, Any]], arguments: Any) -> Any:
+    """The Trainer."""
     from transformers import (
         AutoModelForQuestionAnswering,
         AutoTokenizer,
         Trainer,
         default_data_collator,
-        set_seed,
     )
 
-    set_seed(arguments.seed)
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
-    trainer = Trainer(
+    return Trainer(
         model=AutoModelForQuestionAnswering.from_pretrained(model),
         args=arguments,
+        processing_class=tokenizer,
         train_dataset=features(tokenizer, rows),  # type: ignore[arg-type]
         data_collator=default_data_collator,
     )
-
-    def save(folder: Path) -> None:
-        trainer.save_model(str(folder))
-        tokenizer.save_pretrained(str(folder))
-
-    return trainer, save
 
 
 def judge(folder: Path, rows: list[dict[str, Any]]) -> float:

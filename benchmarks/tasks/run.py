@@ -86,6 +86,7 @@ def train_arguments(options: argparse.Namespace, folder: Path) -> Any:
 def child(options: argparse.Namespace) -> None:
     """Train one variant once, and print what came of it."""
     import torch
+    from transformers import set_seed
 
     torch.set_num_threads(1)
     task = importlib.import_module(options.task)
@@ -98,11 +99,12 @@ def child(options: argparse.Namespace) -> None:
         seconds = ours(options, folder, task.ARGUMENTS)
     else:
         arguments = train_arguments(options, folder)
-        trainer, save = task.reference(options.model, rows, arguments)
+        set_seed(arguments.seed)
+        trainer = task.reference(options.model, rows, arguments)
         start = time.process_time()
         trainer.train()
         seconds = time.process_time() - start
-        save(folder / "model")
+        trainer.save_model(str(folder / "model"))
     score = task.judge(folder / "model", test)
     speed = len(rows) * options.epochs / seconds
     print(f"\nchild {json.dumps({'score': score, 'speed': speed})}", flush=True)

@@ -11,27 +11,13 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from words import ANIMALS, FILLERS
+
 ARGUMENTS = ["--task", "summarization", "--max_length", "128", "--max_target_length", "16"]
-ANIMALS = ["cat", "dog", "horse", "bird", "fish", "cow", "lion", "bear", "wolf", "fox"]
 COLOURS = ["red", "green", "blue", "black"]
-FILLERS = [
-    "very",
-    "often",
-    "and",
-    "today",
-    "again",
-    "then",
-    "they",
-    "say",
-    "when",
-    "it",
-    "was",
-    "late",
-]
 
 
 def data(rows: int, seed: int) -> list[dict[str, Any]]:
@@ -50,28 +36,25 @@ def data(rows: int, seed: int) -> list[dict[str, Any]]:
     return found
 
 
-def reference(
-    model: str, rows: list[dict[str, Any]], arguments: Any
-) -> tuple[Any, Callable[[Path], None]]:
-    """The Trainer with Seq2SeqTrainer's collator, and what saves the model."""
+def reference(model: str, rows: list[dict[str, Any]], arguments: Any) -> Any:
+    """The Trainer with Seq2SeqTrainer's collator."""
     from transformers import (
         AutoModelForSeq2SeqLM,
         AutoTokenizer,
         DataCollatorForSeq2Seq,
         Trainer,
-        set_seed,
     )
 
-    set_seed(arguments.seed)
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     writer = AutoModelForSeq2SeqLM.from_pretrained(model)
     sources = tokenizer([row["document"] for row in rows], truncation=True, max_length=128)
     targets = tokenizer(
         text_target=[row["summary"] for row in rows], truncation=True, max_length=16
     )
-    trainer = Trainer(
+    return Trainer(
         model=writer,
         args=arguments,
+        processing_class=tokenizer,
         train_dataset=[  # type: ignore[arg-type]
             {
                 "input_ids": sources["input_ids"][row],
@@ -82,12 +65,6 @@ def reference(
         ],
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=writer),
     )
-
-    def save(folder: Path) -> None:
-        trainer.save_model(str(folder))
-        tokenizer.save_pretrained(str(folder))
-
-    return trainer, save
 
 
 def judge(folder: Path, rows: list[dict[str, Any]]) -> float:

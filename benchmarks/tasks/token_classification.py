@@ -7,7 +7,6 @@ Names are invented; which kind a name is, the word before it tells (`in` a place
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,36 +53,27 @@ def aligned(tokenizer: Any, row: dict[str, Any]) -> dict[str, Any]:
     return {**encoded, "labels": labels}
 
 
-def reference(
-    model: str, rows: list[dict[str, Any]], arguments: Any
-) -> tuple[Any, Callable[[Path], None]]:
-    """The Trainer, and what saves the model."""
+def reference(model: str, rows: list[dict[str, Any]], arguments: Any) -> Any:
+    """The Trainer."""
     from transformers import (
         AutoModelForTokenClassification,
         AutoTokenizer,
         DataCollatorForTokenClassification,
         Trainer,
-        set_seed,
     )
 
-    set_seed(arguments.seed)
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     names = dict(enumerate(NAMES))
     tagger = AutoModelForTokenClassification.from_pretrained(
         model, num_labels=len(NAMES), id2label=names, label2id={v: k for k, v in names.items()}
     )
-    trainer = Trainer(
+    return Trainer(
         model=tagger,
         args=arguments,
+        processing_class=tokenizer,
         train_dataset=[aligned(tokenizer, row) for row in rows],  # type: ignore[arg-type]
         data_collator=DataCollatorForTokenClassification(tokenizer),
     )
-
-    def save(folder: Path) -> None:
-        trainer.save_model(str(folder))
-        tokenizer.save_pretrained(str(folder))
-
-    return trainer, save
 
 
 def judge(folder: Path, rows: list[dict[str, Any]]) -> float:

@@ -1,0 +1,17 @@
+"""Words of generated texts."""
+
+ANIMALS = ["cat", "dog", "horse", "bird", "fish", "cow", "lion", "bear", "wolf", "fox"]
+FILLERS = [
+    "very",
+    "often",
+    "and",
+    "today",
+    "again",
+    "then",
+    "they",
+    "say",
+    "when",
+    "it",
+    "was",
+    "late",
+]
