@@ -52,10 +52,10 @@ class Problems:
             raise self._found[0]
         if self._found:
             more = len(self._found) - self._MOST
-            told = [f"({number}) {error}" for number, error in enumerate(self._found, 1)]
+            numbered = [f"({number}) {error}" for number, error in enumerate(self._found, 1)]
             last = [f"And {more} more."] if more > 0 else []
             raise DataError(
-                " ".join([f"{len(told)} problems.", *told[: self._MOST], *last])
+                " ".join([f"{len(numbered)} problems.", *numbered[: self._MOST], *last])
             ) from self._found[0]
 
 

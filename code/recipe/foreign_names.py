@@ -346,13 +346,13 @@ def said_of(
 
 def _is_in_place(path: Path, name: str, channels: Mapping[str, Path]) -> bool:
     """Whether what lies at `path` is all that the recipe reads of the channels it may lie in."""
-    wanted = PLACES[name]
+    place = PLACES[name]
     # A channel of any name is for training where it is the only one.
     is_only = len(channels) == 1
     fitting = [
         folder
         for key, folder in channels.items()
-        if not wanted or key.lower() in wanted or (is_only and wanted is _TRAIN)
+        if not place or key.lower() in place or (is_only and place is _TRAIN)
     ]
     if not name.endswith("file"):
         return path in fitting or {folder.parent for folder in fitting} == {path}

@@ -260,8 +260,10 @@ class Hyperparameters:
     def evaluates(self) -> bool:
         """Whether an evaluation was asked for, or not declined: as in the Trainer, do_eval counts
         where eval_strategy is not given, or is no."""
-        strategy, asked = self.passed.get("eval_strategy"), self.passed.get("do_eval")
-        return bool(asked) or strategy not in ("no", None) or (strategy is None and asked is None)
+        strategy, do_eval = self.passed.get("eval_strategy"), self.passed.get("do_eval")
+        return (
+            bool(do_eval) or strategy not in ("no", None) or (strategy is None and do_eval is None)
+        )
 
     @property
     def trains(self) -> bool:
@@ -312,9 +314,9 @@ class Hyperparameters:
             yield "do_train=False leaves nothing to do. Give do_eval=True or do_predict=True, too."
         kinds = {"text_column": "text", "prompt_column": "prompt", "completion_column": "prompt"}
         kinds["messages_column"] = "messages"
-        given = [name for name in kinds if getattr(self, name) is not None]
-        if len({kinds[name] for name in given}) > 1:
-            listed = ", ".join(f"{name}={getattr(self, name)}" for name in given)
+        names_set = [name for name in kinds if getattr(self, name) is not None]
+        if len({kinds[name] for name in names_set}) > 1:
+            listed = ", ".join(f"{name}={getattr(self, name)}" for name in names_set)
             yield (
                 f"These hyperparameters name columns of several kinds of data: {listed}. "
                 "Name texts, or prompts and completions, or messages."

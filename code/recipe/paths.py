@@ -27,7 +27,7 @@ def from_environment(environ: Mapping[str, str]) -> Places:
     """
     base = Path(environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
     data = base / "input" / "data"
-    folders = [each for each in sorted(data.iterdir()) if each.is_dir()] if data.is_dir() else []
+    folders = [path for path in sorted(data.iterdir()) if path.is_dir()] if data.is_dir() else []
     return Places(
         channels=_channels(environ) or {folder.name: folder for folder in folders},
         model_dir=Path(environ.get("SM_MODEL_DIR") or base / "model"),
@@ -41,8 +41,12 @@ def _channels(environ: Mapping[str, str]) -> dict[str, Path]:
     prefix = "SM_CHANNEL_"
     # SM_CHANNELS has the names as they were written; the variables' names are upper case.
     written = {name.upper(): name for name in json.loads(environ.get("SM_CHANNELS") or "[]")}
-    found = {key[len(prefix) :]: value for key, value in environ.items() if key.startswith(prefix)}
+    folders = {
+        key[len(prefix) :]: value for key, value in environ.items() if key.startswith(prefix)
+    }
     # A container may offer SM_CHANNEL_MY_DATA beside SM_CHANNEL_MY-DATA: listed names say which.
-    listed = {name: value for name, value in found.items() if name in written} if written else found
+    listed = (
+        {name: value for name, value in folders.items() if name in written} if written else folders
+    )
     named = {written.get(name, name.lower()): value for name, value in sorted(listed.items())}
     return {name: Path(value) for name, value in named.items() if value}

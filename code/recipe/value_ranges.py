@@ -60,12 +60,12 @@ REFUSED: Mapping[str, str] = {
 
 def problems(values: Mapping[str, Any]) -> Iterator[str]:
     """A sentence on each value that cannot be, with what to give."""
-    for name, (holds, wanted) in RANGES.items():
+    for name, (holds, expected) in RANGES.items():
         value = values.get(name)
         if value is None or isinstance(value, str):
             continue
         if not math.isfinite(value) or not holds(value):
-            yield f"Hyperparameter {name} has value {value!r}. Give {wanted}."
+            yield f"Hyperparameter {name} has value {value!r}. Give {expected}."
     usual = {
         item.name: item.default
         if item.default_factory is dataclasses.MISSING

@@ -136,8 +136,8 @@ def _lack(part: Seam) -> str:
     owner: Any = importlib.import_module(module)
     if name:
         owner = getattr(owner, name, None)
-    found = inspect.getattr_static(owner, part.name, None)
-    if found is None and not (
+    installed = inspect.getattr_static(owner, part.name, None)
+    if installed is None and not (
         (part.inside and _mentions(owner, part.name))
         # A class may have it from its metaclass, a module from __getattr__, or as an annotation.
         or hasattr(owner, part.name)
@@ -156,7 +156,7 @@ def _mentions(owner: Any, name: str) -> bool:
     """Whether code of the class sets or reads an attribute of that name."""
     return any(
         name in function.__code__.co_names
-        for each in owner.__mro__
-        for function in vars(each).values()
+        for base in owner.__mro__
+        for function in vars(base).values()
         if isinstance(function, FunctionType)
     )

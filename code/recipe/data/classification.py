@@ -126,12 +126,12 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
                     for each in of
                 ]
             distinct = {split: [each.named(names) for each in of] for split, of in distinct.items()}
-    trained = [(each.part, each.column) for each in distinct["train"]]
+    trained = [(column.part, column.column) for column in distinct["train"]]
     shape = labels.shape_of(trained, hyperparameters.label_separator, hyperparameters.problem_type)
     if shape.problem == labels.SINGLE and hyperparameters.problem_type is None:
         values.check_classes(trained)
     spelled = [label for part, column in trained for label in shape.spell(part, column)]
-    train_rows = sum(each.rows for each in distinct["train"])
+    train_rows = sum(column.rows for column in distinct["train"])
     known = labels.classes(*trained[0], spelled, shape.problem, train_rows)
     with hosts.together():
         built = {split: _build(split, each, shape, known) for split, each in read.items()}
@@ -141,7 +141,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
             schema = pa.schema([*inputs.items(), (LABEL, _KINDS[known.problem])])
             built[split] = datasets.Dataset(schema.empty_table(), fingerprint=uuid.uuid4().hex)
         _check_overlap(built, places.guessed, notes)
-    found = [_describe(split, each) for split, each in read.items()]
+    findings = [_describe(split, each) for split, each in read.items()]
     strata = _column if known.problem == labels.SINGLE else None
     train, evaluation, test, rule = held_out.assign(built, strata, hyperparameters, hosts)
     sharded = frozenset(itertools.chain.from_iterable(hosts.each(places.sharded)))
@@ -150,7 +150,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
         evaluation=evaluation,
         test=test,
         labels=known,
-        found=[*notes, *found, rule, *_describe_labels(known, train, hosts)],
+        found=[*notes, *findings, rule, *_describe_labels(known, train, hosts)],
         text_columns=like.read,
         sharded=held_out.uses_of(sharded, set(built)),
     )
@@ -165,11 +165,11 @@ def _column(split: datasets.Dataset) -> Array:
 
 def recognise(evidence: Evidence) -> Recognised | None:
     """Whether the first rows have texts and a label for each; never certain (see Recognised)."""
-    part, given = evidence.part, evidence.hyperparameters
+    part, hyperparameters = evidence.part, evidence.hyperparameters
     if part is None:
         return None
     try:
-        part, chosen = _choose(part, given, None)
+        part, chosen = _choose(part, hyperparameters, None)
         for column in chosen.read:
             part = values.with_texts(part, column)
         values.with_labels(part, chosen.label)
@@ -252,11 +252,11 @@ def _names_of_classes(
     parts = [each for of_split in distinct.values() for each in of_split]
     columns_of_labels = {each.column for each in parts}
     codes = [values.integers(each.part, each.column) for each in parts]
-    seen = {code for of_part in codes for code in of_part or ()}
+    codes_in_use = {code for of_part in codes for code in of_part or ()}
     texts = {text for each in parts for text in values.strings(each.part, each.column)}
     used: tuple[str, Mapping[int, str]] | None = None
     for each in [one for one in known if one.column is None or one.column in columns_of_labels]:
-        names = each.of(seen)
+        names = each.of(codes_in_use)
         if any(one.column in one.part.class_names for one in parts):
             why = "the data has names of its own"
         elif texts and texts <= set(each.names.values()):
@@ -268,7 +268,7 @@ def _names_of_classes(
         elif used is None:
             used = each.source, names
             continue
-        elif any(names[code] != used[1][code] for code in seen - {-1}):
+        elif any(names[code] != used[1][code] for code in codes_in_use - {-1}):
             raise DataError(
                 f"{used[0]} and {each.source} give the classes different names: "
                 f"{listed(list(used[1].values()))}; {listed(list(names.values()))}.",
@@ -407,39 +407,45 @@ def firsts(column: pa.ChunkedArray) -> tuple[Array, Array]:
 def _describe(split: str, parts: Sequence[_Read]) -> str:
     rows = sum(each.part.table.num_rows for each in parts)
     read = []
-    taken: set[str] = set()
+    columns_read: set[str] = set()
     for texts, label in sorted({(each.columns.read, each.columns.label) for each in parts}):
         shown = f"text column {texts[0]!r}"
         if len(texts) > 1:
             shown = f"pairs of the text columns {texts[0]!r} and {texts[1]!r}, in this order"
         read.append(f"{shown}, label column {label!r}")
-        taken |= {*texts, label}
-    taken |= {TYPE_IDS, "attention_mask"} if TOKEN_IDS in taken else set()
-    return describe(split, [each.part for each in parts], f"{rows} rows", "; ".join(read), taken)
+        columns_read |= {*texts, label}
+    columns_read |= {TYPE_IDS, "attention_mask"} if TOKEN_IDS in columns_read else set()
+    return describe(
+        split, [each.part for each in parts], f"{rows} rows", "; ".join(read), columns_read
+    )
 
 
 def _describe_labels(known: Labels, train: datasets.Dataset, hosts: Hosts) -> list[str]:
-    given = _column(train)
+    train_labels = _column(train)
     rows = dict(zip(hosts.names, hosts.each(len(train)), strict=True))
     of_hosts = listed([f"{name} {count}" for name, count in rows.items()])
     lines = [f"sharded: training rows of each host: {of_hosts}"] if hosts.sharded else []
     if known.problem == labels.NUMBER:
-        told = hosts.each((given.min(), given.max(), float(given.sum())) if len(given) else None)
-        least, most, sums = zip(*filter(None, told), strict=True)
+        ranges = hosts.each(
+            (train_labels.min(), train_labels.max(), float(train_labels.sum()))
+            if len(train_labels)
+            else None
+        )
+        least, most, sums = zip(*filter(None, ranges), strict=True)
         mean = sum(sums) / sum(rows.values())
         lines.append(f"label: a number from {min(least):g} to {max(most):g}, {mean:.3g} on average")
         return lines
     counts: Counter[str] = Counter()
-    for each in hosts.each(rows_of_classes(known, given)):
+    for each in hosts.each(rows_of_classes(known, train_labels)):
         counts.update(each)
     sizes = listed([f"{name} ({counts[name]} rows)" for name in known.names])
     how = ", of which a row has any number" if known.problem == labels.SEVERAL else ""
     return [*lines, f"labels: {len(known.names)}{how}: {sizes}"]
 
 
-def rows_of_classes(known: Labels, given: Sequence[Any] | Array) -> dict[str, int]:
+def rows_of_classes(known: Labels, encoded_labels: Sequence[Any] | Array) -> dict[str, int]:
     """How many of the encoded labels `given` have each class."""
-    encoded = np.asarray(given)
+    encoded = np.asarray(encoded_labels)
     if known.problem == labels.SINGLE:
         counts = np.bincount(encoded, minlength=len(known.names))
     else:

@@ -75,19 +75,19 @@ def choose(
     """
     names = part.table.column_names
     chosen_label = part.asked("label_column", label)
-    texts = asked = text_columns.given(part, text, pair)
+    texts = requested = text_columns.given(part, text, pair)
     if texts is None and like is not None and set(like.read) <= set(names):
-        texts = asked = (like.text, like.pair)
+        texts = requested = (like.text, like.pair)
     if texts is None:
         texts = text_columns.pair_by_name(part, chosen_label)
     others = [name for name in names if name not in (texts or ())]
     chosen_label = chosen_label or _by_name(others, like.label if like else "", LABEL_NAMES)
     if texts is None and TOKEN_IDS in names and _by_name(names, "", TEXT_NAMES) is None:
-        texts = asked = (TOKEN_IDS, None)
+        texts = requested = (TOKEN_IDS, None)
     if texts is None:
         texts = (text_columns.single(part, chosen_label), None)
     chosen_label = chosen_label or _label_of(part, texts)
-    if asked is None:
+    if requested is None:
         text_columns.check_nothing_is_left_out(part, texts, chosen_label)
     chosen = Columns(text=texts[0], pair=texts[1], label=chosen_label)
     if like is not None and len(chosen.read) != len(like.read):
@@ -139,7 +139,7 @@ def has_label(part: Part, label: str) -> bool:
 
 def of_documents(
     part: Part,
-    asked: Mapping[str, str | None],
+    requested: Mapping[str, str | None],
     like: Mapping[str, str] | None = None,
     kinds: Collection[str] = DOCUMENTS,
 ) -> dict[str, str]:
@@ -159,20 +159,20 @@ def of_documents(
     for kind in _DOCUMENTS:
         if not set(kind) <= set(kinds):
             continue
-        if any(asked.values()) and not any(asked.get(name) for name in kind):
+        if any(requested.values()) and not any(requested.get(name) for name in kind):
             continue
         if like is not None and set(like) != set(kind):
             continue
-        found = {
-            name: part.asked(f"{name}_column", asked.get(name))
+        columns = {
+            name: part.asked(f"{name}_column", requested.get(name))
             or _by_name(names, (like or {}).get(name, ""), known)
             for name, known in kind.items()
         }
-        if chosen := {name: column for name, column in found.items() if column is not None}:
+        if chosen := {name: column for name, column in columns.items() if column is not None}:
             missing = next((name for name in kind if name not in chosen), None)
             if missing is None:
                 return chosen
-            if like is not None or any(asked.values()):
+            if like is not None or any(requested.values()):
                 raise part.unknown(missing, f"{missing}_column")
     if like is not None and TEXT not in like:
         raise part.unknown(next(iter(like)), f"{next(iter(like))}_column")

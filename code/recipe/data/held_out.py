@@ -42,13 +42,13 @@ def assign(
         # The engine lays out a batch of it, and never computes one.
         rule = "evaluation: none was asked for, so that all rows train"
         return train, train.select(range(min(1, len(train)))), None, rule
-    given = strata(train) if strata else np.zeros(len(train), dtype=np.int64)
+    row_strata = strata(train) if strata else np.zeros(len(train), dtype=np.int64)
     # The rows of a host may be too few, those of all are not.
-    can = hosts.each(len(given) > len(np.unique(given)))
+    can = hosts.each(len(row_strata) > len(np.unique(row_strata)))
     if hosts.sharded and any(can) and not can[hosts.names.index(hosts.of_processes[hosts.rank])]:
-        kept, held_out = np.arange(len(given)), np.arange(0)
+        kept, held_out = np.arange(len(row_strata)), np.arange(0)
     else:
-        kept, held_out = hold_out(given, SHARE, hyperparameters.seed)
+        kept, held_out = hold_out(row_strata, SHARE, hyperparameters.seed)
     how = "stratified, " if strata else ""
     count = sum(hosts.each(len(held_out)))
     where = " by their hosts" if hosts.sharded else ""
@@ -61,8 +61,8 @@ def assign_groups(
 ) -> tuple[datasets.Dataset, datasets.Dataset, datasets.Dataset | None, str]:
     """As `assign`; held out are queries (the values of `column`), with all of their rows."""
     train = built["train"]
-    asked = hyperparameters.evaluates or hyperparameters.predicts
-    if len(built) > 1 or not asked:
+    needs_evaluation = hyperparameters.evaluates or hyperparameters.predicts
+    if len(built) > 1 or not needs_evaluation:
         return assign(built, None, hyperparameters)
     queries = train[column][:]
     unique = list(dict.fromkeys(queries))
@@ -98,11 +98,11 @@ def hold_out(class_ids: Sequence[int] | Array, share: float, seed: int) -> tuple
     by_class = np.argsort(ids, kind="stable")
     keys, starts = np.unique(ids[by_class], return_index=True)
     positions = dict(zip(keys.tolist(), np.split(by_class, starts[1:]), strict=True))
-    wanted = max(1, round(len(class_ids) * share))
+    held_rows = max(1, round(len(class_ids) * share))
     counts = {key: int(len(rows) * share) for key, rows in positions.items()}
     by_remainder = sorted(counts, key=lambda key: (len(positions[key]) * share) % 1, reverse=True)
     for key in [key for key in by_remainder if len(positions[key]) > counts[key] + 1]:
-        if sum(counts.values()) < wanted:
+        if sum(counts.values()) < held_rows:
             counts[key] += 1
     if not any(counts.values()):
         raise DataError(

@@ -42,8 +42,8 @@ class Labels:
         """A class in what `LabelShape.spell` gave that is none of these."""
         if self.problem == NUMBER:
             return None
-        given = [label] if self.problem == SINGLE else label
-        return next((name for name in given if name not in self.names), None)
+        row_labels = [label] if self.problem == SINGLE else label
+        return next((name for name in row_labels if name not in self.names), None)
 
     def show(self, encoded: Any) -> str:
         """What `encode` gave, for people."""
@@ -108,12 +108,12 @@ class LabelShape:
         spelled = []
         for row, value in enumerate(values):
             if isinstance(value, str) and self.separator:
-                value = [each for each in value.split(self.separator) if each.strip()]
+                value = [item for item in value.split(self.separator) if item.strip()]
             elif not isinstance(value, list):
                 value = [] if value in (None, "") else [value]
             if self.indicators:
                 value = [number for number, has in enumerate(value) if has]
-            names = [_spell(each, class_names) for each in value]
+            names = [_spell(item, class_names) for item in value]
             if not all(names):
                 raise _no_class(part, row, value, column)
             spelled.append(tuple(name or "" for name in names))

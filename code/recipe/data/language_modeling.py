@@ -80,7 +80,7 @@ def load(
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
     """
     hosts = shards.of_job()
-    asked = {name: getattr(hyperparameters, f"{name}_column") for name in _NAMED}
+    requested = {name: getattr(hyperparameters, f"{name}_column") for name in _NAMED}
 
     def units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
         calls: list[Callable[[], Part]] = []
@@ -99,14 +99,14 @@ def load(
         notes = [*places.notes, *notes]
         parts = read_parts(places, notes, units)
         first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
-        own = None if first is None else columns.of_documents(first, asked, None, kinds)
+        own = None if first is None else columns.of_documents(first, requested, None, kinds)
     like = hosts.first(own)
     read: dict[str, list[_Read]] = {}
     with hosts.together():
         problems = Problems()
         for split, part in parts:
             with problems.noted():
-                chosen = columns.of_documents(part, asked, like, kinds)
+                chosen = columns.of_documents(part, requested, like, kinds)
                 like = like or chosen
                 if TEXT in chosen:
                     part = values.with_texts(part, chosen[TEXT])
@@ -121,18 +121,18 @@ def load(
         kind = pa.large_list(pa.int64()) if TOKEN_IDS in like else pa.large_string()
         empty = pa.schema([(name, kind) for name in like]).empty_table()
         built[split] = datasets.Dataset(empty)
-    found = [_describe(split, files) for split, files in read.items()]
+    findings = [_describe(split, files) for split, files in read.items()]
     train, evaluation, test, rule = held_out.assign(built, None, hyperparameters, hosts)
     sharded = frozenset().union(*hosts.each(places.sharded))
     if hosts.sharded:
         rows = zip(hosts.names, hosts.each(len(train)), strict=True)
         listed = ", ".join(f"{name} {count}" for name, count in rows)
-        found.append(f"sharded: training documents of each host: {listed}")
+        findings.append(f"sharded: training documents of each host: {listed}")
     return Texts(
         train=train,
         evaluation=evaluation,
         test=test,
-        found=[*notes, *found, rule],
+        found=[*notes, *findings, rule],
         sharded=held_out.uses_of(sharded, set(built)),
     )
 
@@ -195,8 +195,8 @@ def _documents(read: _Read) -> pa.Table:
 def _conversation(part: Part, row: int, value: Any, column: str) -> str:
     """A conversation as JSON, without the keys that a message does not use."""
     try:
-        given = json.loads(value) if isinstance(value, str) else value
-        turns = [{k: each for k, each in turn.items() if each is not None} for turn in given]
+        messages = json.loads(value) if isinstance(value, str) else value
+        turns = [{k: each for k, each in turn.items() if each is not None} for turn in messages]
         right = turns and all(
             isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)
             for turn in turns
@@ -213,7 +213,9 @@ def _conversation(part: Part, row: int, value: Any, column: str) -> str:
 
 
 def _describe(split: str, files: list[_Read]) -> str:
-    rows = sum(each.part.table.num_rows for each in files)
+    rows = sum(file.part.table.num_rows for file in files)
     read = ", ".join(f"{name} column {column!r}" for name, column in files[0].columns.items())
-    taken = {column for each in files for column in each.columns.values()} | {"attention_mask"}
-    return describe(split, [each.part for each in files], f"{rows} rows", read, taken)
+    columns_read = {column for file in files for column in file.columns.values()} | {
+        "attention_mask"
+    }
+    return describe(split, [file.part for file in files], f"{rows} rows", read, columns_read)

@@ -72,7 +72,7 @@ def read_parts(
 
 
 def describe(
-    split: str, parts: Sequence[Part], count: str, read: str, taken: Collection[str]
+    split: str, parts: Sequence[Part], count: str, read: str, columns_read: Collection[str]
 ) -> str:
     """A line that says where the data of a split is from, and what is read of it.
 
@@ -83,7 +83,9 @@ def describe(
     """
     where = str(parts[0].path) if len(parts) == 1 else f"{len(parts)} files"
     kinds = ", ".join(sorted({part.format for part in parts}))
-    others = sorted({name for part in parts for name in part.table.column_names} - set(taken))
+    others = sorted(
+        {name for part in parts for name in part.table.column_names} - set(columns_read)
+    )
     unread = f"; not read: {listed(others)}" if others else ""
     return f"{split} data: {count} from {where}, {kinds}; {read}{unread}"
 
@@ -119,8 +121,8 @@ def _by_column(
         rows[of_value[value]].append(row)
     if set(rows) == {split}:
         return [(split, part)]
-    told = ", ".join(f"{len(of)} {name or 'of none'}" for name, of in rows.items())
-    notes.append(f"{part.path}: column {column!r} says of which split its rows are: {told}.")
+    groups = ", ".join(f"{len(of)} {name or 'of none'}" for name, of in rows.items())
+    notes.append(f"{part.path}: column {column!r} says of which split its rows are: {groups}.")
     if split != TRAIN and rows.pop(TRAIN, []):
         notes.append(f"Of {part.path}, which is {split} data, rows of train are not used.")
     rest = dataclasses.replace(part, table=part.table.drop_columns([column]))

@@ -138,9 +138,11 @@ def load(
             rows.setdefault(split, []).extend(read)
             beside = f", negatives {', '.join(chosen.negatives)}" if chosen.negatives else ""
             score = f", numbers {chosen.score!r}" if chosen.score else ""
-            told = f"queries {chosen.query!r}, texts {chosen.text!r}{beside}{score}"
-            taken = {chosen.query, chosen.text, chosen.score or "", *chosen.negatives}
-            described.append(describe(split, [part], f"{len(read)} rows", told, taken))
+            columns_shown = f"queries {chosen.query!r}, texts {chosen.text!r}{beside}{score}"
+            columns_read = {chosen.query, chosen.text, chosen.score or "", *chosen.negatives}
+            described.append(
+                describe(split, [part], f"{len(read)} rows", columns_shown, columns_read)
+            )
     problems.check()
     assert like is not None  # `read_parts` has seen to training data
     kind, built = like.kind, {}
@@ -195,10 +197,12 @@ def choose(
         if is_string(kind) or pa.types.is_struct(kind) or pa.types.is_null(kind):
             with_texts[each] = name
     label = part.asked("label_column", hyperparameters.label_column)
-    asked = text_columns.given(part, hyperparameters.text_column, hyperparameters.text_pair_column)
-    if asked is not None and asked[1] is None:
+    requested = text_columns.given(
+        part, hyperparameters.text_column, hyperparameters.text_pair_column
+    )
+    if requested is not None and requested[1] is None:
         raise DataError(
-            f"text_column has value {asked[0]!r}, one column, and this task takes two.",
+            f"text_column has value {requested[0]!r}, one column, and this task takes two.",
             "Name the column of queries and that of the texts: text_column=query,passage.",
         )
     if hyperparameters.negative_columns is None:
@@ -206,9 +210,9 @@ def choose(
             ::-1
         ]
     else:
-        listed = [each.strip() for each in hyperparameters.negative_columns.split(",")]
-        negatives = tuple(str(part.asked("negative_columns", each)) for each in listed)
-    query, text = asked or _by_names(part, with_texts, bool(negatives), label)
+        listed = [column.strip() for column in hyperparameters.negative_columns.split(",")]
+        negatives = tuple(str(part.asked("negative_columns", column)) for column in listed)
+    query, text = requested or _by_names(part, with_texts, bool(negatives), label)
     score = label or next(
         (
             by_plain[name]
@@ -223,7 +227,7 @@ def choose(
     is_list = pa.types.is_nested(part.table.schema.field(text).type)
     if score is not None and is_list:
         return RelevanceColumns(kind=LISTS, query=query, text=text, score=score)
-    if is_list and plain(text) in LIST_NAMES[:-1] and asked is None:
+    if is_list and plain(text) in LIST_NAMES[:-1] and requested is None:
         raise DataError(
             f"{part.path} has lists of texts in {text!r}, and no column says which of them belong "
             "to the query.",
@@ -326,7 +330,7 @@ def _texts(part: Part, row: int, column: str, value: Any) -> list[str]:
             listed = json.loads(value)
         except ValueError:
             listed = None
-        if isinstance(listed, list) and all(isinstance(each, str) for each in listed):
+        if isinstance(listed, list) and all(isinstance(item, str) for item in listed):
             value = listed
     values = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
     texts = []

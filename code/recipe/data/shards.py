@@ -42,8 +42,8 @@ class Hosts:
         if not self.sharded:
             return [value]
         firsts = [self.of_processes.index(name) for name in self.names]
-        told = everyones(value if self.rank in firsts else None)
-        return [told[first] for first in firsts]
+        values = everyones(value if self.rank in firsts else None)
+        return [values[first] for first in firsts]
 
     def first(self, value: Value | None) -> Value | None:
         """What the first host has that has one: of the training data, so that all go by it.
@@ -69,12 +69,12 @@ class Hosts:
             yield
         except RecipeError as error:
             own = error
-        told = everyones(own and str(own)) if self.sharded else []
+        errors = everyones(own and str(own)) if self.sharded else []
         if own is not None:
             raise own
-        for name, said in zip(self.of_processes, told, strict=bool(told)):
-            if said is not None:
-                raise DataError(f"On host {name}: {said}")
+        for name, reported in zip(self.of_processes, errors, strict=bool(errors)):
+            if reported is not None:
+                raise DataError(f"On host {name}: {reported}")
 
 
 ONE = Hosts()

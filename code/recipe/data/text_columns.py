@@ -52,24 +52,24 @@ def given(part: Part, text: str | None, pair: str | None) -> Texts | None:
             f"Give both, as text_column=a and text_pair_column={pair}.",
         )
     names = part.table.column_names
-    asked = [text] if text in names or "," not in text else [each.strip() for each in
+    requested = [text] if text in names or "," not in text else [name.strip() for name in
                                                               text.split(",")]  # fmt: skip
-    keys = ["text_column"] * len(asked)
+    keys = ["text_column"] * len(requested)
     if pair is not None:
-        asked, keys = [*asked, pair], [*keys, "text_pair_column"]
-    for key, name in zip(keys, asked, strict=True):
+        requested, keys = [*requested, pair], [*keys, "text_pair_column"]
+    for key, name in zip(keys, requested, strict=True):
         if name not in names:
             value = pair if key == "text_pair_column" else text
             raise DataError(
                 f"{key} has value {value!r}, but {part.path} has the columns {', '.join(names)}.",
                 near(name, names) or f"Name one of them in {key}, or two as text_column=a,b.",
             )
-    if len(asked) > 2 or len(set(asked)) < len(asked):
+    if len(requested) > 2 or len(set(requested)) < len(requested):
         raise DataError(
-            f"The columns of texts that were named are {', '.join(asked)}.",
+            f"The columns of texts that were named are {', '.join(requested)}.",
             "Name one, or two different ones that are read as a pair.",
         )
-    return asked[0], asked[1] if len(asked) > 1 else None
+    return requested[0], requested[1] if len(requested) > 1 else None
 
 
 def pair_by_name(part: Part, label: str | None) -> tuple[str, str] | None:
@@ -100,17 +100,17 @@ def pair_by_name(part: Part, label: str | None) -> tuple[str, str] | None:
 
 def _twins(names: Sequence[str] | Mapping[str, str]) -> list[tuple[str, str, str, str]]:
     """(stem, first, second, what a third were called) of names as `sentence1`, `#1_string`."""
-    found = []
+    twins = []
     for one, two, three in TWINS:
         for name in names:
             if name.endswith(one):
                 start = name.removesuffix(one)
-                found.append((start.rstrip("_"), name, start + two, start + three))
+                twins.append((start.rstrip("_"), name, start + two, start + three))
             if name.startswith((f"{one}_", f"#{one}_")):
                 mark = name[: name.index(one)]
                 rest = name.removeprefix(mark + one)
-                found.append((rest.strip("_"), name, mark + two + rest, mark + three + rest))
-    return found
+                twins.append((rest.strip("_"), name, mark + two + rest, mark + three + rest))
+    return twins
 
 
 def single(part: Part, label: str | None) -> str:

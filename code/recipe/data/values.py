@@ -202,7 +202,7 @@ def with_labels(part: Part, column: str) -> Part:
     return part
 
 
-def with_indicators(part: Part, asked: str | None) -> tuple[Part, str | None]:
+def with_indicators(part: Part, label_column: str | None) -> tuple[Part, str | None]:
     """Columns of 0 and 1, one for each class, as one column of their names.
 
     They are those that label_column names with commas; or all columns but the texts and those of
@@ -215,20 +215,20 @@ def with_indicators(part: Part, asked: str | None) -> tuple[Part, str | None]:
         The part, and the name of the new column; `asked` where there are no such columns.
     """
     names = part.table.column_names
-    if asked is not None:
-        columns = [name.strip() for name in asked.split(",")]
-        if asked in names or len(columns) < 2:
-            return part, asked
+    if label_column is not None:
+        columns = [name.strip() for name in label_column.split(",")]
+        if label_column in names or len(columns) < 2:
+            return part, label_column
         if missing := [name for name in columns if name not in names]:
             raise DataError(
-                f"label_column has value {asked!r}, but {part.path} has no column {missing[0]!r}: "
-                f"its columns are {', '.join(names)}.",
+                f"label_column has value {label_column!r}, but {part.path} has no column "
+                f"{missing[0]!r}: its columns are {', '.join(names)}.",
                 "Name one column, or those of 0 and 1 with commas.",
             )
         if odd := [name for name in columns if _indicators(part, name) is None]:
             raise DataError(
-                f"label_column has value {asked!r}, but column {odd[0]!r} of {part.path} holds "
-                "other values than 0 and 1.",
+                f"label_column has value {label_column!r}, but column {odd[0]!r} of {part.path} "
+                "holds other values than 0 and 1.",
                 "Name one column of classes, or columns of 0 and 1.",
             )
     else:
@@ -247,15 +247,15 @@ def with_indicators(part: Part, asked: str | None) -> tuple[Part, str | None]:
             return part, None
     rows = list(zip(*(_indicators(part, name) or () for name in columns), strict=True))
     single = all(sum(row) == 1 for row in rows)
-    if asked is None and not single and len(columns) < 3:
+    if label_column is None and not single and len(columns) < 3:
         return part, None
     number_lists = [[at for at, has in enumerate(row) if has] for row in rows]
     values = (
-        pa.array([each[0] for each in number_lists])
+        pa.array([numbers[0] for numbers in number_lists])
         if single
         else pa.array(number_lists, pa.list_(pa.int64()))
     )
-    new = asked or ",".join(columns)
+    new = label_column or ",".join(columns)
     named = part.with_column(new, values)
     return named.named(new, columns), new
 
@@ -340,7 +340,7 @@ def check_classes(parts: Sequence[tuple[Part, str]]) -> None:
     for separator in _SEPARATORS:
         cut = {each: {piece.strip() for piece in each.split(separator)} for each in distinct}
         several = {each for each, pieces in cut.items() if len(pieces) > 1}
-        atoms = {piece for each in several for piece in cut[each]}
+        atoms = {piece for text in several for piece in cut[text]}
         shared = [atom for atom in atoms if sum(atom in pieces for pieces in cut.values()) > 1]
         if several and len(atoms) <= _MOST_ATOMS and len(shared) * 2 >= len(atoms):
             example = min(several)

@@ -266,10 +266,10 @@ class LoadedModel:
                 merged = replace(self, merging=merging).forward(rows, _states)
             except (RuntimeError, ValueError, IndexError):
                 continue
-            wanted = expected if merging == PADDED else [expected[0], expected[0]]
+            allowed = expected if merging == PADDED else [expected[0], expected[0]]
             if all(
                 torch.allclose(one[: len(row.ids)], other[: len(row.ids)], atol=tolerance, rtol=0)
-                for row, one, other in zip(rows, merged, wanted, strict=True)
+                for row, one, other in zip(rows, merged, allowed, strict=True)
             ):
                 break
         else:

@@ -41,14 +41,14 @@ class Source:
     is_local: bool
 
 
-def find(asked: str | None, channels: Mapping[str, Path]) -> Source:
+def find(model_id: str | None, channels: Mapping[str, Path]) -> Source:
     """Where the model named by model_name_or_path lies.
 
     Raises:
         HyperparameterError: it is not given, and no channel holds a model.
         ModelError: it is a path or a channel without a model.
     """
-    if asked is None:
+    if model_id is None:
         folder = model_folder(channels)
         if folder is None:
             raise HyperparameterError(
@@ -57,16 +57,16 @@ def find(asked: str | None, channels: Mapping[str, Path]) -> Source:
                 "Give a folder, a channel's name, or a name on the Hugging Face hub.",
             )
         return Source(name=str(folder), is_local=True)
-    if asked in channels:
-        folder = model_folder(channels, asked)
+    if model_id in channels:
+        folder = model_folder(channels, model_id)
         if folder is None:
             raise ModelError(
-                f"Channel {asked} ({channels[asked]}) holds no model: there is no config.json in "
-                "it.",
+                f"Channel {model_id} ({channels[model_id]}) holds no model: there is no "
+                "config.json in it.",
                 "Put the model's files, or model.tar.gz, there.",
             )
         return Source(name=str(folder), is_local=True)
-    path = Path(asked).expanduser()
+    path = Path(model_id).expanduser()
     if path.is_dir():
         # Of sentence-transformers' folders, older ones have the encoder's in a folder below.
         if not any((path / name).is_file() for name in ("config.json", "modules.json")):
@@ -75,12 +75,12 @@ def find(asked: str | None, channels: Mapping[str, Path]) -> Source:
                 "Give the folder that holds config.json, the weights and the tokenizer.",
             )
         return Source(name=str(path), is_local=True)
-    if not _HUB_NAME.fullmatch(asked):
+    if not _HUB_NAME.fullmatch(model_id):
         raise ModelError(
-            f"model_name_or_path has value {asked!r}: there is no such folder.",
-            near(asked, channels) or "Give a folder, a channel's name, or a name on the hub.",
+            f"model_name_or_path has value {model_id!r}: there is no such folder.",
+            near(model_id, channels) or "Give a folder, a channel's name, or a name on the hub.",
         )
-    return Source(name=asked, is_local=False)
+    return Source(name=model_id, is_local=False)
 
 
 def load(
@@ -238,7 +238,7 @@ def _see_to_padding(
 def _broken_connection(error: BaseException | None) -> BaseException | None:
     """What the hub's HTTP client said, which transformers raises as an OSError of its own."""
     # By name: which client that is (httpx, httpx2) changes from release to release.
-    while error and "TransportError" not in {each.__name__ for each in type(error).__mro__}:
+    while error and "TransportError" not in {base.__name__ for base in type(error).__mro__}:
         error = error.__cause__ or error.__context__
     return error
 
@@ -246,7 +246,7 @@ def _broken_connection(error: BaseException | None) -> BaseException | None:
 def longest_input(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    asked: int | None,
+    max_length: int | None,
     usual: int = _LONGEST,
 ) -> int:
     """Tokens at which texts are cut: `asked`, else what the model takes, at most `usual`.
@@ -256,11 +256,12 @@ def longest_input(
     """
     positions: int = getattr(model.config, "max_position_embeddings", None) or _LONGEST
     # RoBERTa's kind counts positions from the padding token's id + 1.
-    taken = model.config.pad_token_id + 1 if "roberta" in model.config.model_type else 0
-    limit = min(tokenizer.model_max_length, positions - taken)
-    if asked is not None and asked > limit:
+    reserved = model.config.pad_token_id + 1 if "roberta" in model.config.model_type else 0
+    limit = min(tokenizer.model_max_length, positions - reserved)
+    if max_length is not None and max_length > limit:
         raise HyperparameterError(
-            f"Hyperparameter max_length has value {asked}, but the model takes {limit} tokens.",
+            f"Hyperparameter max_length has value {max_length}, but the model takes {limit} "
+            "tokens.",
             f"Give {limit} or less.",
         )
-    return asked or min(limit, usual)
+    return max_length or min(limit, usual)

@@ -45,7 +45,7 @@ def wrap(
     import peft  # takes a second, and older images are without it
 
     targets = hyperparameters.lora_target_modules
-    named = [each.strip() for each in targets.split(",")]
+    named = [target.strip() for target in targets.split(",")]
     head = [
         name
         for name, module in model.named_children()

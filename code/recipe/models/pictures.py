@@ -64,10 +64,10 @@ def check_size(model: PreTrainedModel, height: int, width: int) -> None:
     size = getattr(config, "image_size", None)
     if config.model_type not in _OF_ONE_SIZE or size is None:
         return
-    wanted = (size, size) if isinstance(size, int) else tuple(size)
-    if wanted != (height, width):
+    model_size = (size, size) if isinstance(size, int) else tuple(size)
+    if model_size != (height, width):
         raise ModelError(
-            f"The model reads pictures of {wanted[1]} x {wanted[0]} pixels, and its image "
+            f"The model reads pictures of {model_size[1]} x {model_size[0]} pixels, and its image "
             f"processor makes them {width} x {height}.",
             "Correct size (or crop_size) in its preprocessor_config.json.",
         )

@@ -101,6 +101,6 @@ def list_net(logits: Tensor, labels: Tensor) -> Tensor:
         is_there = labels[..., 1] > 0
         # A place without a sample has a list of one text, whose loss is 0.
         is_there[:, 0] = True
-        wanted = labels[..., 0].float().masked_fill(~is_there, -torch.inf).softmax(dim=-1)
+        target = labels[..., 0].float().masked_fill(~is_there, -torch.inf).softmax(dim=-1)
         chances = logits.float().masked_fill(~is_there, -torch.inf).log_softmax(dim=-1)
-        return -(wanted * chances.masked_fill(~is_there, 0.0)).sum(dim=-1)
+        return -(target * chances.masked_fill(~is_there, 0.0)).sum(dim=-1)

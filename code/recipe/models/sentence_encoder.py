@@ -130,22 +130,22 @@ def take_texts(model: Any, parts: int) -> None:
 def _forward(
     vectors_of: Callable[[Mapping[str, Any]], Tensor], parts: int, *args: Any, **inputs: Any
 ) -> SequenceClassifierOutput:
-    given = {name: value for name, value in inputs.items() if value is not None}
+    present = {name: value for name, value in inputs.items() if value is not None}
     if parts == 1 or not torch.is_grad_enabled():
-        return SequenceClassifierOutput(logits=vectors_of(given))
+        return SequenceClassifierOutput(logits=vectors_of(present))
     # Kept are the inputs and the state of the dropout of each part, as in sentence-transformers'
     # Cached losses, whose gradients these are: all vectors first, then each part's own again.
-    rows, length = given["input_ids"].shape
+    rows, length = present["input_ids"].shape
     bounds = [rows * number // parts for number in range(parts + 1)]
-    found, owned = [], []
+    embedded, owned = [], []
     for start, end in itertools.pairwise(bounds):
-        part = {name: given[name][start:end] for name in _OF_ROWS if name in given}
-        if (first := given.get("first")) is not None:
+        part = {name: present[name][start:end] for name in _OF_ROWS if name in present}
+        if (first := present.get("first")) is not None:
             mine = ((first >= start * length) & (first < end * length)).nonzero().squeeze(1)
             part["first"] = first[mine] - start * length
             owned.append(mine)
-        found.append(checkpoint(vectors_of, part, use_reentrant=False))
-    vectors = torch.cat(found)
+        embedded.append(checkpoint(vectors_of, part, use_reentrant=False))
+    vectors = torch.cat(embedded)
     if owned:
         vectors = torch.zeros_like(vectors).index_copy(0, torch.cat(owned), vectors)
     return SequenceClassifierOutput(logits=vectors)
@@ -183,9 +183,9 @@ def prompts(sentences: Any, hyperparameters: Hyperparameters) -> tuple[str, str]
     known: dict[str, str] = dict(sentences.prompts or {})
     default = known.get(sentences.default_prompt_name or "", "")
     documents = next((known[name] for name in _DOCUMENT_PROMPTS if known.get(name)), default)
-    asked = hyperparameters.query_prompt, hyperparameters.document_prompt
-    query = known.get(QUERY) or default if asked[0] is None else asked[0]
-    document = documents if asked[1] is None else asked[1]
+    requested = hyperparameters.query_prompt, hyperparameters.document_prompt
+    query = known.get(QUERY) or default if requested[0] is None else requested[0]
+    document = documents if requested[1] is None else requested[1]
     if (query or document) and not getattr(sentences[1], "include_prompt", True):
         raise ModelError(
             "The model's pooling leaves out the tokens of prompts, which is not trained here.",

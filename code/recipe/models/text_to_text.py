@@ -142,11 +142,11 @@ def _states(
         logits = usual(**inputs, use_cache=False).logits
         return logits, packed_decoders.as_it_is, logits.shape[-1]
     output = model.get_output_embeddings()
-    seen: list[Tensor] = []
+    captured: list[Tensor] = []
 
-    def keep(module: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        seen.append(given[0])
-        return (given[0][:, :1],)  # the model's own logits are not looked at
+    def keep(module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        captured.append(inputs[0])
+        return (inputs[0][:, :1],)  # the model's own logits are not looked at
 
     handle = output.register_forward_pre_hook(keep)
     try:
@@ -155,8 +155,8 @@ def _states(
         handle.remove()
     bias = getattr(model, "final_logits_bias", None)
 
-    def head(some: Tensor) -> Tensor:
-        logits: Tensor = output(some)
+    def head(states: Tensor) -> Tensor:
+        logits: Tensor = output(states)
         return logits if bias is None else logits + bias
 
-    return seen[0], head, int(output.weight.shape[0])
+    return captured[0], head, int(output.weight.shape[0])

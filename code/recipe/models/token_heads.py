@@ -81,10 +81,10 @@ def _tags(
     words = (width - 1) // 3
     if not words:
         return TokenClassifierOutput(logits=sums)
-    likeliest, said = logits.detach().softmax(dim=-1).max(dim=-1)
+    likeliest, predicted = logits.detach().softmax(dim=-1).max(dim=-1)
     columns = [sums]
     at = owners * (words + 1) + inputs["slots"]
-    for value, nothing in ((said, 0.0), (likeliest, 0.0), (targets, float(NO_TAG))):
+    for value, nothing in ((predicted, 0.0), (likeliest, 0.0), (targets, float(NO_TAG))):
         room = torch.full((samples * (words + 1),), nothing, device=each.device)
         room = room.scatter(0, at, value.float())
         columns.append(room.view(samples, words + 1)[:, :words])
@@ -92,8 +92,8 @@ def _tags(
 
 
 def _spans(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
-    wanted = inputs.get("spans")
-    if wanted is None:
+    gold_spans = inputs.get("spans")
+    if gold_spans is None:
         return usual(*args, **inputs)
     if "segments" in inputs:
         family = packed_encoders.FAMILIES[model.config.model_type]
@@ -107,8 +107,8 @@ def _spans(model: Any, usual: Callable[..., Any], *args: Any, **inputs: Any) -> 
     at = (inputs["first"][:, None] + within).clamp(max=len(flat) - 1)
     outside = within >= inputs["lengths"][:, None]
     own = flat[at].masked_fill(outside[..., None], _LOWEST)  # [windows, length, 2]
-    losses = functional.cross_entropy(own, wanted, reduction="none").mean(dim=1)
-    found = [losses[:, None]]
+    losses = functional.cross_entropy(own, gold_spans, reduction="none").mean(dim=1)
+    outputs = [losses[:, None]]
     if inputs["answers"].shape[1] > 1:
-        found += [own[..., 0].detach(), own[..., 1].detach()]
-    return TokenClassifierOutput(logits=torch.cat(found, dim=1))
+        outputs += [own[..., 0].detach(), own[..., 1].detach()]
+    return TokenClassifierOutput(logits=torch.cat(outputs, dim=1))

@@ -23,10 +23,10 @@ class PredictedAnswers(Protocol):
         """What is written of each row, as JSON."""
 
 
-def write(given: PredictedAnswers, folder: Path, remedy: str) -> None:
+def write(answers: PredictedAnswers, folder: Path, remedy: str) -> None:
     """Write a JSON line for each row, in the order of the data."""
-    lines = [json.dumps(row, ensure_ascii=False) for row in given.lines()]
+    lines = [json.dumps(row, ensure_ascii=False) for row in answers.lines()]
     text = "\n".join(lines) + "\n"
     with atomic.results(NAME, folder, len(text.encode()), remedy) as aside:
         (aside / NAME).write_text(text, encoding="utf-8")
-    say(f"{len(lines)} predictions for the {given.split} data written to {folder}/{NAME}")
+    say(f"{len(lines)} predictions for the {answers.split} data written to {folder}/{NAME}")

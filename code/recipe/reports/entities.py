@@ -51,38 +51,41 @@ def sentences_of(outputs: Array, labels: Array, names: Sequence[str]) -> list[Se
         labels: [windows, 2]: learned tokens, and the number of the sentence.
     """
     words = (outputs.shape[1] - 1) // 3
-    said, sure, true = (outputs[:, 1 + n * words : 1 + (n + 1) * words] for n in range(3))
-    found: list[Sentence] = []
+    predicted, sure, true = (outputs[:, 1 + n * words : 1 + (n + 1) * words] for n in range(3))
+    sentences: list[Sentence] = []
     for row, number in enumerate(labels[:, 1].tolist()):
         judged = true[row] >= 0
         one = Sentence(
             number=number,
-            said=[names[int(each)] for each in said[row][judged]],
+            said=[names[int(label)] for label in predicted[row][judged]],
             sure=sure[row][judged].tolist(),
-            true=[names[int(each)] for each in true[row][judged]],
+            true=[names[int(label)] for label in true[row][judged]],
         )
-        if found and found[-1].number == number:
-            for kept, more in ((found[-1].said, one.said), (found[-1].true, one.true)):
+        if sentences and sentences[-1].number == number:
+            for kept, more in ((sentences[-1].said, one.said), (sentences[-1].true, one.true)):
                 kept.extend(more)
-            found[-1].sure.extend(one.sure)
+            sentences[-1].sure.extend(one.sure)
         else:
-            found.append(one)
-    return found
+            sentences.append(one)
+    return sentences
 
 
 def scores(sentences: Sequence[Sentence], are_entities: bool) -> dict[str, float]:
     """Precision, recall and F1 of whole entities, as seqeval (and so conlleval) has them, and the
     accuracy of words; of other tags the accuracy, and means of F1 over tags."""
-    true, said = [each.true for each in sentences], [each.said for each in sentences]
-    flat = [tag for row in true for tag in row], [tag for row in said for tag in row]
+    true, predicted = (
+        [sentence.true for sentence in sentences],
+        [sentence.said for sentence in sentences],
+    )
+    flat = [tag for row in true for tag in row], [tag for row in predicted for tag in row]
     right = sum(one == other for one, other in zip(*flat, strict=True))
     accuracy = right / max(1, len(flat[0]))
     if are_entities:
         options = {"zero_division": 0}
         values = {
-            "precision": precision_score(true, said, **options),
-            "recall": recall_score(true, said, **options),
-            "f1": f1_score(true, said, **options),
+            "precision": precision_score(true, predicted, **options),
+            "recall": recall_score(true, predicted, **options),
+            "f1": f1_score(true, predicted, **options),
             "accuracy": accuracy,
         }
         return {name: float(value) for name, value in values.items()}
@@ -96,8 +99,8 @@ def scores(sentences: Sequence[Sentence], are_entities: bool) -> dict[str, float
 def entities_of(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     """(kind, first word, last word) of each entity."""
     untyped: Any = get_entities
-    found: list[tuple[str, int, int]] = untyped(list(tags))
-    return found
+    entities: list[tuple[str, int, int]] = untyped(list(tags))
+    return entities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,53 +116,57 @@ class TaggedAnswers:
     def lines(self) -> Iterator[dict[str, Any]]:
         """Of each sentence its number, the tags that it is given with their probabilities, and the
         true ones; of entities also these, as numbers of words, the last one excluded."""
-        for each in self.sentences:
-            row: dict[str, Any] = {"row": each.number}
+        for sentence in self.sentences:
+            row: dict[str, Any] = {"row": sentence.number}
             if self.words is not None:
-                row["tokens"] = list(self.words[each.number])
-            row |= {"tags": each.said, "scores": [round(sure, 6) for sure in each.sure]}
+                row["tokens"] = list(self.words[sentence.number])
+            row |= {"tags": sentence.said, "scores": [round(sure, 6) for sure in sentence.sure]}
             if self.are_entities:
                 row["entities"] = [
                     {"label": kind, "start": first, "end": last + 1}
-                    for kind, first, last in entities_of(each.said)
+                    for kind, first, last in entities_of(sentence.said)
                 ]
-            yield {**row, "true": each.true}
+            yield {**row, "true": sentence.true}
 
     def sections(self) -> list[Section]:
         """The scores of each kind, the confusion of words, the worst mistakes."""
         if not self.sentences:
             return []
-        tags = {tag for each in self.sentences for tag in (*each.true, *each.said)}
+        tags = {tag for sentence in self.sentences for tag in (*sentence.true, *sentence.said)}
         kinds = sorted({self._kind(tag) for tag in tags}, key=lambda kind: (kind == OUTSIDE, kind))
-        found = [self._scores()]
+        sections_shown = [self._scores()]
         if len(kinds) <= _MOST_IN_MATRIX:
             numbers = {kind: number for number, kind in enumerate(kinds)}
-            true = [numbers[self._kind(tag)] for each in self.sentences for tag in each.true]
-            said = [numbers[self._kind(tag)] for each in self.sentences for tag in each.said]
-            counts = confusion(np.array(true), np.array(said), len(kinds))
+            true = [
+                numbers[self._kind(tag)] for sentence in self.sentences for tag in sentence.true
+            ]
+            predicted = [
+                numbers[self._kind(tag)] for sentence in self.sentences for tag in sentence.said
+            ]
+            counts = confusion(np.array(true), np.array(predicted), len(kinds))
             draw = functools.partial(figures.confusion, counts, kinds)
             title = f"Confusion matrix of words, {self.split} data"
-            found.append(Section(title=title, figure=("confusion", draw)))
-        return [*found, self._mistakes()]
+            sections_shown.append(Section(title=title, figure=("confusion", draw)))
+        return [*sections_shown, self._mistakes()]
 
     def _kind(self, tag: str) -> str:
         return tag[2:] if self.are_entities and tag != OUTSIDE else tag
 
     def _scores(self) -> Section:
-        true, said = (
-            [each.true for each in self.sentences],
-            [each.said for each in self.sentences],
+        true, predicted = (
+            [sentence.true for sentence in self.sentences],
+            [sentence.said for sentence in self.sentences],
         )
         if self.are_entities:
             report: Any = classification_report
-            table: Any = report(true, said, output_dict=True, zero_division=0)
+            table: Any = report(true, predicted, output_dict=True, zero_division=0)
             rows = [
                 [name, *(f"{table[name][score]:.3f}" for score in ("precision", "recall")),
                  f"{table[name]['f1-score']:.3f}", f"{table[name]['support']}"]
                 for name in table
             ]  # fmt: skip
         else:
-            flat = [tag for row in true for tag in row], [tag for row in said for tag in row]
+            flat = [tag for row in true for tag in row], [tag for row in predicted for tag in row]
             names = sorted({*flat[0], *flat[1]})
             by_tag = precision_recall_fscore_support(*flat, labels=names, zero_division=0)
             rows = [
@@ -204,8 +211,8 @@ class TaggedAnswers:
                 [text, *(self._told(tags, words, shown) for tags in (each.true, each.said)),
                  f"{-badness:.0%}"]
             )  # fmt: skip
-        total = sum(len(each.true) for each in self.sentences)
-        counts = Counter(each.said == each.true for each in self.sentences)
+        total = sum(len(sentence.true) for sentence in self.sentences)
+        counts = Counter(sentence.said == sentence.true for sentence in self.sentences)
         return Section(
             title=f"Worst mistakes, {self.split} data",
             note=f"{counts[False]} of {len(self.sentences)} sentences ({total} words) have one.",

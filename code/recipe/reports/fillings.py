@@ -34,11 +34,11 @@ def section(model: Any, tokenizer: PreTrainedTokenizerBase, texts: MaskedTexts) 
         ids = texts.tokens(row).astype(np.int64)
         true = ids[at]
         ids[at] = texts.masking.mask_id
-        asked = torch.from_numpy(ids)[None].to(inner.device)
-        logits = inner(input_ids=asked, attention_mask=torch.ones_like(asked)).logits[0]
-        said = logits[torch.from_numpy(at).to(inner.device)].argmax(-1).tolist()
-        shown = tokenizer.decode([each for each in ids.tolist() if each not in ends])
-        rows.append((str(shown), _listed(tokenizer, said), _listed(tokenizer, true.tolist())))
+        masked_ids = torch.from_numpy(ids)[None].to(inner.device)
+        logits = inner(input_ids=masked_ids, attention_mask=torch.ones_like(masked_ids)).logits[0]
+        predicted = logits[torch.from_numpy(at).to(inner.device)].argmax(-1).tolist()
+        shown = tokenizer.decode([token for token in ids.tolist() if token not in ends])
+        rows.append((str(shown), _listed(tokenizer, predicted), _listed(tokenizer, true.tolist())))
     return Section(
         title="What the model fills in, evaluation data",
         columns=[("text", TEXT), ("the model", TEXT), ("the data", TEXT)],
@@ -47,4 +47,4 @@ def section(model: Any, tokenizer: PreTrainedTokenizerBase, texts: MaskedTexts) 
 
 
 def _listed(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
-    return ", ".join(str(tokenizer.decode([each])).strip() for each in ids)
+    return ", ".join(str(tokenizer.decode([token])).strip() for token in ids)

@@ -52,36 +52,38 @@ class Answer:
 
 def normal(text: str) -> str:
     """As SQuAD's scripts compare texts."""
-    bare = "".join(each for each in text.lower() if each not in set(string.punctuation))
+    bare = "".join(
+        character for character in text.lower() if character not in set(string.punctuation)
+    )
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 
 
-def f1_of(true: str, said: str) -> float:
+def f1_of(true: str, predicted: str) -> float:
     """F1 of the words of one text against those of another."""
-    wanted, given = normal(true).split(), normal(said).split()
-    if not wanted or not given:
-        return float(wanted == given)
-    common = sum((Counter(wanted) & Counter(given)).values())
+    true_words, predicted_words = normal(true).split(), normal(predicted).split()
+    if not true_words or not predicted_words:
+        return float(true_words == predicted_words)
+    common = sum((Counter(true_words) & Counter(predicted_words)).values())
     if not common:
         return 0.0
-    precision, recall = common / len(given), common / len(wanted)
+    precision, recall = common / len(predicted_words), common / len(true_words)
     return 2 * precision * recall / (precision + recall)
 
 
 def scores(answers: Sequence[Answer], has_unanswerable: bool) -> dict[str, float]:
     """In percent: exact_match and f1 of all; where some have no answer, both of those that have
     one, and the share of the others that were told to have none."""
-    found = {"exact_match": _mean([each.exact for each in answers]),
-             "f1": _mean([each.f1 for each in answers])}  # fmt: skip
-    without = [each for each in answers if not each.true]
+    metrics = {"exact_match": _mean([answer.exact for answer in answers]),
+             "f1": _mean([answer.f1 for answer in answers])}  # fmt: skip
+    without = [answer for answer in answers if not answer.true]
     if has_unanswerable or without:
-        rest = [each for each in answers if each.true]
+        rest = [answer for answer in answers if answer.true]
         if rest:
-            found["answerable_exact_match"] = _mean([each.exact for each in rest])
-            found["answerable_f1"] = _mean([each.f1 for each in rest])
+            metrics["answerable_exact_match"] = _mean([answer.exact for answer in rest])
+            metrics["answerable_f1"] = _mean([answer.f1 for answer in rest])
         if without:
-            found["no_answer"] = _mean([each.exact for each in without])
-    return found
+            metrics["no_answer"] = _mean([each.exact for each in without])
+    return metrics
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -102,7 +104,7 @@ def find(
     of_example: dict[int, list[int]] = defaultdict(list)
     for window, number in enumerate(windows.labels[:, 2].tolist()):
         of_example[number].append(window)
-    found = []
+    answers = []
     for number, row in enumerate(rows):
         nothing = np.inf
         candidates: list[tuple[float, int, int]] = []
@@ -120,7 +122,7 @@ def find(
         others = [each for each, *at in candidates if tuple(at) != (begin, stop)]
         rival = nothing if may_be_none else max(others, default=score)
         is_none = not candidates or (may_be_none and nothing > score)
-        found.append(
+        answers.append(
             Answer(
                 question=row["question"],
                 context=row["context"],
@@ -130,7 +132,7 @@ def find(
                 true=row["answers"],
             )
         )
-    return found
+    return answers
 
 
 def _spans(start: Array, end: Array, begins: Array, ends: Array) -> list[tuple[float, int, int]]:
@@ -169,20 +171,26 @@ class FoundAnswers:
 
     def sections(self) -> list[Section]:
         """Scores of the kinds of questions; wrong answers, those first that were surest."""
-        first_words = Counter((normal(each.question).split() or [""])[0] for each in self.answers)
+        first_words = Counter(
+            (normal(answer.question).split() or [""])[0] for answer in self.answers
+        )
         groups = {"all": list(self.answers)}
-        groups["with an answer"] = [each for each in self.answers if each.true]
-        groups["without an answer"] = [each for each in self.answers if not each.true]
+        groups["with an answer"] = [answer for answer in self.answers if answer.true]
+        groups["without an answer"] = [answer for answer in self.answers if not answer.true]
         for word, _ in first_words.most_common(8):
             groups[f"{word} ..."] = [
-                each for each in self.answers if (normal(each.question).split() or [""])[0] == word
+                answer
+                for answer in self.answers
+                if (normal(answer.question).split() or [""])[0] == word
             ]
         rows = [
-            [name, f"{_mean([each.exact for each in some]):.1f}",
-             f"{_mean([each.f1 for each in some]):.1f}", str(len(some))]
-            for name, some in groups.items() if some
+            [name, f"{_mean([member.exact for member in members]):.1f}",
+             f"{_mean([member.f1 for member in members]):.1f}", str(len(members))]
+            for name, members in groups.items() if members
         ]  # fmt: skip
-        wrong = sorted((each for each in self.answers if each.f1 < 1), key=lambda one: -one.margin)
+        wrong = sorted(
+            (answer for answer in self.answers if answer.f1 < 1), key=lambda one: -one.margin
+        )
         return [
             Section(
                 title=f"Questions, {self.split} data",
@@ -205,12 +213,17 @@ class FoundAnswers:
                     ("F1", section.NUMBER),
                 ],
                 rows=[
-                    [each.question, _around(each), " | ".join(dict.fromkeys(each.true)) or "(none)",
-                     each.text or "(none)", f"{each.f1:.0%}"]
-                    for each in wrong[:_EXAMPLES]
+                    [
+                        answer.question,
+                        _around(answer),
+                        " | ".join(dict.fromkeys(answer.true)) or "(none)",
+                        answer.text or "(none)",
+                        f"{answer.f1:.0%}",
+                    ]
+                    for answer in wrong[:_EXAMPLES]
                 ],
             ),
-        ]  # fmt: skip
+        ]
 
 
 def _around(answer: Answer) -> str:

@@ -48,7 +48,7 @@ def section(model: Any, tokenizer: PreTrainedTokenizerBase, documents: Documents
     return Section(
         title="How the model goes on, evaluation data",
         columns=[("prompt", TEXT), ("the model", TEXT), ("the data", TEXT)],
-        rows=[(each.prompt, each.said, each.true) for each in shown],
+        rows=[(example.prompt, example.said, example.true) for example in shown],
     )
 
 

@@ -140,9 +140,9 @@ def _classes(answers: Predictions) -> list[dict[str, Any]]:
     for number, name in enumerate(answers.labels.names):
         several = answers.labels.problem == SEVERAL
         true = answers.true[:, number] > 0.5 if several else answers.true == number
-        said = answers.predicted[:, number] if several else answers.predicted == number
-        both = int((true & said).sum())
-        precision = both / int(said.sum()) if said.any() else 0.0
+        is_predicted = answers.predicted[:, number] if several else answers.predicted == number
+        both = int((true & is_predicted).sum())
+        precision = both / int(is_predicted.sum()) if is_predicted.any() else 0.0
         recall = both / int(true.sum()) if true.any() else 0.0
         total = precision + recall
         rows.append(

@@ -31,7 +31,7 @@ def sections(
     """
     if not ranks:
         return []
-    firsts = np.asarray([each[0] for each in ranks])
+    firsts = np.asarray([rank[0] for rank in ranks])
     finite = np.isfinite(right) & np.isfinite(wrong)
     missed = np.flatnonzero(firsts > 1)
     worst = missed[np.lexsort((right[missed] - wrong[missed], -firsts[missed]))][:_WORST]
@@ -41,7 +41,7 @@ def sections(
         rows.append(
             [text, str(firsts[query]), own, f"{right[query]:.3f}", other, f"{wrong[query]:.3f}"]
         )
-    made = [
+    sections_shown = [
         Section(
             title=f"Ranks, {split} data",
             figure=("ranks", functools.partial(figures.ranks, firsts)),
@@ -49,8 +49,8 @@ def sections(
     ]
     if finite.any():
         draw = functools.partial(figures.two_scores, right[finite], wrong[finite])
-        made.append(Section(title=f"Scores, {split} data", figure=("scores", draw)))
-    made.append(
+        sections_shown.append(Section(title=f"Scores, {split} data", figure=("scores", draw)))
+    sections_shown.append(
         Section(
             title=f"Worst queries, {split} data",
             note="" if rows else f"None in {len(ranks)}: a right text stands first for each.",
@@ -65,4 +65,4 @@ def sections(
             rows=rows,
         )
     )
-    return made
+    return sections_shown

@@ -156,12 +156,14 @@ def _tiles(material: Material) -> dict[str, str]:
     """The figures to see first."""
     metrics, real = material.facts.metrics, int(material.lengths.sum())
     prefix = "test" if any(name.startswith("test_") for name in metrics) else "eval"
-    found = [
+    tile_values = [
         (name, metrics[f"{prefix}_{name}"])
         for name in material.facts.about.headline
         if f"{prefix}_{name}" in metrics
     ]
-    tiles = {f"{prefix} {name.replace('_', ' ')}": f"{value:.4g}" for name, value in found[:3]}
+    tiles = {
+        f"{prefix} {name.replace('_', ' ')}": f"{value:.4g}" for name, value in tile_values[:3]
+    }
     tiles |= _speed(material)
     if material.max_length:
         tiles["padding"] = f"{1 - real / material.places:.0%}"

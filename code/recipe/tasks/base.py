@@ -179,11 +179,11 @@ class NamedSplits(Protocol):
 
 def check_best(hyperparameters: Hyperparameters, scores: Sequence[str]) -> None:
     """See that the metric that the best weights are chosen by is one that evaluation gives."""
-    asked = hyperparameters.passed.get("metric_for_best_model")
+    metric = hyperparameters.passed.get("metric_for_best_model")
     names = ("loss", *scores)
-    if asked is not None and asked.removeprefix("eval_") not in names:
+    if metric is not None and metric.removeprefix("eval_") not in names:
         raise HyperparameterError(
-            f"Hyperparameter metric_for_best_model has value {asked!r}, which evaluation does not "
+            f"Hyperparameter metric_for_best_model has value {metric!r}, which evaluation does not "
             "give for this data.",
             f"Give one of: {', '.join(names)}.",
         )

@@ -38,19 +38,19 @@ def find(
     """
     if hyperparameters.task is not None:
         return hyperparameters, f"{hyperparameters.task} (as given)"
-    given = hyperparameters.of_tasks
-    possible = all_tasks_of(given)
+    asked_by = hyperparameters.of_tasks
+    possible = all_tasks_of(asked_by)
     if len(possible) == 1:
         (task,) = possible
-        own = [name for name, tasks in given.items() if list(tasks) == [task]]
-        reason = f"only this task takes {' and '.join(own or given)}"
+        own = [name for name, tasks in asked_by.items() if list(tasks) == [task]]
+        reason = f"only this task takes {' and '.join(own or asked_by)}"
         return dataclasses.replace(hyperparameters, task=task), f"{task} ({reason})"
     recognised = _recognised(possible, hyperparameters, channels)
     certain = {task: each for task, each in recognised.items() if each.certain}
     candidates = certain or recognised
     if len(certain) == 1:
-        ((task, found),) = certain.items()
-        reason = f"{found.reason}; {_OTHER}"
+        ((task, recognition),) = certain.items()
+        reason = f"{recognition.reason}; {_OTHER}"
     elif (
         not certain
         and CLASSIFICATION in possible
@@ -58,13 +58,13 @@ def find(
     ):
         task, reason = CLASSIFICATION, "the default"
         if others := [name for name in recognised if name != CLASSIFICATION]:
-            told = "; or ".join(f"{name}: {recognised[name].reason}" for name in others)
-            reason += f"; the data may be for {told}. Set task to say so"
+            reasons = "; or ".join(f"{name}: {recognised[name].reason}" for name in others)
+            reason += f"; the data may be for {reasons}. Set task to say so"
     else:
-        told = "; ".join(f"{name} ({each.reason})" for name, each in candidates.items())
+        reasons = "; ".join(f"{name} ({each.reason})" for name, each in candidates.items())
         raise HyperparameterError(
             "Hyperparameter task is not given, and the job may be for several: "
-            f"{told or ', '.join(possible)}.",
+            f"{reasons or ', '.join(possible)}.",
             f"Give task={' or task='.join(candidates or possible)}.",
         )
     return dataclasses.replace(hyperparameters, task=task), f"{task} ({reason})"
@@ -79,7 +79,7 @@ def _recognised(
         part=_first_rows(hyperparameters, channels),
         read_model=functools.partial(_configuration, hyperparameters, channels),
     )
-    found: dict[str, Recognised] = {}
+    recognised: dict[str, Recognised] = {}
     for task in possible:
         if (named := TASKS[task].recognised_by) is not None:
             module, _, function = named.partition(":")
@@ -87,8 +87,8 @@ def _recognised(
                 importlib.import_module(f"recipe.{module}"), function or "recognise"
             )
             if (each := recognise(evidence)) is not None:
-                found[task] = each
-    return found
+                recognised[task] = each
+    return recognised
 
 
 def _first_rows(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> Part | None:

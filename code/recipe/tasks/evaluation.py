@@ -37,8 +37,8 @@ def scorer() -> Callable[[Integers, Integers], dict[str, float]]:
             if module != "accuracy":
                 # A class that is never predicted scores 0, without a warning for each evaluation.
                 options = {"average": average or "macro", "zero_division": 0}
-            given = {"predictions": predicted, "references": true}
-            values[name] = float(modules[module].compute(**given, **options)[module])
+            references = {"predictions": predicted, "references": true}
+            values[name] = float(modules[module].compute(**references, **options)[module])
         return values
 
     return score
@@ -80,10 +80,10 @@ def score_tokens(prediction: EvalPrediction) -> dict[str, float]:
     [N, 2], and how many are learned [N].
     """
     sums = np.asarray(prediction.predictions).sum(axis=0, dtype=np.float64)
-    loss, said = sums / np.asarray(prediction.label_ids).sum()
+    loss, is_right = sums / np.asarray(prediction.label_ids).sum()
     # What is no finite number is left out of the metrics: a perplexity may be too large for one.
     perplexity = math.exp(loss) if loss < _LARGEST_EXPONENT else math.inf
-    return {"perplexity": perplexity, "token_accuracy": float(said)}
+    return {"perplexity": perplexity, "token_accuracy": float(is_right)}
 
 
 def score_sets(logits: Floats, true: Floats) -> dict[str, float]:
@@ -93,11 +93,11 @@ def score_sets(logits: Floats, true: Floats) -> dict[str, float]:
         logits: [N, classes].
         true: [N, classes], 0 or 1.
     """
-    predicted, wanted = logits >= 0, true > 0.5
+    predicted, true_sets = logits >= 0, true > 0.5
     return {
-        "accuracy": float((predicted == wanted).all(axis=1).mean()),
-        "f1_micro": float(f1_score(wanted, predicted, average="micro", zero_division=0)),
-        "f1_macro": float(f1_score(wanted, predicted, average="macro", zero_division=0)),
+        "accuracy": float((predicted == true_sets).all(axis=1).mean()),
+        "f1_micro": float(f1_score(true_sets, predicted, average="micro", zero_division=0)),
+        "f1_macro": float(f1_score(true_sets, predicted, average="macro", zero_division=0)),
     }
 
 

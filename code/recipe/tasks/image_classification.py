@@ -51,13 +51,13 @@ class _Classes(Objective):
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
-        given = self.processor
-        height, width = pixels.shape_of(given)
+        processor = self.processor
+        height, width = pixels.shape_of(processor)
         models.check_size(model, height, width)
-        scale = float(given.rescale_factor) if given.do_rescale else 1.0
+        scale = float(processor.rescale_factor) if processor.do_rescale else 1.0
         mean, std = (0.0,) * 3, (1.0,) * 3
-        if given.do_normalize:
-            mean, std = tuple(given.image_mean), tuple(given.image_std)
+        if processor.do_normalize:
+            mean, std = tuple(processor.image_mean), tuple(processor.image_std)
         return FixedPictures(size, height, width, scale, mean, std)
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:

@@ -18,13 +18,13 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.models.loading import Source
 
 
-def channels(given: Mapping[str, Path], hyperparameters: Hyperparameters) -> Mapping[str, Path]:
+def channels(folders: Mapping[str, Path], hyperparameters: Hyperparameters) -> Mapping[str, Path]:
     """A job's channels; what is judged stands for the training data too, where there is none."""
-    splits = {split_of(name): path for name, path in given.items()}
+    splits = {split_of(name): path for name, path in folders.items()}
     judged = splits.get("test", splits.get("validation"))
     if hyperparameters.trains or "train" in splits or judged is None:
-        return given
-    return {**given, "train": judged}
+        return folders
+    return {**folders, "train": judged}
 
 
 def with_labels_of(source: Source, splits: Splits, hyperparameters: Hyperparameters) -> Splits:

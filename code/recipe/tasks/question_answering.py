@@ -107,8 +107,8 @@ class QuestionAnswering:
 
     def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
         """Tokens of a window."""
-        asked = self._hyperparameters.max_length
-        length = loading.longest_input(model, tokenizer, asked, _LONGEST)
+        max_length = self._hyperparameters.max_length
+        length = loading.longest_input(model, tokenizer, max_length, _LONGEST)
         stride = self._stride(length)
         needed = stride + tokenizer.num_special_tokens_to_add(pair=True) + 3
         if length < needed:
@@ -120,8 +120,8 @@ class QuestionAnswering:
         return length
 
     def _stride(self, length: int) -> int:
-        asked = self._hyperparameters.doc_stride
-        return min(_STRIDE, length // 2) if asked is None else asked
+        doc_stride = self._hyperparameters.doc_stride
+        return min(_STRIDE, length // 2) if doc_stride is None else doc_stride
 
     def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
         """Windows of contexts, each with its question."""
@@ -173,8 +173,8 @@ class QuestionAnswering:
         """Some questions as they were read."""
         for row in self.train.select(range(min(_SHOWN_ROWS, len(self.train)))):
             answer = repr(row[ANSWERS][0]) if row[ANSWERS] else "(none)"
-            asked, context = row[QUESTION][:_SHOWN_CHARS], row[CONTEXT][:_SHOWN_CHARS]
-            yield Finding(level=OK, what="row", detail=f"{asked!r} + {context!r}: {answer}")
+            question, context = row[QUESTION][:_SHOWN_CHARS], row[CONTEXT][:_SHOWN_CHARS]
+            yield Finding(level=OK, what="row", detail=f"{question!r} + {context!r}: {answer}")
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
         """The last answers to the data that the model is judged by."""

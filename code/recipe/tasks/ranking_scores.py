@@ -81,18 +81,18 @@ def search(vectors: Array, corpus: Corpus) -> Found:
     return Found(ranks=ranks, right=right, wrong=wrong, wrong_at=wrong_at)
 
 
-def of_search(found: Found, corpus: Corpus) -> dict[str, float]:
+def of_search(results: Found, corpus: Corpus) -> dict[str, float]:
     """The scores RETRIEVAL, as sentence-transformers' InformationRetrievalEvaluator gives them."""
     gains, firsts = [], []
     recalled: dict[int, list[float]] = {cut: [] for cut in RECALLS}
-    for ranks in found.ranks:
+    for ranks in results.ranks:
         hits = ranks[ranks <= CUT]
         ideal = 1 / np.log2(np.arange(2, min(len(ranks), CUT) + 2))
         gains.append((1 / np.log2(hits + 1)).sum() / ideal.sum())
         firsts.append(1 / ranks[0] if ranks[0] <= CUT else 0.0)
         for cut, values in recalled.items():
             values.append(float((ranks <= cut).mean()))
-    means = [np.mean(gains), np.mean(firsts), *(np.mean(each) for each in recalled.values())]
+    means = [np.mean(gains), np.mean(firsts), *(np.mean(recall) for recall in recalled.values())]
     return {name: float(mean) for name, mean in zip(RETRIEVAL, means, strict=True)}
 
 
@@ -132,7 +132,7 @@ def rank(scores: Array, lists: JudgedLists) -> Found:
     )
 
 
-def of_lists(scores: Array, lists: JudgedLists, found: Found) -> dict[str, float]:
+def of_lists(scores: Array, lists: JudgedLists, hits: Found) -> dict[str, float]:
     """The scores RERANKING, as sentence-transformers' CrossEncoderRerankingEvaluator gives them;
     none where no list can be judged."""
     judged = lists.judged()
@@ -143,7 +143,7 @@ def of_lists(scores: Array, lists: JudgedLists, found: Found) -> dict[str, float
         ndcg_score(lists.labels[None, span], finite[None, span], k=CUT)
         for span in (slice(lists.starts[at], lists.starts[at + 1]) for at in judged)
     ]
-    firsts = [1 / ranks[0] if ranks[0] <= CUT else 0.0 for ranks in found.ranks]
+    firsts = [1 / ranks[0] if ranks[0] <= CUT else 0.0 for ranks in hits.ranks]
     return dict(zip(RERANKING, (float(np.mean(gains)), float(np.mean(firsts))), strict=True))
 
 

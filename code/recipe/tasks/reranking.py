@@ -107,10 +107,10 @@ class Relevant(Objective):
         scores = np.asarray(prediction.predictions)[:, 0]
         split = _SPLITS[int(np.asarray(prediction.label_ids)[0, 1])]
         lists = self.lists[split]
-        found = ranking_scores.rank(scores, lists)
-        self.last = split, scores, found
+        hits = ranking_scores.rank(scores, lists)
+        self.last = split, scores, hits
         loss = self._of_lists(scores, lists) if self._listwise else {}
-        return {**loss, **ranking_scores.of_lists(scores, lists, found)}
+        return {**loss, **ranking_scores.of_lists(scores, lists, hits)}
 
     def _of_lists(self, scores: Array, lists: JudgedLists) -> Mapping[str, float]:
         """The loss of an evaluation, in the place of that of its pairs."""
@@ -182,13 +182,13 @@ class Reranking:
 
     def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
         """The pairs; of the training data, where it is learned by lists, the lists."""
-        made: dict[str, Samples] = {}
+        by_split: dict[str, Samples] = {}
         for name, split in named(self._data):
             number = 0 if name == "train" else _SPLITS.index(name)
             pairs = Samples.of(text_tokens.tokenise(_pairs(split, number), tokenizer, max_length))
             counts = [len(texts) for texts in split[TEXTS]]
             starts = np.concatenate([[0], np.cumsum(counts)])
-            made[name] = pairs
+            by_split[name] = pairs
             if name != "train":
                 self.objective.lists[name] = JudgedLists(starts=starts, labels=pairs.labels[:, 0])
             elif self._hyperparameters.listwise:
@@ -197,15 +197,15 @@ class Reranking:
                 members = np.where(is_there, starts[:-1, None] + places, -1)
                 scores = np.where(is_there, pairs.labels[:, 0][members], 0)
                 labels = np.stack([scores, is_there], axis=2).astype(np.float32)
-                made[name] = Groups.of_texts(pairs, members, labels)
-        return made
+                by_split[name] = Groups.of_texts(pairs, members, labels)
+        return by_split
 
     def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
         """Of each pair of the rows, with special tokens."""
-        some = self.train.select(rows)
-        pairs = _pairs(some, 0) if self._hyperparameters.listwise else some
+        chosen_rows = self.train.select(rows)
+        pairs = _pairs(chosen_rows, 0) if self._hyperparameters.listwise else chosen_rows
         ids, _ = encoding.encode_pairs(tokenizer, list(pairs[TEXT]), list(pairs[PAIR]), _UNCUT)
-        return [len(each) for each in ids]
+        return [len(tokens) for tokens in ids]
 
     def pieces(self, length: int, longest: int) -> int:
         """One: a long text is cut."""
@@ -245,7 +245,7 @@ class Reranking:
         """Where right texts stood in their lists."""
         if self.objective.last is None:
             return ()
-        split, scores, found = self.objective.last
+        split, scores, hits = self.objective.last
         lists = self.objective.lists[split]
         data = self._data.evaluation if split == "evaluation" else self._data.test
         assert data is not None
@@ -257,9 +257,9 @@ class Reranking:
             labels = lists.labels[start:end]
             best = np.where(labels > labels.min(), scores[start:end], -np.inf).argmax()
             texts = row[TEXTS]
-            return row[QUERY], texts[int(best)], texts[int(found.wrong_at[number])]
+            return row[QUERY], texts[int(best)], texts[int(hits.wrong_at[number])]
 
-        return rankings.sections(split, found.ranks, found.right, found.wrong, show)
+        return rankings.sections(split, hits.ranks, hits.right, hits.wrong, show)
 
 
 def _pairs(split: datasets.Dataset, number: int) -> datasets.Dataset:

@@ -107,10 +107,10 @@ class Alike(Objective):
             inner = Padded(packing.buckets(lengths_of(texts)), size, pad_id)
         if not any(isinstance(samples, Groups) for samples, _ in batches):
             return inner
-        made = groups.layout(inner, size, batches)
-        rows = made.shape.rows if isinstance(made, groups.PackedGroups) else made.size
+        laid_out = groups.layout(inner, size, batches)
+        rows = laid_out.shape.rows if isinstance(laid_out, groups.PackedGroups) else laid_out.size
         self._parts = min(-(-size // (self._at_once or size)), rows)
-        return made
+        return laid_out
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         if self._at_once is not None and xla.in_use():
@@ -146,17 +146,17 @@ class Alike(Objective):
             labels = torch.from_numpy(judged.labels[span])
             each = self._of_rows(known[members.clamp(min=0)], labels, across=False)
             losses.append((float(each.sum()), len(each)))
-        found = None
+        hits = None
         if judged.corpus is not None:
-            found = ranking_scores.search(vectors, judged.corpus)
-            scores = ranking_scores.of_search(found, judged.corpus)
+            hits = ranking_scores.search(vectors, judged.corpus)
+            scores = ranking_scores.of_search(hits, judged.corpus)
         else:
             cosines = _cosines(vectors, judged)
             scores, true = {}, judged.labels[:, 1]
             if len(true) > 1 and np.ptp(true) > 0 and np.ptp(cosines) > 0:
                 scores["spearman"] = float(spearmanr(cosines, true).statistic)
                 scores["pearson"] = float(pearsonr(cosines, true).statistic)
-        self.last = split, vectors, found
+        self.last = split, vectors, hits
         return {**ranking_scores.mean(losses), **scores}
 
 
@@ -209,32 +209,32 @@ class SentenceEmbedding:
     def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
         """Where longer texts are cut: as the model does, unless max_length says otherwise."""
         known = self._sentences.max_seq_length
-        asked = self._hyperparameters.max_length or known
-        self._max_length = loading.longest_input(model, tokenizer, asked)
+        requested = self._hyperparameters.max_length or known
+        self._max_length = loading.longest_input(model, tokenizer, requested)
         return self._max_length
 
     def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
         """Of the training data the rows; else each text once."""
-        made: dict[str, Samples] = {}
+        by_split: dict[str, Samples] = {}
         for name, split in named(self._data):
             texts, members, labels, corpus = _numbered(split, self._data.kind, self._prompts)
             number = 0 if name == "train" else _SPLITS.index(name)
             table = datasets.Dataset.from_dict({TEXT: texts, LABEL: [number] * len(texts)})
             tokens = Samples.of(text_tokens.tokenise(table, tokenizer, max_length))
             if name == "train":
-                made[name] = Groups.of_texts(tokens, members, labels)
+                by_split[name] = Groups.of_texts(tokens, members, labels)
             else:
-                made[name] = tokens
+                by_split[name] = tokens
                 self.objective.judged[name] = _Judged(
                     members=members, labels=labels, corpus=corpus, texts=texts
                 )
-        return made
+        return by_split
 
     def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
         """Of each text of the rows, with special tokens."""
-        some, (query, document) = self.train.select(rows), self._prompts
-        texts = [query + text for text in some[QUERY]]
-        texts += [document + text for each in some[TEXTS] for text in each]
+        chosen_rows, (query, document) = self.train.select(rows), self._prompts
+        texts = [query + text for text in chosen_rows[QUERY]]
+        texts += [document + text for each in chosen_rows[TEXTS] for text in each]
         return [len(ids) for ids in encoding.encode(tokenizer, texts, _UNCUT)]
 
     def pieces(self, length: int, longest: int) -> int:
@@ -279,10 +279,10 @@ class SentenceEmbedding:
         """Where right texts stood, or how cosines go with scores."""
         if self.objective.last is None:
             return ()
-        split, vectors, found = self.objective.last
+        split, vectors, hits = self.objective.last
         judged = self.objective.judged[split]
         corpus = judged.corpus
-        if found is None or corpus is None:
+        if hits is None or corpus is None:
             draw = functools.partial(
                 figures.scatter, judged.labels[:, 1], _cosines(vectors, judged)
             )
@@ -291,12 +291,12 @@ class SentenceEmbedding:
         def show(query: int) -> tuple[str, str, str]:
             own = corpus.documents[corpus.relevant[query]]
             near = vectors[own] @ vectors[corpus.queries[query]]
-            other = corpus.documents[found.wrong_at[query]]
+            other = corpus.documents[hits.wrong_at[query]]
             numbers = corpus.queries[query], own[int(near.argmax())], other
             query_text, right, wrong = (judged.texts[number] for number in numbers)
             return query_text, right, wrong
 
-        return rankings.sections(split, found.ranks, found.right, found.wrong, show)
+        return rankings.sections(split, hits.ranks, hits.right, hits.wrong, show)
 
 
 def _refuse(hyperparameters: Hyperparameters) -> None:
@@ -309,17 +309,17 @@ def _refuse(hyperparameters: Hyperparameters) -> None:
         )
 
 
-def _sizes(asked: str | None, width: int) -> tuple[int, ...]:
+def _sizes(requested: str | None, width: int) -> tuple[int, ...]:
     """The sizes of vectors to learn, the whole one first."""
-    if asked is None:
+    if requested is None:
         return ()
     try:
-        sizes = {int(each) for each in asked.strip("[]() ").split(",")}
+        sizes = {int(size) for size in requested.strip("[]() ").split(",")}
     except ValueError:
         sizes = {0}
     if min(sizes) < 1 or max(sizes) > width:
         raise HyperparameterError(
-            f"Hyperparameter matryoshka_dims has value {asked!r}, and the model's vectors have "
+            f"Hyperparameter matryoshka_dims has value {requested!r}, and the model's vectors have "
             f"{width} numbers.",
             f"Give whole numbers from 1 to {width} with commas: {width},{max(1, width // 2)}.",
         )

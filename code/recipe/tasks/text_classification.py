@@ -125,11 +125,11 @@ class TextClassification:
         self.splits = classification.load(channels, hyperparameters)
         self.train, self.found = self.splits.train, self.splits.found
         check_best(hyperparameters, SCORES_OF[self.splits.labels.problem])
-        asked, names = hyperparameters.num_labels, self.splits.labels.names
-        if asked is not None and asked != len(names):
+        num_labels, names = hyperparameters.num_labels, self.splits.labels.names
+        if num_labels is not None and num_labels != len(names):
             listed = ", ".join(names[:_SHOWN_LABELS]) + ", ..." * (len(names) > _SHOWN_LABELS)
             raise HyperparameterError(
-                f"Hyperparameter num_labels has value {asked}, but the data has {len(names)} "
+                f"Hyperparameter num_labels has value {num_labels}, but the data has {len(names)} "
                 f"label(s): {listed}.",
                 "Leave it out, or see why the data has others (label_column names their column).",
             )
@@ -171,15 +171,15 @@ class TextClassification:
 
     def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
         """With special tokens."""
-        some = self.train.select(rows)
-        if TEXT not in some.column_names:
-            return [len(ids) for ids in some[TOKEN_IDS]]
-        texts = list(some[TEXT])
-        if PAIR in some.column_names:
-            ids, _ = encoding.encode_pairs(tokenizer, texts, list(some[PAIR]), _UNCUT)
+        chosen_rows = self.train.select(rows)
+        if TEXT not in chosen_rows.column_names:
+            return [len(ids) for ids in chosen_rows[TOKEN_IDS]]
+        texts = list(chosen_rows[TEXT])
+        if PAIR in chosen_rows.column_names:
+            ids, _ = encoding.encode_pairs(tokenizer, texts, list(chosen_rows[PAIR]), _UNCUT)
         else:
             ids = encoding.encode(tokenizer, texts, _UNCUT)
-        return [len(each) for each in ids]
+        return [len(tokens) for tokens in ids]
 
     def pieces(self, length: int, longest: int) -> int:
         """One: a long text is cut."""

@@ -64,8 +64,8 @@ class _TextPairs(SummedBeside):
 
     def written_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
         """Scores of what the model writes, where it can: see `recipe.tasks.base.Writing`."""
-        given = self._hyperparameters
-        if not given.predict_with_generate:
+        hyperparameters = self._hyperparameters
+        if not hyperparameters.predict_with_generate:
             return {}
         if trainer.is_fsdp_enabled or xla.in_use():
             if not self._has_said:
@@ -75,11 +75,11 @@ class _TextPairs(SummedBeside):
             return {}
         assert isinstance(samples, Pairs)
         options: dict[str, Any] = {"max_new_tokens": self.longest_target}
-        if given.num_beams is not None:
-            options["num_beams"] = given.num_beams
-        most = None if given.predicts else given.generated_rows
+        if hyperparameters.num_beams is not None:
+            options["num_beams"] = hyperparameters.num_beams
+        most = None if hyperparameters.predicts else hyperparameters.generated_rows
         self.last = writing.write(trainer, samples, most, options)
-        return self.last.scores(given.target_lang)
+        return self.last.scores(hyperparameters.target_lang)
 
 
 class TextToText:
@@ -108,21 +108,21 @@ class TextToText:
 
     def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
         """Where longer sources are cut, by what serves the model, too; and targets."""
-        given = self._hyperparameters
-        summarises = given.task == SUMMARIES
-        source = _within(model, "encoder", "max_length", given.max_length)
-        if given.max_length is None:
+        hyperparameters = self._hyperparameters
+        summarises = hyperparameters.task == SUMMARIES
+        source = _within(model, "encoder", "max_length", hyperparameters.max_length)
+        if hyperparameters.max_length is None:
             usual = _USUAL_OF_SUMMARIES if summarises else _USUAL
             source = min(source, usual, tokenizer.model_max_length)
-        target = _within(model, "decoder", "max_target_length", given.max_target_length)
-        if given.max_target_length is None:
+        target = _within(model, "decoder", "max_target_length", hyperparameters.max_target_length)
+        if hyperparameters.max_target_length is None:
             target = min(target, _USUAL_TARGET)
         tokenizer.model_max_length = source
         self._objective.longest_target = target
         settings: Any = model.generation_config
         settings.max_new_tokens, settings.max_length = target, None
-        if given.num_beams is not None:
-            settings.num_beams = given.num_beams
+        if hyperparameters.num_beams is not None:
+            settings.num_beams = hyperparameters.num_beams
         if (settings.min_length or 0) > target:
             say(f"min_length of the model is {settings.min_length}: lowered to {target}")
             settings.min_length = target
@@ -142,7 +142,7 @@ class TextToText:
         prefix = self._hyperparameters.source_prefix or ""
         texts = [prefix + text for text in self.train.select(rows)[SOURCE]]
         ids, _ = tokens.encoded(tokenizer, texts, _NO_LIMIT >> 8)
-        return [len(each) for each in ids]
+        return [len(tokens) for tokens in ids]
 
     def pieces(self, length: int, longest: int) -> int:
         """One: a long source is cut."""
@@ -150,21 +150,21 @@ class TextToText:
 
     def about(self) -> About:
         """A writer of such texts."""
-        given = self._hyperparameters
+        hyperparameters = self._hyperparameters
         scores: tuple[str, ...] = ("rougeLsum", "rouge1", "chrf", "bleu")
         purpose, title = "write texts like those of its data", "Writer of texts from texts"
-        if given.task == SUMMARIES:
+        if hyperparameters.task == SUMMARIES:
             purpose, title = "summarise texts like those of its data", "Summariser"
-        if given.task == TRANSLATIONS:
+        if hyperparameters.task == TRANSLATIONS:
             scores = ("bleu", "chrf", "rougeLsum")
             title, purpose = "Translator", "translate texts like those of its data"
-            if given.source_lang and given.target_lang:
-                purpose += f", from {given.source_lang} to {given.target_lang}"
-        if given.source_prefix:
-            purpose += f". Each text is read with {given.source_prefix!r} before it"
+            if hyperparameters.source_lang and hyperparameters.target_lang:
+                purpose += f", from {hyperparameters.source_lang} to {hyperparameters.target_lang}"
+        if hyperparameters.source_prefix:
+            purpose += f". Each text is read with {hyperparameters.source_prefix!r} before it"
         return About(
             title=title,
-            pipeline=str(given.task),
+            pipeline=str(hyperparameters.task),
             purpose=purpose,
             metrics="Losses are means over the tokens of targets. ROUGE (F-measure), BLEU and chrF "
             "are from 0 to 100, of what the model wrote for some rows (generated_rows).",
@@ -194,7 +194,7 @@ class TextToText:
         return dataclasses.replace(last, split="test")
 
 
-def _within(model: PreTrainedModel, half: str, name: str, asked: int | None) -> int:
+def _within(model: PreTrainedModel, half: str, name: str, requested: int | None) -> int:
     """Tokens that the encoder or decoder takes: as asked, or as many as it has positions for.
 
     Raises:
@@ -203,13 +203,13 @@ def _within(model: PreTrainedModel, half: str, name: str, asked: int | None) -> 
     config: Any = model.config
     names = (f"max_{half}_position_embeddings", "max_position_embeddings")
     limit = next((value for each in names if (value := getattr(config, each, None))), _NO_LIMIT)
-    if asked is not None and asked > limit:
+    if requested is not None and requested > limit:
         raise HyperparameterError(
-            f"Hyperparameter {name} has value {asked}, but the model's {half} takes {limit} "
+            f"Hyperparameter {name} has value {requested}, but the model's {half} takes {limit} "
             "tokens.",
             f"Give {limit} or less.",
         )
-    return int(asked or limit)
+    return int(requested or limit)
 
 
 TASK = TextToText

@@ -233,13 +233,13 @@ class TokenClassification:
         name, split = "evaluation", self.splits.evaluation
         if self.splits.test is not None:
             name, split = "test", self.splits.test
-        judged = {number: split[number] for number in {each.number for each in scores.last}}
+        judged = {number: split[number] for number in {example.number for example in scores.last}}
         texts = {
             number: [word for word, tag in zip(row[TOKENS], row[TAGS], strict=True) if tag]
             for number, row in judged.items()
         }
         # Words that were cut, or have no tokens, are not judged.
-        is_whole = all(len(texts[each.number]) == len(each.true) for each in scores.last)
+        is_whole = all(len(texts[example.number]) == len(example.true) for example in scores.last)
         return TaggedAnswers(
             split=name,
             sentences=scores.last,

@@ -38,7 +38,7 @@ def named(tokenizer: Any, asked: str) -> str | None:
     known = languages(tokenizer)
     if asked in known:
         return asked
-    begins = [each for each in known if each.startswith(f"{asked}_")]
+    begins = [name for name in known if name.startswith(f"{asked}_")]
     return begins[0] if len(begins) == 1 else None
 
 

@@ -141,7 +141,7 @@ def pieces(length: int, longest: int, is_split: bool) -> int:
 
 def _encoded(tokenizer: Any, words: Sequence[Sequence[str]]) -> Any:
     return tokenizer(
-        [list(each) for each in words],
+        [list(word) for word in words],
         is_split_into_words=True,
         return_attention_mask=False,
         return_token_type_ids=False,

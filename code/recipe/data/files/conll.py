@@ -100,4 +100,4 @@ def _lines(stream: Iterator[str]) -> Iterator[_Row]:
         if by_tabs is None:
             by_tabs = "\t" in text
         # Between tabs a word may have a space.
-        yield number, [each.strip() for each in text.split("\t")] if by_tabs else text.split()
+        yield number, [field.strip() for field in text.split("\t")] if by_tabs else text.split()

@@ -68,7 +68,7 @@ def read(path: Path, lone_column: bool = False) -> Part:
 
 def format_of(path: Path) -> Format:
     """The row of the table that a file or folder is read by."""
-    return next(each for each in FORMATS if each.is_one(path))
+    return next(file_format for file_format in FORMATS if file_format.is_one(path))
 
 
 def of_table(path: Path, name: str, table: pa.Table) -> Part:
@@ -90,7 +90,9 @@ def is_structured(path: Path) -> bool:
 
 def known_formats() -> str:
     """The names of the formats, for messages."""
-    return ", ".join(each.name for each in FORMATS if not each.what.startswith("refused"))
+    return ", ".join(
+        file_format.name for file_format in FORMATS if not file_format.what.startswith("refused")
+    )
 
 
 def read_tagged(path: Path) -> Part:

@@ -34,19 +34,19 @@ def read(path: Path) -> Part | None:
 
 
 def _part(path: Path) -> Part | None:
-    found = formats.format_of(path)
-    if found.name == "Parquet":
+    file_format = formats.format_of(path)
+    if file_format.name == "Parquet":
         batch = next(pq.ParquetFile(path).iter_batches(batch_size=ROWS), None)
         return None if batch is None else formats.of_table(path, "parquet", pa.table(batch))
-    if path.is_dir() or found.name in ("Arrow", "Excel"):
+    if path.is_dir() or file_format.name in ("Arrow", "Excel"):
         return formats.read(path)
-    is_plain = found.name == "CSV" and Path(path.name.removesuffix(".gz")).suffix in _PLAIN
+    is_plain = file_format.name == "CSV" and Path(path.name.removesuffix(".gz")).suffix in _PLAIN
     if is_plain and not formats.is_structured(path):
         return None
     with open_bytes(path) as stream:
         start = stream.read(_BYTES)
         is_whole = not stream.read(1)
-    if is_whole or (found.name.startswith("JSON") and not _has_rows(start)):
+    if is_whole or (file_format.name.startswith("JSON") and not _has_rows(start)):
         return formats.read(path)
     with tempfile.TemporaryDirectory() as folder:
         beginning = Path(folder) / path.name.removesuffix(".gz")

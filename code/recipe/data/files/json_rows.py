@@ -85,11 +85,11 @@ def read_json_objects(path: Path, encoding: str) -> Part:
 
 def _bad_json(path: Path, line: int, error: Exception) -> DataError:
     # Besides, a number may have too many digits, or lists may be nested too deeply.
-    said = str(error)
+    reason = str(error)
     if isinstance(error, json.JSONDecodeError):
-        said = f"{error.msg} at column {error.colno}"
+        reason = f"{error.msg} at column {error.colno}"
     return DataError(
-        f"{path} line {line} is no valid JSON: {said}.", "Correct the line, or remove it."
+        f"{path} line {line} is no valid JSON: {reason}.", "Correct the line, or remove it."
     )
 
 

@@ -52,25 +52,27 @@ def units(paths: Sequence[Path], notes: list[str]) -> list[Callable[[], Part]]:
         and (path.suffix.lower() in (*_SUFFIXES, *_POLARITY) or path.suffix[1:].isdigit())
     ]
     calls: list[Callable[[], Part]] = []
-    taken: set[Path] = set()
+    in_units: set[Path] = set()
     for texts, labels in _beside_labels(plain):
         calls.append(functools.partial(_read_beside, texts, labels))
-        taken |= {texts, labels}
-    for folder, files_of_class in _folders([path for path in plain if path not in taken]).items():
+        in_units |= {texts, labels}
+    for folder, files_of_class in _folders(
+        [path for path in plain if path not in in_units]
+    ).items():
         for name in [name for name in files_of_class if name.lower() in _UNLABELLED]:
             left = files_of_class.pop(name)
             notes.append(f"{folder / name} has no labels: its {len(left)} texts are not used.")
-            taken |= set(left)
+            in_units |= set(left)
         calls.append(functools.partial(_read_folders, folder, files_of_class))
-        taken |= {path for files in files_of_class.values() for path in files}
-        if beside := [path for path in plain if path.parent == folder and path not in taken]:
+        in_units |= {path for files in files_of_class.values() for path in files}
+        if beside := [path for path in plain if path.parent == folder and path not in in_units]:
             listed = ", ".join(path.name for path in beside[:_MOST_LISTED])
             notes.append(f"not used, as beside the folders of classes in {folder}: {listed}.")
-            taken |= set(beside)
-    for folder, file_of_class in _files([path for path in plain if path not in taken]).items():
+            in_units |= set(beside)
+    for folder, file_of_class in _files([path for path in plain if path not in in_units]).items():
         calls.append(functools.partial(_read_files, folder, file_of_class))
-        taken |= set(file_of_class.values())
-    others = [path for path in paths if path not in taken]
+        in_units |= set(file_of_class.values())
+    others = [path for path in paths if path not in in_units]
     return [*calls, *(functools.partial(formats.read, path) for path in others)]
 
 
@@ -107,15 +109,15 @@ def _by(paths: Sequence[Path], key: Callable[[Path], Path]) -> dict[Path, list[P
 
 def _folders(paths: Sequence[Path]) -> dict[Path, dict[str, list[Path]]]:
     """Folders that hold a folder for each class, with its files: aclImdb/train/pos/0_9.txt."""
-    found: dict[Path, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
+    by_folder: dict[Path, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
     for path in paths:
         # The folder of a split may lie within that of a class.
         folder = next(each for each in path.parents if split_of(each.name) is None)
         if "=" not in folder.name:
-            found[folder.parent][folder.name].append(path)
+            by_folder[folder.parent][folder.name].append(path)
     return {
         folder: dict(files_of_class)
-        for folder, files_of_class in found.items()
+        for folder, files_of_class in by_folder.items()
         if _are_classes(list(files_of_class))
         and not any(formats.is_structured(files[0]) for files in files_of_class.values())
     }
@@ -123,7 +125,7 @@ def _folders(paths: Sequence[Path]) -> dict[Path, dict[str, list[Path]]]:
 
 def _files(paths: Sequence[Path]) -> dict[Path, dict[str, Path]]:
     """Folders that hold a file for each class, of a text in each line: pos.txt, neg.txt."""
-    found = {}
+    by_folder = {}
     for folder, files in _by(paths, lambda path: path.parent).items():
         names = {
             "_".join(word for word in _words(path) if not splits_in(word)): path for path in files
@@ -135,8 +137,8 @@ def _files(paths: Sequence[Path]) -> dict[Path, dict[str, Path]]:
         }
         whole = len(classes) == len(names) == len(files)
         if whole and _are_classes(list(classes)) and not any(map(formats.is_structured, files)):
-            found[folder] = classes
-    return found
+            by_folder[folder] = classes
+    return by_folder
 
 
 def _are_classes(names: Sequence[str]) -> bool:

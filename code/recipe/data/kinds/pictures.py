@@ -63,9 +63,11 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pict
                     parts.setdefault(split, []).append(part)
     problems.check()
     if not parts.get("train"):
-        given = ", ".join(f"{name} ({path})" for name, path in channels.items()) or "none"
+        channel_list = ", ".join(f"{name} ({path})" for name, path in channels.items()) or "none"
         raise DataError(
-            " ".join([f"There are no training pictures; the job's channels are: {given}.", *notes]),
+            " ".join(
+                [f"There are no training pictures; the job's channels are: {channel_list}.", *notes]
+            ),
             "Give a channel called train with a folder for each class (train/cat/1.jpg), a "
             "metadata.csv with the columns file_name and label, or Parquet with the columns image "
             "and label.",
@@ -73,7 +75,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pict
     spelled: dict[str, list[list[str]]] = {
         split: [LabelShape().spell(part, LABEL) for part in each] for split, each in parts.items()
     }
-    train = [label for each in spelled["train"] for label in each]
+    train = [label for labels_of_part in spelled["train"] for label in labels_of_part]
     known = labels.classes(parts["train"][0], LABEL, train)
     built = {}
     for split, each in parts.items():
@@ -113,9 +115,11 @@ def _of_channel(
         raise DataError(
             f"The channel {path} does not exist.", "Check the channel's name and its S3 prefix."
         )
-    found = sources.scan(path)
-    pictures = sorted(each for each in (*found.data, *found.passed_over) if _is_picture(each))
-    tables = [each for each in found.data if not _is_picture(each)]
+    sources_here = sources.scan(path)
+    pictures = sorted(
+        each for each in (*sources_here.data, *sources_here.passed_over) if _is_picture(each)
+    )
+    tables = [each for each in sources_here.data if not _is_picture(each)]
     if not tables:
         return _folders(path, pictures, own, notes)
     root = path if path.is_dir() else path.parent
@@ -129,7 +133,7 @@ def _of_channel(
                 parts.append((split, _of_table(formats.read(file), hyperparameters, notes)))
     problems.check()
     used = {name for _, part in parts for name in part.table[FILE].to_pylist()}
-    if left_out := sum(str(each) not in used for each in pictures):
+    if left_out := sum(str(picture) not in used for picture in pictures):
         notes.append(f"{left_out} pictures below {path} are in no table and are not used.")
     return parts
 
@@ -186,8 +190,8 @@ def _of_table(part: Part, hyperparameters: Hyperparameters, notes: list[str]) ->
     by_plain = {plain(name): name for name in reversed(names)}
     known = [by_plain[name] for name in LABEL_NAMES if name in by_plain]
     classes = [name for name in names if name in part.class_names]
-    asked = part.asked("label_column", hyperparameters.label_column)
-    column = asked or next(iter([*known, *(classes if len(classes) == 1 else [])]), None)
+    label_column = part.asked("label_column", hyperparameters.label_column)
+    column = label_column or next(iter([*known, *(classes if len(classes) == 1 else [])]), None)
     if column is None:
         raise part.unknown("label", "label_column")
     rows = part.table.num_rows
@@ -237,13 +241,13 @@ def _files(part: Part, kept: Any, stem: str | None) -> list[str | None]:
             f"{', '.join(part.table.column_names)}.",
             "Name it in the hyperparameter image_column.",
         )
-    found: list[str | None] = []
+    paths: list[str | None] = []
     problems = Problems()
     for row, name in enumerate(part.table[column].to_pylist()):
         file = part.path.parent / str(name)
         with problems.noted():
             if kept[row].is_valid:
-                found.append(None)
+                paths.append(None)
                 continue
             if name is None or not file.is_file():
                 raise DataError(
@@ -251,9 +255,9 @@ def _files(part: Part, kept: Any, stem: str | None) -> list[str | None]:
                     f"there is no file {file}.",
                     "Give the paths of files from the folder of the table.",
                 )
-            found.append(str(file))
+            paths.append(str(file))
     problems.check()
-    return found
+    return paths
 
 
 def recognise(evidence: Evidence) -> Recognised | None:
@@ -265,10 +269,12 @@ def recognise(evidence: Evidence) -> Recognised | None:
     for name, path in evidence.channels.items():
         if name in NOT_DATA_CHANNELS or not path.is_dir():
             continue
-        found = sources.scan(path)
-        pictures = [each for each in (*found.data, *found.passed_over) if _is_picture(each)]
-        in_folders = sum(len(each.relative_to(path).parts) > 1 for each in pictures)
-        if not [each for each in found.data if not _is_picture(each)] and in_folders > 1:
+        sources_here = sources.scan(path)
+        pictures = [
+            each for each in (*sources_here.data, *sources_here.passed_over) if _is_picture(each)
+        ]
+        in_folders = sum(len(picture.relative_to(path).parts) > 1 for picture in pictures)
+        if not [each for each in sources_here.data if not _is_picture(each)] and in_folders > 1:
             return Recognised(reason=f"channel {name} holds folders of pictures")
     if evidence.named(("file_name", "image_path", "image_file")) is not None and any(
         name.endswith("ForImageClassification") for name in evidence.architectures

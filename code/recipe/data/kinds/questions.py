@@ -80,13 +80,15 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Ques
     places = layout.find(channels, hyperparameters.dataset_config_name)
     notes = list(places.notes)
     rows: dict[str, list[_Row]] = {}
-    told: dict[str, list[str]] = {}
+    columns_of_split: dict[str, list[str]] = {}
     problems = Problems()
     for split, part in read_parts(places, notes):
         with problems.noted():
             of_part, mended = _rows(part)
             rows.setdefault(split, []).extend(of_part)
-            told.setdefault(split, []).append(f"{len(of_part)} questions from {part.path}")
+            columns_of_split.setdefault(split, []).append(
+                f"{len(of_part)} questions from {part.path}"
+            )
             if mended:
                 notes.append(
                     f"{mended} answers of {part.path} begin elsewhere than their start says: the "
@@ -94,7 +96,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Ques
                 )
     problems.check()
     built = {}
-    found = []
+    findings = []
     for split, of_split in rows.items():
         ids = [each[0] for each in of_split]
         if len(set(ids)) < len(ids):
@@ -108,7 +110,9 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Ques
             })
         )  # fmt: skip
         unanswered = sum(not each[3] for each in of_split)
-        found.append(f"{split} data: {'; '.join(told[split])}; {unanswered} without an answer")
+        findings.append(
+            f"{split} data: {'; '.join(columns_of_split[split])}; {unanswered} without an answer"
+        )
     train, evaluation, test, rule = held_out.assign(built, None, hyperparameters)
     if not any(train[ANSWERS]):
         raise DataError(
@@ -120,18 +124,18 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Ques
         evaluation=evaluation,
         test=test,
         has_unanswerable=not all(train[ANSWERS]),
-        found=[*notes, *found, rule],
+        found=[*notes, *findings, rule],
     )
 
 
 def _rows(part: Part) -> tuple[list[_Row], int]:
     """The questions of a part, and how many answers' starts were mended."""
-    found: list[_Row] = []
+    question_rows: list[_Row] = []
     mended = 0
     problems = Problems()
     nested = _nested_column(part)
-    given = _flat(part) if nested is None else _nested(part, nested)
-    for number, (row, name, question, context, texts, starts) in enumerate(given):
+    records = _flat(part) if nested is None else _nested(part, nested)
+    for number, (row, name, question, context, texts, starts) in enumerate(records):
         with problems.noted():
             if not isinstance(question, str) or not question.strip():
                 raise _wrong(part, row, "has no question")
@@ -147,9 +151,11 @@ def _rows(part: Part) -> tuple[list[_Row], int]:
                     raise _wrong(part, row, what)
                 mended += place != start
                 right.append(place)
-            found.append((str(number if name is None else name), question, context, texts, right))
+            question_rows.append(
+                (str(number if name is None else name), question, context, texts, right)
+            )
     problems.check()
-    return found, mended
+    return question_rows, mended
 
 
 def _place(context: str, text: Any, start: Any) -> int | None:
@@ -182,13 +188,13 @@ def _nested(part: Part, column: str) -> Iterator[tuple[int, Any, Any, Any, list[
     for row, cell in enumerate(part.table[column].to_pylist()):
         articles = cell if column == "data" else [{"paragraphs": cell}]
         for paragraph in [each for article in articles or [] for each in article["paragraphs"]]:
-            for asked in paragraph.get("qas") or []:
-                answers = asked.get("answers") or []
-                if any(asked.get(name) is True for name in _NONE_THERE):
+            for question in paragraph.get("qas") or []:
+                answers = question.get("answers") or []
+                if any(question.get(name) is True for name in _NONE_THERE):
                     answers = []
-                texts = [each.get("text") for each in answers]
-                starts = [each.get("answer_start") for each in answers]
-                yield row, asked.get("id"), asked.get("question"), paragraph.get("context"), \
+                texts = [answer.get("text") for answer in answers]
+                starts = [answer.get("answer_start") for answer in answers]
+                yield row, question.get("id"), question.get("question"), paragraph.get("context"), \
                     texts, starts  # fmt: skip
 
 
@@ -214,8 +220,8 @@ def _flat(part: Part) -> Iterator[tuple[int, Any, Any, Any, list[Any], list[Any]
             start = parsed.get("answer_start", parsed.get("start"))
             parsed = parsed.get("text")
         elif isinstance(parsed, list) and parsed and isinstance(parsed[0], dict):
-            start = [each.get("answer_start", each.get("start")) for each in parsed]
-            parsed = [each.get("text") for each in parsed]
+            start = [item.get("answer_start", item.get("start")) for item in parsed]
+            parsed = [item.get("text") for item in parsed]
         listed = parsed if isinstance(parsed, list) else [] if parsed in (None, "") else [parsed]
         first = start if isinstance(start, list) else [start] * len(listed)
         if impossible is not None and str(impossible[row]).lower() in ("true", "1"):

@@ -42,18 +42,18 @@ def spans_of(value: Any) -> list[Span] | None:
             return None
     if not isinstance(value, list):
         return None
-    found = []
-    for each in value:
-        if isinstance(each, dict) and isinstance(each.get("result"), list):  # Label Studio's task
-            inner = spans_of(each["result"])
+    spans = []
+    for item in value:
+        if isinstance(item, dict) and isinstance(item.get("result"), list):  # Label Studio's task
+            inner = spans_of(item["result"])
             if inner is None:
                 return None
-            found += inner
+            spans += inner
             continue
-        if (span := _span(each)) is None:
+        if (span := _span(item)) is None:
             return None
-        found.append(span)
-    return sorted(found, key=lambda span: (span.start, span.end))
+        spans.append(span)
+    return sorted(spans, key=lambda span: (span.start, span.end))
 
 
 def _span(value: Any) -> Span | None:
@@ -104,11 +104,11 @@ def words_of(part: Part, row: int, text: str, value: Any) -> tuple[list[str], li
             raise _wrong(part, row, f"has spans that overlap: {what}")
         kept.append(Span(start, stop, span.label))
         end = stop
-    for said, span in _said(value):
-        if text[span.start : span.end].strip() != said.strip():
+    for entity_text, span in _said(value):
+        if text[span.start : span.end].strip() != entity_text.strip():
             what = f"has a span {span.start} to {span.end}, which holds"
             held = text[span.start : span.end]
-            raise _wrong(part, row, f"{what} {held!r} and not {said!r}, as is said of it")
+            raise _wrong(part, row, f"{what} {held!r} and not {entity_text!r}, as is said of it")
     words: list[str] = []
     tags: list[str] = []
     at = 0
@@ -125,17 +125,17 @@ def words_of(part: Part, row: int, text: str, value: Any) -> tuple[list[str], li
 
 def _said(value: Any) -> Sequence[tuple[str, Span]]:
     """What records say that their spans hold."""
-    found: list[tuple[str, Span]] = []
+    texts_and_spans: list[tuple[str, Span]] = []
     for each in json.loads(value) if isinstance(value, str) else value:
         if isinstance(each, dict) and isinstance(each.get("result"), list):
-            found += _said(each["result"])
+            texts_and_spans += _said(each["result"])
             continue
         span = _span(each)
         if span is not None and isinstance(each, dict):
             record = each["value"] if isinstance(each.get("value"), dict) else each
             texts = [record[name] for name in _WORDS if isinstance(record.get(name), str)]
-            found += [(text, span) for text in texts[:1]]
-    return found
+            texts_and_spans += [(text, span) for text in texts[:1]]
+    return texts_and_spans
 
 
 def _wrong(part: Part, row: int, what: str) -> DataError:

@@ -74,7 +74,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
     places = layout.find(channels, hyperparameters.dataset_config_name)
     notes = list(places.notes)
     built: dict[str, list[pa.Table]] = {}
-    found: dict[str, str] = {}
+    findings: dict[str, str] = {}
     like: tuple[str, str] | None = None
     problems = Problems()
     for split, part in read_parts(places, notes):
@@ -85,7 +85,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
             if left_out := part.table.num_rows - table.num_rows:
                 notes.append(f"{left_out} rows of {part.path} lack a text and are not used.")
             built.setdefault(split, []).append(table)
-            found.setdefault(
+            findings.setdefault(
                 split,
                 f"{split} data: {part.format}; source column {source!r}, target column {target!r}",
             )
@@ -99,7 +99,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
             f"The {empty[0]} data has no row with both texts.", "Give pairs, or leave it out."
         )
     train, evaluation, test, rule = held_out.assign(sets, None, hyperparameters)
-    counted = [f"{line}; {len(sets[split])} rows" for split, line in found.items()]
+    counted = [f"{line}; {len(sets[split])} rows" for split, line in findings.items()]
     return TextPairs(train=train, evaluation=evaluation, test=test, found=[*notes, *counted, rule])
 
 

@@ -71,15 +71,15 @@ def recognise(evidence: Evidence) -> Recognised | None:
         rows = list(zip(part.table[words].to_pylist(), part.table[tags].to_pylist(), strict=True))
     except DataError:
         return None
-    some = [(_list(word), _list(tag)) for word, tag in rows[:_LOOKED_AT] if word and tag]
+    pairs = [(_list(word), _list(tag)) for word, tag in rows[:_LOOKED_AT] if word and tag]
     alike = [
         isinstance(word, list) and isinstance(tag, list) and len(word) == len(tag)
-        for word, tag in some
+        for word, tag in pairs
     ]
-    if some and sum(alike) >= _SURE * len(some):
+    if pairs and sum(alike) >= _SURE * len(pairs):
         return Recognised(reason=f"column {tags} holds a list of labels for each of {words}")
-    found = [spans.spans_of(tag) for word, tag in rows[:_LOOKED_AT] if isinstance(word, str)]
-    if found and all(each is not None for each in found) and any(found):
+    span_lists = [spans.spans_of(tag) for word, tag in rows[:_LOOKED_AT] if isinstance(word, str)]
+    if span_lists and all(span_list is not None for span_list in span_lists) and any(span_lists):
         return Recognised(reason=f"column {tags} holds labels of spans of {words}")
     return None
 
@@ -109,40 +109,48 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagg
         tag for each in read["train"] for row in each.tags for tag in row if tag is not None
     ]
     counts = Counter(of_train)
-    seen = set(counts)
-    are_entities = OUTSIDE in seen and len(seen) > 1 and all(map(_TAG.fullmatch, seen - {OUTSIDE}))
+    tags_in_use = set(counts)
+    are_entities = (
+        OUTSIDE in tags_in_use
+        and len(tags_in_use) > 1
+        and all(map(_TAG.fullmatch, tags_in_use - {OUTSIDE}))
+    )
     declared = read["train"][0].part.class_names.get(read["train"][0].columns[1], [])
     if are_entities:
         # O, and B- and I- of each type; in the order that was declared, where one was.
-        types = sorted({match[2] for tag in {*seen, *declared} if (match := _TAG.fullmatch(tag))})
-        wanted = [OUTSIDE, *(f"{prefix}-{kind}" for kind in types for prefix in "BI")]
-        kept = [name for name in declared if name in wanted]
-        names = (*kept, *(name for name in wanted if name not in kept))
-        if others := sorted({tag[0] for tag in seen - set(wanted)}):
+        types = sorted(
+            {match[2] for tag in {*tags_in_use, *declared} if (match := _TAG.fullmatch(tag))}
+        )
+        iob2_names = [OUTSIDE, *(f"{prefix}-{kind}" for kind in types for prefix in "BI")]
+        kept = [name for name in declared if name in iob2_names]
+        names = (*kept, *(name for name in iob2_names if name not in kept))
+        if others := sorted({tag[0] for tag in tags_in_use - set(iob2_names)}):
             notes.append(
                 f"tags: {', '.join(others)} are read as B and I: the same entities in IOB2."
             )
         sizes = [f"{kind} ({counts[f'B-{kind}']} B, {counts[f'I-{kind}']} I)" for kind in types]
         summary = f"entities of {len(types)} kinds: {', '.join(sizes[:20])}"
     else:
-        names = tuple(declared) if seen <= set(declared) else tuple(sorted(seen))
+        names = tuple(declared) if tags_in_use <= set(declared) else tuple(sorted(tags_in_use))
         sizes = [f"{name} ({counts[name]} words)" for name in names]
         more = ", ..." if len(sizes) > 20 else ""
         summary = f"tags: {len(names)}: {', '.join(sizes[:20])}{more}"
-    if len(seen) < 2:
+    if len(tags_in_use) < 2:
         raise DataError(
             f"Column {read['train'][0].columns[1]!r} of {read['train'][0].part.path} has one tag "
-            f"only: {', '.join(seen) or 'none'}.",
+            f"only: {', '.join(tags_in_use) or 'none'}.",
             "Training needs words of at least two tags.",
         )
     built = {split: _build(split, each, names, are_entities) for split, each in read.items()}
-    found = []
+    findings = []
     for split, files in read.items():
-        sentences = [row for each in files for row in each.words]
+        sentences = [row for file in files for row in file.words]
         count = f"{len(sentences)} sentences of {sum(map(len, sentences))} words"
         words, tags = files[0].columns
-        told = f"word column {words!r}, label column {tags!r}"
-        found.append(describe(split, [each.part for each in files], count, told, {words, tags}))
+        columns_read = f"word column {words!r}, label column {tags!r}"
+        findings.append(
+            describe(split, [file.part for file in files], count, columns_read, {words, tags})
+        )
     train, evaluation, test, rule = held_out.assign(built, None, hyperparameters)
     return Tagged(
         train=train,
@@ -150,7 +158,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagg
         test=test,
         names=names,
         are_entities=are_entities,
-        found=[*notes, *found, rule, summary],
+        found=[*notes, *findings, rule, summary],
     )
 
 
@@ -159,19 +167,19 @@ def iob2(tags: Sequence[str | None]) -> list[str | None]:
 
     An entity begins where its tag says so, where the type changes, and behind a tag that ends one.
     """
-    found: list[str | None] = []
+    converted: list[str | None] = []
     type_before, ended = None, True
     for tag in tags:
         match = _TAG.fullmatch(tag or "")
         if match is None:
-            found.append(tag)
+            converted.append(tag)
             type_before, ended = None, True
             continue
         prefix, kind = match[1], match[2]
         begins = prefix in _STARTING or kind != type_before or ended
-        found.append(f"{'B' if begins else 'I'}-{kind}")
+        converted.append(f"{'B' if begins else 'I'}-{kind}")
         type_before, ended = kind, prefix in _ENDING
-    return found
+    return converted
 
 
 def _columns(
@@ -180,18 +188,19 @@ def _columns(
     """The column of the words (or the text), and that of the tags (or spans)."""
     names = part.table.column_names
     by_plain = {plain(name): name for name in reversed(names)}
-    asked = (
+    requested = (
         part.asked("text_column", hyperparameters.text_column),
         part.asked("label_column", hyperparameters.label_column),
     )
     if like is not None and set(like) <= set(names):
         return like
     texts = (*_WORDS, *spans.TEXT_COLUMNS)
-    words = asked[0] or next(
-        (by_plain[each] for each in texts if each in by_plain and by_plain[each] != asked[1]), None
+    words = requested[0] or next(
+        (by_plain[text] for text in texts if text in by_plain and by_plain[text] != requested[1]),
+        None,
     )
     known = (*_TAG_NAMES, *spans.SPAN_COLUMNS)
-    tags = asked[1] or next(
+    tags = requested[1] or next(
         (by_plain[each] for each in known if each in by_plain and by_plain[each] != words), None
     )
     if words is None or tags is None:
@@ -233,14 +242,14 @@ def _read(
     problems = Problems()
     cells = zip(part.table[words_column].to_pylist(), part.table[tags_column].to_pylist(),
                 strict=True)  # fmt: skip
-    for row, (text, given) in enumerate(cells):
+    for row, (text, cell_tags) in enumerate(cells):
         with problems.noted():
             listed = _list(text)
             if isinstance(listed, list):
-                names_of_row = _tags(part, row, listed, _list(given), columns)
+                names_of_row = _tags(part, row, listed, _list(cell_tags), columns)
                 words_of_row = [str(word) for word in listed]
             elif isinstance(text, str):
-                words_of_row, span_tags, cut = spans.words_of(part, row, text, given or [])
+                words_of_row, span_tags, cut = spans.words_of(part, row, text, cell_tags or [])
                 names_of_row, trimmed = list(span_tags), trimmed + cut
             else:
                 words_of_row, names_of_row = [], []
@@ -258,21 +267,21 @@ def _read(
 
 
 def _tags(
-    part: Part, row: int, words: Sequence[Any], given: Any, columns: tuple[str, str]
+    part: Part, row: int, words: Sequence[Any], cell: Any, columns: tuple[str, str]
 ) -> list[str | None]:
     """The names of a row's tags; None for a word without (-100)."""
     names = part.class_names.get(columns[1])
-    if not isinstance(given, list) or len(given) != len(words):
-        count = len(given) if isinstance(given, list) else "no"
+    if not isinstance(cell, list) or len(cell) != len(words):
+        count = len(cell) if isinstance(cell, list) else "no"
         raise DataError(
             f"{part.where(row)} has {len(words)} words in column {columns[0]!r} and {count} tags "
             f"in column {columns[1]!r}.",
             "Give a tag for each word.",
         )
-    found: list[str | None] = []
-    for at, tag in enumerate(given):
+    tag_names: list[str | None] = []
+    for at, tag in enumerate(cell):
         if tag == UNTAGGED:
-            found.append(None)
+            tag_names.append(None)
         elif names is not None and isinstance(tag, int):
             if not 0 <= tag < len(names):
                 raise DataError(
@@ -280,15 +289,15 @@ def _tags(
                     f"column {columns[1]!r} has {len(names)} classes, 0 to {len(names) - 1}.",
                     "Correct the row, or give -100 for a word without a tag.",
                 )
-            found.append(names[tag])
+            tag_names.append(names[tag])
         elif isinstance(tag, (str, int)) and str(tag).strip():
-            found.append(str(tag).strip())
+            tag_names.append(str(tag).strip())
         else:
             raise DataError(
                 f"{part.where(row)} has {tag!r} as the tag of word {at} ({words[at]!r}).",
                 "Give a name, a number, or -100 for a word without a tag.",
             )
-    return found
+    return tag_names
 
 
 def _build(
@@ -297,8 +306,8 @@ def _build(
     problems = Problems()
     rows: list[list[str | None]] = []
     for each in parts:
-        for row, given in enumerate(each.tags):
-            tags = iob2(given) if are_entities else given
+        for row, row_tags in enumerate(each.tags):
+            tags = iob2(row_tags) if are_entities else row_tags
             rows.append(tags)
             strange = next((tag for tag in tags if tag is not None and tag not in names), None)
             with problems.noted():

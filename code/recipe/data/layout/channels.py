@@ -68,7 +68,7 @@ def find(
             say contradicts itself; one of several configurations must be asked for; or a split has
             files of which each host has its own and files that all hosts have.
     """
-    asked = [each.strip() for each in (configurations or "").split(",") if each.strip()]
+    requested = [each.strip() for each in (configurations or "").split(",") if each.strip()]
     data = {name: path for name, path in channels.items() if name not in NOT_DATA_CHANNELS}
     named = {name: split_of(name) for name in data}
     others = [name for name, split in named.items() if split is None]
@@ -80,7 +80,7 @@ def find(
         if name in sharded and not (path.exists() and sources.scan(path).data):
             inside[name] = _Channel(files={own: []} if own else {}, sources=Sources())
         else:
-            inside[name] = _inside(name, path, own, asked, notes)
+            inside[name] = _inside(name, path, own, requested, notes)
     files: dict[str, list[Path]] = {}
     for name, channel in inside.items():
         for split, paths in channel.files.items():
@@ -98,9 +98,11 @@ def find(
             "Give all of them the same S3DataDistributionType.",
         )
     if not files.get("train") and not sharded:
-        given = ", ".join(f"{name} ({path})" for name, path in channels.items()) or "none"
+        channel_list = ", ".join(f"{name} ({path})" for name, path in channels.items()) or "none"
         raise DataError(
-            " ".join([f"There is no training data; the job's channels are: {given}.", *notes]),
+            " ".join(
+                [f"There is no training data; the job's channels are: {channel_list}.", *notes]
+            ),
             "Give a channel called train (or training) with data of a format in docs/DATA.md, such "
             "as CSV, JSON Lines or Parquet.",
         )
@@ -118,7 +120,7 @@ def find(
 
 
 def _inside(
-    name: str, path: Path, own: str | None, asked: Sequence[str], notes: list[str]
+    name: str, path: Path, own: str | None, requested: Sequence[str], notes: list[str]
 ) -> _Channel:
     if not path.exists():
         raise DataError(
@@ -126,29 +128,32 @@ def _inside(
             "Check the channel's name and its S3 prefix. A channel in Pipe mode has no folder: use "
             "File or FastFile.",
         )
-    found = sources.scan(path)
-    notes += found.describe(name)
+    sources_here = sources.scan(path)
+    notes += sources_here.describe(name)
     cards_without_files: list[Card] = []
     # Of several cards, the outermost is of the whole.
-    for card in found.cards:
-        chosen = card.chosen(asked)
-        found.class_names += card.class_names(chosen or asked)
-        by_card = {each: card.files(each) for each in chosen}
+    for card in sources_here.cards:
+        chosen = card.chosen(requested)
+        sources_here.class_names += card.class_names(chosen or requested)
+        by_card = {name: card.files(name) for name in chosen}
         if any(paths for files in by_card.values() for paths in files.values()):
-            return _Channel(files=_of_card(card, by_card, own, found.data, notes), sources=found)
+            return _Channel(
+                files=_of_card(card, by_card, own, sources_here.data, notes), sources=sources_here
+            )
         if chosen:
             notes.append(f"{card.folder / CARD} lists files that are not here; names decide.")
             cards_without_files.append(card)
     root = path if path.is_dir() else path.parent
-    assigned = splits.by_names(root, found.data, own, asked)
+    assigned = splits.by_names(root, sources_here.data, own, requested)
     if cards_without_files and split_of(name) is None and len(assigned.files) < 2:
         raise DataError(
             f"{cards_without_files[0].folder / CARD} lists files that are not here, and the names "
-            f"of those that are tell no splits apart: {', '.join(map(str, found.data[:5]))}.",
+            f"of those that are tell no splits apart: "
+            f"{', '.join(map(str, sources_here.data[:5]))}.",
             "Leave the card out, or give each split in a channel of its own.",
         )
     notes += assigned.notes
-    return _Channel(files=assigned.files, sources=found, guessed=assigned.guessed)
+    return _Channel(files=assigned.files, sources=sources_here, guessed=assigned.guessed)
 
 
 def _of_card(

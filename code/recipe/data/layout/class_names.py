@@ -49,8 +49,8 @@ class ClassNames:
         count = len(self.names)
         if not self.numbered and values == set(range(1, count + 1)):
             return {number + 1: name for number, name in self.names.items()}
-        seen = ", ".join(map(str, sorted(values)[:10]))
-        return f"it has {count} names, and the labels are {seen}"
+        values_shown = ", ".join(map(str, sorted(values)[:10]))
+        return f"it has {count} names, and the labels are {values_shown}"
 
 
 def is_candidate(path: Path) -> bool:
@@ -113,12 +113,12 @@ def _of_json(document: Any) -> tuple[dict[int, str], int, bool]:
     turned = [
         (name, number) if isinstance(number, int) else (number, name) for number, name in pairs
     ]
-    found = {
+    names = {
         int(number): name
         for name, number in turned
         if isinstance(name, str) and str(number).isdigit()
     }
-    return found, len(pairs), True
+    return names, len(pairs), True
 
 
 def _named(path: Path, names: dict[int, str], count: int, numbered: bool) -> ClassNames | None:

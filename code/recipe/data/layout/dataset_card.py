@@ -37,7 +37,7 @@ class Card:
     """Configuration to the class names of its columns."""
     notes: Sequence[str] = ()
 
-    def chosen(self, asked: Sequence[str]) -> list[str]:
+    def chosen(self, requested: Sequence[str]) -> list[str]:
         """The configurations that are read; none where the card has none with files.
 
         Raises:
@@ -46,15 +46,15 @@ class Card:
         known = [name for name, each in self.configurations.items() if "data_files" in each]
         if not known:
             return []
-        for name in asked:
+        for name in requested:
             if name not in known:
                 raise DataError(
                     f"dataset_config_name has value {name!r}, but {self.folder / CARD} has the "
                     f"configurations {', '.join(known)}.",
                     near(name, known) or "Name one of them.",
                 )
-        if asked:
-            return list(asked)
+        if requested:
+            return list(requested)
         if len(known) > 1 and self.default is None:
             raise DataError(
                 f"{self.folder / CARD} has the configurations {', '.join(known)}, and none is the "
@@ -70,7 +70,7 @@ class Card:
             DataError: the files do not lie here.
         """
         patterns = sanitize_patterns(self.configurations[configuration]["data_files"])
-        found: dict[str, list[Path]] = {}
+        files_of_split: dict[str, list[Path]] = {}
         for split, each in patterns.items():
             for pattern in each:
                 if "://" in pattern:
@@ -80,14 +80,14 @@ class Card:
                     )
                 # What save_to_disk wrote is a folder, and the library looks for files.
                 whole = [path for path in self.folder.glob(pattern) if is_arrow_folder(path)]
-                found.setdefault(split, []).extend(whole)
+                files_of_split.setdefault(split, []).extend(whole)
                 try:
                     paths = resolve_pattern(pattern, base_path=str(self.folder.resolve()))
                     inside = [Path(path).relative_to(self.folder.resolve()) for path in paths]
                 except (FileNotFoundError, ValueError):  # Nothing there, or elsewhere.
                     continue
-                found[split] += [self.folder / path for path in inside]
-        return found
+                files_of_split[split] += [self.folder / path for path in inside]
+        return files_of_split
 
     def class_names(self, configurations: Sequence[str]) -> list[ClassNames]:
         """The names of the classes in the columns of some configurations, or of the only one."""
@@ -129,8 +129,8 @@ def read(folder: Path) -> Card | None:
                 of_all = {"default": document} if name == INFO else document
                 infos |= {key: DatasetInfo.from_dict(each) for key, each in of_all.items()}
         except Exception as error:  # The library raises all kinds.
-            said = " ".join(str(error).split())[:200]
-            notes.append(f"{path} cannot be read as a data set's card, and is not: {said}.")
+            reason = " ".join(str(error).split())[:200]
+            notes.append(f"{path} cannot be read as a data set's card, and is not: {reason}.")
     features = {
         key: {column: names for column, names in class_names(info.features).items() if names}
         for key, info in infos.items()

@@ -49,33 +49,35 @@ class Sources:
 
 def scan(path: Path) -> Sources:
     """What lies below a channel's folder; a channel may be a file."""
-    found = Sources()
-    _scan(path, found, ())
-    if not found.data:
+    sources = Sources()
+    _scan(path, sources, ())
+    if not sources.data:
         # A corpus of names may be called names.txt.
-        found.data = [Path(names.source) for names in found.class_names]
-        found.class_names = []
-    found.data.sort()
-    return found
+        sources.data = [Path(names.source) for names in sources.class_names]
+        sources.class_names = []
+    sources.data.sort()
+    return sources
 
 
-def _scan(path: Path, found: Sources, above: tuple[Path, ...]) -> None:
+def _scan(path: Path, sources: Sources, above: tuple[Path, ...]) -> None:
     """`above` are the real folders that led here, for links that lead back."""
     if is_arrow_folder(path):
-        found.data.append(path)
+        sources.data.append(path)
         return
     if path.is_dir() and path.resolve() not in above:
         if card := dataset_card.read(path):
-            found.cards.append(card)
-            found.notes += card.notes
+            sources.cards.append(card)
+            sources.notes += card.notes
         for child in sorted(path.iterdir()):
             if child.name.startswith((".", "_")):
-                found.passed_over.append(child)
+                sources.passed_over.append(child)
             else:
-                _scan(child, found, (*above, path.resolve()))
+                _scan(child, sources, (*above, path.resolve()))
         return
     if not path.is_file():
-        found.notes.append(f"{path} is no file, or a link that leads back or to nothing: not used.")
+        sources.notes.append(
+            f"{path} is no file, or a link that leads back or to nothing: not used."
+        )
         return
     name = path.name.lower()
     is_side = name.endswith(_SIDE_SUFFIXES) or _SIDE_NAMES.fullmatch(name) is not None
@@ -84,12 +86,12 @@ def _scan(path: Path, found: Sources, above: tuple[Path, ...]) -> None:
         with path.open("rb") as stream:
             is_side = _MANIFEST_ROW.match(stream.read(65536)) is None
     if is_side:
-        found.passed_over.append(path)
+        sources.passed_over.append(path)
     elif path.stat().st_size == 0:
-        found.notes.append(f"{path} is empty and not used.")
+        sources.notes.append(f"{path} is empty and not used.")
     elif class_names.is_candidate(path) and (names := class_names.read(path)):
-        found.class_names.append(names)
+        sources.class_names.append(names)
     elif class_names.is_sure(path):
-        found.passed_over.append(path)
+        sources.passed_over.append(path)
     else:
-        found.data.append(path)
+        sources.data.append(path)

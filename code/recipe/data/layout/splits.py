@@ -26,7 +26,9 @@ class Assigned:
     """Whether the files for training are those that name no split, beside some that do."""
 
 
-def by_names(root: Path, paths: Sequence[Path], own: str | None, asked: Sequence[str]) -> Assigned:
+def by_names(
+    root: Path, paths: Sequence[Path], own: str | None, requested: Sequence[str]
+) -> Assigned:
     """The split of each of `paths`.
 
     A folder or file that names a split is of that split; the others are of the split that the
@@ -43,7 +45,7 @@ def by_names(root: Path, paths: Sequence[Path], own: str | None, asked: Sequence
             for, or a channel for training holds files that name other splits only.
     """
     notes: list[str] = []
-    paths = _of_configurations(root, paths, asked, notes)
+    paths = _of_configurations(root, paths, requested, notes)
     named = {path: _split_of_path(root, path, paths) for path in paths}
     present = {split for split in named.values() if split is not None}
     unnamed = [path for path, split in named.items() if split is None]
@@ -72,14 +74,14 @@ def by_names(root: Path, paths: Sequence[Path], own: str | None, asked: Sequence
 
 def _named_parts(root: Path, path: Path) -> list[tuple[int, str]]:
     """Position and split of each folder, and of the file, that names one split."""
-    found = []
+    named_parts = []
     for at, part in enumerate(path.relative_to(root).parts):
         key, is_partition, value = part.partition("=")
         if is_partition and plain(key) not in SPLIT_COLUMNS:
             continue
         if split := split_of(value if is_partition else part):
-            found.append((at, split))
-    return found
+            named_parts.append((at, split))
+    return named_parts
 
 
 def _split_of_path(root: Path, path: Path, paths: Sequence[Path]) -> str | None:
@@ -108,7 +110,7 @@ def _split_of_path(root: Path, path: Path, paths: Sequence[Path]) -> str | None:
 
 
 def _of_configurations(
-    root: Path, paths: Sequence[Path], asked: Sequence[str], notes: list[str]
+    root: Path, paths: Sequence[Path], requested: Sequence[str], notes: list[str]
 ) -> Sequence[Path]:
     """The files of the configurations that are asked for, or of the only one.
 
@@ -121,16 +123,16 @@ def _of_configurations(
         of_path[path] = "/".join(
             part for part in parts[:first] if "=" not in part and part != "data"
         )
-    if asked:
+    if requested:
         known = sorted({name for name in of_path.values() if name})
-        for name in asked:
+        for name in requested:
             if name not in known:
                 raise DataError(
                     f"dataset_config_name has value {name!r}, but {root} has "
                     f"{'the folders ' + ', '.join(known) if known else 'no folders'}.",
                     near(name, known) or "Name one of them, or leave it out.",
                 )
-        kept = [path for path in paths if of_path[path] in asked]
+        kept = [path for path in paths if of_path[path] in requested]
     else:
         trained = {
             of_path[path]

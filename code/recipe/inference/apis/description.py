@@ -78,8 +78,8 @@ def refuse_other_apis(model: Any, request: Request) -> None:
     if isinstance(model, Generator) and request.route == openai.CHAT:
         return  # if there is no chat template, the generator says so
     if request.route and request.route not in own:
-        there = f"answers {', '.join(own)}" if own else "answers none of these APIs"
-        raise BadRequest(f"The body is one of {request.route}, and this model {there}.")
+        answered = f"answers {', '.join(own)}" if own else "answers none of these APIs"
+        raise BadRequest(f"The body is one of {request.route}, and this model {answered}.")
 
 
 def routes(model: Any) -> list[str]:

@@ -210,17 +210,17 @@ class Generator:
         limit = self.loaded.max_length
         if settings.truncate is not None:
             length, is_whole = min(length, settings.truncate), True
-        wanted = settings.max_new_tokens
-        if wanted is None and settings.max_length is not None:
-            wanted = settings.max_length - length
-            if wanted < 1 and length < limit:
+        new_tokens = settings.max_new_tokens
+        if new_tokens is None and settings.max_length is not None:
+            new_tokens = settings.max_length - length
+            if new_tokens < 1 and length < limit:
                 raise TooLong(
                     f"max_length is {settings.max_length}, and the prompt has {length} tokens"
                     " already. Give max_new_tokens instead."
                 )
         cuts = settings.long_prompts == CUT
         least = min(options.DEFAULT_NEW_TOKENS, limit // 2) if cuts else 1
-        new = wanted
+        new = new_tokens
         if new is None:
             new = min(settings.default_new_tokens, max(limit - length, least))
         if length + new <= limit:
@@ -231,7 +231,7 @@ class Generator:
             advice = ""
             if not cuts and new <= limit // 2:
                 advice = ", or let AMPHORA_LONG_PROMPTS=cut cut prompts on the left"
-            wish = "" if wanted is None else f" {new} are to follow,"
+            wish = "" if new_tokens is None else f" {new} are to follow,"
             raise TooLong(
                 f"The prompt has {more}{length} tokens,{wish} and the model has"
                 f" {limit} positions: {room}. Shorten the prompt or ask for less{advice}."

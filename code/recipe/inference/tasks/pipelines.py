@@ -167,9 +167,11 @@ class Foreign:
         """What the pipeline is called with: pictures and sounds in the place of their bytes."""
         reads_sounds, reads_words = self.task in _SOUNDS, self.task in _WORDS
         if content_type:
-            wanted = "audio/" if reads_sounds else "text" if reads_words else "image/"
-            if not content_type.startswith(wanted):
-                raise NotTakenHere(f"{self.task} takes no {content_type}. Send {wanted}* or JSON.")
+            media_type = "audio/" if reads_sounds else "text" if reads_words else "image/"
+            if not content_type.startswith(media_type):
+                raise NotTakenHere(
+                    f"{self.task} takes no {content_type}. Send {media_type}* or JSON."
+                )
         if reads_words:
             return inputs
         if reads_sounds:

@@ -125,7 +125,12 @@ class QuestionAnswerer:
         and end are characters of the context; with `top_k` a list of the best."""
         for request in requests:
             self.measure(request)
-        rows = [window.row for request in requests for some in request.prepared for window in some]
+        rows = [
+            window.row
+            for request in requests
+            for windows_of_part in request.prepared
+            for window in windows_of_part
+        ]
         logits = iter(self.loaded.forward(rows, _starts_and_ends))
         answers: list[Any] = []
         for request in requests:

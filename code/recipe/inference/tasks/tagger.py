@@ -101,7 +101,12 @@ class Tagger:
         for request in requests:
             self.measure(request)
         rows = []
-        for chunk in [chunk for request in requests for some in request.prepared for chunk in some]:
+        for chunk in [
+            chunk
+            for request in requests
+            for chunks_of_part in request.prepared
+            for chunk in chunks_of_part
+        ]:
             count = int(chunk["attention_mask"].sum())
             types = chunk["token_type_ids"][0, :count].tolist() if "token_type_ids" in chunk else []
             rows.append(

@@ -160,8 +160,10 @@ class TextGenerator:
         for name in ("src_lang", "tgt_lang"):
             language = parameters.get(name)
             if language is not None and language not in self.languages:
-                some = ", ".join(self.languages[:60])
-                raise BadRequest(f"{name} is {language!r}. Give one of the model's: {some}.")
+                first_languages = ", ".join(self.languages[:60])
+                raise BadRequest(
+                    f"{name} is {language!r}. Give one of the model's: {first_languages}."
+                )
         target = parameters.get("tgt_lang") or self.defaults.get("tgt_lang")
         if target is None:
             if self.loaded.model.generation_config.forced_bos_token_id is None:

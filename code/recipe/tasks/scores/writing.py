@@ -61,7 +61,7 @@ class Written:
         """Some of it, beside the data."""
         chosen = np.linspace(0, len(self.rows) - 1, min(_SHOWN, len(self.rows))).astype(int)
         rows = [self.rows[at] for at in chosen.tolist()]
-        some = self.pairs.texts.select(rows)
+        examples = self.pairs.texts.select(rows)
         texts = [self.texts[at] for at in chosen.tolist()]
         return Section(
             title="What the model writes, evaluation data",
@@ -70,7 +70,7 @@ class Written:
             rows=[
                 tuple(text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ..."
                       for text in row)
-                for row in zip(some[SOURCE], texts, some[TARGET], strict=True)
+                for row in zip(examples[SOURCE], texts, examples[TARGET], strict=True)
             ],
         )  # fmt: skip
 
@@ -90,7 +90,7 @@ def write(trainer: Any, pairs: Pairs, most: int | None, options: dict[str, Any])
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     inner.eval()
     tokenizer = trainer.processing_class
-    found: list[tuple[int, str, int]] = []
+    texts_by_row: list[tuple[int, str, int]] = []
     size = trainer.args.eval_batch_size
     with torch.no_grad(), trainer.compute_loss_context_manager():
         for start in range(0, len(mine), size):
@@ -98,8 +98,8 @@ def write(trainer: Any, pairs: Pairs, most: int | None, options: dict[str, Any])
             output = _generated(inner, tokenizer, pairs, batch, options)
             texts = tokenizer.batch_decode(output, skip_special_tokens=True)
             lengths = (output[:, 1:] != tokenizer.pad_token_id).sum(-1).tolist()
-            found += zip(batch.tolist(), map(str.strip, texts), lengths, strict=True)
-    every = sorted(each for part in everyones(found) for each in part)
+            texts_by_row += zip(batch.tolist(), map(str.strip, texts), lengths, strict=True)
+    every = sorted(each for part in everyones(texts_by_row) for each in part)
     numbers, texts, lengths = (list(part) for part in zip(*every, strict=True))
     return Written(numbers, texts, lengths, pairs)
 
@@ -134,7 +134,7 @@ class _Words:
 def _rouge(texts: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
     kinds = ["rouge1", "rouge2", "rougeL", "rougeLsum"]
     joined = "".join(targets).lower()
-    letters = sum(each.isalnum() for each in joined)
+    letters = sum(character.isalnum() for character in joined)
     is_latin = len(_OF_ROUGE.findall(joined)) >= 0.8 * letters
     # As run_summarization.py has it, where the library's own words can be told.
     scorer = RougeScorer(kinds, use_stemmer=is_latin, tokenizer=None if is_latin else _Words())
