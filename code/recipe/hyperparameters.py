@@ -87,6 +87,11 @@ class Hyperparameters:
     class_weight: str | None = _documented(
         None, "balanced: rare labels weigh as much in the loss as frequent ones."
     )
+    tune_thresholds: bool = _documented(
+        False,
+        "Several labels for each text: from which probability a label counts as given is found on "
+        "the evaluation data, for each label where its F1 is highest, instead of 0.5.",
+    )
     prompt_column: str | None = _documented(
         None, "task=causal-lm: column of prompts, which are read, not learned. Found by its name."
     )

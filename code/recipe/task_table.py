@@ -43,7 +43,7 @@ TASKS: Mapping[str, TaskRow] = {
     CLASSIFICATION: TaskRow(
         "text_classification",
         ("text_pair_column", "label_column", "problem_type", "label_separator", "class_weight",
-         "num_labels", "label_smoothing_factor", "do_predict"),
+         "tune_thresholds", "num_labels", "label_smoothing_factor", "do_predict"),
         recognised_by="data.classification",
     ),
     CAUSAL_LM: TaskRow(

@@ -93,6 +93,10 @@ RULES: Mapping[str, Rule] = {
     "top_k": whole(1),
     "function_to_apply": one_of("sigmoid", "softmax", "none", "default"),
     "return_all_scores": FLAG,
+    "threshold": Rule(
+        lambda value: value == "tuned" or number(0, 1).is_right(value),
+        'a number from 0 to 1, or "tuned"',
+    ),
     "aggregation_strategy": one_of("none", "simple", "first", "average", "max"),
     "ignore_labels": Rule(lambda value: value == [] or are_texts(value), "a list of labels"),
     "candidate_labels": _NAMES,

@@ -33,6 +33,8 @@ class Predictions:
     """None where the data came tokenised."""
     pairs: Sequence[str] | None = None
     """The second text of each sample, where they are pairs."""
+    thresholds: Array | None = None
+    """Probability [classes] from which each of several labels counts as given; None: 0.5."""
 
     @property
     def scores(self) -> Array:
@@ -50,7 +52,9 @@ class Predictions:
         """As `true`."""
         if self.labels.problem == SINGLE:
             return np.asarray(self.outputs.argmax(axis=1))
-        return self.outputs[:, 0] if self.labels.problem == NUMBER else self.outputs >= 0
+        if self.labels.problem == NUMBER:
+            return self.outputs[:, 0]
+        return self.scores >= (0.5 if self.thresholds is None else self.thresholds)
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """For each row its number, counted from 0; the predicted label with its probability, the
@@ -101,10 +105,20 @@ class Predictions:
                         ("recall", section.NUMBER),
                         ("F1", section.NUMBER),
                         ("rows", section.NUMBER),
+                        *([] if self.thresholds is None else [("threshold", section.NUMBER)]),
                     ],
                     rows=[
-                        [row["name"], *(f"{row[score]:.3f}" for score in scores), str(row["rows"])]
-                        for row in _classes(self)
+                        [
+                            row["name"],
+                            *(f"{row[score]:.3f}" for score in scores),
+                            str(row["rows"]),
+                            *(
+                                []
+                                if self.thresholds is None
+                                else [f"{self.thresholds[number]:.3f}"]
+                            ),
+                        ]
+                        for number, row in enumerate(_classes(self))
                     ],
                 )
             )

@@ -134,6 +134,14 @@ class Answering(Protocol):
 
 
 @runtime_checkable
+class Tuning(Protocol):
+    """A task that decides something on the evaluation data once the weights are final."""
+
+    def tune(self, trainer: Trainer) -> dict[str, float]:
+        """Decide it by the trainer's last evaluation; more metrics of this. By every process."""
+
+
+@runtime_checkable
 class Writing(Protocol):
     """An objective with scores beyond those of logits: of what the model writes."""
 

@@ -11,7 +11,7 @@ import evaluate
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import pearsonr, spearmanr  # type: ignore[import-untyped]
-from sklearn.metrics import f1_score
+from sklearn.metrics import f1_score, precision_recall_curve
 from transformers import EvalPrediction
 
 from recipe.metrics import SCORES
@@ -51,8 +51,10 @@ class Scores:
     1 [N, classes]; outputs [N, 1] with numbers [N].
     """
 
-    def __init__(self) -> None:
+    def __init__(self, thresholds: Floats | None = None) -> None:
         self._score = scorer()
+        self.thresholds = thresholds
+        """Probability [classes] from which each of several labels counts as given; None: 0.5."""
         self.last: tuple[Floats, Floats] | None = None
         """Outputs and labels of the last evaluation."""
 
@@ -65,12 +67,43 @@ class Scores:
         self.last = outputs, true
         if np.issubdtype(true.dtype, np.integer):
             return self._score(outputs.argmax(axis=-1), true)
-        return score_numbers(outputs[:, 0], true) if true.ndim == 1 else score_sets(outputs, true)
+        return (
+            score_numbers(outputs[:, 0], true)
+            if true.ndim == 1
+            else score_sets(outputs, true, self.thresholds)
+        )
 
 
-def compute_metrics() -> Scores:
-    """What the Trainer takes as its compute_metrics."""
-    return Scores()
+def sets_of(logits: Floats, thresholds: Floats | None) -> npt.NDArray[np.bool_]:
+    """Which labels [N, classes] reach their thresholds [classes], which are 0.5 where None."""
+    if thresholds is None:
+        return np.asarray(logits >= 0)
+    return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))) >= thresholds)
+
+
+def best_thresholds(logits: Floats, true: Floats) -> Floats:
+    """The probability [classes] from which each label's F1 is highest, midway between two rows'.
+
+    It is 0.5 where none is better, and where no row has the label, or all have.
+
+    Args:
+        logits: [N, classes].
+        true: [N, classes], 0 or 1.
+    """
+    probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    thresholds = np.full(logits.shape[1], 0.5)
+    for number, (scores, has) in enumerate(zip(probabilities.T, true.T > 0.5, strict=True)):
+        if has.all() or not has.any():
+            continue
+        precision, recall, reached = precision_recall_curve(has, scores)
+        # The last point is that of no row at all, and has no threshold.
+        f1 = 2 * precision[:-1] * recall[:-1] / np.maximum(precision[:-1] + recall[:-1], 1e-12)
+        if f1.max() <= f1_score(has, scores >= 0.5, zero_division=0) + 1e-9:
+            continue
+        between = (np.concatenate([[0.0], reached[:-1]]) + reached) / 2
+        best = np.flatnonzero(f1 >= f1.max() - 1e-9)
+        thresholds[number] = between[best[np.abs(between[best] - 0.5).argmin()]]
+    return thresholds
 
 
 def score_tokens(prediction: EvalPrediction) -> dict[str, float]:
@@ -86,14 +119,15 @@ def score_tokens(prediction: EvalPrediction) -> dict[str, float]:
     return {"perplexity": perplexity, "token_accuracy": float(is_right)}
 
 
-def score_sets(logits: Floats, true: Floats) -> dict[str, float]:
-    """Scores of predicted sets of labels, those of probability 0.5 and more.
+def score_sets(logits: Floats, true: Floats, thresholds: Floats | None = None) -> dict[str, float]:
+    """Scores of predicted sets of labels, those that reach their thresholds.
 
     Args:
         logits: [N, classes].
         true: [N, classes], 0 or 1.
+        thresholds: [classes]; 0.5 where None.
     """
-    predicted, true_sets = logits >= 0, true > 0.5
+    predicted, true_sets = sets_of(logits, thresholds), true > 0.5
     return {
         "accuracy": float((predicted == true_sets).all(axis=1).mean()),
         "f1_micro": float(f1_score(true_sets, predicted, average="micro", zero_division=0)),

@@ -75,7 +75,7 @@ class _Classes(Objective):
         return balanced_weights(samples.labels.tolist(), count)
 
     def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        return evaluation.compute_metrics()
+        return evaluation.Scores()
 
 
 class ImageClassification:

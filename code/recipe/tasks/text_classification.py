@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from recipe import metrics
 from recipe.batching import packing
 from recipe.batching.batches import Layout, Packed, Padded, Samples
+from recipe.console import say
 from recipe.data import classification
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS
 from recipe.data.labels import NUMBER, SEVERAL, SINGLE, balanced_weights
@@ -36,7 +39,7 @@ from recipe.tasks.base import (
     named,
     shape_for,
 )
-from recipe.tasks.evaluation import Scores
+from recipe.tasks.evaluation import Floats, Scores
 from recipe.tokenization import encoding
 from recipe.tokenization import texts as text_tokens
 from recipe.tokenization.encoding import takes_token_types
@@ -55,6 +58,9 @@ SCORES_OF: Mapping[str, Sequence[str]] = {
 
 
 class _Classes(Objective):
+    def __init__(self, thresholds: Floats | None = None) -> None:
+        self._thresholds = thresholds
+
     packable: Collection[str] = packed_encoders.FAMILIES
     lightens_attention = True
 
@@ -87,7 +93,7 @@ class _Classes(Objective):
         return balanced_weights(samples.labels.tolist(), count)
 
     def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        return evaluation.compute_metrics()
+        return Scores(self._thresholds)
 
 
 def has_types(model: PreTrainedModel, batches: Batches) -> bool:
@@ -124,7 +130,26 @@ class TextClassification:
         channels = judging.channels(channels, hyperparameters)
         self.splits = classification.load(channels, hyperparameters)
         self.train, self.found = self.splits.train, self.splits.found
+        self._tuned: Mapping[str, float] = {}
         check_best(hyperparameters, SCORES_OF[self.splits.labels.problem])
+        if hyperparameters.tune_thresholds and self.splits.labels.problem != SEVERAL:
+            raise HyperparameterError(
+                "Hyperparameter tune_thresholds has value True, but a row has one label only: the "
+                "most probable one is its answer, and there is no threshold.",
+                "Leave it out; if rows have several labels, give lists, or label_separator.",
+            )
+        if hyperparameters.tune_thresholds and not hyperparameters.evaluates:
+            raise HyperparameterError(
+                "Hyperparameter tune_thresholds has value True, but nothing is evaluated: "
+                "thresholds are found on evaluation data.",
+                "Leave do_eval and eval_strategy out, or tune_thresholds.",
+            )
+        if hyperparameters.tune_thresholds and not hyperparameters.trains:
+            raise HyperparameterError(
+                "Hyperparameter tune_thresholds has value True, but do_train=False writes no model "
+                "that could keep them.",
+                "Leave one of the two out.",
+            )
         num_labels, names = hyperparameters.num_labels, self.splits.labels.names
         if num_labels is not None and num_labels != len(names):
             listed = ", ".join(names[:_SHOWN_LABELS]) + ", ..." * (len(names) > _SHOWN_LABELS)
@@ -145,6 +170,13 @@ class TextClassification:
             self.splits = judging.with_labels_of(source, self.splits, self._hyperparameters)
             self.train = self.splits.train
         model, tokenizer = loading.load(source, self.splits.labels, self._hyperparameters)
+        kept: Any = getattr(model.config, "label_thresholds", None)
+        if kept is not None and self._hyperparameters.trains:
+            del model.config.label_thresholds  # they were those of other weights
+        elif kept is not None:
+            names = self.splits.labels.names
+            self.objective = _Classes(np.array([kept.get(name, 0.5) for name in names]))
+            say(f"thresholds of the model: {_listed(kept)}")
         is_text = TEXT in self.train.column_names
         model.config.text_columns = list(self.splits.text_columns) if is_text else None
         return model, tokenizer
@@ -187,7 +219,15 @@ class TextClassification:
 
     def about(self) -> About:
         """A classifier of these labels."""
-        return model_card.of_labels(self.splits.labels, self.splits.text_columns)
+        about = model_card.of_labels(self.splits.labels, self.splits.text_columns)
+        if not self._tuned:
+            return about
+        return dataclasses.replace(
+            about,
+            metrics=f"A label counts as given from its own probability ({_listed(self._tuned)}; "
+            "label_thresholds in config.json), found on the evaluation data; `eval_` scores are by "
+            "0.5, `eval_tuned_` and `test_` ones by these. Accuracy is of the whole set.",
+        )
 
     def findings(self) -> Iterator[Finding]:
         """Some rows as they were read, and how often each label occurs."""
@@ -210,6 +250,33 @@ class TextClassification:
         detail = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
         level = WARNING if shares[rarest] < _RAREST_SHARE else OK
         yield Finding(level=level, what="balance", detail=detail)
+
+    def tune(self, trainer: Trainer) -> dict[str, float]:
+        """The threshold of each label, kept with the model, and scores with them, if asked for.
+
+        The scores are of the rows that the thresholds were found on: those of test data tell more.
+        """
+        if not self._hyperparameters.tune_thresholds:
+            return {}
+        scores = trainer.compute_metrics
+        assert isinstance(scores, Scores)
+        if scores.last is None:  # the run was resumed after its last evaluation
+            trainer.evaluate()
+        assert scores.last is not None
+        logits, true = scores.last
+        scores.thresholds = evaluation.best_thresholds(logits, true)
+        kept = dict(zip(self.splits.labels.names, scores.thresholds.tolist(), strict=True))
+        bare: Any = trainer.accelerator.unwrap_model(trainer.model)
+        bare.config.label_thresholds = self._tuned = kept
+        before, after = (
+            evaluation.score_sets(logits, true, thresholds)
+            for thresholds in (None, scores.thresholds)
+        )
+        say(
+            f"thresholds: {_listed(kept)}; F1 (macro) of the {len(true)} evaluation rows that they "
+            f"were found on: {after['f1_macro']:.4f}, with 0.5 {before['f1_macro']:.4f}"
+        )
+        return {f"eval_tuned_{name}": score for name, score in after.items()}
 
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
         """The last answers to the data that the model is judged by.
@@ -241,7 +308,14 @@ class TextClassification:
             true=true,
             texts=texts,
             pairs=pairs,
+            thresholds=scores.thresholds,
         )
+
+
+def _listed(thresholds: Mapping[str, float]) -> str:
+    """Of the first labels."""
+    shown = [f"{name} {value:.3g}" for name, value in thresholds.items()]
+    return ", ".join(shown[:_SHOWN_LABELS]) + ", ..." * (len(shown) > _SHOWN_LABELS)
 
 
 TASK = TextClassification

@@ -39,7 +39,7 @@ from recipe.runtime.distribution import Distribution
 from recipe.runtime.timer import Stopwatch
 from recipe.storage import atomic, checksums
 from recipe.tasks import detection
-from recipe.tasks.base import Answering, Objective, Saving, Sharding, Task
+from recipe.tasks.base import Answering, Objective, Saving, Sharding, Task, Tuning
 from recipe.training import engine, graph_extraction, host_samples, tracking
 from recipe.training.engine import Engine
 from recipe.training.progress import Bar, MetricLines, ProgressFile, ProgressLines
@@ -84,7 +84,7 @@ def run(
     if is_trial:
         made.trainer.add_callback(graph_extraction.FewSteps())
     with tracking.run(cast("list[str]", arguments.report_to), hyperparameters):
-        metrics = _train(made.trainer, made.samples.get("test"), hyperparameters)
+        metrics = _train(made, hyperparameters)
     watch.lap("training")
     weights = distribution.whole_weights(made.trainer)
     if is_trial:
@@ -293,10 +293,9 @@ def _trainer(
     return trainer
 
 
-def _train(
-    trainer: Engine, test: Samples | None, hyperparameters: Hyperparameters
-) -> dict[str, float]:
+def _train(made: _Made, hyperparameters: Hyperparameters) -> dict[str, float]:
     """Train, and evaluate; every process takes part, and gets the same metrics."""
+    trainer, test = made.trainer, made.samples.get("test")
     metrics = trainer.run() if hyperparameters.trains else {}
     done: dict[str, float] = {}
     if hyperparameters.trains and not trainer.args.load_best_model_at_end:
@@ -308,6 +307,8 @@ def _train(
         metrics |= trainer.evaluate()  # whose answers are what is predicted
     elif hyperparameters.evaluates:
         metrics |= done or trainer.evaluate()
+    if hyperparameters.evaluates and isinstance(made.task, Tuning):
+        metrics |= made.task.tune(trainer)
     if test is not None and (hyperparameters.evaluates or hyperparameters.predicts):
         metrics |= trainer.evaluate(test, metric_key_prefix="test")
     metrics.pop("total_flos", None)

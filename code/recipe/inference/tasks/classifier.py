@@ -19,7 +19,7 @@ from recipe.inference.tasks import ranking
 from recipe.inference.tasks.ranking import Ranking
 
 PARAMETERS = {
-    "top_k", "function_to_apply", "return_all_scores", "return_text",
+    "top_k", "function_to_apply", "return_all_scores", "return_text", "threshold",
 } | loaded_model.PARAMETERS  # fmt: skip
 
 
@@ -54,6 +54,20 @@ class Classifier:
         request.check_parameters(PARAMETERS, "text-classification", nullable={"top_k"})
         labels = self.loaded.model.config.num_labels or 0
         ranking.expand(request, self.text_or_pair, self.loaded.columns, labels)
+        threshold = request.parameters.get("threshold")
+        if threshold is not None and isinstance(request.raw, Ranking):
+            raise BadRequest("threshold is for labels, and this request asks for a ranking.")
+        applied = request.parameters.get("function_to_apply", "sigmoid")
+        if threshold == "tuned" and applied not in ("sigmoid", "default"):
+            raise BadRequest(
+                f"function_to_apply is {applied}, and tuned thresholds are probabilities that "
+                "sigmoid gives. Leave it out, or give threshold a number."
+            )
+        if threshold == "tuned" and not self._thresholds:
+            raise BadRequest(
+                'threshold is "tuned", but the model has no label_thresholds in its config.json '
+                "(training with tune_thresholds=True writes them). Give a number from 0 to 1."
+            )
         return [len(ids) for ids in self.loaded.encode(request)]
 
     def text_or_pair(self, value: Any) -> Text:
@@ -77,8 +91,9 @@ class Classifier:
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """For each request an answer for each text: its best label; with `top_k` a list of its best
-        labels, all of them if it is null. Of `{"query", "texts"}` the texts by their scores, of
-        `{"source_sentence", "sentences"}` the score of each.
+        labels, all of them if it is null; with `threshold` a list of those that reach it. Of
+        `{"query", "texts"}` the texts by their scores, of `{"source_sentence", "sentences"}` the
+        score of each.
 
         Scores are what transformers' pipeline computes: softmax over the labels; the sigmoid of
         each label if a text may have several, or there is but one; of a regression the number
@@ -97,7 +112,8 @@ class Classifier:
                 answers.append(request.raw.answers([float(row[0]) for row in rows], request))
                 continue
             # The pipeline answers a text in no list by a list of one label; a pair by the label.
-            is_bare = "top_k" in request.parameters or not isinstance(request.texts[0], str)
+            chooses = not {"top_k", "threshold"}.isdisjoint(request.parameters)
+            is_bare = chooses or not isinstance(request.texts[0], str)
             entries = [self._labels(row, request.parameters) for row in rows]
             answers.append(Answers(entries, request.truncated, single=request.single and is_bare))
         return answers
@@ -105,7 +121,8 @@ class Classifier:
     def _labels(self, scores: torch.Tensor, parameters: Mapping[str, Any]) -> Label | list[Label]:
         """The best label of a text's scores, or as many as the request asks for."""
         names: Any = self.loaded.model.config.id2label
-        if "top_k" not in parameters:
+        threshold = parameters.get("threshold")
+        if "top_k" not in parameters and threshold is None:
             if parameters.get("return_all_scores"):
                 return [{"label": names[n], "score": s} for n, s in enumerate(scores.tolist())]
             best = scores.max(-1)
@@ -113,8 +130,18 @@ class Classifier:
         # A stable sort, as the pipeline's: of equal scores the first label comes first.
         ranked = scores.sort(descending=True, stable=True)
         pairs = zip(ranked.indices.tolist(), ranked.values.tolist(), strict=True)
-        labels = [{"label": names[number], "score": score} for number, score in pairs]
-        return labels[: parameters["top_k"]]
+        tuned, usual = (self._thresholds, 0.5) if threshold == "tuned" else ({}, threshold)
+        labels = [
+            {"label": names[number], "score": score}
+            for number, score in pairs
+            if threshold is None or score >= tuned.get(names[number], usual)
+        ]
+        return labels[: parameters.get("top_k")]
+
+    @property
+    def _thresholds(self) -> Mapping[str, Any]:
+        """The probability of each label from which it counts as given, where training tuned it."""
+        return getattr(self.loaded.model.config, "label_thresholds", None) or {}
 
 
 def activation_of(config: Any, origin: Origin) -> str:
