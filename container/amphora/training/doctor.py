@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from amphora.common import devices, logs
+from amphora.common import devices, logs, packages
 from amphora.common.errors import AmphoraError
 from amphora.contract.job import Job, read_job
 from amphora.training import entry_point, launch
@@ -123,7 +123,15 @@ def _start(job: Job, environ: Mapping[str, str], scratch: Path) -> Iterator[Find
         yield Finding(level=OK, what="start", detail=note)
     needs = ["S3 for the code"] if job.submit_directory.startswith("s3://") else []
     if job.entry_point is not None:
-        needs += [f"a package index for {what}" for what, _ in entry_point.install_steps(code)]
+        for install in entry_point.install_steps(code):
+            try:
+                shown = packages.described(environ, code.root, install)
+            except AmphoraError as error:
+                yield Finding(level=ERROR, what="packages", detail=str(error))
+                continue
+            yield Finding(level=OK, what="packages", detail=f"{install.what} from {shown}")
+            if not shown.startswith(packages.NO_INDEX):
+                needs.append(f"a package index for {install.what}")
     if len(job.hosts) > 1:
         needs.append(f"the other hosts: {', '.join(h for h in job.hosts if h != job.current_host)}")
     detail = f"needed: {'; '.join(needs)}" if needs else "not needed to start"

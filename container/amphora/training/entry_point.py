@@ -18,6 +18,7 @@ from pathlib import Path
 
 from amphora.common import archives
 from amphora.common.errors import CodeError
+from amphora.common.packages import Install
 from amphora.contract.job import Job
 
 log = logging.getLogger("amphora")
@@ -115,13 +116,13 @@ def evaluate_modules(environ: Mapping[str, str]) -> Path | None:
     return next((folder for folder in found if folder.is_dir()), None)
 
 
-def install_steps(source: Source) -> list[tuple[str, list[str]]]:
-    """The pip runs that the code asks for: what is installed, and pip's arguments."""
+def install_steps(source: Source) -> list[Install]:
+    """The runs of pip that the code asks for."""
     steps = []
     if (source.root / "requirements.txt").is_file():
-        steps.append(("requirements.txt", ["-r", "requirements.txt"]))
+        steps.append(Install(requirements="requirements.txt"))
     if source.kind is ProgramKind.MODULE and is_package(source.root):
-        steps.append(("the package in the code folder", ["."]))
+        steps.append(Install())
     return steps
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 import tempfile
 import traceback
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from amphora.common import devices, logs
+from amphora.common import devices, logs, packages
 from amphora.common.errors import AmphoraError, CodeError, ConfigError
 from amphora.contract.job import Job, Paths, read_job
 from amphora.training import (
@@ -34,7 +33,6 @@ log = logging.getLogger("amphora")
 
 CONFIG_EXIT_CODE = 2
 PEER_EXIT_CODE = 1
-_INSTALL_TAIL = 8
 
 
 def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
@@ -226,13 +224,11 @@ def _prepared(
     host = devices.detect(environ, job.instance_type)
     if sdk_command is None:
         code = entry_point.locate(job, environ, scratch)
-        pip = [sys.executable, "-m", "pip", "install", "--no-input"]
-        steps = entry_point.install_steps(code) if job.entry_point else []
         start = sdk_v3.Start(
             plan=launch.plan(job, host, code, error_dir, environ),
             what=code.name if code.kind is entry_point.ProgramKind.MODULE else str(code.path),
             root=code.root,
-            installs=tuple((what, [*pip, *arguments]) for what, arguments in steps),
+            installs=tuple(entry_point.install_steps(code) if job.entry_point else ()),
         )
     else:
         start = sdk_v3.start(job, host, error_dir, environ, sdk_command)
@@ -252,20 +248,14 @@ def _prepared(
             start.plan.cache.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             log.warning("compiled programs cannot be kept in %s: %s", start.plan.cache, error)
-    for what, argv in start.installs:
-        log.info("installing %s", what)
-        ended = process_tree.run(argv, environ, start.root, signals)
-        if ended.stop_signal is not None:
-            raise process_tree.Interrupted
-        if ended.exit_code != 0:
-            said = [line.strip() for line in ended.tail if "ERROR" in line] or list(ended.tail)
-            raise CodeError(
-                f"{what} of {start.root} cannot be installed (pip's exit code {ended.exit_code}):"
-                f" {' '.join(said[-_INSTALL_TAIL:])}",
-                "Check the names and versions. Without a way to a package index, bring the wheels"
-                " in the code folder (--find-links in requirements.txt), or install them in the"
-                " image.",
-            )
+    for install in start.installs:
+        with packages.index(environ, start.root, install) as index:
+            log.info("installing %s from %s", install.what, index.shown)
+            ended = process_tree.run(install.argv, index.environ, start.root, signals)
+            if ended.stop_signal is not None:
+                raise process_tree.Interrupted
+            if ended.exit_code != 0:
+                raise packages.failed(install, start.root, ended.exit_code, ended.tail, index)
     log.info("starting %s", start.what)
     return start.plan
 

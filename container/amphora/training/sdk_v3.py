@@ -26,6 +26,7 @@ from amphora.common.archives import unpack
 from amphora.common.devices import Devices
 from amphora.common.errors import CodeError, ConfigError
 from amphora.common.logs import is_secret_name
+from amphora.common.packages import Install
 from amphora.contract.job import Job, Paths, decode
 from amphora.contract.sm_variables import MASTER_PORT, too_long
 from amphora.training import launch, mpi
@@ -110,8 +111,8 @@ class Start:
     """What runs, for the log."""
     root: Path
     """The folder that everything runs in."""
-    installs: tuple[tuple[str, list[str]], ...]
-    """What is installed before, and the argv that does it."""
+    installs: tuple[Install, ...]
+    """What is installed before."""
 
 
 def start(
@@ -157,9 +158,7 @@ def start(
     if request.unknown:
         note = f"sm_train.sh is run as it is: {request.unknown!r} in it is not known here"
         plan = replace(plan, notes=(*plan.notes, note))
-    return Start(
-        plan=plan, what=what, root=root, installs=tuple(_installs(request, job.paths, root))
-    )
+    return Start(plan=plan, what=what, root=root, installs=tuple(_installs(request, root)))
 
 
 def read(paths: Paths, sent: str) -> Request:
@@ -320,16 +319,15 @@ def _adapted(job: Job, request: Request, root: Path) -> Job:
     )
 
 
-def _installs(request: Request, paths: Paths, root: Path) -> list[tuple[str, list[str]]]:
+def _installs(request: Request, root: Path) -> list[Install]:
     name = request.steps.get("requirements")
     if request.unknown or name is None:
         return []
     if "if_there" in request.steps and not (root / name).is_file():
         return []
-    # The SDK's own installer knows AWS CodeArtifact; older SDKs call pip.
-    installer = paths.data / "sm_drivers" / "scripts" / "install_requirements.py"
-    pip = [str(installer)] if installer.is_file() else ["-m", "pip", "install", "--no-input", "-r"]
-    return [(name, [sys.executable, *pip, name])]
+    # Also for the SDK's own installer: that calls uv, which does not know PIP_INDEX_URL and its
+    # like, and writes CodeArtifact's token into argv and into pip's file.
+    return [Install(requirements=name)]
 
 
 def _hp(name: str) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from amphora.common import devices
-from amphora.common.errors import AmphoraError, CodeError
+from amphora.common.errors import AmphoraError
 from amphora.serving.pool.user_code import UserCode
 from amphora.serving.protocol import framing
 from amphora.serving.settings import ServerSettings
@@ -159,7 +159,7 @@ class Spawner:
         if not self._is_prepared:
             try:
                 code_dir = await asyncio.to_thread(self._code.prepare)
-            except CodeError as error:
+            except AmphoraError as error:
                 raise ModelError(str(error)) from error
             self._settings = replace(self._settings, code_dir=code_dir)
             self._is_prepared = True

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import logging
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from amphora.common import archives
+from amphora.common import archives, packages
 from amphora.common.errors import CodeError
 from amphora.serving import programs
 from amphora.serving.settings import ServerSettings
 
 LOG = logging.getLogger("amphora.pool")
-_TAIL_LINES = 3
 
 
 class UserCode:
@@ -29,7 +27,7 @@ class UserCode:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def prepare(self) -> Path:
-        """Return the folder of the user's code, ready to import. Raises CodeError."""
+        """Return the folder of the user's code, ready to import. Raises CodeError, ConfigError."""
         settings = self._settings
         code = programs.inner_folder(settings.code_dir, settings.program)
         if settings.submitted and not self._is_superfluous(settings.submitted):
@@ -43,27 +41,23 @@ class UserCode:
             folder.mkdir()
             archives.unpack(archive, folder, settings.submitted)
             code = programs.inner_folder(folder, settings.program)
-        requirements = code / "requirements.txt"
-        if requirements.is_file():
-            LOG.info("Installing %s.", requirements)
-            self._pip = subprocess.Popen(
-                [sys.executable, "-m", "pip", "install", "--no-input", "-r", requirements.name],
-                cwd=code,
-                env=dict(self._environ),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            output, _ = self._pip.communicate()
-            if self._pip.returncode != 0:
-                lines = [line.strip() for line in output.splitlines() if "ERROR" in line]
-                raise CodeError(
-                    f"{requirements} cannot be installed (pip's exit code"
-                    f" {self._pip.returncode}): {' '.join(lines[-_TAIL_LINES:])}",
-                    "Check the names and versions. Without access to a package index, put the"
-                    " wheels in code/ (--find-links in requirements.txt), or install them in the"
-                    " image.",
+        install = packages.Install(requirements="requirements.txt")
+        if (code / install.requirements).is_file():
+            with packages.index(self._environ, code, install) as index:
+                LOG.info("Installing %s from %s.", code / install.requirements, index.shown)
+                self._pip = subprocess.Popen(
+                    install.argv,
+                    cwd=code,
+                    env=dict(index.environ),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
                 )
+                output, _ = self._pip.communicate()
+                exit_code = self._pip.returncode
+                if exit_code != 0:
+                    raise packages.failed(install, code, exit_code, output.splitlines(), index)
         return code
 
     def _is_superfluous(self, place: str) -> bool:

@@ -1,0 +1,301 @@
+"""Where packages for the user's code come from: CodeArtifact, a private index, wheels beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from amphora.common import logs, packages
+from amphora.common.errors import AmphoraError, CodeError, ConfigError
+from amphora.common.packages import Install
+from tests.support.job_tree import Tree
+from tests.support.package_indexes import ABSENT, ARN, DENIED, IndexServer, served, wheel
+from tests.support.servers import ECHO, Running
+
+REQUIREMENTS = Install(requirements="requirements.txt")
+PROBE = "amphora_index_probe"
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexServer]:
+    folder = tmp_path_factory.mktemp("wheels")
+    wheel(folder, PROBE)
+    with served(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def pip(tmp_path: Path) -> dict[str, str]:
+    """pip installs into a folder of the test, which Python looks into, and asks nobody else."""
+    folder = tmp_path / "installed"
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {
+        "PIP_TARGET": str(folder),
+        "PYTHONPATH": path,
+        # What this machine is set to does not count.
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_FIND_LINKS": "",
+        "PIP_EXTRA_INDEX_URL": "",
+        "PIP_NO_CACHE_DIR": "1",
+        # A check of all that is installed takes pip seconds.
+        "PIP_NO_DEPS": "1",
+        "PIP_NO_COMPILE": "1",
+        "PIP_RETRIES": "0",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "HOME": str(tmp_path),
+    }
+
+
+def asking(tree: Tree, requirements: str = "amphora-index-probe==1.0\n") -> Tree:
+    tree.script(requirements, "requirements.txt")
+    return tree.script(f"import {PROBE}; print('imported', {PROBE}.VALUE)")
+
+
+class TestCodeArtifact:
+    def test_a_job_installs_from_the_repository(
+        self, index: IndexServer, scripted: Tree, pip: dict[str, str]
+    ) -> None:
+        nowhere = "http://127.0.0.1:1/simple"
+        environ = {**pip, **index.aws, "CA_REPOSITORY_ARN": ARN, "PIP_INDEX_URL": nowhere}
+        result = asking(scripted).train(**environ)
+        assert "imported installed" in result.stdout, result.stderr
+        assert (
+            "installing requirements.txt from CodeArtifact's python of team (111122223333,"
+            " eu-west-1), in place of PIP_INDEX_URL" in result.stderr
+        )
+        assert any(path.startswith("/pypi/python/simple/") for path in index.asked)
+        assert index.tokens and not index.seen_in_argv
+        assert not any(token in result.stdout + result.stderr for token in index.tokens)
+
+    @pytest.mark.heavy
+    def test_an_endpoint_installs_from_the_repository(
+        self, index: IndexServer, tmp_path: Path, pip: dict[str, str]
+    ) -> None:
+        code = tmp_path / "ml" / "model" / "code"
+        code.mkdir(parents=True)
+        source = f"import {PROBE}\n" + ECHO.replace("42", f"{PROBE}.VALUE").replace("\n    ", "\n")
+        (code / "inference.py").write_text(source)
+        (code / "requirements.txt").write_text("amphora-index-probe==1.0\n")
+        environ = {**pip, **index.aws, "CA_REPOSITORY_ARN": ARN}
+        server = Running(tmp_path / "ml", environ)
+        try:
+            assert server.ready().invoke(1).json()["answer"] == "installed"
+            assert "requirements.txt from CodeArtifact's python of team" in server.log
+            assert not any(token in server.log for token in index.tokens)
+        finally:
+            server.close()
+        assert not index.seen_in_argv
+
+    def test_pip_gets_a_new_token_each_time_in_a_file_of_its_own(
+        self, index: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name, value in index.aws.items():
+            monkeypatch.setenv(name, value)
+        (tmp_path / ".netrc").write_text("machine other.host login me password mine\n")
+        (tmp_path / "requirements.txt").write_text("some-package\n")
+        environ = {**os.environ, "CA_REPOSITORY_ARN": f" {ARN} ", "HOME": str(tmp_path)}
+        given = []
+        for _ in range(2):
+            with packages.index(environ, tmp_path, REQUIREMENTS) as found:
+                private = Path(found.environ["NETRC"])
+                assert stat.S_IMODE(private.stat().st_mode) == 0o600
+                given.append(private.read_text())
+                shown = {name: value for name, value in found.environ.items() if name != "NETRC"}
+            assert not private.exists()
+            token = index.tokens[-1]
+            assert f"login aws password {token}\n" in given[-1] and "password mine" in given[-1]
+            assert token not in found.shown + json.dumps(shown)
+            assert shown["PIP_INDEX_URL"] == f"{index.address}/pypi/python/simple/"
+            assert token not in logs.mask(f"what pip said: {token}")
+        assert given[0] != given[1]
+
+    @pytest.mark.parametrize(
+        ("arn", "change", "says"),
+        [
+            (DENIED, {}, "AccessDenied.*sts:GetServiceBearerToken"),
+            pytest.param(
+                *(ABSENT, {}, "ResourceNotFound.*Check the account, the domain"),
+                marks=pytest.mark.heavy,
+            ),
+            pytest.param(
+                ARN,
+                {"AWS_ENDPOINT_URL_CODEARTIFACT": "http://127.0.0.1:1"},
+                "CA_REPOSITORY_ARN: CodeArtifact's python of team .*Could not connect.*VPC",
+                marks=pytest.mark.heavy,
+            ),
+        ],
+    )
+    def test_what_is_refused_has_its_remedy(
+        self,
+        index: IndexServer,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        arn: str,
+        change: dict[str, str],
+        says: str,
+    ) -> None:
+        monkeypatch.setattr(packages, "_ATTEMPTS", 1)
+        for name, value in {**index.aws, **change}.items():
+            monkeypatch.setenv(name, value)
+        environ = {**os.environ, "CA_REPOSITORY_ARN": arn}
+        with (
+            pytest.raises(CodeError, match=says),
+            packages.index(environ, tmp_path, Install()),
+        ):
+            pass
+
+    @pytest.mark.parametrize(
+        "arn",
+        [
+            "team/python",
+            "arn:aws:codeartifact:eu-west-1:111122223333:domain/team",
+            "arn:aws:codeartifact:eu-west-1:1111:repository/team/python",
+            "arn:aws:s3:::team/python",
+            f"{ARN}/pypi",
+        ],
+    )
+    def test_what_is_no_repository_is_refused_by_name(self, arn: str) -> None:
+        with pytest.raises(ConfigError, match=r"CA_REPOSITORY_ARN is .*repository/DOMAIN") as error:
+            packages.repository({"CA_REPOSITORY_ARN": arn})
+        assert repr(arn) in str(error.value)
+
+    def test_a_job_with_a_wrong_name_fails_before_pip_and_doctor_says_so(
+        self, scripted: Tree
+    ) -> None:
+        asking(scripted)
+        result = scripted.train(CA_REPOSITORY_ARN="team/python")
+        assert result.returncode == 2 and scripted.failure
+        assert scripted.failure.startswith("ConfigError: CA_REPOSITORY_ARN is 'team/python'")
+        told = subprocess.run(
+            [sys.executable, "-m", "amphora", "doctor", "--json"],
+            env=scripted.environment(CA_REPOSITORY_ARN="team/python"),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        errors = [each for each in json.loads(told.stdout)["findings"] if each["level"] == "error"]
+        assert told.returncode == 1
+        assert any(
+            each["what"] == "packages" and "CA_REPOSITORY_ARN" in each["detail"] for each in errors
+        )
+
+    def test_wheels_alone_need_no_token(self, index: IndexServer, tmp_path: Path) -> None:
+        (tmp_path / "requirements.txt").write_text("--no-index\n-f ./wheels\nsome-package\n")
+        before = len(index.tokens)
+        environ = {**os.environ, "CA_REPOSITORY_ARN": ARN}
+        with packages.index(environ, tmp_path, REQUIREMENTS) as found:
+            assert found.environ.get("NETRC") == os.environ.get("NETRC")
+        assert found.shown.startswith("no index") and "--find-links ./wheels" in found.shown
+        assert len(index.tokens) == before
+
+
+class TestPrivateIndexes:
+    @pytest.mark.heavy
+    def test_a_password_reaches_the_index_and_no_log(
+        self, index: IndexServer, scripted: Tree, pip: dict[str, str]
+    ) -> None:
+        password = quote(index.password, safe="")
+        url = f"http://{index.user}:{password}@127.0.0.1:{index.port}/private/simple/"
+        result = asking(scripted).train(**pip, PIP_INDEX_URL=url)
+        assert "imported installed" in result.stdout, result.stderr
+        assert f"from {index.address}/private/simple/" in result.stderr
+        for secret in (password, index.password):
+            assert secret not in result.stdout + result.stderr
+
+    def test_a_wrong_password_is_named_as_that_and_not_shown(
+        self, index: IndexServer, scripted: Tree, pip: dict[str, str]
+    ) -> None:
+        # pip itself shows what stands before an empty password.
+        url = f"http://token-of-an-account:@127.0.0.1:{index.port}/private/simple/"
+        result = asking(scripted).train(**pip, PIP_INDEX_URL=url)
+        assert result.returncode == 2 and scripted.failure
+        assert "The index refuses the credentials" in scripted.failure[:1024]
+        assert f"{index.address}/private/simple/" in scripted.failure
+        assert "token-of-an-account" not in result.stdout + result.stderr + scripted.failure
+
+    @pytest.mark.heavy
+    def test_wheels_in_the_code_folder(self, scripted: Tree, pip: dict[str, str]) -> None:
+        wheels = scripted.base / "code" / "wheels"
+        wheel(wheels, PROBE, "by its path")
+        wheel(wheels, "amphora_index_other", "by a link")
+        asking(
+            scripted,
+            f"--no-index\n--find-links wheels\n./wheels/{PROBE}-1.0-py3-none-any.whl\n"
+            "amphora-index-other\n",
+        )
+        scripted.script(
+            f"import {PROBE}, amphora_index_other; print({PROBE}.VALUE, amphora_index_other.VALUE)"
+        )
+        result = scripted.train(**pip)
+        assert "by its path by a link" in result.stdout, result.stderr
+
+    @pytest.mark.parametrize(
+        ("requirements", "environ", "shown"),
+        [
+            (
+                "--extra-index-url=https://u:hidden@own.host/s # ours\n-i https://pypi.host/s\na\n",
+                {
+                    "PIP_CONFIG_FILE": "pip.conf",
+                    "PIP_EXTRA_INDEX_URL": "https://two.host/s https://tokenoftwo@three.host/s",
+                    "PIP_FIND_LINKS": "wheels",
+                    "HTTPS_PROXY": "http://me:proxypass@proxy.host:3128",
+                    "PIP_NO_INDEX": "0",
+                },
+                "https://of.install/s, https://two.host/s, https://three.host/s, links of wheels,"
+                " by the proxy http://proxy.host:3128 (the requirements themselves say"
+                " --extra-index-url https://own.host/s --index-url https://pypi.host/s,"
+                " which counts first)",
+            ),
+            pytest.param(
+                *("a\n", {"PIP_NO_INDEX": "true", "PIP_FIND_LINKS": "w"}, "no index, links of w"),
+                marks=pytest.mark.heavy,
+            ),
+            pytest.param("a\n", {}, "pip's default index", marks=pytest.mark.heavy),
+            pytest.param(
+                *("a\n", {"PIP_INDEX_URL": "https://u:pass@one.host/simple?x=1"}),
+                *("https://one.host/simple",),
+                marks=pytest.mark.heavy,
+            ),
+        ],
+    )
+    def test_the_source_is_told_without_credentials(
+        self, tmp_path: Path, requirements: str, environ: dict[str, str], shown: str
+    ) -> None:
+        (tmp_path / "requirements.txt").write_text(requirements)
+        (tmp_path / "pip.conf").write_text(
+            "[global]\nindex-url = https://of.global/s\n"
+            "[install]\nindex-url = https://u:confpass@of.install/s\n"
+        )
+        clean = {"PIP_CONFIG_FILE": os.devnull, "HOME": str(tmp_path)}
+        found = packages.described({**clean, **environ}, tmp_path, REQUIREMENTS)
+        assert found == shown
+        if "PIP_CONFIG_FILE" in environ:
+            for secret in ("confpass", "tokenoftwo", "proxypass", "hidden"):
+                assert secret not in logs.mask(secret)
+
+
+@pytest.mark.parametrize(
+    ("lines", "remedy"),
+    [
+        (["ERROR: No matching distribution found for a"], "Check the names and versions"),
+        (["WARNING: Retrying after connection broken by 'X'", "ERROR: a"], "cannot be reached"),
+        (["SSLError(CERTIFICATE_VERIFY_FAILED)", "ERROR: a"], "PIP_CERT"),
+        (["ERROR: HTTP error 403 while", "403 Client Error: Forbidden"], "refuses the credentials"),
+    ],
+)
+def test_what_pip_says_decides_on_the_remedy(lines: list[str], remedy: str) -> None:
+    found = packages.Index(environ={}, shown="somewhere", log=Path("/nowhere"))
+    error: AmphoraError = packages.failed(REQUIREMENTS, Path("/code"), 1, lines, found)
+    assert remedy in str(error)
+    assert str(error).startswith(
+        "requirements.txt of /code cannot be installed (pip's exit code 1)"
+    )
+    assert all(line in str(error) for line in lines[-1:])
