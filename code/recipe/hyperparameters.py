@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -251,6 +252,9 @@ class Hyperparameters:
     price_per_hour: float | None = _documented(
         None, "Price of a host, to estimate the cost of the run in its report."
     )
+    profile_steps: str | None = _documented(
+        None, "Steps to record by torch.profiler, 10-12: a trace and a table go to the output."
+    )
     passed: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = field(default=(), compare=False)
     """What was given and changes nothing, one line each."""
@@ -280,6 +284,16 @@ class Hyperparameters:
         """Whether predictions are to be written."""
         return bool(self.passed.get("do_predict"))
 
+    @property
+    def profiled(self) -> range:
+        """The steps to record, counted from 1; none if `profile_steps` is not given, or wrong."""
+        match = _STEPS.fullmatch(self.profile_steps or "")
+        if match is None:
+            return range(0)
+        first = int(match["first"])
+        steps = range(first, int(match["last"] or first) + 1)
+        return steps if first >= 1 and len(steps) <= _MOST_PROFILED else range(0)
+
     def _out_of_range(self) -> Iterator[str]:
         values = {name: getattr(self, name) for name in own_fields()}
         yield from value_ranges.problems({**self.passed, **values})
@@ -288,6 +302,13 @@ class Hyperparameters:
             if value is not None and value not in known:
                 listed = " or ".join(known)
                 yield f"Hyperparameter {name} has value {value!r}. Give {listed}."
+        if self.profile_steps is not None and not self.profiled:
+            yield (
+                f"Hyperparameter profile_steps has value {self.profile_steps!r}. Give one step of "
+                f"the training, 10, or up to {_MOST_PROFILED} in a row, 10-12."
+            )
+        if self.profile_steps is not None and not self.trains:
+            yield "profile_steps records steps of a training, and do_train is False. Leave it out."
 
     @property
     def of_tasks(self) -> Mapping[str, Sequence[str]]:
@@ -359,6 +380,8 @@ _OF_TASKS: Mapping[str, Sequence[str]] = {
     for each in TASKS.values()
     for name in each.hyperparameters
 }
+_STEPS = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?")
+_MOST_PROFILED = 50
 _SECRET_WORDS = ("token", "secret", "password", "key")
 
 

@@ -40,7 +40,7 @@ from recipe.runtime.timer import Stopwatch
 from recipe.storage import atomic, checksums
 from recipe.tasks import detection
 from recipe.tasks.base import Answering, Objective, Saving, Sharding, Task, Tuning
-from recipe.training import engine, graph_extraction, host_samples, tracking
+from recipe.training import engine, graph_extraction, host_samples, profiling, tracking
 from recipe.training.engine import Engine
 from recipe.training.progress import Bar, MetricLines, ProgressFile, ProgressLines
 
@@ -83,6 +83,10 @@ def run(
     made = _make(hyperparameters, places, arguments, watch, environ)
     if is_trial:
         made.trainer.add_callback(graph_extraction.FewSteps())
+    elif hyperparameters.profiled:
+        made.trainer.add_callback(
+            profiling.Profile(hyperparameters.profiled, places.output_data_dir)
+        )
     with tracking.run(cast("list[str]", arguments.report_to), hyperparameters):
         metrics = _train(made, hyperparameters)
     watch.lap("training")
