@@ -23,6 +23,7 @@ import numpy as np
 from recipe.batching.packing import Rows
 from recipe.console import say
 from recipe.data.column_names import LABEL, TOKEN_IDS, TYPE_IDS
+from recipe.data.values import column as column
 
 _AT_ONCE = 10_000
 _WORTH_A_FILE = 1 << 26  # bytes
@@ -238,12 +239,3 @@ def ragged(split: datasets.Dataset, name: str, kind: Any) -> tuple[Rows, Rows]:
         finally:
             aside.unlink(missing_ok=True)
     return np.load(path, mmap_mode="r"), starts
-
-
-def column(split: datasets.Dataset, name: str) -> Any:
-    """A column of numbers [rows], or of as many numbers in each row [rows, numbers]; fractions as
-    float32."""
-    numbers = split.select_columns([name]).with_format("numpy")
-    batches = [np.asarray(batch[name]) for batch in numbers.iter(_AT_ONCE)]
-    values = np.concatenate(batches) if batches else np.empty(0, dtype=np.int64)
-    return values.astype(np.float32) if values.dtype.kind == "f" else values

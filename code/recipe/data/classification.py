@@ -158,9 +158,8 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
 
 def _column(split: datasets.Dataset) -> Array:
     """The labels [rows] or [rows, classes]."""
-    batches = split.select_columns([LABEL]).with_format("numpy").iter(_AT_ONCE)
-    parts = [np.asarray(batch[LABEL]) for batch in batches]
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+    labels_of_rows: Array = values.column(split, LABEL)
+    return labels_of_rows
 
 
 def recognise(evidence: Evidence) -> Recognised | None:

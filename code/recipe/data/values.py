@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import datasets
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import text_columns
@@ -16,6 +18,7 @@ from recipe.data.files.part import TAG, Part, is_list, is_number, is_string, tok
 from recipe.errors import DataError
 
 _SAMPLE_ROWS = 1_000
+_AT_ONCE = 10_000
 _DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T]\d{1,2}:\d{2}.*)?|\d{1,2}/\d{1,2}/\d{2,4}.*")
 _JOINED_STRINGS = re.compile(r"""['"]\s+['"]""")
 _PIECES = ("##", "\u2581", "\u0120")
@@ -349,3 +352,18 @@ def check_classes(parts: Sequence[tuple[Part, str]]) -> None:
                 f"several with {separator!r} between.",
                 f"Give label_separator={separator!r}, {one_class}",
             )
+
+
+def column(split: datasets.Dataset, name: str) -> Any:
+    """A column of numbers [rows], or of as many numbers in each row [rows, numbers]; fractions as
+    float32."""
+    numbers = split.select_columns([name])
+    kind = numbers.data.schema.field(name).type if len(split) else None
+    if kind is not None and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        # As below, without a look at each number.
+        chunks = [table[name].to_numpy() for table in numbers.with_format("arrow").iter(_AT_ONCE)]
+        flat = np.concatenate(chunks)
+        return flat.astype(np.float32 if flat.dtype.kind == "f" else np.int64, copy=False)
+    batches = [np.asarray(batch[name]) for batch in numbers.with_format("numpy").iter(_AT_ONCE)]
+    values = np.concatenate(batches) if batches else np.empty(0, dtype=np.int64)
+    return values.astype(np.float32) if values.dtype.kind == "f" else values

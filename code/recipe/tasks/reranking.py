@@ -185,7 +185,7 @@ class Reranking:
         by_split: dict[str, Samples] = {}
         for name, split in named(self._data):
             number = 0 if name == "train" else _SPLITS.index(name)
-            pairs = Samples.of(text_tokens.tokenise(_pairs(split, number), tokenizer, max_length))
+            pairs = text_tokens.samples(_pairs(split, number), tokenizer, max_length)
             counts = [len(texts) for texts in split[TEXTS]]
             starts = np.concatenate([[0], np.cumsum(counts)])
             by_split[name] = pairs

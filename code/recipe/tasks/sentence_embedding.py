@@ -220,7 +220,7 @@ class SentenceEmbedding:
             texts, members, labels, corpus = _numbered(split, self._data.kind, self._prompts)
             number = 0 if name == "train" else _SPLITS.index(name)
             table = datasets.Dataset.from_dict({TEXT: texts, LABEL: [number] * len(texts)})
-            tokens = Samples.of(text_tokens.tokenise(table, tokenizer, max_length))
+            tokens = text_tokens.samples(table, tokenizer, max_length)
             if name == "train":
                 by_split[name] = Groups.of_texts(tokens, members, labels)
             else:

@@ -197,7 +197,7 @@ class TextClassification:
     def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
         """A sample for each text."""
         return {
-            name: Samples.of(text_tokens.tokenise(split, tokenizer, max_length))
+            name: text_tokens.samples(split, tokenizer, max_length)
             for name, split in named(self.splits)
         }
 

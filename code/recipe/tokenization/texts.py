@@ -2,25 +2,97 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 from transformers import PreTrainedTokenizerBase
 
-from recipe.data.column_names import PAIR, TEXT, TOKEN_IDS, TYPE_IDS
+from recipe.batching.samples import Samples, column
+from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.errors import DataError, OutputError
-from recipe.tokenization.encoding import encode, encode_pairs
+from recipe.tokenization.encoding import Encoder, encode, encode_pairs
 
 _WORTH_PROCESSES = 10_000
 _AT_ONCE = 10_000
+_STARTS = "starts"
+_KINDS: Mapping[str, Any] = {TOKEN_IDS: np.int32, _STARTS: np.int64, TYPE_IDS: np.int8}
+"""The files of a store, each of numbers one after the other, and their kinds."""
+
+
+def samples(
+    split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> Samples:
+    """The samples of a data set of `text` and `label`, or of pairs, as `tokenise` makes them.
+
+    Where the tokenizer is one in Rust, tokens go from it into a folder of the cache of data sets,
+    some rows at a time, and are read from there: all processes of a host map one file, and a job
+    that is started again finds it. Tables of Python lists never hold them.
+
+    Raises:
+        DataError: data that came tokenised was made for another tokenizer.
+        OutputError: there is no room for the tokens.
+    """
+    if not len(split) or TEXT not in split.column_names or not tokenizer.is_fast:
+        return Samples.of(tokenise(split, tokenizer, max_length))
+    kept = _tokens() / key(split, tokenizer, max_length, "store")
+    if not kept.is_dir():
+        with _room(kept.parent, len(split)):
+            _write(kept, split, Encoder(tokenizer, max_length))
+    arrays = {name: _mapped(kept / name, kind) for name, kind in _KINDS.items()}
+    token_ids, starts = arrays[TOKEN_IDS], arrays[_STARTS]
+    if token_ids is None or starts is None or len(starts) != len(split) + 1:
+        raise DataError(f"The tokens in {kept} are not whole.", "Remove that folder.")
+    return Samples(token_ids, starts, column(split, LABEL), types=arrays[TYPE_IDS])
+
+
+def _write(folder: Path, split: datasets.Dataset, encoder: Encoder) -> None:
+    """Write the store of a data set, whole or not at all."""
+    names = [name for name in (TEXT, PAIR) if name in split.column_names]
+    aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        with contextlib.ExitStack() as stack:
+            files = {name: stack.enter_context((aside / name).open("wb")) for name in _KINDS}
+            end = 0
+            np.zeros(1, np.int64).tofile(files[_STARTS])
+            for table in split.select_columns(names).with_format("arrow").iter(_AT_ONCE):
+                ids, types, lengths = encoder.encode(*(table[name].to_pylist() for name in names))
+                ids.tofile(files[TOKEN_IDS])
+                if types is not None:
+                    types.tofile(files[TYPE_IDS])
+                ends = end + np.cumsum(lengths)
+                ends.tofile(files[_STARTS])
+                end = int(ends[-1])
+        if not (aside / TYPE_IDS).stat().st_size:
+            (aside / TYPE_IDS).unlink()
+        try:
+            aside.replace(folder)
+        except OSError as error:
+            # Another process on this host was quicker.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _mapped(path: Path, kind: Any) -> Any:
+    """The numbers of a file; None where there is none."""
+    if not path.exists():
+        return None
+    if not path.stat().st_size:  # which cannot be mapped
+        return np.empty(0, dtype=kind)
+    # A plain array: NumPy's own class of maps is slow to slice.
+    return np.asarray(np.memmap(path, dtype=kind, mode="r"))
 
 
 def tokenise(
@@ -70,10 +142,8 @@ def cached(
         key: What the result is kept by.
         options: Further arguments of Dataset.map.
     """
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "tokens"
-    folder.mkdir(parents=True, exist_ok=True)
-    before = set(folder.iterdir())
-    try:
+    folder = _tokens()
+    with _room(folder, len(split)):
         return split.map(
             make,
             batched=True,
@@ -82,6 +152,21 @@ def cached(
             load_from_cache_file=True,
             **options,
         )
+
+
+def _tokens() -> Path:
+    """The folder that tokens are kept in."""
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "tokens"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def _room(folder: Path, rows: int) -> Iterator[None]:
+    """Says what to do where writing the tokens of so many rows finds the disk full."""
+    before = set(folder.iterdir())
+    try:
+        yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -89,7 +174,7 @@ def cached(
         for half in set(folder.glob("tmp*")) - before:  # which `datasets` leaves there
             half.unlink()
         raise OutputError(
-            f"The tokens of {len(split)} rows cannot be kept in {folder}, where {free:.1f} GB are "
+            f"The tokens of {rows} rows cannot be kept in {folder}, where {free:.1f} GB are "
             f"free: {error}.",
             "Give the job a larger volume, or name a folder on another one in HF_DATASETS_CACHE.",
         ) from error

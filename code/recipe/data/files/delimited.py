@@ -1,17 +1,26 @@
-"""Delimited text (CSV, TSV ...) to an Arrow table, row by row, so that an error names its line."""
+"""Delimited text (CSV, TSV ...) to an Arrow table: quickly where it is plain, else row by row, so
+that an error names its line."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data.column_names import LABEL_NAMES, PAIR_NAMES, TEXT_NAMES, plain
+from recipe.data.files import quick_csv
 from recipe.data.files.part import Part, is_number, open_text
+from recipe.data.files.quick_csv import NotPlain
+from recipe.data.files.spool import Spool
 from recipe.errors import DataError
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
@@ -55,8 +64,7 @@ def read_delimited(path: Path, encoding: str, lone_column: bool, others: str) ->
             raise
         # Many tab-separated files are written without any quoting.
         return _read_rows(path, encoding, delimiter, csv.QUOTE_NONE)
-    lines = quoted.lines or ()
-    if delimiter != "\t" or all(after - line == 1 for line, after in itertools.pairwise(lines)):
+    if delimiter != "\t" or (np.diff(np.asarray(quoted.lines)) == 1).all():
         return quoted
     # A quote at the start of a last field may have swallowed the lines up to the next one that ends
     # a field. Where a row spans lines by right, these alone have fewer fields.
@@ -95,16 +103,61 @@ def _read_rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Part:
     names = _header(path, [cells for _, cells in first])
     body = first[1:] if names else first
     names = names or [f"column_{index}" for index in range(len(first[0][1]))]
-    tables, lines = [], []
+    schema = pa.schema([(name, pa.string()) for name in names])
+    if len(first) == _SAMPLE_ROWS and encoding == "utf-8-sig":
+        with contextlib.suppress(NotPlain):
+            table, lines = _read_quickly(path, delimiter, quoting, names, first)
+            # A header is the first row.
+            body_only = slice(len(first) - len(body), None)
+            return Part(path=path, format=kind, table=table[body_only], lines=lines[body_only])
+    kept, starts = Spool(), list[Any]()
+    kept.add(schema.empty_table())
     chunk = body
     while chunk:
-        lines += [line for line, _ in chunk]
+        starts.append(np.asarray([line for line, _ in chunk]))
         columns = zip(*(cells for _, cells in chunk), strict=True)
-        tables.append(pa.table({n: pa.array(c) for n, c in zip(names, columns, strict=True)}))
+        of_chunk = {n: pa.array(c, pa.string()) for n, c in zip(names, columns, strict=True)}
+        kept.add(pa.table(of_chunk))
         chunk = list(itertools.islice(rows, _CHUNK_ROWS))
-    schema = pa.schema([(name, pa.string()) for name in names])
-    table = pa.concat_tables(tables) if tables else schema.empty_table()
-    return Part(path=path, format=kind, table=table, lines=lines)
+    lines = np.concatenate(starts) if starts else np.empty(0, dtype=np.int64)
+    return Part(path=path, format=kind, table=kept.table(), lines=lines)
+
+
+def _read_quickly(
+    path: Path, delimiter: str, quoting: int, names: list[str], first: list[_Row]
+) -> tuple[pa.Table, Any]:
+    """All rows, with a header among them, and the line of each; as `_rows` reads them.
+
+    Args:
+        first: Some that were read row by row, to compare with.
+
+    Raises:
+        NotPlain: they cannot be, or would be others.
+    """
+    rows, starts = Spool(), list[Any]()
+    try:
+        for table, lines in quick_csv.tables(path, delimiter, quoting != csv.QUOTE_NONE, names):
+            is_empty = functools.reduce(
+                pc.and_, (pc.equal(pc.binary_length(column), 0) for column in table.columns)
+            )
+            if pc.any(is_empty).as_py():
+                is_row = pc.invert(is_empty)
+                table, lines = table.filter(is_row), lines[is_row.to_numpy()]
+            if not starts:
+                some = table.slice(0, len(first))
+                cells = list(map(list, zip(*(column.to_pylist() for column in some.columns),
+                                           strict=True)))  # fmt: skip
+                read = list(zip(lines.tolist(), cells, strict=False))
+                # The first block may have fewer rows.
+                if not read or read != first[: len(read)]:
+                    raise NotPlain
+            rows.add(table)
+            starts.append(lines)
+        if not starts:
+            raise NotPlain
+        return rows.table(), np.concatenate(starts)
+    finally:
+        rows.close()
 
 
 def _rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Iterator[_Row]:

@@ -29,8 +29,9 @@ from recipe.data.files.delimited import is_table, read_delimited
 from recipe.data.files.fasttext import MARK, is_fasttext, read_fasttext
 from recipe.data.files.json_rows import read_json, read_json_objects
 from recipe.data.files.part import Part, encoding_of, open_text, undecodable
+from recipe.data.files.spool import Spool
 from recipe.data.files.workbooks import is_workbook, read_workbook
-from recipe.errors import DataError
+from recipe.errors import DataError, OutputError
 
 _DELIMITED_SUFFIXES = (".csv", ".tsv", ".tab")
 
@@ -134,6 +135,7 @@ def _read_plain(path: Path, encoding: str, sample_by: str) -> Part:
     )
 
 
+_ROWS_AT_ONCE = 100_000
 _REWRITE = "Write it again, or check that the upload is complete."
 
 
@@ -145,7 +147,7 @@ def _read_binary(path: Path, name: str) -> Part:
             dataset = datasets.load_from_disk(str(path))
             table, features = dataset.with_format("arrow")[:], dataset.features
         elif name == "parquet":
-            table = pq.ParquetFile(path).read()
+            table = _read_parquet(pq.ParquetFile(path))
         else:
             read_arrow = pa.ipc.open_file if _starts_with(b"ARROW1")(path) else pa.ipc.open_stream
             with pa.memory_map(str(path)) as source:
@@ -153,9 +155,24 @@ def _read_binary(path: Path, name: str) -> Part:
         if name != "save_to_disk":
             table.validate(full=True)
             features = datasets.Features.from_arrow_schema(table.schema)
+    except OutputError:
+        raise
     except Exception as error:  # Of a damaged file, datasets and pyarrow raise all kinds.
         raise DataError(f"{what}: {error}.", _REWRITE) from error
     return Part(path=path, format=name, table=table, class_names=class_names(features))
+
+
+def _read_parquet(stored: pq.ParquetFile) -> pa.Table:
+    if any(pa.types.is_dictionary(kind) for kind in stored.schema_arrow.types):
+        return stored.read()  # a file of rows has one dictionary for each column, these have more
+    rows = Spool()
+    try:
+        rows.add(stored.schema_arrow.empty_table())
+        for batch in stored.iter_batches(_ROWS_AT_ONCE):
+            rows.add(pa.Table.from_batches([batch]))
+        return rows.table().replace_schema_metadata(stored.schema_arrow.metadata)
+    finally:
+        rows.close()
 
 
 def class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -9,7 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.errors import DataError, near
@@ -26,7 +29,7 @@ class Part:
     format: str
     """What it turned out to be, as shown to the user: `csv (semicolon)`, `parquet` ..."""
     table: pa.Table
-    lines: Sequence[int] | None = None
+    lines: Sequence[int] | npt.NDArray[Any] | None = None
     """Line of each row in the file, from 1; None for binary formats."""
     places: Sequence[str] | None = None
     """Where each row stands, where that is no line: a sheet's row, a file of a folder."""
@@ -84,7 +87,7 @@ class Part:
         return dataclasses.replace(
             self,
             table=self.table.take(pa.array(rows, pa.int64())),
-            lines=None if self.lines is None else [self.lines[row] for row in rows],
+            lines=None if self.lines is None else np.asarray(self.lines)[np.asarray(rows, int)],
             places=None if self.places is None else [self.places[row] for row in rows],
         )
 

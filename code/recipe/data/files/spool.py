@@ -1,0 +1,80 @@
+"""Tables that are read bit by bit: of many megabytes, in a file without a name that is mapped."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import datasets
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.errors import OutputError
+
+_IN_MEMORY = 1 << 26  # bytes
+_SPARE = 1 << 30
+
+
+class Spool:
+    """Rows that are added, and then are one table.
+
+    The system takes mapped pages back where memory is short. Where the disk of the cache of data
+    sets has little room left, all stays in memory.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[pa.Table] = []
+        self._bytes = 0
+        self._file: Path | None = None
+        self._writer: pa.ipc.RecordBatchFileWriter | None = None
+
+    def add(self, table: pa.Table) -> None:
+        """Add rows, of the columns of those before.
+
+        Raises:
+            OutputError: the disk is full.
+        """
+        if self._writer is None:
+            self._held.append(table)
+            self._bytes += table.nbytes
+            if self._bytes < _IN_MEMORY or not self._has_room():
+                return
+            folder = Path(datasets.config.HF_DATASETS_CACHE)
+            with tempfile.NamedTemporaryFile(dir=folder, suffix=".rows", delete=False) as file:
+                self._file = Path(file.name)
+            self._writer = pa.ipc.new_file(str(self._file), table.schema)
+            tables, self._held = self._held, []
+        else:
+            tables = [table]
+        try:
+            for each in tables:
+                self._writer.write_table(each)
+        except OSError as error:
+            self.close()
+            raise OutputError(
+                f"The rows of the data cannot be kept in {datasets.config.HF_DATASETS_CACHE}: "
+                f"{error}.",
+                "Give the job a larger volume, or name a folder on another one in "
+                "HF_DATASETS_CACHE.",
+            ) from error
+
+    def table(self) -> pa.Table:
+        """All rows; of one table at least."""
+        if self._writer is None:
+            return pa.concat_tables(self._held)
+        self._writer.close()
+        try:
+            # The mapping keeps what has no name any more.
+            return pa.ipc.open_file(pa.memory_map(str(self._file))).read_all()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Take the name of the file, and so the file of rows that nobody has asked for."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+    def _has_room(self) -> bool:
+        folder = Path(datasets.config.HF_DATASETS_CACHE)
+        folder.mkdir(parents=True, exist_ok=True)
+        return shutil.disk_usage(folder).free > 4 * self._bytes + _SPARE

@@ -1,0 +1,97 @@
+"""Tokens that go from the tokenizer into a mapped file: those of the library, row for row."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from recipe.batching.samples import Samples
+from recipe.errors import DataError
+from recipe.tokenization import texts as module
+from tests.support import causal_kit, serving_kit
+
+LETTERS = [*"abc é中\u0301 \n\t,.'", "the ", "film ", "[SEP]", "</s>", "<|im_end|>", "0 ", "🙂"]
+
+
+def tokenizers(kind: str, tiny_model: Path) -> Any:
+    if kind == "bytes":
+        return causal_kit.make_tokenizer()
+    if kind == "spelling":
+        return serving_kit.tokenizer()
+    made = AutoTokenizer.from_pretrained(tiny_model)
+    if kind == "left":
+        made.truncation_side = "left"
+    if kind == "whole specials":
+        made.split_special_tokens = True
+    if kind == "of its own":
+
+        class Own(type(made)):  # type: ignore[misc]
+            def _encode_plus(self, text: Any, *given: Any, **options: Any) -> Any:
+                def shorter(one: Any) -> Any:
+                    return one[:-1] if len(one) > 60 else one
+
+                texts = list(map(shorter, text)) if isinstance(text, list) else shorter(text)
+                return super()._encode_plus(texts, *given, **options)
+
+            _batch_encode_plus = _encode_plus if hasattr(made, "_batch_encode_plus") else None
+
+        made.__class__ = Own
+    return made
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
+    monkeypatch.setattr(module, "_AT_ONCE", 40)
+    return tmp_path / "tokens"
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize(
+    "kind", ["words", "bytes", "spelling", "left", "whole specials", "of its own"]
+)
+def test_tokens_are_those_of_the_library(kind: str, pairs: bool, tiny_model: Path) -> None:
+    draw = random.Random(f"{kind} {pairs}")
+
+    def text() -> str:
+        return "".join(draw.choices(LETTERS, k=draw.choice([0, 1, 5, 20, 20, 60, 90])))
+
+    columns: dict[str, list[Any]] = {"text": [text() for _ in range(100)]}
+    if pairs:
+        columns["text_pair"] = [text() for _ in range(100)]
+    columns["label"] = [at % 3 for at in range(100)]
+    split = datasets.Dataset.from_dict(columns).shuffle(seed=0).select(range(90))
+    tokenizer = tokenizers(kind, tiny_model)
+    found = module.samples(split, tokenizer, 12)
+    expected = Samples.of(module.tokenise(split, tokenizers(kind, tiny_model), 12))
+    for name in ("token_ids", "starts", "labels", "types"):
+        one, other = getattr(found, name), getattr(expected, name)
+        assert (one is None) == (other is None), name
+        if one is not None:
+            assert one.dtype == other.dtype and np.array_equal(one, other), name
+    assert found.fingerprint() == expected.fingerprint()
+    assert found.lengths.max() <= 12
+
+
+def test_a_store_is_whole_and_is_read_again(tiny_model: Path, cache: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    split = datasets.Dataset.from_dict({"text": ["the film", "good"] * 90, "label": [0, 1] * 90})
+    first = module.samples(split, tokenizer, 8)
+    (kept,) = cache.iterdir()
+    assert {path.name for path in kept.iterdir()} == {"input_ids", "starts"}
+    written = (kept / "input_ids").stat().st_mtime_ns
+    assert module.samples(split, tokenizer, 8).fingerprint() == first.fingerprint()
+    assert (kept / "input_ids").stat().st_mtime_ns == written
+    assert module.samples(split, tokenizer, 3).fingerprint() != first.fingerprint()
+    other = datasets.Dataset.from_dict({"text": ["the film", "bad"] * 90, "label": [0, 1] * 90})
+    assert module.samples(other, tokenizer, 8).fingerprint() != first.fingerprint()
+    assert len(list(cache.iterdir())) == 3
+    (kept / "starts").write_bytes((kept / "starts").read_bytes()[:-8])
+    with pytest.raises(DataError, match=f"{kept} are not whole"):
+        module.samples(split, tokenizer, 8)
