@@ -26,9 +26,10 @@ class Hyperparameters:
     task: str | None = _documented(
         None,
         "text-classification (classes, sets of them, or numbers); causal-lm: to go on with texts, "
-        "prompts or conversations; masked-lm: to fill masks in texts; summarization, translation, "
-        "text2text-generation: to write texts from texts; image-classification. Default: found "
-        "from the data and the model where it is certain, else text-classification.",
+        "prompts or conversations; preference: to prefer chosen answers to rejected ones (DPO); "
+        "masked-lm: to fill masks in texts; summarization, translation, text2text-generation: to "
+        "write texts from texts; image-classification. Default: found from the data and the model "
+        "where it is certain, else text-classification.",
     )
     model_name_or_path: str | None = _documented(
         None,
@@ -94,7 +95,9 @@ class Hyperparameters:
         "the evaluation data, for each label where its F1 is highest, instead of 0.5.",
     )
     prompt_column: str | None = _documented(
-        None, "task=causal-lm: column of prompts, which are read, not learned. Found by its name."
+        None,
+        "task=causal-lm, preference: column of prompts, which are read, not learned. Found by its "
+        "name.",
     )
     completion_column: str | None = _documented(
         None, "task=causal-lm: column of what follows a prompt, and is learned. Found by its name."
@@ -103,6 +106,29 @@ class Hyperparameters:
         None,
         "task=causal-lm: column of conversations, lists of {role, content}, of which the "
         "assistant's turns are learned. Found by its name.",
+    )
+    chosen_column: str | None = _documented(
+        None,
+        "task=preference: column of the answers that were chosen, texts or lists of messages. "
+        "Found by its name.",
+    )
+    rejected_column: str | None = _documented(
+        None, "task=preference: column of the answers that were not. Found by its name."
+    )
+    beta: float = _documented(
+        0.1,
+        "task=preference: how strongly the model is held to what it was before: rewards are beta "
+        "times the change of log-probabilities. The higher, the less it changes.",
+    )
+    loss_type: str = _documented(
+        "sigmoid",
+        "task=preference: sigmoid (DPO), robust (with label_smoothing), hinge, or ipo, of which "
+        "log-probabilities are means over an answer's tokens.",
+    )
+    label_smoothing: float = _documented(
+        0.0,
+        "task=preference: how likely it is that chosen and rejected were mistaken for each other; "
+        "for loss_type=sigmoid (conservative DPO) and robust.",
     )
     sample_by: str = _documented(
         "line",
@@ -371,6 +397,7 @@ _CHOICES: Mapping[str, Sequence[str]] = {
     "problem_type": PROBLEMS,
     "class_weight": ("balanced",),
     "lora_save": ("merged", "adapter"),
+    "loss_type": ("sigmoid", "robust", "hinge", "ipo"),
     "augmentation": ("none", "crop", "flip"),
     "sample_by": ("line", "paragraph", "document"),
     "long_texts": (SPLIT, TRUNCATE),

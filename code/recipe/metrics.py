@@ -34,6 +34,11 @@ OTHER_SCORES = (
 """What it computes where several labels, a number, words, entities or answers are learned."""
 RANKINGS = ("ndcg_at_10", "mrr_at_10", "recall_at_1", "recall_at_10", "recall_at_100")
 """What it computes of queries and the texts that belong to them."""
+REWARDS = (
+    *("reward_accuracy", "reward_margin", "chosen_reward", "rejected_reward"),
+    *("chosen_logp", "rejected_logp"),
+)
+"""What it computes of answers that were chosen and rejected."""
 WRITING_SCORES: Sequence[str] = (
     "rouge1",
     "rouge2",
@@ -51,6 +56,7 @@ OF_TASKS: Mapping[str, Sequence[str]] = {
     "question-answering": ("loss", *_ANSWERS),
     "sentence-embedding": ("loss", *RANKINGS, "spearman", "pearson"),
     "reranking": ("loss", *RANKINGS[:2]),
+    "preference": ("loss", *REWARDS),
 }
 """What evaluation gives of tasks with scores of their own: SageMaker takes 40 regexes for a job."""
 

@@ -29,6 +29,7 @@ class TaskRow:
 
 
 CLASSIFICATION, CAUSAL_LM = "text-classification", "causal-lm"
+PREFERENCE = "preference"
 MASKED_LM = "masked-lm"
 SUMMARIES, TRANSLATIONS, TEXTS = "summarization", "translation", "text2text-generation"
 PICTURES = "image-classification"
@@ -50,6 +51,12 @@ TASKS: Mapping[str, TaskRow] = {
         "causal_lm",
         ("prompt_column", "completion_column", "messages_column", "sample_by", "long_texts"),
         recognised_by="data.language_modeling",
+    ),
+    PREFERENCE: TaskRow(
+        "preference",
+        ("prompt_column", "chosen_column", "rejected_column", "beta", "loss_type",
+         "label_smoothing"),
+        recognised_by="data.kinds.preferences",
     ),
     TOKENS: TaskRow(
         "token_classification",

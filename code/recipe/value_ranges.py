@@ -16,6 +16,8 @@ _SHARE: tuple[Callable[[Any], bool], str] = (lambda value: 0 <= value < 1, "a nu
 RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "num_labels": _AT_LEAST_1,
     "scale": _ABOVE_0,
+    "beta": _ABOVE_0,
+    "label_smoothing": (lambda value: 0 <= value < 0.5, "a number from 0 to below 0.5"),
     "mini_batch_size": _AT_LEAST_1,
     "num_train_epochs": _ABOVE_0,
     "max_train_steps": (lambda value: value == -1 or value > 0, "1 or more"),

@@ -144,13 +144,14 @@ def recognise(evidence: Evidence) -> Recognised | None:
     else.
     """
     messages = evidence.named(MESSAGES_NAMES)
-    prompt, completion = evidence.named(PROMPT_NAMES), evidence.named(COMPLETION_NAMES)
+    prompt = evidence.hyperparameters.prompt_column or evidence.named(PROMPT_NAMES)
+    completion = evidence.named(COMPLETION_NAMES)
     text = evidence.named(TEXT_NAMES)
     is_decoder = any(name.endswith(_DECODERS) for name in evidence.architectures)
     if messages is not None and evidence.part is not None:
         with contextlib.suppress(DataError):
             for row, value in enumerate(evidence.values(messages)[:_LOOKED_AT]):
-                _conversation(evidence.part, row, value, messages)
+                conversation(evidence.part, row, value, messages)
             return Recognised(reason=f"column {messages} holds conversations")
     if classification.recognise(evidence) is not None:
         return None
@@ -179,7 +180,7 @@ def _documents(read: _Read) -> pa.Table:
         cells = read.part.table[column].to_pylist()
         for row, value in enumerate(cells):
             if MESSAGES in read.columns:
-                cells[row] = _conversation(read.part, row, value, column)
+                cells[row] = conversation(read.part, row, value, column)
             elif isinstance(value, (list, dict)):
                 raise DataError(
                     f"{read.part.where(row)} has no text in column {column!r}, but "
@@ -192,7 +193,7 @@ def _documents(read: _Read) -> pa.Table:
     return pa.table(documents)
 
 
-def _conversation(part: Part, row: int, value: Any, column: str) -> str:
+def conversation(part: Part, row: int, value: Any, column: str) -> str:
     """A conversation as JSON, without the keys that a message does not use."""
     try:
         messages = json.loads(value) if isinstance(value, str) else value

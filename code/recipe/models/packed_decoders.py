@@ -108,9 +108,11 @@ def as_it_is(logits: Tensor) -> Tensor:
 
 
 def sums_of(tokens: Tensor, owners: Tensor, answers: Tensor) -> Tensor:
-    """[documents, 2]: what `of_tokens` gave, summed over the tokens of each document."""
-    sums = torch.zeros(answers.shape, dtype=tokens.dtype, device=tokens.device)
-    return sums.index_add(0, owners, tokens)
+    """What `of_tokens` gave, summed over the tokens of each document, as `answers` is shaped:
+    [documents, 2], or of documents that belong together [..., 2]."""
+    documents = answers.numel() // 2
+    sums = torch.zeros((documents, 2), dtype=tokens.dtype, device=tokens.device)
+    return sums.index_add(0, owners, tokens).view(answers.shape)
 
 
 def of_tokens(

@@ -186,3 +186,17 @@ def two_scores(right: Array, wrong: Array) -> Any:
     axes.set(xlabel="score", ylabel="queries")
     axes.legend(frameon=False)
     return figure
+
+
+def margins(of_pairs: Array) -> Any:
+    """By how much the rewards of chosen answers exceed those of rejected ones."""
+    figure, axes = _axes(height=2.8)
+    finite = of_pairs[np.isfinite(of_pairs)]
+    axes.hist(finite, bins=48, color=BLUE)
+    axes.axvline(0, color=GREY, linestyle="--")
+    if len(finite):
+        mean = float(finite.mean())
+        axes.axvline(mean, color=ORANGE, label=f"mean: {mean:.3g}")
+        axes.legend(frameon=False)
+    axes.set(xlabel="margin of rewards", ylabel="pairs")
+    return figure

@@ -1,12 +1,15 @@
-"""A tensor of every process in one, through which gradients flow back to their processes."""
+"""Tensors of every process in one; through some of them gradients flow back to their processes."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from recipe.runtime.device import everyones
 
 
 class _Gather(torch.autograd.Function):
@@ -36,3 +39,20 @@ def gathered(own: Tensor) -> tuple[Tensor, int]:
         return own, 0
     everyones: Tensor = _Gather.apply(own)  # type: ignore[no-untyped-call]
     return everyones, dist.get_rank() * len(own)
+
+
+def in_order(answered: list[tuple[Tensor, Tensor, Tensor]], count: int) -> tuple[Any, Any]:
+    """Logits [samples, ...] and losses [samples] of all processes, in the order of the data.
+
+    Args:
+        answered: Rows, logits and losses of each batch, on the device: brought over at the end.
+    """
+    # On the device, each number of batches would be a shape of its own.
+    parts = [torch.cat([each.cpu() for each in part]) for part in zip(*answered, strict=True)]
+    logits = np.empty((count, *parts[1].shape[1:]), dtype=np.float32)
+    losses = np.empty(count, dtype=np.float32)
+    for rows, its_logits, its_losses in everyones(parts):
+        real = (rows >= 0).numpy()
+        at = rows.numpy()[real]
+        logits[at], losses[at] = its_logits.numpy()[real], its_losses.numpy()[real]
+    return logits, losses

@@ -150,6 +150,28 @@ class Writing(Protocol):
 
 
 @runtime_checkable
+class Referring(Protocol):
+    """An objective whose losses look at what the model said before it was trained.
+
+    The engine asks for it before the first step of a training that starts anew, and keeps it in
+    each checkpoint, from which a resumed training takes it: its weights would say something else.
+    """
+
+    def refer(self, ask: Callable[[Samples], Any]) -> None:
+        """Note what the model says; `ask` gives its logits of all of some samples."""
+
+    def references(self) -> bytes:
+        """What was noted, as a checkpoint keeps it."""
+
+    def restore(self, content: bytes) -> None:
+        """Take back what `references` gave.
+
+        Raises:
+            CheckpointError: it is of other data.
+        """
+
+
+@runtime_checkable
 class Saving(Protocol):
     """A task whose model is more than its weights and its tokenizer."""
 

@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from recipe.console import say
+from recipe.data.kinds.preferences import alike
 
 SIMPLE = (
     "{% for message in messages %}{{ message['role'] + ':\\n' + message['content'] }}"
@@ -41,12 +42,17 @@ def see_to_template(tokenizer: PreTrainedTokenizerBase) -> None:
         say("chat template: a simple one (`role:`, what is said), as the tokenizer has none")
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> Conversation:
+def encode(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], first: int = 0
+) -> Conversation:
     """A conversation as its chat template writes it; the assistant's turns are learned.
 
     Whose a token is, the template's own generation marks tell; without them, a turn is what is
     added to the prompt that the template makes for it. A turn that the template writes otherwise
     once others follow (without its thoughts, say) is not learned; where that leaves none, all is.
+
+    Args:
+        first: The number of the first turn that may be learned; those before it are its prompt.
 
     Raises:
         jinja2.TemplateError: the template refuses these messages.
@@ -56,12 +62,19 @@ def encode(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> C
         made = marked.apply_chat_template(
             list(messages), return_dict=True, return_assistant_tokens_mask=True
         )
-        return Conversation(made["input_ids"], [bool(mark) for mark in made["assistant_masks"]])
-    parts = _parts(tokenizer, messages)
+        learned = [bool(mark) for mark in made["assistant_masks"]]
+        if first:
+            prompt = marked.apply_chat_template(
+                list(messages[:first]), return_dict=True, add_generation_prompt=True
+            )
+            before = alike(made["input_ids"], prompt["input_ids"])
+            learned[:before] = [False] * before
+        return Conversation(made["input_ids"], learned)
+    parts = _parts(tokenizer, messages, first)
     said = any(message["role"] == "assistant" for message in messages)
     is_guessed = said and not any(learned for _, learned in parts)
     ids: list[int] = []
-    learned: list[bool] = []
+    learned = []
     for text, is_learned in parts:
         # Apart, as a prompt is encoded that is to be answered.
         added = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -71,14 +84,14 @@ def encode(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> C
 
 
 def _parts(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], first: int
 ) -> list[tuple[str, bool]]:
     """The conversation's text in pieces, and whether each is the assistant's."""
     whole = _written(tokenizer, messages)
     parts = []
     done = 0
     for number, message in enumerate(messages):
-        if message["role"] != "assistant":
+        if message["role"] != "assistant" or number < first:
             continue
         try:
             prompt = _written(tokenizer, messages[:number], add_generation_prompt=True)

@@ -134,12 +134,9 @@ def _encoded(
             ended = _ended(ids, tokenizer)
             yield ended, [True] * len(ended), False
     elif PROMPT in batch:
-        completions = _ids(tokenizer, batch[COMPLETION], add_special_tokens=False)
-        for prompt, completion in zip(_ids(tokenizer, batch[PROMPT]), completions, strict=True):
-            if len(prompt) > 1 and prompt[-1] == tokenizer.eos_token_id:
-                prompt.pop()  # nothing follows an end
-            ended = _ended(completion, tokenizer)
-            yield prompt + ended, [False] * len(prompt) + [True] * len(ended), False
+        for prompt, completion in completed(tokenizer, batch[PROMPT], batch[COMPLETION]):
+            learned = [False] * len(prompt) + [True] * len(completion)
+            yield prompt + completion, learned, False
     else:
         for row, messages in zip(rows, batch[MESSAGES], strict=True):
             try:
@@ -151,6 +148,17 @@ def _encoded(
                     "Correct the row or remove it.",
                 ) from error
             yield talk.ids, talk.learned, talk.is_guessed
+
+
+def completed(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], completions: Sequence[str]
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Token ids of each prompt, as it is read alone, and of what follows it, with the end token."""
+    following = _ids(tokenizer, completions, add_special_tokens=False)
+    for prompt, completion in zip(_ids(tokenizer, prompts), following, strict=True):
+        if len(prompt) > 1 and prompt[-1] == tokenizer.eos_token_id:
+            prompt.pop()  # nothing follows an end
+        yield prompt, _ended(completion, tokenizer)
 
 
 def _ids(

@@ -8,8 +8,10 @@ process they are) and the evaluation loop (every sample once).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,17 +35,18 @@ from recipe.console import say
 from recipe.errors import DistributedError, DivergedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import cpu_kernels, flat_attention
-from recipe.runtime import ddp_hook
-from recipe.runtime.device import everyones
+from recipe.runtime import ddp_hook, gathering
 from recipe.storage import checkpoints
-from recipe.tasks.base import Objective, Writing
+from recipe.tasks.base import Objective, Referring, Writing
 from recipe.training import graph_extraction as trial
 from recipe.training import job_identity, worlds
+from recipe.training.interruptions import Interrupted
 from recipe.training.resuming import Resumable, fingerprint
 from recipe.training.worlds import Cut
 from recipe.value_ranges import REFUSED
 
 _WATCHED = 16
+_REFERENCES = "references.safetensors"
 
 
 def check(args: TrainingArguments) -> None:
@@ -225,6 +228,7 @@ class Engine(Resumable):
         self._class_weights = class_weights and torch.tensor(class_weights, device=args.device)
         self._watched: list[tuple[int, Tensor, Tensor]] = []
         self._arranged: Any = None
+        self._has_references = False
         model: Any = self.model
         # Two for each product and sum, in the forward pass once and in the backward pass twice.
         self.flops_per_token = 6 * model.num_parameters(exclude_embeddings=True)
@@ -333,7 +337,68 @@ class Engine(Resumable):
         each = self._objective.losses(outputs.logits, inputs["labels"], smoothing)
         return outputs, each, inputs["rows"] >= 0
 
+    def before_steps(self) -> None:
+        """Ask the untrained model what the objective looks at, if it does; see `Resumable`."""
+        if isinstance(self._objective, Referring) and not self._has_references:
+            started = time.monotonic()
+
+            def ask(samples: Samples) -> Any:
+                trains = samples is self._training.samples
+                layout = self._train_layout if trains else self._eval_layout
+                size = self._training.size if trains else self.args.eval_batch_size
+                most = 1 if trial.is_on(os.environ) else None
+                return self._answers(samples, layout, size, most)[0]
+
+            try:
+                self._objective.refer(ask)
+            except Interrupted:
+                self._leave()
+            self._has_references = True
+            seconds = time.monotonic() - started
+            say(f"references: what the model says before training, computed in {seconds:.0f} s")
+        super().before_steps()
+
+    def files_beside(self) -> dict[str, bytes]:
+        """With what the untrained model said."""
+        if not isinstance(self._objective, Referring):
+            return {}
+        return {_REFERENCES: self._objective.references()}
+
+    def restore(self, files: Mapping[str, bytes]) -> None:
+        """Take back what the untrained model said."""
+        if isinstance(self._objective, Referring):
+            self._objective.restore(files[_REFERENCES])
+            self._has_references = True
+
     @torch.no_grad()
+    def _answers(
+        self, samples: Samples, layout: Layout, size: int, most: int | None = None
+    ) -> tuple[Any, Any]:
+        """Logits and losses of all samples, each once and in the order of the data.
+
+        Args:
+            most: Batches that are computed, if not all are.
+        """
+        prepared: Any = self.model_wrapped
+        if not self.accelerator._models:  # it was never trained: this puts it on its device
+            prepared = self.accelerator.prepare_model(self.model, evaluation_mode=True)
+        bare: Any = self.model
+        bare.eval()
+        # As it is trained where it is compiled: computed one by one, each operation would be a
+        # program of its own to TorchNeuron.
+        model = prepared if self.args.torch_compile else bare
+        answered = []
+        every = batches.evaluation_batches(samples, layout, size, self._training.world)
+        for batch in itertools.islice(every, most):
+            inputs = self._prepare_inputs(batch)
+            with self.compute_loss_context_manager():
+                outputs, each, _ = self._losses(model, inputs)
+            answered.append((batch["rows"], outputs.logits.float(), each))
+            self.control = self.callback_handler.on_prediction_step(
+                self.args, self.state, self.control
+            )
+        return gathering.in_order(answered, len(samples))
+
     def evaluation_loop(
         self,
         dataloader: Any,
@@ -344,25 +409,7 @@ class Engine(Resumable):
     ) -> EvalLoopOutput:
         """Logits, labels and metrics of all samples, each once and in the order of the data."""
         samples: Samples = dataloader
-        prepared: Any = self.model_wrapped
-        if not self.accelerator._models:  # it was never trained: this puts it on its device
-            prepared = self.accelerator.prepare_model(self.model, evaluation_mode=True)
-        bare: Any = self.model
-        bare.eval()
-        # As it is trained where it is compiled: computed one by one, each operation would be a
-        # program of its own to TorchNeuron.
-        model = prepared if self.args.torch_compile else bare
-        size, world = self.args.eval_batch_size, self._training.world
-        answered = []
-        for batch in batches.evaluation_batches(samples, self._eval_layout, size, world):
-            inputs = self._prepare_inputs(batch)
-            with self.compute_loss_context_manager():
-                outputs, each, _ = self._losses(model, inputs)
-            answered.append((batch["rows"], outputs.logits.float(), each))
-            self.control = self.callback_handler.on_prediction_step(
-                self.args, self.state, self.control
-            )
-        logits, each = _gathered(answered, len(samples))
+        logits, each = self._answers(samples, self._eval_layout, self.args.eval_batch_size)
         weight = samples.weight(np.arange(len(samples)))
         scores = {"loss": float(each.sum(dtype=np.float64) / weight)}
         if self.compute_metrics is not None:
@@ -405,20 +452,3 @@ def _job(
         "lr_scheduler_type": str(args.lr_scheduler_type),
         **{name: getattr(args, name) for name in (*same, *also)},
     }
-
-
-def _gathered(answered: list[tuple[Tensor, Tensor, Tensor]], count: int) -> tuple[Any, Any]:
-    """Logits [samples, ...] and losses [samples] of all processes, in the order of the data.
-
-    Args:
-        answered: Rows, logits and losses of each batch, on the device: brought over at the end.
-    """
-    # On the device, each number of batches would be a shape of its own.
-    parts = [torch.cat([each.cpu() for each in part]) for part in zip(*answered, strict=True)]
-    logits = np.empty((count, *parts[1].shape[1:]), dtype=np.float32)
-    losses_ = np.empty(count, dtype=np.float32)
-    for rows, its_logits, its_losses in everyones(parts):
-        real = (rows >= 0).numpy()
-        at = rows.numpy()[real]
-        logits[at], losses_[at] = its_logits.numpy()[real], its_losses.numpy()[real]
-    return logits, losses_

@@ -65,7 +65,7 @@ class Resumable(XlaTrainer):
         self._writer = Background()
         self._said_that_it_waits = False
         self._resumed_job: Mapping[str, Any] = {}
-        self.add_callback(_DueEvaluation(self))
+        self.add_callback(_BeforeSteps(self))
 
     def run(self) -> dict[str, float]:
         """Train, from the start or from the newest checkpoint, and give the Trainer's metrics.
@@ -94,6 +94,7 @@ class Resumable(XlaTrainer):
                     "(full_determinism=True takes kernels that repeat)"
                 )
             self.before = TrainerState.load_from_json(str(found.path / _STATE))
+            self._restore_beside(found.path)
         if found is not None and found.finished and not self.is_fsdp_enabled:
             self._take_over(found)
             return {}
@@ -133,6 +134,26 @@ class Resumable(XlaTrainer):
                 self._save_checkpoint(self.model_wrapped, None)
             self._leave()
             raise
+
+    def before_steps(self) -> None:
+        """Called before the first step: the weights and the state are loaded, and on their
+        devices, and no random number of the next step is drawn."""
+        self.evaluate_what_is_due()
+
+    def files_beside(self) -> dict[str, bytes]:
+        """What else a checkpoint keeps, by the names of files; `restore` takes it back."""
+        return {}
+
+    def restore(self, files: Mapping[str, bytes]) -> None:
+        """Take back what `files_beside` gave; all processes are given it."""
+
+    def _restore_beside(self, folder: Path) -> None:
+        """Have `restore` called with a checkpoint's files, as the first process has them."""
+        names, files = list(self.files_beside()), {}
+        if self.is_world_process_zero():
+            files = {name: (folder / name).read_bytes() for name in names}
+        if names:
+            self.restore(everyones(files)[0])
 
     def evaluate_what_is_due(self) -> None:
         """Make the evaluation that the checkpoint was saved too early for, if there is one.
@@ -254,6 +275,7 @@ class Resumable(XlaTrainer):
                     torch.save(scaler.state_dict(), folder / "scaler.pt")
                 self._save_rng_state(own)
             files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        files |= self.files_beside()
         own_states = {name: files[name] for name in files if name.startswith("rng_state")}
         for each in everyones(own_states):
             files |= each
@@ -335,8 +357,8 @@ class _StoppedEarly(Exception):
     """The evaluation before the first step ended training."""
 
 
-class _DueEvaluation(TrainerCallback):
-    """Has a resumed training make up for the evaluation that a stop came before."""
+class _BeforeSteps(TrainerCallback):
+    """Has a training do what comes before its first step."""
 
     def __init__(self, trainer: Resumable) -> None:
         self._trainer = trainer
@@ -344,8 +366,8 @@ class _DueEvaluation(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The weights and the state are loaded, and no random number of the next step is drawn."""
-        self._trainer.evaluate_what_is_due()
+        """See `Resumable.before_steps`."""
+        self._trainer.before_steps()
 
 
 def fingerprint(model: Module) -> str:

@@ -1,0 +1,114 @@
+"""Pairs of answers to one prompt to batches: a chosen document and a rejected one.
+
+A batch is laid out as that of twice as many documents (`document_batches`), each pair's chosen one
+before its rejected one; `answers` is [pairs, 2, 2].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from recipe.batching.batches import Batch, Samples
+from recipe.batching.document_batches import Documents, PackedDocuments, PaddedDocuments
+from recipe.batching.packing import Rows
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class AnswerPairs(Samples):
+    """Samples that are pairs of answers, each with its prompt.
+
+    Labels are float32 [pairs, 4]: the log-probabilities of the chosen and of the rejected answer by
+    the model before it is trained, which are no numbers until `refer` tells them; and how many
+    tokens each answer has.
+    """
+
+    documents: Documents
+    """The chosen and the rejected document of each pair, one after the other."""
+    rows: Rows
+    """The row of each pair in the data."""
+
+    @classmethod
+    def of_documents(cls, documents: Documents, rows: Rows) -> AnswerPairs:
+        """The pairs of documents number 0 and 1, 2 and 3, ..., of these rows."""
+        labels = np.full((len(rows), 4), np.nan, dtype=np.float32)
+        labels[:, 2:] = documents.labels.reshape(-1, 2)
+        starts = documents.starts[::2]
+        return cls(documents.token_ids, starts, labels, documents=documents, rows=rows)
+
+    @property
+    def text_lengths(self) -> Rows:
+        """Tokens of each document."""
+        return self.documents.lengths
+
+    def fingerprint(self) -> str:
+        """What tells this data apart from other data, whatever a model says of it."""
+        return self.documents.fingerprint()
+
+    def both(self, rows: Rows) -> Rows:
+        """The numbers of the documents of the pairs at `rows`."""
+        return np.stack([2 * rows, 2 * rows + 1], axis=1).ravel()
+
+    def chosen(self) -> Documents:
+        """The chosen document of each pair."""
+        rows = 2 * np.arange(len(self))
+        source, _, _ = self.documents.places(rows)
+        starts = np.concatenate([[0], np.cumsum(self.documents.lengths[rows])])
+        learned = self.documents.learned[source]
+        counts = self.documents.labels[rows]
+        return Documents(self.documents.token_ids[source], starts, counts, learned)
+
+    def refer(self, log_probabilities: Floats) -> None:
+        """Take what the model says before it is trained [pairs, 2]."""
+        self.labels[:, :2] = log_probabilities
+
+
+def documents_of(batches: Sequence[tuple[Samples, Rows]]) -> list[tuple[Samples, Rows]]:
+    """The documents of each of some batches of pairs."""
+    return [
+        (samples.documents, samples.both(rows))
+        for samples, rows in batches
+        if isinstance(samples, AnswerPairs)
+    ]
+
+
+@dataclass(frozen=True)
+class PackedPairs(PackedDocuments):
+    """Both documents of all pairs end to end in blocks of one shape; `size` is theirs."""
+
+    def tensors(self, samples: Samples, rows: Rows) -> Batch:
+        """What PackedDocuments gives."""
+        assert isinstance(samples, AnswerPairs)
+        return _by_pair(super().tensors(samples.documents, samples.both(rows)))
+
+    def describe(self) -> str:
+        """The block shape."""
+        return f"with two answers each {super().describe()}"
+
+
+@dataclass(frozen=True)
+class PaddedPairs(PaddedDocuments):
+    """A document in each row, padded to one of a few lengths; `size` is that of documents."""
+
+    def tensors(self, samples: Samples, rows: Rows) -> Batch:
+        """What PaddedDocuments gives."""
+        assert isinstance(samples, AnswerPairs)
+        return _by_pair(super().tensors(samples.documents, samples.both(rows)))
+
+    def describe(self) -> str:
+        """The lengths."""
+        return f"with two answers each {super().describe()}"
+
+    def places(self, samples: Samples, rows: Rows) -> int:
+        """The tokens of all rows."""
+        assert isinstance(samples, AnswerPairs)
+        return super().places(samples.documents, samples.both(rows))
+
+
+def _by_pair(batch: Batch) -> Batch:
+    return {**batch, "answers": batch["answers"].view(-1, 2, 2)}

@@ -1,0 +1,306 @@
+"""From a job's channels to preferences: a prompt, the answer that was chosen, the one that was not.
+
+Answers are texts or conversations, and the prompt is a column of its own or what both begin with:
+`chosen` and `rejected` of hh-rlhf are whole talks ("Human: ... Assistant: ..."), those of
+UltraFeedback lists of messages of which the first ones are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.data import held_out
+from recipe.data.column_names import PROMPT, PROMPT_NAMES, plain
+from recipe.data.evidence import Evidence, Recognised
+from recipe.data.files.part import Part
+from recipe.data.language_modeling import conversation
+from recipe.data.layout import channels as layout
+from recipe.data.reading import describe, read_parts
+from recipe.errors import DataError, Problems
+from recipe.hyperparameters import Hyperparameters
+
+CHOSEN, REJECTED = "chosen", "rejected"
+NAMES: Mapping[str, Sequence[str]] = {
+    PROMPT: (*PROMPT_NAMES, "input", "query", "context"),
+    CHOSEN: (CHOSEN, "chosen_response", "chosen_answer", "response_chosen", "accepted"),
+    REJECTED: (REJECTED, "rejected_response", "rejected_answer", "response_rejected"),
+}
+"""What the columns are called, most telling first."""
+NO_PROMPT = "there is no prompt, and the answers have no beginning in common"
+OTHER_PROMPTS = "the answers are to different prompts"
+EMPTY = "an answer is empty"
+SAME = "both answers are the same"
+_TURN = "\n\nAssistant:"
+"""What stands before each answer of a talk that is written as one text."""
+_MOST_WITHOUT_PROMPT = 0.1
+"""A larger share of rows without a shared beginning says that the prompt is in another column."""
+_LAST_WORD = re.compile(r"\S*\Z")
+_DECODERS = ("ForCausalLM", "LMHeadModel")
+Message = dict[str, Any]
+Triple = tuple[Any, Any, Any]
+"""Prompt, chosen and rejected: texts, or lists of messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preferences:
+    """Data sets with the columns `prompt`, `chosen` and `rejected`."""
+
+    train: datasets.Dataset
+    evaluation: datasets.Dataset
+    test: datasets.Dataset | None
+    """Present where there is validation data beside it; else it is `evaluation`."""
+    found: list[str]
+    """What was detected, one line each."""
+    are_talks: bool
+    """Whether the columns hold lists of messages, as JSON, and not texts."""
+
+
+def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Preferences:
+    """Read and split the preferences of a job's channels.
+
+    A row is not used, and counted in a line, if an answer is empty, both are the same, or it has no
+    prompt.
+
+    Raises:
+        DataError: names the channel, file, row or column that cannot be used, and the remedy.
+    """
+    places = layout.find(channels, hyperparameters.dataset_config_name)
+    notes, problems = list(places.notes), Problems()
+    read: dict[str, list[Part]] = {}
+    rows: dict[str, list[Triple]] = {}
+    like: dict[str, str] = {}
+    kinds: dict[bool, Path] = {}
+    for split, part in read_parts(places, notes):
+        with problems.noted():
+            columns = _columns(part, hyperparameters, like)
+            like = like or columns
+            are_talks, triples, left_out = _triples(part, columns)
+            kinds.setdefault(are_talks, part.path)
+            read.setdefault(split, []).append(part)
+            rows.setdefault(split, []).extend(triples)
+            for why, at in left_out.items():
+                notes.append(
+                    f"{len(at)} of {part.table.num_rows} pairs are not used: {why} (the first: "
+                    f"{part.where(at[0])})."
+                )
+    problems.check()
+    if len(kinds) > 1:
+        raise DataError(
+            f"{kinds[True]} has conversations, and {kinds[False]} has texts.",
+            "Give answers of one kind in all files.",
+        )
+    if empty := [split for split in read if not rows[split]]:
+        told = " ".join(note for note in notes if "not used" in note)
+        raise DataError(
+            f"The {empty[0]} data has no pair that can be used. {told}",
+            "Give a prompt and two different answers in each row.",
+        )
+    every = [triple for some in rows.values() for triple in some]
+    are_talks = True in kinds
+    if not are_talks and all(a.startswith(p) and b.startswith(p) for p, a, b in every):
+        notes.append("Every answer begins with its prompt, which is read once.")
+        rows = {
+            split: [(p, a[len(p) :], b[len(p) :]) for p, a, b in some if p not in (a, b)]
+            for split, some in rows.items()
+        }
+    built = {}
+    for split, some in rows.items():
+        texts = [[json.dumps(each) if are_talks else each for each in row] for row in some]
+        columns_of = zip((PROMPT, CHOSEN, REJECTED), zip(*texts, strict=True), strict=True)
+        table = pa.table({name: pa.array(cells, pa.large_string()) for name, cells in columns_of})
+        built[split] = datasets.Dataset(table, fingerprint=uuid.uuid4().hex)
+    shown = ", ".join(f"{what} column {name!r}" for what, name in like.items())
+    shown += "" if PROMPT in like else "; the prompt is what both answers begin with"
+    found = [
+        describe(split, parts, f"{len(built[split])} pairs", shown, [*like.values()])
+        for split, parts in read.items()
+    ]
+    train, evaluation, test, rule = held_out.assign_groups(built, PROMPT, hyperparameters)
+    return Preferences(
+        train=train,
+        evaluation=evaluation,
+        test=test,
+        found=[*notes, *found, rule.replace("queries", "prompts")],
+        are_talks=are_talks,
+    )
+
+
+def _columns(
+    part: Part, hyperparameters: Hyperparameters, like: Mapping[str, str]
+) -> dict[str, str]:
+    """The columns of `part`, as the training data has them; maybe without one of prompts.
+
+    Raises:
+        DataError: a given column is not there, or those of answers are not known by their names.
+    """
+    names = {plain(name): name for name in reversed(part.table.column_names)}
+    chosen = {}
+    for what, known in NAMES.items():
+        key = f"{what}_column"
+        column = part.asked(key, getattr(hyperparameters, key)) or like.get(what)
+        if column is None and not like:
+            column = next((names[name] for name in known if name in names), None)
+        if column in part.table.column_names:
+            chosen[what] = str(column)
+        elif what != PROMPT or like.get(what):
+            raise part.unknown(what, key)
+    if len(set(chosen.values())) < len(chosen):
+        raise DataError(
+            f"One column of {part.path} is named for two things: {chosen}.",
+            "Name a column each in prompt_column, chosen_column and rejected_column.",
+        )
+    return chosen
+
+
+def _triples(
+    part: Part, columns: Mapping[str, str]
+) -> tuple[bool, list[Triple], dict[str, list[int]]]:
+    """Whether these are conversations, the rows that can be used, and the others by the reason.
+
+    Raises:
+        DataError: a row has another kind of value than others, or too many have no prompt.
+    """
+    cells = {what: part.table[name].to_pylist() for what, name in columns.items()}
+    talks = {what for what in cells if any(map(_is_talk, cells[what]))}
+    if len(talks - {PROMPT}) == 1:
+        raise DataError(
+            f"{part.path} has conversations in only one of the columns {columns[CHOSEN]!r} and "
+            f"{columns[REJECTED]!r}.",
+            "Give both answers as texts, or both as lists of messages.",
+        )
+    for what, values in cells.items():
+        for row, value in enumerate(values):
+            if value is None:
+                values[row] = None if what in talks else ""
+            elif what in talks:
+                values[row] = json.loads(conversation(part, row, value, columns[what]))
+            elif isinstance(value, (list, dict)):
+                raise DataError(
+                    f"{part.where(row)} has no text in column {columns[what]!r}, but "
+                    f"{json.dumps(value, default=str)[:60]}.",
+                    'Give texts, or messages: [{"role": "assistant", "content": "..."}].',
+                )
+            else:
+                values[row] = str(value)
+    usable: list[Triple] = []
+    left_out: dict[str, list[int]] = {}
+    prompts = cells.get(PROMPT, [None] * part.table.num_rows)
+    for row, triple in enumerate(zip(prompts, cells[CHOSEN], cells[REJECTED], strict=True)):
+        prompt, *answers = triple
+        if talks and CHOSEN not in talks:
+            answers = [[{"role": "assistant", "content": text}] for text in answers]
+        of_kind = of_talks if talks else of_texts
+        parted = of_kind(prompt, *answers)
+        if isinstance(parted, str):
+            left_out.setdefault(parted, []).append(row)
+        else:
+            usable.append(parted)
+    without = len(left_out.get(NO_PROMPT, ()))
+    if PROMPT not in columns and without > _MOST_WITHOUT_PROMPT * part.table.num_rows:
+        raise DataError(
+            f"{part.path} has no column of prompts that is known by its name, and in {without} of "
+            f"{part.table.num_rows} rows the answers have no beginning in common: its columns are "
+            f"{', '.join(part.table.column_names)}.",
+            "Name the column of prompts in the hyperparameter prompt_column.",
+        )
+    return bool(talks), usable, left_out
+
+
+def _is_talk(value: Any) -> bool:
+    """Whether a value is a list of messages, or JSON of one."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return False
+    return isinstance(value, list) and bool(value) and all(isinstance(m, dict) for m in value)
+
+
+def of_texts(prompt: str | None, chosen: str, rejected: str) -> Triple | str:
+    """A row of texts with its prompt, or why it cannot be used.
+
+    A prompt that is None is what both answers begin with: of a talk up to "Assistant:", of other
+    texts up to where a word ends.
+    """
+    if not chosen.strip() or not rejected.strip():
+        return EMPTY
+    if chosen == rejected:
+        return SAME
+    if prompt is not None:
+        return (prompt, chosen, rejected) if prompt.strip() else NO_PROMPT
+    shared = chosen[: alike(chosen, rejected)]
+    end = shared.rfind(_TURN) + len(_TURN)
+    if _TURN not in shared:
+        follows = chosen[len(shared) : len(shared) + 1] + rejected[len(shared) : len(shared) + 1]
+        ends_in_word = shared[-1:].isalnum() and any(each.isalnum() for each in follows)
+        end = len((_LAST_WORD.sub("", shared) if ends_in_word else shared).rstrip(" "))
+    if not chosen[:end].strip():
+        return NO_PROMPT
+    if not chosen[end:].strip() or not rejected[end:].strip():
+        return EMPTY
+    return chosen[:end], chosen[end:], rejected[end:]
+
+
+def of_talks(
+    prompt: list[Message] | str | None, chosen: list[Message] | None, rejected: list[Message] | None
+) -> Triple | str:
+    """A row of conversations with its prompt, or why it cannot be used.
+
+    A prompt that is no list of messages is what both conversations begin with; and the user's
+    turn, where these have none.
+    """
+    if not chosen or not rejected:
+        return EMPTY
+    if chosen == rejected:
+        return SAME
+    shared = alike(chosen, rejected)
+    if isinstance(prompt, list):
+        before = prompt
+        shared = len(prompt) if shared >= len(prompt) and chosen[: len(prompt)] == prompt else 0
+    else:
+        before = chosen[:shared]
+        if prompt and prompt.strip() and all(turn["role"] != "user" for turn in before):
+            before = [*before, {"role": "user", "content": prompt}]
+    answers = [chosen[shared:], rejected[shared:]]
+    if any(answer and answer[0]["role"] != "assistant" for answer in answers):
+        return OTHER_PROMPTS
+    said = [[turn["content"] for turn in each if turn["role"] == "assistant"] for each in answers]
+    if not all("".join(contents).strip() for contents in said):
+        return EMPTY
+    if all(turn["role"] == "system" for turn in before):
+        return NO_PROMPT
+    return before, answers[0], answers[1]
+
+
+def alike(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """How many items (or characters) both begin with."""
+    known, most = 0, min(len(first), len(second))
+    while known < most:
+        tried = (known + most + 1) // 2
+        if first[known:tried] == second[known:tried]:
+            known = tried
+        else:
+            most = tried - 1
+    return known
+
+
+def recognise(evidence: Evidence) -> Recognised | None:
+    """Whether the first rows hold chosen and rejected answers; certain for a decoder."""
+    columns = [evidence.named(NAMES[what]) for what in (CHOSEN, REJECTED)]
+    if None in columns:
+        return None
+    classes = evidence.architectures
+    is_decoder = any(name.endswith(_DECODERS) for name in classes)
+    if classes and not is_decoder:
+        return None
+    reason = f"columns {columns[0]} and {columns[1]} hold answers that were chosen and rejected"
+    return Recognised(reason=reason, certain=is_decoder)

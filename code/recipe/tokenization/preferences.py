@@ -1,0 +1,155 @@
+"""Prompts with a chosen and a rejected answer to token ids, cut where they do not fit."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import datasets
+import numpy as np
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from recipe.batching.document_batches import Documents
+from recipe.batching.preference_batches import AnswerPairs
+from recipe.batching.samples import column
+from recipe.console import say
+from recipe.data.column_names import LEARNED, PROMPT, TOKEN_IDS
+from recipe.data.kinds.preferences import CHOSEN, REJECTED, alike
+from recipe.errors import DataError
+from recipe.tokenization import chat, documents
+from recipe.tokenization import texts as tokens
+
+_ROW, _CUT, _GUESSED = "row", "cut", "guessed"
+_NAMED, _SHOWN_CHARS = 5, 40
+Batch = Mapping[str, Sequence[Any]]
+Document = tuple[list[int], list[bool]]
+"""Token ids of a prompt and an answer, and which of them are the answer's."""
+
+
+def tokenise(
+    name: str,
+    split: datasets.Dataset,
+    are_talks: bool,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+) -> AnswerPairs:
+    """The pairs of a split of `Preferences`, cached; a line says what became of them.
+
+    A text is an answer to its prompt with the end token behind it; a conversation is as the chat
+    template writes it, of which the assistant's turns after the prompt are the answer. Both are cut
+    at their end. A pair of which an answer is gone then, or the difference, is left out.
+
+    Args:
+        name: Of the split, for messages.
+        are_talks: Whether the rows are conversations.
+
+    Raises:
+        DataError: no pair is left, or a conversation is none for the chat template.
+    """
+    if are_talks:
+        chat.see_to_template(tokenizer)
+    ways = ("preferences", str(are_talks), str(tokenizer.chat_template))
+    made = tokens.cached(
+        split,
+        tokens.key(split, tokenizer, max_length, *ways),
+        functools.partial(_rows, tokenizer, are_talks, max_length),
+        with_indices=True,
+        remove_columns=split.column_names,
+    )
+    rows = column(made, _ROW)[::2].astype(np.int64)
+    left_out = sorted(set(range(len(split))) - set(rows.tolist()))
+    why = f"their prompts fill max_length ({max_length} tokens), or they differ only behind it"
+    if not len(rows):
+        raise DataError(
+            f"No pair of the {name} data can be learned from: {why}.",
+            "Raise max_length, or give shorter prompts.",
+        )
+    pairs = AnswerPairs.of_documents(Documents.of(made), rows)
+    chosen, rejected = (int(count) for count in pairs.labels[:, 2:].sum(axis=0, dtype=np.int64))
+    line = f"{name}: {len(pairs)} pairs, {len(pairs.token_ids)} tokens, {chosen} of them of chosen "
+    line += f"answers and {rejected} of rejected ones"
+    cut = column(made, _CUT).reshape(-1, 2).sum(axis=0)
+    if cut.any():
+        line += f"; {cut[0]} chosen and {cut[1]} rejected answers are cut at {max_length} tokens"
+    if left_out:
+        shown = [f"row {row} ({split[row][PROMPT][:_SHOWN_CHARS]!r})" for row in left_out[:_NAMED]]
+        more = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
+        line += f"; {len(left_out)} pairs are left out, as {why}: {', '.join(shown)}{more}"
+    say(line)
+    if guessed := int(column(made, _GUESSED)[::2].sum()):
+        say(
+            f"{name}: the chat template does not tell the answers apart in {guessed} pairs: an "
+            "answer is what follows where both differ first"
+        )
+    return pairs
+
+
+def lengths(
+    split: datasets.Dataset, are_talks: bool, tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
+    """Tokens of each document, uncut: of a pair's chosen one, then of its rejected one."""
+    if are_talks:
+        chat.see_to_template(tokenizer)
+    pairs = _encoded(tokenizer, are_talks, split[:], range(len(split)))
+    return [len(ids) for both, _ in pairs for ids, _ in both]
+
+
+def _rows(
+    tokenizer: PreTrainedTokenizerBase,
+    are_talks: bool,
+    max_length: int,
+    batch: Batch,
+    rows: Sequence[int],
+) -> dict[str, list[Any]]:
+    """Two rows for each pair that can be learned from."""
+    made: dict[str, list[Any]] = {TOKEN_IDS: [], LEARNED: [], _ROW: [], _CUT: [], _GUESSED: []}
+    for row, (both, guessed) in zip(rows, _encoded(tokenizer, are_talks, batch, rows), strict=True):
+        cut = [(ids[:max_length], learned[:max_length]) for ids, learned in both]
+        has_answers = all(any(learned[1:]) for _, learned in cut)
+        if not has_answers or cut[0][0] == cut[1][0]:
+            continue
+        for (ids, learned), (whole, _) in zip(cut, both, strict=True):
+            for name, value in zip(
+                made, (ids, learned, row, len(whole) > max_length, guessed), strict=True
+            ):
+                made[name].append(value)
+    return made
+
+
+def _encoded(
+    tokenizer: PreTrainedTokenizerBase, are_talks: bool, batch: Batch, rows: Sequence[int]
+) -> Iterator[tuple[list[Document], bool]]:
+    """The chosen and the rejected document of each row, and whether their prompt is a guess."""
+    if not are_talks:
+        answers = [
+            documents.completed(tokenizer, batch[PROMPT], batch[name])
+            for name in (CHOSEN, REJECTED)
+        ]
+        for each in zip(*answers, strict=True):
+            yield (
+                [
+                    (prompt + answer, [False] * len(prompt) + [True] * len(answer))
+                    for prompt, answer in each
+                ],
+                False,
+            )
+        return
+    for row, *talks in zip(rows, batch[PROMPT], batch[CHOSEN], batch[REJECTED], strict=True):
+        prompt, *both = map(json.loads, talks)
+        try:
+            written = [chat.encode(tokenizer, prompt + each, len(prompt)) for each in both]
+        except TemplateError as error:
+            raise DataError(
+                f"The tokenizer's chat template refuses the conversation of row {row} (from 0): "
+                f"{error}",
+                "Correct the row or remove it.",
+            ) from error
+        pair = [(talk.ids, talk.learned) for talk in written]
+        guessed = any(talk.is_guessed for talk in written)
+        if guessed:
+            shared = alike(*(ids for ids, _ in pair))
+            pair = [(ids, [at >= shared for at in range(len(ids))]) for ids, _ in pair]
+        yield pair, guessed
