@@ -1,8 +1,8 @@
 """What hyperparameters of other trainers are called here, or why this recipe has none of them.
 
 The names are those of run_glue.py, run_classification.py and run_clm.py of transformers, of older
-releases of its TrainingArguments, of AutoTrain, SetFit and SageMaker JumpStart, and of notebooks
-that Hugging Face and AWS show for SageMaker. A name is of one of three kinds: it means what a name
+releases of its TrainingArguments, of TRL's DPOTrainer, AutoTrain, SetFit and SageMaker JumpStart,
+and of notebooks that Hugging Face and AWS show for SageMaker. A name is of one of three kinds: it means what a name
 of this recipe means (`RENAMED`, `REWRITTEN`); it changes nothing here, for some or for all of its
 values, which is said (`LEFTOVERS`, `PLACES`); or it asks for what is not done here (`ADVICE`).
 """
@@ -32,6 +32,9 @@ RENAMED: Mapping[str, str] = {
     "generation_max_length": "max_target_length",
     "val_max_target_length": "max_target_length",
     "max_sequence_length": "max_length",
+    "prompt_text_column": "prompt_column",
+    "rejected_text_column": "rejected_column",
+    "dpo_beta": "beta",
     "scheduler": "lr_scheduler_type",
     "lr_scheduler": "lr_scheduler_type",
     "optimizer": "optim",
@@ -95,6 +98,7 @@ _ANY = None
 _OFF = (*_FALSE, "-1", "no", "off")
 _ON = _TRUE
 _CHOSEN = "a text becomes tokens by the tokenizer that comes with the model"
+_REFERENCES = "what the model says before training is computed once"
 _BY_NAMES = "channels and files say what is which"
 _BY_CHANNELS = "Data comes in channels: give the file in a channel called {}, and leave this out."
 LEFTOVERS: Mapping[str, tuple[tuple[str, ...] | None, str, str]] = {
@@ -170,6 +174,16 @@ LEFTOVERS: Mapping[str, tuple[tuple[str, ...] | None, str, str]] = {
         "the columns say what is learned",
         "Give task=causal-lm and a channel with columns prompt and completion.",
     ),
+    "precompute_ref_log_probs": (_ON, _REFERENCES, f"Leave it out: {_REFERENCES}."),
+    "precompute_ref_batch_size": (_ANY, "it is computed in the batches of the training", ""),
+    "padding_free": (_ANY, "several texts are packed into one row", ""),
+    "disable_dropout": (_ON, "dropout is off in task=preference", "Leave it out."),
+    "truncation_mode": (("keep_start",), "what is long is cut at its end", "Leave it out."),
+    "dataset_num_proc": (_ANY, "the tokenizer takes all cores by itself", ""),
+    "f_divergence_type": (("reverse_kl",), "it is the divergence of DPO", "Leave it out."),
+    "reference_free": (_OFF, "the reference is the model before training", "Leave it out."),
+    "sync_ref_model": (_OFF, _REFERENCES, f"Leave it out: {_REFERENCES}."),
+    "use_weighting": (_OFF, "each pair counts alike", "Leave it out."),
     "chat_dataset": (
         _OFF,
         "the columns say what is learned",
@@ -285,6 +299,12 @@ ADVICE: Mapping[str, str] = {
     "trainer": "Give task=causal-lm, and columns by their names.",
     "disable_gradient_checkpointing": "Give gradient_checkpointing.",
     "chunk_size": "Give max_length.",
+    "max_prompt_length": "Give max_length: prompt and answer together are cut at its end.",
+    "max_completion_length": "Give max_length: prompt and answer together are cut at its end.",
+    "ref_model": "Leave it out: the reference is the model before training.",
+    "model_ref": "Leave it out: the reference is the model before training.",
+    "rpo_alpha": "Train on the chosen answers by task=causal-lm first.",
+    "loss_weights": "Give one loss_type.",
     "stride": "Leave it out: a text is cut at max_length.",
     "freeze_embeddings": "Leave it out: all weights are trained, or LoRA's with lora_r.",
     "dropout": "Change the model's config.json; lora_dropout is that of LoRA.",

@@ -80,7 +80,12 @@ def evaluation(history: Sequence[Mapping[str, Any]]) -> Any:
     speed = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
     beside = ("eval_loss", "eval_perplexity", *speed)
     keys = dict.fromkeys(key for entry in history for key in entry)
-    names = [name for name in keys if name.startswith("eval_") and name not in beside]
+    # Log-probabilities of whole answers are of another order.
+    names = [
+        name
+        for name in keys
+        if name.startswith("eval_") and name not in beside and not name.endswith("_logp")
+    ]
     for name in names:
         label = name.removeprefix("eval_").replace("_", " ")
         axes.plot(*_points(history, name), marker="o", markersize=4, label=label)

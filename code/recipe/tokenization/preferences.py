@@ -59,14 +59,14 @@ def tokenise(
         with_indices=True,
         remove_columns=split.column_names,
     )
-    rows = column(made, _ROW)[::2].astype(np.int64)
-    left_out = sorted(set(range(len(split))) - set(rows.tolist()))
     why = f"their prompts fill max_length ({max_length} tokens), or they differ only behind it"
-    if not len(rows):
+    if not len(made):
         raise DataError(
             f"No pair of the {name} data can be learned from: {why}.",
             "Raise max_length, or give shorter prompts.",
         )
+    rows = column(made, _ROW)[::2].astype(np.int64)
+    left_out = sorted(set(range(len(split))) - set(rows.tolist()))
     pairs = AnswerPairs.of_documents(Documents.of(made), rows)
     chosen, rejected = (int(count) for count in pairs.labels[:, 2:].sum(axis=0, dtype=np.int64))
     line = f"{name}: {len(pairs)} pairs, {len(pairs.token_ids)} tokens, {chosen} of them of chosen "

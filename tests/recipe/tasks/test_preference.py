@@ -1,0 +1,395 @@
+"""task=preference: pairs, losses and gradients as TRL's, references that a resume takes back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, EvalPrediction
+
+from recipe import arguments
+from recipe.batching import batches
+from recipe.batching.preference_batches import AnswerPairs
+from recipe.errors import CheckpointError, DataError, HyperparameterError
+from recipe.hyperparameters import Hyperparameters
+from recipe.paths import Places
+from recipe.reports import report
+from recipe.tasks import preference
+from recipe.tasks.preference import Preferring
+from recipe.tokenization import preferences as tokens
+from recipe.training import engine, preflight
+from tests.support import causal_kit
+from tests.support.ranking_jobs import run, write
+from tests.support.serving_kit import Handlers
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+TEXTS = {
+    "prompt": ["red cat:", "a much longer prompt about a blue dog:", "x", "one two three"],
+    "chosen": ["catcat", "dogdogdog", "yes, gladly", " four five six seven eight"],
+    "rejected": ["dog", "a bird that was not asked for", "no", " four"],
+}
+CASES = {
+    "sigmoid": ("sigmoid", 0.1, 0.0),
+    "strong": ("sigmoid", 0.5, 0.0),
+    "hinge": ("hinge", 0.1, 0.0),
+    "ipo": ("ipo", 0.2, 0.0),
+    "robust": ("robust", 0.1, 0.2),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of tokens of this module's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return causal_kit.make_model("llama", tmp_path_factory.mktemp("start"))
+
+
+def load(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def moved(model: Any) -> Any:
+    """A model that has learned something."""
+    drawn = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.05 * torch.randn(weight.shape, generator=drawn)
+    return model
+
+
+def pairs_of(texts: dict[str, list[str]], are_talks: bool, length: int = 128) -> AnswerPairs:
+    rows = datasets.Dataset.from_dict(texts)
+    return tokens.tokenise("train", rows, are_talks, causal_kit.make_tokenizer(), length)
+
+
+def log_probabilities(model: Any, pairs: AnswerPairs, packing: bool) -> torch.Tensor:
+    """[pairs, 2], of one batch."""
+    training = batches.Training(samples=pairs, size=len(pairs))
+    objective = Preferring(Hyperparameters(task="preference"))
+    layout, _ = engine.layouts(
+        model, 0, packing, training, {"evaluation": pairs}, len(pairs), objective
+    )
+    found: torch.Tensor = -model(**layout.tensors(pairs, np.arange(len(pairs)))).logits[..., 0]
+    return found
+
+
+@pytest.fixture(scope="module")
+def library(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from trl import DPOConfig, DPOTrainer
+
+    config = DPOConfig(
+        output_dir=str(tmp_path_factory.mktemp("trl")),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to=[],
+        max_length=40,
+    )
+    return DPOTrainer(
+        moved(load(start)),
+        ref_model=load(start),
+        args=config,
+        train_dataset=datasets.Dataset.from_dict(TEXTS),
+        processing_class=causal_kit.make_tokenizer(),
+    )
+
+
+@pytest.mark.parametrize(("case", "packing"), [("sigmoid", False), *((c, True) for c in CASES)])
+def test_losses_and_gradients_are_the_librarys(
+    case: str, packing: bool, library: Any, start: Path
+) -> None:
+    kind, beta, smoothing = CASES[case]
+    library.loss_types, library.beta, library.label_smoothing = [kind], beta, smoothing
+    collated = library.data_collator([library.train_dataset[row] for row in range(4)])
+    theirs = library.model
+    theirs.zero_grad()
+    expected = library.compute_loss(theirs, collated)
+    expected.backward()
+    pairs = pairs_of(TEXTS, False, 40)
+    assert pairs.documents.lengths.max() == 40, "one is cut"
+    asked = Hyperparameters(task="preference", loss_type=kind, beta=beta, label_smoothing=smoothing)
+    objective = Preferring(asked)
+    with torch.no_grad():
+        pairs.refer(log_probabilities(load(start), pairs, packing).numpy())
+    ours = moved(load(start))
+    logits = torch.stack([-log_probabilities(ours, pairs, packing), torch.zeros(4, 2)], dim=-1)
+    loss = objective.losses(logits, torch.from_numpy(pairs.labels), 0.0).mean()
+    loss.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    largest = 0.0
+    for (name, own), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        largest = max(largest, float(other.grad.abs().max()))
+        torch.testing.assert_close(own.grad, other.grad, rtol=1e-4, atol=1e-5, msg=name)
+    assert largest > 1e-2
+    scores = library._metrics["eval"]
+    found = objective.metrics()(EvalPrediction(logits.detach().numpy(), pairs.labels))
+    for name, theirs_name in {
+        "reward_accuracy": "rewards/accuracies",
+        "reward_margin": "rewards/margins",
+        "chosen_reward": "rewards/chosen",
+        "rejected_logp": "logps/rejected",
+    }.items():
+        assert found[name] == pytest.approx(scores[theirs_name][-1], rel=1e-4, abs=1e-5), name
+
+
+def test_smoothing_is_that_of_conservative_dpo(library: Any, start: Path) -> None:
+    """The library has it in `aot` only, which of one pair is nothing else."""
+    library.loss_types, library.beta, library.label_smoothing = ["aot"], 0.1, 0.2
+    texts = {name: values[1:2] for name, values in TEXTS.items()}
+    pairs = pairs_of(texts, False, 40)
+    with torch.no_grad():
+        expected = library.compute_loss(
+            library.model, library.data_collator([library.train_dataset[1]])
+        )
+        pairs.refer(log_probabilities(load(start), pairs, True).numpy())
+        now = log_probabilities(moved(load(start)), pairs, True)
+    objective = Preferring(Hyperparameters(task="preference", label_smoothing=0.2))
+    logits = torch.stack([-now, torch.zeros(1, 2)], dim=-1)
+    loss = objective.losses(logits, torch.from_numpy(pairs.labels), 0.0)
+    torch.testing.assert_close(loss[0], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", causal_kit.KINDS)
+def test_packed_answers_are_as_likely_as_alone(kind: str, start: Path, tmp_path: Path) -> None:
+    model = moved(load(start if kind == "llama" else causal_kit.make_model(kind, tmp_path)))
+    pairs = pairs_of(TEXTS, False)
+    with torch.no_grad():
+        alone = []
+        for row in range(len(pairs.documents)):
+            ids = torch.from_numpy(pairs.documents.tokens(row).astype(np.int64))
+            likely = model(input_ids=ids[None]).logits[0].log_softmax(dim=-1)
+            at, following = (torch.from_numpy(each) for each in pairs.documents.successors(row))
+            alone.append(likely[at, following.long()].sum())
+        expected = torch.stack(alone).view(-1, 2)
+        for packing in (True, False):
+            found = log_probabilities(model, pairs, packing)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def shown(pairs: AnswerPairs, document: int) -> str:
+    """A document with what is learned in brackets."""
+    reader, at = causal_kit.make_tokenizer(), pairs.documents.span(document)
+    ids, learned = pairs.documents.token_ids[at], pairs.documents.learned[at]
+    first = int(learned.argmax())
+    last = len(learned) - int(learned[::-1].argmax())
+    parts = [reader.decode(ids[of]) for of in (slice(first), slice(first, last), slice(last, None))]
+    return f"{parts[0]}[{parts[1]}]{parts[2]}"
+
+
+def test_what_does_not_fit_is_cut_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {
+        "prompt": ["one:", "a prompt that fills it:", "two:", "three:"],
+        "chosen": ["abc", "abc", "abcdefghijkl", "abcdefghij"],
+        "rejected": ["abd", "abd", "abcdefghijkm", "xbcdefghij"],
+    }
+    pairs = pairs_of(texts, False, 12)
+    assert pairs.rows.tolist() == [0, 3]
+    assert [shown(pairs, row) for row in range(4)] == [
+        "one:[abc</s>]", "one:[abd</s>]", "three:[abcdef]", "three:[xbcdef]",
+    ]  # fmt: skip
+    assert pairs.labels[:, 2:].tolist() == [[4, 4], [6, 6]]
+    said = capsys.readouterr().out
+    assert "2 pairs, 40 tokens, 10 of them of chosen answers and 10 of rejected ones" in said
+    assert "1 chosen and 1 rejected answers are cut at 12 tokens" in said
+    assert "2 pairs are left out" in said
+    assert "row 1 ('a prompt that fills it:'), row 2 ('two:')" in said
+    with pytest.raises(DataError, match=r"No pair of the train data .*max_length \(12"):
+        pairs_of({name: values[1:2] for name, values in texts.items()}, False, 12)
+
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKED = (
+    "{% for message in messages %}{{ message.role }}: {% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}{% else %}"
+    "{{ message.content }}{% endif %}{{ '\n' }}{% endfor %}"
+)
+ODD = "{% for message in messages %}{{ message.content }} ({{ message.role }}){% endfor %}<end>"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (CHATML, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"
+                 "<|im_start|>user\nwhy<|im_end|>\n<|im_start|>assistant\n[so<|im_end|>\n]"),
+        (MARKED, "user: hi\nassistant: yes</s>\nuser: why\nassistant: [so</s>]\n"),
+        (ODD, "hi (user)yes (assistant)why (user)[so (assistant)<end>]"),
+    ],
+)  # fmt: skip
+def test_of_a_conversation_the_last_answer_is_learned(
+    template: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    roles = ("user", "assistant", "user")
+    prompt = [{"role": r, "content": c} for r, c in zip(roles, ("hi", "yes", "why"), strict=True)]
+    answers = [json.dumps([{"role": "assistant", "content": each}]) for each in ("so", "no idea")]
+    rows = datasets.Dataset.from_dict(
+        {"prompt": [json.dumps(prompt)], "chosen": answers[:1], "rejected": answers[1:]}
+    )
+    reader = causal_kit.make_tokenizer()
+    reader.chat_template = template
+    pairs = tokens.tokenise("train", rows, True, reader, 128)
+    assert shown(pairs, 0) == expected
+    assert ("does not tell the answers apart in 1" in capsys.readouterr().out) == (template == ODD)
+    assert "no idea" in shown(pairs, 1)
+
+
+def better(count: int, first: int = 0) -> list[dict[str, str]]:
+    """A prompt names an animal; so does the chosen answer, and the rejected one another."""
+    rows = causal_kit.pairs(first + count)[first:]
+    return [
+        {
+            "prompt": row["prompt"],
+            "chosen": row["completion"],
+            "rejected": next(each for each in causal_kit.ANIMALS if each not in row["prompt"]),
+        }
+        for row in rows
+    ]
+
+
+ARGV = ("--batch_size", "8", "--epochs", "1", "--lr", "3e-3", "--max_length", "64", "--save_steps",
+        "10")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(start: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+    base = tmp_path_factory.mktemp("job")
+    channels = {
+        "train": write(base / "train", better(160)),
+        "validation": write(base / "validation", better(24, 160), "validation"),
+        "test": write(base / "test", better(24, 184), "test"),
+    }
+    argv = (*ARGV, "--task", "preference", "--eval_on_start", "True")
+    return base, run(base, start, channels, *argv)
+
+
+def test_a_run_learns_what_is_preferred_and_is_served(
+    trained: tuple[Path, dict[str, float]], start: Path
+) -> None:
+    base, metrics = trained
+    assert metrics["eval_reward_accuracy"] > 0.9
+    assert metrics["test_reward_accuracy"] > 0.9
+    assert metrics["eval_reward_margin"] == pytest.approx(
+        metrics["eval_chosen_reward"] - metrics["eval_rejected_reward"], rel=1e-5
+    )
+    history = json.loads(
+        (base / "checkpoints" / "checkpoint-20" / "trainer_state.json").read_text()
+    )
+    at_start = history["log_history"][0]
+    assert at_start["eval_reward_margin"] == 0.0, "exactly: the references are of the same batches"
+    assert at_start["eval_loss"] == pytest.approx(np.log(2))
+    page = (base / "output" / "report.html").read_text()
+    for words in ("Margins, test data", "lowest and the highest", "How the model goes on"):
+        assert words in page
+    card = (base / "model" / "README.md").read_text()
+    assert "pipeline_tag: text-generation" in card
+    assert "DPO, sigmoid loss, beta 0.1" in card
+    assert (base / "model" / "SHA256SUMS").is_file()
+    served = Handlers(base / "model")
+    parameters = {"max_new_tokens": 8, "return_full_text": False, "do_sample": False}
+    (said,) = served.ask({"inputs": "red cat:", "parameters": parameters})
+    assert isinstance(said["generated_text"], str)
+
+
+def test_a_resumed_run_takes_its_references_from_the_checkpoint(
+    trained: tuple[Path, dict[str, float]],
+    start: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base, metrics = trained
+    monkeypatch.setattr(report, "of_run", lambda *given: None)
+    channels = {name: base / name for name in ("train", "validation", "test")}
+    shutil.copytree(
+        base / "checkpoints" / "checkpoint-10", tmp_path / "checkpoints" / "checkpoint-10"
+    )
+
+    def asked_again(self: Any, ask: Any) -> None:
+        raise AssertionError("the trained model is asked")
+
+    monkeypatch.setattr(Preferring, "refer", asked_again)
+    argv = (*ARGV, "--task", "preference", "--eval_on_start", "True")
+    again = run(tmp_path, start, channels, *argv)
+    weights = [(each / "model" / "model.safetensors").read_bytes() for each in (base, tmp_path)]
+    assert weights[0] == weights[1]
+    kept = [
+        (each / "checkpoints" / "checkpoint-20" / "references.safetensors").read_bytes()
+        for each in (base, tmp_path)
+    ]
+    assert kept[0] == kept[1]
+    scores = [name for name in metrics if "reward" in name or name.endswith("_loss")]
+    assert {name: again[name] for name in scores if "train" not in name} == {
+        name: metrics[name] for name in scores if "train" not in name
+    }
+    # Of data that has changed the checkpoint knows nothing.
+    channels["validation"] = write(tmp_path / "other", better(30, 150), "validation")
+    with pytest.raises(CheckpointError, match="evaluation data has changed"):
+        run(tmp_path, start, channels, *argv)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--do_train", "False", "--do_eval", "True"], ["do_train=False", "task=causal-lm"]),
+        (["--loss_type", "ipo", "--label_smoothing", "0.1"], ["label_smoothing", "loss_type=ipo"]),
+        (["--metric_for_best_model", "accuracy"], ["reward_accuracy", "reward_margin"]),
+        (["--chosen_column", "prompt"], ["named for two things"]),
+        (["--rejected_column", "x"], ["rejected_column", "'x'"]),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(
+    tmp_path: Path, more: list[str], words: list[str]
+) -> None:
+    channels = {"train": write(tmp_path, better(20))}
+    asked = arguments.parse(["--task", "preference", *more])
+    with pytest.raises((HyperparameterError, DataError)) as caught:
+        preference.TASK(channels, asked)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--beta", "0"], ["beta", "above 0"]),
+        (["--label_smoothing", "0.5"], ["label_smoothing", "below 0.5"]),
+        (["--loss_type", "dpo"], ["loss_type", "sigmoid"]),
+        (["--task", "causal-lm", "--beta", "0.2"], ["beta", "task=preference"]),
+        (["--task", "preference", "--label_smoothing_factor", "0.1"], ["label_smoothing_factor"]),
+    ],
+)
+def test_values_that_cannot_be_are_refused(argv: list[str], words: list[str]) -> None:
+    with pytest.raises(HyperparameterError) as caught:
+        arguments.parse(argv)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_doctor_tells_of_it(start: Path, tmp_path: Path) -> None:
+    channels = {"train": write(tmp_path, better(40)), "model": start}
+    places = Places(
+        channels=channels,
+        model_dir=tmp_path,
+        output_data_dir=tmp_path,
+        checkpoints=tmp_path,
+        tensorboard=tmp_path,
+    )
+    found = {each.what: each for each in preflight.inspect(["--max_length", "16"], places, 1)}
+    assert found["task"].detail.startswith("preference (columns chosen and rejected")
+    assert "of 76 texts" in found["lengths"].detail, "two of each row that is not held out"
+    assert found["learning rate"].level == "warning"
+    assert found["steps"].detail.startswith("2 an epoch")
