@@ -2,9 +2,10 @@
 
 The names are those of run_glue.py, run_classification.py and run_clm.py of transformers, of older
 releases of its TrainingArguments, of TRL's DPOTrainer, AutoTrain, SetFit and SageMaker JumpStart,
-and of notebooks that Hugging Face and AWS show for SageMaker. A name is of one of three kinds: it means what a name
-of this recipe means (`RENAMED`, `REWRITTEN`); it changes nothing here, for some or for all of its
-values, which is said (`LEFTOVERS`, `PLACES`); or it asks for what is not done here (`ADVICE`).
+and of notebooks that Hugging Face and AWS show for SageMaker. A name is of one of three kinds: it
+means what a name of this recipe means (`RENAMED`, `REWRITTEN`); it changes nothing here, for some
+or for all of its values, which is said (`LEFTOVERS`, `PLACES`); or it asks for what is not done
+here (`ADVICE`).
 """
 
 from __future__ import annotations

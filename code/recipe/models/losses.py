@@ -23,3 +23,28 @@ def of_samples(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor
         return (logits.squeeze(-1) - labels).square()
     losses = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
     return losses.mean(dim=-1)
+
+
+def of_preferences(
+    changes: Tensor, tokens: Tensor, kind: str, beta: float, smoothing: float
+) -> Tensor:
+    """[pairs]: as TRL's DPOTrainer has them; `sigmoid` smoothed as in its earlier releases.
+
+    Args:
+        changes: [pairs, 2], by how much the log-probability of the chosen answer and that of the
+            rejected one have risen since before training.
+        tokens: [pairs, 2], how many tokens each answer has.
+        kind: The hyperparameter loss_type.
+        smoothing: How likely it is that both answers were mistaken for each other.
+    """
+    if kind == "ipo":
+        # Of means over tokens, as the authors have it; the square aims at a margin of 1 / 2 beta.
+        means = changes / tokens.clamp(min=1)
+        return (means[:, 0] - means[:, 1] - 1 / (2 * beta)).square()
+    margins = beta * (changes[:, 0] - changes[:, 1])
+    if kind == "hinge":
+        return torch.relu(1 - margins)
+    right, mistaken = -functional.logsigmoid(margins), -functional.logsigmoid(-margins)
+    if kind == "robust":
+        return ((1 - smoothing) * right - smoothing * mistaken) / (1 - 2 * smoothing)
+    return (1 - smoothing) * right + smoothing * mistaken

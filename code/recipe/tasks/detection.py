@@ -30,8 +30,9 @@ def find(
 ) -> tuple[Hyperparameters, str]:
     """The hyperparameters with a task, and in a line which it is and why.
 
-    A task that is named is taken. Else one that alone takes all that is given; else the one whose
-    data this certainly is; else text classification, as ever.
+    A task that is named is taken. Else one that alone takes all that is given, or of those that do
+    the only one whose data this is; else the one whose data this certainly is; else text
+    classification, as ever.
 
     Raises:
         HyperparameterError: several tasks can be meant; it lists them with their reasons.
@@ -47,6 +48,8 @@ def find(
         return dataclasses.replace(hyperparameters, task=task), f"{task} ({reason})"
     recognised = _recognised(possible, hyperparameters, channels)
     certain = {task: each for task, each in recognised.items() if each.certain}
+    if CLASSIFICATION not in possible and len(recognised) == 1:
+        certain = recognised  # the only one of those that take what is given
     candidates = certain or recognised
     if len(certain) == 1:
         ((task, recognition),) = certain.items()

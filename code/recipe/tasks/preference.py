@@ -20,7 +20,7 @@ from recipe.data.kinds import preferences
 from recipe.data.kinds.preferences import CHOSEN, REJECTED
 from recipe.errors import CheckpointError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, packed_decoders, preference_losses
+from recipe.models import loading, losses, packed_decoders
 from recipe.models.loading import Source
 from recipe.reports import generations, preferred
 from recipe.reports.model_card import About
@@ -83,7 +83,7 @@ class Preferring(Objective):
                 module.attention_dropout = 0.0
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        return preference_losses.losses(
+        return losses.of_preferences(
             -logits[..., 0].float() - labels[:, :2],
             labels[:, 2:],
             self._kind,

@@ -34,7 +34,7 @@ from recipe.models.loading import Source
 from recipe.reports import rankings
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
-from recipe.tasks import judging, ranking_scores
+from recipe.tasks import judging
 from recipe.tasks.base import (
     OK,
     WARNING,
@@ -47,7 +47,8 @@ from recipe.tasks.base import (
     named,
     shape_for,
 )
-from recipe.tasks.ranking_scores import Array, Found, JudgedLists
+from recipe.tasks.scores import ranking_scores
+from recipe.tasks.scores.ranking_scores import Array, Found, JudgedLists
 from recipe.tasks.text_classification import has_types
 from recipe.tokenization import encoding
 from recipe.tokenization import texts as text_tokens

@@ -32,7 +32,7 @@ from recipe.reports import figures, rankings
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.runtime import xla
-from recipe.tasks import judging, ranking_scores
+from recipe.tasks import judging
 from recipe.tasks.base import (
     OK,
     Batches,
@@ -44,7 +44,8 @@ from recipe.tasks.base import (
     named,
     shape_for,
 )
-from recipe.tasks.ranking_scores import Corpus, Found
+from recipe.tasks.scores import ranking_scores
+from recipe.tasks.scores.ranking_scores import Corpus, Found
 from recipe.tokenization import encoding
 from recipe.tokenization import texts as text_tokens
 

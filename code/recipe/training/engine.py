@@ -352,7 +352,7 @@ class Engine(Resumable):
             try:
                 self._objective.refer(ask)
             except Interrupted:
-                self._leave()
+                self.leave()
             self._has_references = True
             seconds = time.monotonic() - started
             say(f"references: what the model says before training, computed in {seconds:.0f} s")

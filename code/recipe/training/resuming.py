@@ -108,10 +108,15 @@ class Resumable(XlaTrainer):
                 self._load_best_model()
             return {}
         if self._interruptions.cut_short:
-            self._leave()
+            self.leave()
         return trained.metrics
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """End the process as one that was stopped.
+
+        Raises:
+            SystemExit: always.
+        """
         self._writer.wait()
         kept = (
             f"resume from {self._folder}" if self._saves else "nothing is saved: save_strategy=no"
@@ -132,7 +137,7 @@ class Resumable(XlaTrainer):
             # After training there is one of its end, and the weights may be the best ones by now.
             if self._saves and self.is_in_train:
                 self._save_checkpoint(self.model_wrapped, None)
-            self._leave()
+            self.leave()
             raise
 
     def before_steps(self) -> None:

@@ -53,7 +53,7 @@ def found(
             "without labels, for a decoder",
         ),
         ([{"text": "a b"}] * 9, "BertForMaskedLM", [], "masked-lm", "labels, for an encoder"),
-        (PROMPTS, "BertModel", ["--prompt_column", "prompt"], "causal-lm", "takes prompt_column"),
+        (PROMPTS, "BertModel", ["--prompt_column", "prompt"], "causal-lm", "columns prompt and"),
         (REVIEWS, "BertModel", ["--num_labels", "2"], "text-classification", "takes num_labels"),
         ([{"a": 1}], "BertModel", [], "text-classification", "the default"),
     ],

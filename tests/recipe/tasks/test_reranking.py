@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from recipe.errors import DataError
-from recipe.tasks import ranking_scores
-from recipe.tasks.ranking_scores import JudgedLists
+from recipe.tasks.scores import ranking_scores
+from recipe.tasks.scores.ranking_scores import JudgedLists
 from tests.support.ranking_jobs import lists, rows_of, run, triplets, write
 from tests.support.serving_kit import Handlers, assert_close
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from recipe.errors import DataError, HyperparameterError
-from recipe.tasks import ranking_scores
-from recipe.tasks.ranking_scores import Corpus
+from recipe.tasks.scores import ranking_scores
+from recipe.tasks.scores.ranking_scores import Corpus
 from tests.support.ranking_jobs import run, scored, triplets, write
 from tests.support.serving_kit import Handlers, assert_close
 
