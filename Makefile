@@ -20,6 +20,7 @@ TORCH_XLA = 2.9.0
 BIN = .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 XLA_BIN = .venv-xla/bin
+XLA = PJRT_DEVICE=CPU XLA_FLAGS=--xla_backend_optimization_level=0 $(XLA_BIN)/python
 XLA_PIP = $(XLA_BIN)/python -m pip --disable-pip-version-check
 # SDK v3's container drivers, whose files tests run; the SDK around them is not wanted.
 SDK_DRIVERS = $(shell sed -n 's/^    "\(sagemaker-[a-z-]*==.*\)", *\# files only/\1/p' pyproject.toml)
@@ -57,8 +58,9 @@ test-heavy: setup build/fuzz/.made
 	$(BIN)/python -m pytest -m "heavy and not long" -n 2 --dist loadfile
 
 # Half an hour. Not in .ci/run, where a sibling of each stands for it.
-test-long: setup
-	$(BIN)/python -m pytest -m long -n 2 --dist loadfile
+test-long: setup .venv-xla/.made
+	$(BIN)/python -m pytest -m "long and not xla" -n 2 --dist loadfile
+	$(XLA) -m pytest -m "xla and long" -n 2 --dist loadfile tests/xla
 
 test-versions: $(patsubst tests/versions/%.txt,build/versions/%/.made,$(wildcard tests/versions/*.txt))
 	$(BIN)/python -m pytest -m versions tests/versions
@@ -67,7 +69,7 @@ build/versions/%/.made: tests/versions/%.txt tests/versions/environment.sh .venv
 	sh tests/versions/environment.sh $(BIN)/python $< $(@D)
 
 test-xla: .venv-xla/.made
-	PJRT_DEVICE=CPU XLA_FLAGS=--xla_backend_optimization_level=0 $(XLA_BIN)/python -m pytest -m xla -n 2 --dist loadfile tests/xla
+	$(XLA) -m pytest -m "xla and not long" -n 2 --dist loadfile tests/xla
 
 # As an image of the XLA stack, from its lock, but without optimum-neuron, which needs torch 2.8 and
 # torch-neuronx. torch from the package index does not load without the CUDA libraries that it brings.

@@ -55,7 +55,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory, still_model: Path, data: Pat
     return job
 
 
-@pytest.mark.parametrize(("processes", "summed"), [(2, "all"), (2, "start"), (4, "all")])
+@pytest.mark.parametrize(
+    ("processes", "summed"),
+    [
+        (2, "all"),
+        pytest.param(2, "start", marks=pytest.mark.long),
+        pytest.param(4, "all", marks=pytest.mark.long),
+    ],
+)
 def test_processes_train_as_one_does_if_gradients_are_summed(
     tmp_path: Path, still_model: Path, data: Path, alone: Job, processes: int, summed: str
 ) -> None:
