@@ -38,12 +38,14 @@ setup: .venv/.made
 	@$(PYTHON) -c 'import ensurepip' || \
 	    { echo "$(PYTHON) cannot make virtual environments. On Debian: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(PIP) install --quiet $(TORCH_PIP_ARGS) $(TORCH)
-	$(PIP) install --quiet --requirement container/locks/dev.txt
+	$(PIP) install --quiet --no-compile $(TORCH_PIP_ARGS) $(TORCH)
+	$(PIP) install --quiet --no-compile --requirement container/locks/dev.txt
 	$(PIP) install --quiet --no-deps $(SDK_DRIVERS)
 	@$(PIP) install --quiet --no-deps $(SAGEMAKER_TRAINING) >.venv/sagemaker-training.log 2>&1 || \
 	    echo "$(SAGEMAKER_TRAINING) is left out (it needs a C compiler): the tests that compare with it will be skipped."
 	$(PIP) install --quiet --no-deps --editable container
+	@# On all cores, where pip takes one. What no version of Python compiles stays as it is.
+	@$(BIN)/python -m compileall -q -j 0 -x '/tests/' .venv/lib >/dev/null 2>&1 || true
 	@touch $@
 
 demo: setup
