@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ class Preferring(Objective):
     def references(self) -> bytes:
         """The log-probabilities of each split, by what its data is told by."""
         return save({
-            f"{name} {samples.fingerprint()}": np.ascontiguousarray(samples.labels[:, :2])
+            self._keys[name]: np.ascontiguousarray(samples.labels[:, :2])
             for name, samples in self.pairs.items()
         })  # fmt: skip
 
@@ -128,15 +129,19 @@ class Preferring(Objective):
         """Take back what `references` gave."""
         kept = load(content)
         for name, samples in self.pairs.items():
-            key = f"{name} {samples.fingerprint()}"
-            if key not in kept:
+            if self._keys[name] not in kept:
                 raise CheckpointError(
                     f"The {name} data has changed since the checkpoint was saved, which keeps what "
                     "the model said of it before it was trained.",
                     "Start with the same data, or give resume_from_checkpoint=False to train from "
                     "the start.",
                 )
-            samples.refer(kept[key])
+            samples.refer(kept[self._keys[name]])
+
+    @functools.cached_property
+    def _keys(self) -> Mapping[str, str]:
+        """The name of each split with what its data is told by, which takes time to compute."""
+        return {name: f"{name} {each.fingerprint()}" for name, each in self.pairs.items()}
 
 
 class Preference:

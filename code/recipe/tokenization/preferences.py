@@ -51,6 +51,11 @@ def tokenise(
     """
     if are_talks:
         chat.see_to_template(tokenizer)
+    elif tokenizer.chat_template is not None and name == "train":
+        say(
+            "the tokenizer has a chat template, which texts are not put into: for a model that is "
+            "asked by conversations, give the answers as lists of messages"
+        )
     ways = ("preferences", str(are_talks), str(tokenizer.chat_template))
     made = tokens.cached(
         split,

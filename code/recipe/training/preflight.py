@@ -67,6 +67,7 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         rows = len(task.train)
         drawn = random.Random(hyperparameters.seed).sample(range(rows), min(_SAMPLE_ROWS, rows))
         lengths = sorted(task.lengths(tokenizer, sorted(drawn)))
+        texts_of_row = len(lengths) / max(1, len(drawn))
         if lengths:
             yield from _length_findings(lengths, longest, hyperparameters)
     except RecipeError as error:
@@ -75,7 +76,8 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
     pieces = sum(task.pieces(length, longest) for length in lengths) / len(lengths or [1]) or 1
     yield _steps(round(len(task.train) * pieces), hyperparameters, processes)
     if lengths:
-        yield _memory(model, lengths, longest, hyperparameters, processes)
+        at_once = hyperparameters.per_device_train_batch_size * texts_of_row
+        yield _memory(model, lengths, longest, at_once, processes)
 
 
 def _length_findings(
@@ -127,17 +129,20 @@ def _memory(
     model: PreTrainedModel,
     lengths: list[int],
     longest: int,
-    hyperparameters: Hyperparameters,
+    at_once: float,
     processes: int,
 ) -> Finding:
-    """An estimate of the training's peak, beside what the device has."""
+    """An estimate of the training's peak, beside what the device has.
+
+    Args:
+        at_once: Texts in a batch; a row may have several.
+    """
     config = model.config
     layers, hidden = config.num_hidden_layers, config.hidden_size
     heads = getattr(config, "num_attention_heads", 1)
     tokens = min(lengths[-1], longest)
-    batch = hyperparameters.per_device_train_batch_size
     per_token = layers * (_KEPT_PER_TOKEN * hidden + 5 * heads * tokens)
-    needed = model.num_parameters() * _BYTES_PER_PARAMETER + batch * tokens * per_token
+    needed = model.num_parameters() * _BYTES_PER_PARAMETER + at_once * tokens * per_token
     needed += model.num_parameters(only_trainable=True) * _BYTES_PER_TRAINED_PARAMETER
     there, name = 0, "an unknown device"
     if torch.cuda.is_available():

@@ -19,12 +19,14 @@ from recipe.batching import batches
 from recipe.batching.preference_batches import AnswerPairs
 from recipe.errors import CheckpointError, DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
+from recipe.models import flat_attention
 from recipe.paths import Places
 from recipe.reports import report
 from recipe.tasks import preference
 from recipe.tasks.preference import Preferring
 from recipe.tokenization import preferences as tokens
 from recipe.training import engine, preflight
+from recipe.training.interruptions import EXIT_CODE, Interrupted
 from tests.support import causal_kit
 from tests.support.ranking_jobs import run, write
 from tests.support.serving_kit import Handlers
@@ -177,6 +179,9 @@ def test_packed_answers_are_as_likely_as_alone(kind: str, start: Path, tmp_path:
         for packing in (True, False):
             found = log_probabilities(model, pairs, packing)
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        flat_attention.use(model)  # as on a GPU: end to end in one row
+        found = log_probabilities(model, pairs, True)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def shown(pairs: AnswerPairs, document: int) -> str:
@@ -244,7 +249,10 @@ def test_of_a_conversation_the_last_answer_is_learned(
     reader.chat_template = template
     pairs = tokens.tokenise("train", rows, True, reader, 128)
     assert shown(pairs, 0) == expected
-    assert ("does not tell the answers apart in 1" in capsys.readouterr().out) == (template == ODD)
+    tokens.tokenise("train", datasets.Dataset.from_dict(TEXTS), False, reader, 128)
+    said = capsys.readouterr().out
+    assert ("does not tell the answers apart in 1" in said) == (template == ODD)
+    assert said.count("chat template, which texts are not put into") == 1, "for the texts"
     assert "no idea" in shown(pairs, 1)
 
 
@@ -335,10 +343,26 @@ def test_a_resumed_run_takes_its_references_from_the_checkpoint(
     assert {name: again[name] for name in scores if "train" not in name} == {
         name: metrics[name] for name in scores if "train" not in name
     }
+    finished = run(tmp_path, start, channels, *argv)
+    assert finished["eval_reward_margin"] == metrics["eval_reward_margin"], "it had ended"
     # Of data that has changed the checkpoint knows nothing.
     channels["validation"] = write(tmp_path / "other", better(30, 150), "validation")
     with pytest.raises(CheckpointError, match="evaluation data has changed"):
         run(tmp_path, start, channels, *argv)
+
+
+def test_a_stop_before_the_first_step_is_one(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(self: Any, ask: Any) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr(Preferring, "refer", stopped)
+    with pytest.raises(SystemExit) as left:
+        run(tmp_path, start, {"train": write(tmp_path / "train", better(20))}, *ARGV)
+    assert left.value.code == EXIT_CODE
+    assert not (tmp_path / "model").exists()
+    assert not list((tmp_path / "checkpoints").glob("checkpoint-*"))
 
 
 @pytest.mark.parametrize(
