@@ -77,14 +77,14 @@ def count(environ: Mapping[str, str]) -> tuple[int, str, dict[str, str]]:
         )
     driver = versions[0]
     listed = f"nvidia-smi lists {len(versions)} GPU{'s' * (len(versions) != 1)}"
-    said = f"{listed} with driver {driver}"
+    described = f"{listed} with driver {driver}"
     variables: dict[str, str] = {}
     target = (COMPAT / "libcuda.so.1").resolve()
     brought = target.name.removeprefix("libcuda.so.") if target.is_file() else ""
     if re.fullmatch(r"[\d.]+", brought) and _numbers(driver) < _numbers(brought):
         rest = environ.get(_LIBRARY_PATH, "")
         variables[_LIBRARY_PATH] = f"{COMPAT}:{rest}" if rest else str(COMPAT)
-        said += f", with the compatibility libraries of {brought} in {COMPAT}"
+        described += f", with the compatibility libraries of {brought} in {COMPAT}"
     answer = _ask({**environ, **variables})
     visible = environ.get(_VISIBLE)
     if visible is not None and (visible.strip()[:1] in ("", "-") or answer["init"] == _NO_DEVICE):
@@ -92,14 +92,14 @@ def count(environ: Mapping[str, str]) -> tuple[int, str, dict[str, str]]:
     why = _why_unusable(answer)
     if why:
         raise ConfigError(
-            f"{said}, but {why}.",
+            f"{described}, but {why}.",
             "On an endpoint set inference_ami_version to one with a newer driver; for training take"
             " a newer instance type; or build the image on a base with an older CUDA. To compute on"
             f" the CPU all the same, set {_VISIBLE} to an empty value.",
         )
     usable: int = answer["count"]
     left = f", {_VISIBLE} leaves {usable}" if usable != len(versions) else ""
-    return usable, f"{said}{left}", variables
+    return usable, f"{described}{left}", variables
 
 
 def _ask(environ: Mapping[str, str]) -> dict[str, Any]:

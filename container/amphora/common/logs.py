@@ -78,13 +78,13 @@ def is_secret_name(name: str) -> bool:
 
 def secret_values(items: Mapping[str, object]) -> set[str]:
     """The values in `items`, at any depth, that stand under a secret's name."""
-    found: set[str] = set()
+    values: set[str] = set()
     for name, value in items.items():
         if isinstance(value, Mapping):
-            found |= secret_values(value)
+            values |= secret_values(value)
         elif isinstance(value, str) and is_secret_name(name):
-            found.add(value)
-    return found
+            values.add(value)
+    return values
 
 
 def remember(values: Iterable[str]) -> None:

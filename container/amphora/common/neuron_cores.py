@@ -49,15 +49,15 @@ def _neuron_ls(environ: Mapping[str, str]) -> tuple[str | None, str]:
     tool = shutil.which("neuron-ls", path=path)
     if tool is None:
         return None, "no neuron-ls"
-    said = ""
+    answer = ""
     for options in (["-j"], ["--output-format", "json"]):  # Neuron 2.34 ends the first.
         result = probe([tool, *options], environ)
         if result is None:
             return None, f"neuron-ls does not answer (waited {PROBE_SECONDS:g} s at most)"
         if result.returncode == 0:
             return result.stdout, ""
-        said = said or " ".join((result.stderr or result.stdout).split())[-_SAID_CHARACTERS:]
-    return None, f"neuron-ls finds no device ({said or 'without a word'})"
+        answer = answer or " ".join((result.stderr or result.stdout).split())[-_SAID_CHARACTERS:]
+    return None, f"neuron-ls finds no device ({answer or 'without a word'})"
 
 
 def _neuron_cores(
@@ -80,7 +80,7 @@ def _neuron_cores(
         if not isinstance(devices, list):
             raise ValueError("no list")
         counts = [int(device["nc_count"]) for device in devices]
-        told = {int(device.get("logical_neuroncore_config", 0)) for device in devices}
+        configured = {int(device.get("logical_neuroncore_config", 0)) for device in devices}
         ids = [int(core) for device in devices for core in device.get("neuroncore_ids") or ()]
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise ConfigError(
@@ -89,7 +89,7 @@ def _neuron_cores(
             " SM_NUM_NEURONS and take neuron-ls off PATH.",
         ) from error
     types = {str(device.get("instance_type", instance_type)) for device in devices}
-    lnc_told = max(told, default=0)
+    lnc_told = max(configured, default=0)
     joins = bool(lnc_told) or any(name in each for name in ("trn2", "trn3") for each in types)
     lnc = _lnc(environ, joins=joins or max(counts, default=0) == _CORES_OF_TRAINIUM2)
     if lnc is None:
@@ -105,15 +105,15 @@ def _neuron_cores(
 
 def _lnc(environ: Mapping[str, str], joins: bool) -> int | None:
     """Physical cores in a logical one; None where the hardware joins none (trn1, inf2)."""
-    asked = environ.get("NEURON_LOGICAL_NC_CONFIG", "")
-    if asked not in ("", "1", "2"):
+    requested = environ.get("NEURON_LOGICAL_NC_CONFIG", "")
+    if requested not in ("", "1", "2"):
         raise ConfigError(
-            f"NEURON_LOGICAL_NC_CONFIG is {asked!r}.",
+            f"NEURON_LOGICAL_NC_CONFIG is {requested!r}.",
             "Give 1 or 2, the physical cores that make one logical core.",
         )
     if joins:
-        return int(asked or 2)
-    if asked == "2":
+        return int(requested or 2)
+    if requested == "2":
         raise ConfigError(
             "NEURON_LOGICAL_NC_CONFIG is 2, but cores are joined on trn2 and trn3 only.",
             "Leave it out on this instance type.",

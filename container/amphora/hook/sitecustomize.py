@@ -130,8 +130,8 @@ def _chain() -> None:
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
-    here = os.path.dirname(os.path.abspath(__file__))
-    others = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
+    folder = os.path.dirname(os.path.abspath(__file__))
+    others = [entry for entry in sys.path if os.path.abspath(entry or ".") != folder]
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(module_from_spec(spec))
@@ -166,8 +166,8 @@ def _join_on_cpu(state: types.ModuleType) -> None:
     original = state.PartialState.__init__
 
     def __init__(self: Any, cpu: bool = False, **options: Any) -> None:
-        wanted = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
-        original(self, cpu or wanted, **options)
+        uses_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on")
+        original(self, cpu or uses_cpu, **options)
 
     state.PartialState.__init__ = __init__
 

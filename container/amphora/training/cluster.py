@@ -313,14 +313,14 @@ class _Listener:
     def run(self) -> None:
         selector = selectors.DefaultSelector()
         selector.register(self._server, selectors.EVENT_READ)
-        said, beat, attempt = self.link.own, 0.0, 0
+        last_word, beat, attempt = self.link.own, 0.0, 0
         with self._server, selector:
             while not self.stop.is_set():
                 for key, _ in selector.select(timeout=0.2):
                     self._hear(selector, key)
                 own = self.link.own
-                if own != said or time.monotonic() - beat > _BEAT_SECONDS:
-                    said, beat = own, time.monotonic()
+                if own != last_word or time.monotonic() - beat > _BEAT_SECONDS:
+                    last_word, beat = own, time.monotonic()
                     self._say_all(own)
                 if own.attempt < attempt:
                     continue  # This host's own processes have not ended yet.
@@ -387,14 +387,14 @@ class _Caller:
         self._peer = _Peer(_connected(first, PORT, until))
 
     def run(self) -> None:
-        said: Word | None = None
+        last_word: Word | None = None
         beat = 0.0
         self._peer.connection.settimeout(0.2)
         with self._peer.connection:
             while not self.stop.is_set():
                 own = self.link.own
-                if own != said or time.monotonic() - beat > _BEAT_SECONDS:
-                    said, beat = own, time.monotonic()
+                if own != last_word or time.monotonic() - beat > _BEAT_SECONDS:
+                    last_word, beat = own, time.monotonic()
                     self._peer.say(own)
                 if self._peer.ended:
                     self.stop.wait(0.2)  # Nothing is left to wait for on the connection itself.

@@ -211,8 +211,8 @@ def _recipe(
     for report in reports:
         yield Finding(**json.loads(report.removeprefix(_REPORT_PREFIX)))
     if result.returncode != 0:
-        said = [line for line in result.stderr.splitlines() if line.strip()] or ["no word"]
-        yield Finding(level=ERROR, what="recipe", detail=said[-1])
+        lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no word"]
+        yield Finding(level=ERROR, what="recipe", detail=lines[-1])
 
 
 def _bytes(size: float) -> str:

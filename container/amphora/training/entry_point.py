@@ -110,10 +110,10 @@ def recipe_dir(environ: Mapping[str, str]) -> Path:
 def evaluate_modules(environ: Mapping[str, str]) -> Path | None:
     """The folder of `evaluate` modules that the image's code brings, or None."""
     try:
-        found = sorted(recipe_dir(environ).rglob("evaluate_modules"))
+        folders = sorted(recipe_dir(environ).rglob("evaluate_modules"))
     except CodeError:
         return None
-    return next((folder for folder in found if folder.is_dir()), None)
+    return next((folder for folder in folders if folder.is_dir()), None)
 
 
 def install_steps(source: Source) -> list[Install]:

@@ -200,8 +200,8 @@ def describe(ended: Ended, records: Sequence[Record]) -> Failure:
         head.append(_status(ended, code))
         head += [_shorten(line) for line in tail if line.strip()][-3:]
     if ended.stop_signal is None:
-        said = "\n".join(head)
-        head += [hint for pattern, hint in _HINTS if pattern.search(said)][:1]
+        head_text = "\n".join(head)
+        head += [hint for pattern, hint in _HINTS if pattern.search(head_text)][:1]
     rank = record.rank if record else worker and worker["rank"]
     parts = [f"exit code {code}" if code >= 0 else _signal_name(-code)]
     parts += [f"rank {rank}"] if rank is not None else []
@@ -305,6 +305,6 @@ def _printed_exception(ended: Ended, tail: Sequence[str]) -> str | None:
     """
     if ended.is_script and ended.exit_code != -signal.SIGINT:
         return None
-    said = [line for line in tail if line.strip()]
-    is_traceback = any(line.startswith("Traceback (most recent call last)") for line in said)
-    return said[-1] if is_traceback and _EXCEPTION_LINE.match(said[-1]) else None
+    lines = [line for line in tail if line.strip()]
+    is_traceback = any(line.startswith("Traceback (most recent call last)") for line in lines)
+    return lines[-1] if is_traceback and _EXCEPTION_LINE.match(lines[-1]) else None

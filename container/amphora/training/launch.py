@@ -140,23 +140,23 @@ def _compiled_ahead(started: Launch, job: Job, setup: neuron.Setup | None) -> La
 def world_of(job: Job, devices: Devices, source: Source, environ: Mapping[str, str]) -> World:
     """Which processes train together, and who starts them."""
     processes, why = processes_per_host(job, devices, environ)
-    asked = [key for key in (mpi.KEY, *TORCH_KEYS) if job.wants(key)]
-    inside = bool(asked) and job.current_host in distribution_hosts(job)
-    if asked and not inside:
-        note = f"this host is in no instance group of {asked[0]}: it runs alone"
+    keys = [key for key in (mpi.KEY, *TORCH_KEYS) if job.wants(key)]
+    inside = bool(keys) and job.current_host in distribution_hosts(job)
+    if keys and not inside:
+        note = f"this host is in no instance group of {keys[0]}: it runs alone"
         return World(launcher="", hosts=(job.current_host,), processes=1, notes=(note,))
     hosts = tuple(distribution_hosts(job)) if inside or job.entry_point is None else ()
     hosts = hosts or (tuple(job.hosts) if job.entry_point is None else (job.current_host,))
-    if inside and source.kind is ProgramKind.COMMAND and mpi.KEY not in asked:
+    if inside and source.kind is ProgramKind.COMMAND and mpi.KEY not in keys:
         raise ConfigError(
-            f"{asked[0]} is on, but the entry point {source.name!r} is no Python program.",
+            f"{keys[0]} is on, but the entry point {source.name!r} is no Python program.",
             "Name a .py file or a module, or turn the distribution off and call torchrun from it.",
         )
-    notes = [note for key, note in TORCH_KEYS.items() if key in asked and note]
+    notes = [note for key, note in TORCH_KEYS.items() if key in keys and note]
     launcher = "torchrun" if inside else ""
-    if mpi.KEY in asked and job.entry_point is not None:
+    if mpi.KEY in keys and job.entry_point is not None:
         launcher = "mpirun"
-    elif mpi.KEY in asked:
+    elif mpi.KEY in keys:
         notes.append("the recipe's processes are started by torchrun, though mpi was asked for")
     if (
         not launcher
@@ -174,7 +174,7 @@ def world_of(job: Job, devices: Devices, source: Source, environ: Mapping[str, s
 
 def processes_per_host(job: Job, devices: Devices, environ: Mapping[str, str]) -> tuple[int, str]:
     """How many processes train on this host, and why."""
-    for name, asked in (
+    for name, requested in (
         ("AMPHORA_NPROC_PER_NODE", environ.get("AMPHORA_NPROC_PER_NODE")),
         (
             mpi.PROCESSES_KEY,
@@ -182,10 +182,12 @@ def processes_per_host(job: Job, devices: Devices, environ: Mapping[str, str]) -
         ),
         ("process_count_per_node", job.sagemaker.get("process_count_per_node")),
     ):
-        if asked:
-            if not str(asked).isdecimal() or int(asked) < 1:
-                raise ConfigError(f"{name} is {asked!r}.", "Give a number of processes, 1 or more.")
-            return int(asked), name
+        if requested:
+            if not str(requested).isdecimal() or int(requested) < 1:
+                raise ConfigError(
+                    f"{name} is {requested!r}.", "Give a number of processes, 1 or more."
+                )
+            return int(requested), name
     if devices.accelerators:
         return devices.accelerators, "one for each accelerator"
     return 1, "there is no accelerator"

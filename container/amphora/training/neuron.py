@@ -95,7 +95,7 @@ def setup(job: Job, environ: Mapping[str, str]) -> Setup:
 
 
 def parallel_compile(
-    found: Setup | None, environ: Mapping[str, str]
+    setup: Setup | None, environ: Mapping[str, str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What to put before a command so that its graphs are compiled ahead, and what to say.
 
@@ -104,7 +104,7 @@ def parallel_compile(
     """
     if environ.get(PARALLEL_COMPILE) != "1":
         return (), ()
-    if found is None or not found.has_parallel_compile:
+    if setup is None or not setup.has_parallel_compile:
         return (), (f"{PARALLEL_COMPILE}=1 has no effect: it is for Neuron cores under torch-xla",)
     program = shutil.which(_PROGRAM, path=environ.get("PATH"))
     if program is None:

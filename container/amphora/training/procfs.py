@@ -45,10 +45,10 @@ def descendants(ancestor: int, table: Iterable[Process] | None = None) -> list[i
     for process in processes() if table is None else table:
         if process.state != "Z":
             children.setdefault(process.parent, []).append(process.pid)
-    found = [ancestor]
-    for pid in found:
-        found += children.get(pid, ())
-    return found[1:]
+    below = [ancestor]
+    for pid in below:
+        below += children.get(pid, ())
+    return below[1:]
 
 
 def command(pid: int) -> list[str]:

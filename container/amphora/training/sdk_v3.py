@@ -193,8 +193,8 @@ def understand(script: str) -> tuple[dict[str, str], str]:
     if len(prepares) != 1 or not prepares[0].endswith("/scripts/environment.py"):
         return steps, "how it sets the environment"
     for line in filter(None, map(str.strip, tail.splitlines())):
-        found = ((name, pattern.fullmatch(line)) for name, pattern in _LINES.items())
-        name, match = next(((name, match) for name, match in found if match), ("", None))
+        matches = ((name, pattern.fullmatch(line)) for name, pattern in _LINES.items())
+        name, match = next(((name, match) for name, match in matches if match), ("", None))
         if match is None or name in steps:
             return steps, line
         if match.re.groups:
@@ -286,10 +286,10 @@ def _program(request: Request, root: Path, paths: Paths) -> tuple[Source, str]:
         )
     name = request.entry_script
     if not (root / name).is_file():
-        there = sorted(path.name for path in root.glob("*") if path.is_file())
+        files = sorted(path.name for path in root.glob("*") if path.is_file())
         raise CodeError(
             f"SourceCode.entry_script is {name!r}, but {root / name} is not there"
-            f" (there: {', '.join(there[:20]) or 'nothing'}).",
+            f" (there: {', '.join(files[:20]) or 'nothing'}).",
             "Give its path within SourceCode.source_dir.",
         )
     kind = ProgramKind.COMMAND if name.endswith(".sh") else ProgramKind.SCRIPT
@@ -299,23 +299,23 @@ def _program(request: Request, root: Path, paths: Paths) -> tuple[Source, str]:
 def _adapted(job: Job, request: Request, root: Path) -> Job:
     """The job in the words of SDK v2, whose distributions `launch` knows."""
     count = request.distributed.get("process_count_per_node")
-    asked: dict[str, Any] = {"process_count_per_node": count} if count else {}
+    requested: dict[str, Any] = {"process_count_per_node": count} if count else {}
     if request.driver == _TORCHRUN:
-        asked["sagemaker_torch_distributed_enabled"] = True
+        requested["sagemaker_torch_distributed_enabled"] = True
     elif request.driver == _MPI:
         options = request.distributed.get("mpi_additional_options") or []
-        asked[mpi.KEY] = True
-        asked[mpi.OPTIONS_KEY] = shlex.join(options)
+        requested[mpi.KEY] = True
+        requested[mpi.OPTIONS_KEY] = shlex.join(options)
     else:
-        asked["process_count_per_node"] = 1
+        requested["process_count_per_node"] = 1
     if job.instance_groups:
-        asked["sagemaker_distribution_instance_groups"] = list(job.instance_groups)
+        requested["sagemaker_distribution_instance_groups"] = list(job.instance_groups)
     return replace(
         job,
         entry_point=request.entry_script or "sm_train.sh",
         submit_directory=str(root),
         arguments={},
-        sagemaker=asked if request.runs_entry_script else {},
+        sagemaker=requested if request.runs_entry_script else {},
     )
 
 

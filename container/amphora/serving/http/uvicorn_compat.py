@@ -75,8 +75,8 @@ def check() -> None:
         code = cast(Any, kind).__init__.__code__
         # HttpToolsProtocol.url is set with the first byte of a request.
         begun = getattr(kind, "on_message_begin", None)
-        there = {*code.co_names, *(begun.__code__.co_names if begun else ())}
-        missing += [f"{kind.__name__}.{name}" for name in names if name not in there]
+        names_used = {*code.co_names, *(begun.__code__.co_names if begun else ())}
+        missing += [f"{kind.__name__}.{name}" for name in names if name not in names_used]
     if missing:
         raise AmphoraError(
             f"uvicorn {uvicorn.__version__} has no {', '.join(missing)}.",
