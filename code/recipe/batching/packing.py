@@ -11,20 +11,23 @@ All of it takes time in proportion to the samples (but for sorting), whatever th
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-VERSION = 2
+VERSION = 3
 """Of the rules in this module. Others would go on with a checkpoint's epoch in another order."""
 CHUNK = 16_384
 """Samples that are grouped by length together."""
+PORTION = 1 << 21
+"""Samples that are planned together: an epoch of more is planned as it goes on."""
 ALIGNMENT = 4
 """Block lengths are multiples of this, as matrix units and attention kernels like it."""
 _JITTER = 0.1
@@ -48,8 +51,11 @@ Rows = npt.NDArray[Any]
 """Positions of samples in a data set, or their lengths in tokens, as integers."""
 
 
-def steps(lengths: Rows, size: int, seed: int, epoch: int, balanced: bool) -> list[Rows]:
+def steps(lengths: Rows, size: int, seed: int, epoch: int, balanced: bool) -> Sequence[Rows]:
     """The rows of each optimizer step of an epoch: each row once, `size` in all steps but the last.
+
+    Of more rows than `PORTION` each step has rows of one of as large portions, drawn at random, and
+    a portion is planned when the first of its steps is asked for.
 
     Args:
         lengths: Tokens of each sample.
@@ -57,8 +63,16 @@ def steps(lengths: Rows, size: int, seed: int, epoch: int, balanced: bool) -> li
         balanced: Whether steps get like sums of tokens, to be packed; else a step gets samples of
             like length, to be padded.
     """
+    if len(lengths) > PORTION:
+        return _Portions(lengths, size, seed, epoch, balanced)
     random = np.random.default_rng((seed, epoch))
-    order = random.permutation(len(lengths))
+    return _planned(random.permutation(len(lengths)), lengths, size, random, balanced)
+
+
+def _planned(
+    order: Rows, lengths: Rows, size: int, random: np.random.Generator, balanced: bool
+) -> list[Rows]:
+    """The steps of the rows in `order`, which is random; with fewer rows only the last one."""
     if balanced:
         dealt = _deal(order, lengths, size, random)
     else:
@@ -72,6 +86,75 @@ def steps(lengths: Rows, size: int, seed: int, epoch: int, balanced: bool) -> li
     whole = [step for step in dealt if len(step) == size]
     shuffled = [whole[at] for at in random.permutation(len(whole))]
     return shuffled + [step for step in dealt if len(step) != size]
+
+
+class _Portions(Sequence[Rows]):
+    """The steps of an epoch, planned some millions of rows at a time."""
+
+    def __init__(self, lengths: Rows, size: int, seed: int, epoch: int, balanced: bool) -> None:
+        self._lengths, self._size, self._balanced = lengths, size, balanced
+        self._drawn_by = (seed, epoch)
+        self._steps_of_one = max(1, PORTION // size)
+        self._portion = functools.lru_cache(maxsize=1)(self._plan)
+
+    def __len__(self) -> int:
+        return -(-len(self._lengths) // self._size)
+
+    @overload
+    def __getitem__(self, at: int) -> Rows: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Rows]: ...
+
+    def __getitem__(self, at: int | slice) -> Rows | list[Rows]:
+        if isinstance(at, slice):
+            return [self[each] for each in range(*at.indices(len(self)))]
+        number = at + len(self) if at < 0 else at
+        if not 0 <= number < len(self):
+            raise IndexError(at)
+        portion, step = divmod(number, self._steps_of_one)
+        return self._portion(portion)[step]
+
+    def _plan(self, portion: int) -> list[Rows]:
+        samples = self._steps_of_one * self._size
+        count = len(self._lengths)
+        order = permuted(portion * samples, min(count, (portion + 1) * samples), count,
+                         self._drawn_by)  # fmt: skip
+        random = np.random.default_rng((*self._drawn_by, portion))
+        # By their positions in the portion: the lengths of all rows may be a file.
+        dealt = _planned(np.arange(len(order)), self._lengths[order].astype(np.int64), self._size,
+                         random, self._balanced)  # fmt: skip
+        return [order[step] for step in dealt]
+
+
+def permuted(start: int, end: int, count: int, seed: Sequence[int]) -> Rows:
+    """The numbers at the places `start` to `end` of a random order of `range(count)`, of which no
+    other is computed.
+
+    A Feistel network of six rounds over the next power of four, walked until a number is in range.
+    """
+    half = np.uint64(max(1, -(-(count - 1).bit_length() // 2)))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    keys = np.random.default_rng(seed).integers(0, 1 << 63, 6, dtype=np.uint64)
+
+    def moved(numbers: Rows) -> Rows:
+        left, right = numbers >> half, numbers & mask
+        for key in keys:
+            # The last steps of SplitMix64.
+            mixed = right + key
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            left, right = right, left ^ ((mixed ^ (mixed >> np.uint64(31))) & mask)
+        joined: Rows = (left << half) | right
+        return joined
+
+    numbers = moved(np.arange(start, end, dtype=np.uint64))
+    outside = np.flatnonzero(numbers >= count)
+    while len(outside):
+        numbers[outside] = moved(numbers[outside])
+        outside = outside[numbers[outside] >= count]
+    order: Rows = numbers.astype(np.int64)
+    return order
 
 
 def spread(lengths: Rows, count: int, seed: Sequence[int], balanced: bool) -> list[Rows]:

@@ -85,8 +85,8 @@ def layouts(
 ) -> tuple[Layout, Layout]:
     """How training and evaluation lay out their samples, each in one way for the whole run.
 
-    That of training is made for the batches of its first epoch, which hold every sample: those of
-    the others have like sums of tokens.
+    That of training is made for batches of its first epoch, with the longest sample among them:
+    all others have like sums of tokens.
 
     Args:
         packing: The hyperparameter; None packs where the model can be packed.
@@ -102,7 +102,7 @@ def layouts(
             f"Leave it out. What can be packed: {', '.join(objective.packable)}.",
         )
     packs = can_pack and packing is not False
-    drawn = [(training.samples, rows) for rows in training.rows(1, packs)]
+    drawn = [(training.samples, rows) for rows in training.typical(packs)]
     evaluated = [
         (samples, rows)
         for samples in evaluations.values()

@@ -313,3 +313,80 @@ def test_eight_times_the_samples_cost_about_eight_times_the_work() -> None:
 
     # The same samples in larger steps.
     assert least_seconds(lambda: plan(4096)) < 8 * least_seconds(lambda: plan(32))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 64, 1_000, 4_097])
+def test_any_part_of_a_random_order_is_that_of_the_whole(count: int) -> None:
+    whole = packing.permuted(0, count, count, (3, 1))
+    assert np.sort(whole).tolist() == list(range(count))
+    parts = [packing.permuted(at, min(count, at + 7), count, (3, 1)) for at in range(0, count, 7)]
+    assert np.array_equal(np.concatenate(parts), whole)
+    if count > 60:
+        assert not np.array_equal(packing.permuted(0, count, count, (3, 2)), whole)
+        # What is near by does not stay near by, and no place is preferred.
+        assert np.abs(np.diff(whole)).mean() == pytest.approx(count / 3, rel=0.25)
+        assert abs(np.corrcoef(np.arange(count), whole)[0, 1]) < 0.25
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+@pytest.mark.parametrize("size", [1, 8, 48, 100])
+def test_a_large_epoch_is_planned_as_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, balanced: bool, size: int
+) -> None:
+    monkeypatch.setattr(packing, "PORTION", 500)
+    lengths = np.clip(np.random.default_rng(0).lognormal(3, 0.7, 4_321), 3, 128).astype(np.uint8)
+    lengths[4_000] = 250
+    planned: list[int] = []
+    plan = packing._planned
+
+    def watched(order: Any, *others: Any) -> Any:
+        planned.append(len(order))
+        return plan(order, *others)
+
+    monkeypatch.setattr(packing, "_planned", watched)
+    steps = packing.steps(lengths, size, 0, 1, balanced)
+    assert planned == [] and len(steps) == -(-4_321 // size)
+    in_order = list(steps)
+    assert len(planned) == -(-4_321 // (500 // size * size)), "each portion once"
+    assert np.sort(np.concatenate(in_order)).tolist() == list(range(4_321))
+    assert {len(step) for step in in_order[:-1]} == {size}
+    # A training that is resumed asks for no step before.
+    planned.clear()
+    again = packing.steps(lengths, size, 0, 1, balanced)
+    for at in (len(steps) - 1, len(steps) // 2, len(steps) // 2 + 1):
+        assert np.array_equal(again[at], in_order[at])
+    assert len(planned) <= 3
+    other = packing.steps(lengths, size, 0, 2, balanced)
+    assert not np.array_equal(np.concatenate([other[0], other[1]]),
+                              np.concatenate(in_order[:2]))  # fmt: skip
+    if balanced and size == 48:
+        tokens = np.asarray([int(lengths[step].astype(int).sum()) for step in in_order[:-1]])
+        assert np.ptp(tokens) / tokens.mean() < 0.25
+
+
+def test_the_shape_of_a_large_epoch_takes_its_longest_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths = np.random.default_rng(0).integers(3, 40, 3_000)
+    lengths[2_900] = 120
+    ids = np.zeros(lengths.sum(), dtype=np.int32)
+    starts = np.append(0, np.cumsum(lengths))
+    samples = batches.Samples(ids, starts, np.zeros(3_000, dtype=np.int64))
+    worlds = [batches.World(processes=processes) for processes in (1, 2)]
+    monkeypatch.setattr(packing, "PORTION", 400)
+    trainings = [
+        batches.Training(samples=samples, size=16 // world.processes, world=world)
+        for world in worlds
+    ]
+    for training in trainings:
+        drawn = training.typical(True)
+        assert sum(map(len, drawn)) == 400 // 16 * 16 + 1
+        shape = packing.shape([lengths[rows] for rows in drawn])
+        assert shape.length >= 120
+        for rows in training.rows(1, True):
+            shape.place(lengths[rows])  # raises where there is no place
+    of_steps = [
+        [np.sort(np.concatenate([rows for rows, _ in batch])) for batch in training.epoch(0, True)]
+        for training in trainings
+    ]
+    assert all(map(np.array_equal, *of_steps)), "the same steps for any number of processes"
