@@ -105,42 +105,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagg
             like = like or columns
             read.setdefault(split, []).append(_read(part, columns, places.class_names, notes))
     problems.check()
-    of_train = [
-        tag for each in read["train"] for row in each.tags for tag in row if tag is not None
-    ]
-    counts = Counter(of_train)
-    tags_in_use = set(counts)
-    are_entities = (
-        OUTSIDE in tags_in_use
-        and len(tags_in_use) > 1
-        and all(map(_TAG.fullmatch, tags_in_use - {OUTSIDE}))
-    )
-    declared = read["train"][0].part.class_names.get(read["train"][0].columns[1], [])
-    if are_entities:
-        # O, and B- and I- of each type; in the order that was declared, where one was.
-        types = sorted(
-            {match[2] for tag in {*tags_in_use, *declared} if (match := _TAG.fullmatch(tag))}
-        )
-        iob2_names = [OUTSIDE, *(f"{prefix}-{kind}" for kind in types for prefix in "BI")]
-        kept = [name for name in declared if name in iob2_names]
-        names = (*kept, *(name for name in iob2_names if name not in kept))
-        if others := sorted({tag[0] for tag in tags_in_use - set(iob2_names)}):
-            notes.append(
-                f"tags: {', '.join(others)} are read as B and I: the same entities in IOB2."
-            )
-        sizes = [f"{kind} ({counts[f'B-{kind}']} B, {counts[f'I-{kind}']} I)" for kind in types]
-        summary = f"entities of {len(types)} kinds: {', '.join(sizes[:20])}"
-    else:
-        names = tuple(declared) if tags_in_use <= set(declared) else tuple(sorted(tags_in_use))
-        sizes = [f"{name} ({counts[name]} words)" for name in names]
-        more = ", ..." if len(sizes) > 20 else ""
-        summary = f"tags: {len(names)}: {', '.join(sizes[:20])}{more}"
-    if len(tags_in_use) < 2:
-        raise DataError(
-            f"Column {read['train'][0].columns[1]!r} of {read['train'][0].part.path} has one tag "
-            f"only: {', '.join(tags_in_use) or 'none'}.",
-            "Training needs words of at least two tags.",
-        )
+    names, are_entities, summary = _tag_names(read["train"], notes)
     built = {split: _build(split, each, names, are_entities) for split, each in read.items()}
     findings = []
     for split, files in read.items():
@@ -160,6 +125,38 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagg
         are_entities=are_entities,
         found=[*notes, *findings, rule, summary],
     )
+
+
+def _tag_names(files: Sequence[_Read], notes: list[str]) -> tuple[tuple[str, ...], bool, str]:
+    """The tags of a model that is trained on `files`, whether they are entities', and a line.
+
+    Raises:
+        DataError: there is one tag only.
+    """
+    counts = Counter(tag for file in files for row in file.tags for tag in row if tag is not None)
+    in_use = set(counts)
+    column = files[0].columns[1]
+    if len(in_use) < 2:
+        raise DataError(
+            f"Column {column!r} of {files[0].part.path} has one tag only: "
+            f"{', '.join(in_use) or 'none'}.",
+            "Training needs words of at least two tags.",
+        )
+    declared = files[0].part.class_names.get(column, [])
+    if OUTSIDE not in in_use or not all(map(_TAG.fullmatch, in_use - {OUTSIDE})):
+        names = tuple(declared) if in_use <= set(declared) else tuple(sorted(in_use))
+        sizes = [f"{name} ({counts[name]} words)" for name in names]
+        more = ", ..." if len(sizes) > 20 else ""
+        return names, False, f"tags: {len(names)}: {', '.join(sizes[:20])}{more}"
+    # O, and B- and I- of each type; in the order that was declared, where one was.
+    types = sorted({match[2] for tag in {*in_use, *declared} if (match := _TAG.fullmatch(tag))})
+    iob2_names = [OUTSIDE, *(f"{prefix}-{kind}" for kind in types for prefix in "BI")]
+    kept = [name for name in declared if name in iob2_names]
+    if others := sorted({tag[0] for tag in in_use - set(iob2_names)}):
+        notes.append(f"tags: {', '.join(others)} are read as B and I: the same entities in IOB2.")
+    sizes = [f"{kind} ({counts[f'B-{kind}']} B, {counts[f'I-{kind}']} I)" for kind in types]
+    summary = f"entities of {len(types)} kinds: {', '.join(sizes[:20])}"
+    return (*kept, *(name for name in iob2_names if name not in kept)), True, summary
 
 
 def iob2(tags: Sequence[str | None]) -> list[str | None]:
