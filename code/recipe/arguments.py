@@ -143,6 +143,10 @@ def _notes_of(values: dict[str, Any], places: Places | None) -> Iterator[str]:
             f"max_train_steps={steps} decides when training ends, not num_train_epochs="
             f"{values['num_train_epochs']:g}"
         )
+    if values.get("hub_model_id") and not values.get("push_to_hub"):
+        yield f"hub_model_id={values['hub_model_id']} is not pushed to: push_to_hub is not given"
+    elif values.get("push_to_hub") and values.get("hub_strategy") == "every_save":
+        yield "the model is pushed to the hub once, when the training has ended, not at every save"
     folder = Path(values["output_dir"]).absolute() if "output_dir" in values else None
     model = places.model_dir.absolute() if places else None
     if places and folder and model and model in (folder, *folder.parents):

@@ -206,11 +206,6 @@ LEFTOVERS: Mapping[str, tuple[tuple[str, ...] | None, str, str]] = {
     "jit_mode_eval": (_OFF, "compile=True compiles the model", "Give compile=True."),
     "use_ipex": (_OFF, "torch's own kernels are used", "Leave it out."),
     "save_steps_to_hub": (_OFF, "nothing is pushed", "Leave it out."),
-    "push_to_hub": (
-        _OFF,
-        "nothing is pushed",
-        "Leave it out: the model goes to S3 as model.tar.gz; push it from there.",
-    ),
     "project_name": (_ANY, "the model goes where SageMaker keeps the job's", ""),
     "train_split": (("train",), _BY_NAMES, _BY_CHANNELS.format("train")),
     "train_split_name": (
@@ -295,7 +290,6 @@ ADVICE: Mapping[str, str] = {
     "nproc_per_node": "Set the variable AMPHORA_NPROC_PER_NODE.",
     "username": "Leave it out: nothing is pushed to the hub.",
     "repo_id": "Leave it out: nothing is pushed to the hub.",
-    "hub_model_id": "Leave it out: nothing is pushed to the hub.",
     "chat_template": "Put it into the tokenizer_config.json of the model.",
     "trainer": "Give task=causal-lm, and columns by their names.",
     "disable_gradient_checkpointing": "Give gradient_checkpointing.",

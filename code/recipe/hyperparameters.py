@@ -281,6 +281,26 @@ class Hyperparameters:
     profile_steps: str | None = _documented(
         None, "Steps to record by torch.profiler, 10-12: a trace and a table go to the output."
     )
+    push_to_hub: bool = _documented(
+        False, "Push the model to the Hugging Face hub when the training has ended and it is saved."
+    )
+    hub_model_id: str | None = _documented(
+        None, "Repository on the hub to push to: owner/name.", "push_to_hub_model_id"
+    )
+    hub_token: str | None = field(
+        default=None,
+        repr=False,
+        metadata={
+            "help": "Access token of the hub, for pushing. Default: hf_token, else HF_TOKEN.",
+            "aliases": ["--push_to_hub_token"],
+        },
+    )
+    hub_private_repo: bool | None = _documented(
+        None, "False makes a new repository on the hub public. Default: private."
+    )
+    hub_strategy: str | None = _documented(
+        None, "When the model is pushed: end. every_save means the same here."
+    )
     passed: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = field(default=(), compare=False)
     """What was given and changes nothing, one line each."""
@@ -332,6 +352,15 @@ class Hyperparameters:
             yield (
                 f"Hyperparameter profile_steps has value {self.profile_steps!r}. Give one step of "
                 f"the training, 10, or up to {_MOST_PROFILED} in a row, 10-12."
+            )
+        if self.push_to_hub and not self.hub_model_id:
+            yield "push_to_hub=True needs the repository's name. Give hub_model_id=owner/name."
+        if self.push_to_hub and not self.trains:
+            yield "push_to_hub pushes what is trained, and do_train is False. Leave it out."
+        if self.push_to_hub and self.passed.get("hub_revision"):
+            yield (
+                f"Hyperparameter hub_revision has value {self.passed['hub_revision']!r}, but the "
+                "model is pushed to the main branch. Leave it out."
             )
         if self.profile_steps is not None and not self.trains:
             yield "profile_steps records steps of a training, and do_train is False. Leave it out."
@@ -401,6 +430,7 @@ _CHOICES: Mapping[str, Sequence[str]] = {
     "augmentation": ("none", "crop", "flip"),
     "sample_by": ("line", "paragraph", "document"),
     "long_texts": (SPLIT, TRUNCATE),
+    "hub_strategy": ("end", "every_save"),
 }
 _OF_TASKS: Mapping[str, Sequence[str]] = {
     name: [task for task, row in TASKS.items() if name in row.hyperparameters]

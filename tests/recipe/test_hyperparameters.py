@@ -97,7 +97,8 @@ def test_other_training_arguments_pass_through(argv: list[str], name: str, value
         (["--load_in_4bit", "True"], ["load_in_4bit", "lora_r"]),
         (["--use_peft", "true"], ["use_peft", "lora_r"]),
         (["--mixed_precision", "fp8"], ["mixed_precision", "'fp8'", "no, bf16 or fp16"]),
-        (["--push_to_hub"], ["push_to_hub", "S3"]),
+        (["--push_to_hub"], ["push_to_hub=True", "hub_model_id=owner/name"]),
+        (["--hub_strategy", "checkpoint"], ["hub_strategy", "end or every_save"]),
         (["--save_safetensors", "False"], ["save_safetensors", "pickled"]),
         (["--dataset_name", "imdb"], ["dataset_name", "'imdb'", "channel called train"]),
         (["--train_file", "/data/train.csv"], ["train_file", "channel called train"]),
@@ -170,7 +171,6 @@ HARMLESS = {
     "cache_dir": "/tmp/cache",
     "use_auth_token": "False",
     "load_in_8bit": "False",
-    "push_to_hub": "False",
     "model_revision": "main",
     "dataset_name": "None",
 }

@@ -31,7 +31,13 @@ def without_saving(given: Hyperparameters) -> Hyperparameters:
     off = {"save_strategy": "no", "load_best_model_at_end": False, "report_to": "none"}
     passed = {**given.passed, **off}
     return dataclasses.replace(
-        given, passed=passed, output_dir=None, save_minutes=None, early_stopping_patience=None
+        given,
+        passed=passed,
+        output_dir=None,
+        save_minutes=None,
+        early_stopping_patience=None,
+        profile_steps=None,
+        push_to_hub=False,
     )
 
 

@@ -40,7 +40,7 @@ from recipe.runtime.timer import Stopwatch
 from recipe.storage import atomic, checksums
 from recipe.tasks import detection
 from recipe.tasks.base import Answering, Objective, Saving, Sharding, Task, Tuning
-from recipe.training import engine, graph_extraction, host_samples, profiling, tracking
+from recipe.training import engine, graph_extraction, host_samples, hub, profiling, tracking
 from recipe.training.engine import Engine
 from recipe.training.progress import Bar, MetricLines, ProgressFile, ProgressLines
 
@@ -77,16 +77,15 @@ def run(
             ("The output's folder", places.output_data_dir, "SM_OUTPUT_DATA_DIR"),
         ):
             atomic.check_writable(what, folder, remedy.format(variable))
+    pushing = hub.prepare(hyperparameters, environ) if is_first_process() else None
     hyperparameters, why = detection.find(hyperparameters, places.channels)
     say(f"task: {why}")
     chosen, arguments = _set_up(hyperparameters, places, environ)
     made = _make(hyperparameters, places, arguments, watch, environ)
     if is_trial:
         made.trainer.add_callback(graph_extraction.FewSteps())
-    elif hyperparameters.profiled:
-        made.trainer.add_callback(
-            profiling.Profile(hyperparameters.profiled, places.output_data_dir)
-        )
+    if steps := hyperparameters.profiled:
+        made.trainer.add_callback(profiling.Profile(steps, places.output_data_dir))
     with tracking.run(cast("list[str]", arguments.report_to), hyperparameters):
         metrics = _train(made, hyperparameters)
     watch.lap("training")
@@ -117,6 +116,8 @@ def run(
     if chosen.kind == "xla":
         say("torch-xla compiled {} graphs in {:.0f} s".format(*xla.compiled()))
     device.leave_world()
+    if pushing:
+        pushing.push(places.model_dir)
     return metrics
 
 

@@ -1,0 +1,148 @@
+"""`push_to_hub`, against a hub on this machine: what is pushed, and what a failure costs."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from recipe import arguments
+from recipe.errors import HyperparameterError
+from recipe.training import hub as pushing
+from tests.support.push_hub import TOKEN, PushHub, running
+
+NAME = "team/reviews"
+ASKED = ["--push_to_hub", "True", "--hub_model_id", NAME]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[PushHub]:
+    with running() as server:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.address)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", server.address)
+        yield server
+
+
+def prepared(*more: str, **environ: str) -> pushing.Repository:
+    repository = pushing.prepare(arguments.parse([*ASKED, *more]), environ)
+    assert repository is not None
+    return repository
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    (folder / "1_Pooling").mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"weights" * 1000)
+    (folder / "config.json").write_text("{}")
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# Model\n")
+    (folder / "1_Pooling" / "config.json").write_text("{}")
+    return folder
+
+
+def test_the_whole_folder_is_pushed_and_what_it_replaces_is_gone(
+    hub: PushHub, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository = prepared("--hub_token", TOKEN)
+    assert hub.private[NAME] and repository.name == NAME
+    # An adapter of an earlier job would be loaded on top of these weights.
+    files = hub.repositories[NAME]
+    files |= {"adapter_config.json": b"{}", "adapter_model.safetensors": b"old", "LICENSE": b"ours"}
+    repository.push(model)
+    written = {
+        str(path.relative_to(model)): path.read_bytes()
+        for path in model.rglob("*")
+        if path.is_file()
+    }
+    assert {name: files[name] for name in written} == written
+    assert set(files) == {*written, ".gitattributes", "LICENSE"}
+    assert f"model pushed to {hub.address}/{NAME}" in capsys.readouterr()[0]
+
+
+def test_a_failure_after_training_is_said_and_raises_nothing(
+    hub: PushHub, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository = prepared(HF_TOKEN=TOKEN)
+    hub.refuses = "/commit/"
+    repository.push(model)
+    said = capsys.readouterr()[0]
+    assert f"warning: the model is not on the hub ({NAME}): " in said and "403" in said
+    assert f"saved in {model}" in said and f"hf upload {NAME} FOLDER" in said
+    assert TOKEN not in said
+
+
+def test_a_hub_that_does_not_end_is_not_waited_for(
+    hub: PushHub, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository = prepared(HF_TOKEN=TOKEN, AMPHORA_PROGRESS_FILE=str(model / "config.json"))
+    monkeypatch.setattr(pushing, "_TOUCH_SECONDS", 0.05)
+    monkeypatch.setattr(pushing, "MOST_SECONDS", 0.1)
+    os.utime(model / "config.json", (0, 0))
+    over = threading.Event()
+    monkeypatch.setattr(repository._api, "upload_folder", lambda **_: over.wait(20))
+    repository.push(model)
+    over.set()
+    assert "is not on the hub (team/reviews): not within 0.1 s." in capsys.readouterr()[0]
+    assert (model / "config.json").stat().st_mtime > 0, "who supervises sees that it goes on"
+
+
+def test_a_public_repository_and_one_that_is_there(hub: PushHub) -> None:
+    prepared("--hub_private_repo", "False", "--hf_token", TOKEN)
+    assert not hub.private[NAME]
+    assert prepared("--hub_token", TOKEN).name == NAME
+    assert not hub.private[NAME], "what is there keeps its visibility"
+
+
+@pytest.mark.parametrize(
+    ("environ", "refuses", "says"),
+    [
+        ({}, "", "there is no token. Give hub_token"),
+        ({"HF_TOKEN": "hf_somebody"}, "", "cannot be pushed to: .*401.*the token may write there"),
+        ({"HF_TOKEN": TOKEN}, "create", "cannot be pushed to: .*403.*the token may write there"),
+    ],
+)
+def test_what_would_fail_after_training_fails_before(
+    hub: PushHub, environ: dict[str, str], refuses: str, says: str
+) -> None:
+    hub.refuses = refuses
+    with pytest.raises(HyperparameterError, match=f"hub_model_id.*{says}"):
+        prepared(**environ)
+
+
+def test_what_is_asked_for_in_vain_is_said() -> None:
+    quiet = arguments.parse(["--hub_model_id", NAME])
+    assert pushing.prepare(quiet, {"HF_TOKEN": TOKEN}) is None
+    (note,) = quiet.notes
+    assert "push_to_hub is not given" in note
+    (note,) = arguments.parse([*ASKED, "--hub_strategy", "every_save"]).notes
+    assert "once, when the training has ended" in note
+    with pytest.raises(HyperparameterError, match="hub_revision has value 'v2'"):
+        arguments.parse([*ASKED, "--hub_revision", "v2"])
+
+
+@pytest.mark.heavy
+def test_a_job_pushes_its_model(
+    tmp_path: Path,
+    tiny_model: Path,
+    reviews: Callable[[int], list[tuple[str, str]]],
+    train: Callable[..., subprocess.CompletedProcess[str]],
+    hub: PushHub,
+) -> None:
+    with (tmp_path / "train.csv").open("w", newline="") as stream:
+        csv.writer(stream).writerows([("review", "sentiment"), *reviews(40)])
+    given = [*ASKED, "--hub_token", TOKEN, "--model_id", str(tiny_model), "--max_steps", "2"]
+    where = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0"}
+    data = {"train": tmp_path / "train.csv"}
+    done = train(tmp_path, data, *given, environment=where)
+    assert done.returncode == 0, done.stderr
+    weights = (tmp_path / "model" / "model.safetensors").read_bytes()
+    assert hub.repositories[NAME]["model.safetensors"] == weights
+    assert TOKEN not in "".join(
+        path.read_text(errors="replace") for path in (tmp_path / "model").glob("*.md")
+    )
