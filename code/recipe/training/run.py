@@ -37,10 +37,10 @@ from recipe.runtime import device, distribution, turns, xla
 from recipe.runtime.device import Device
 from recipe.runtime.distribution import Distribution
 from recipe.runtime.timer import Stopwatch
-from recipe.storage import atomic, checksums
+from recipe.storage import atomic, checksums, hub
 from recipe.tasks import detection
 from recipe.tasks.base import Answering, Objective, Saving, Sharding, Task, Tuning
-from recipe.training import engine, graph_extraction, host_samples, hub, profiling, tracking
+from recipe.training import engine, graph_extraction, host_samples, profiling, tracking
 from recipe.training.engine import Engine
 from recipe.training.progress import Bar, MetricLines, ProgressFile, ProgressLines
 

@@ -13,7 +13,7 @@ import pytest
 
 from recipe import arguments
 from recipe.errors import HyperparameterError
-from recipe.training import hub as pushing
+from recipe.storage import hub as pushing
 from tests.support.push_hub import TOKEN, PushHub, running
 
 NAME = "team/reviews"
