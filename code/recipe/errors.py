@@ -26,6 +26,10 @@ class HyperparameterError(RecipeError):
     """A hyperparameter is unknown, or its value cannot be used."""
 
 
+class DeviceError(RecipeError):
+    """This host's accelerator cannot be used."""
+
+
 class DataError(RecipeError):
     """A channel, a file or a row cannot be used."""
 

@@ -292,7 +292,7 @@ class _Drawn(Dataset[Batch]):
         epoch, number = at
         drawn = self._epoch(epoch, self._layout.balanced)
         rows, total = drawn[number][self._training.world.rank]
-        return _finish(drawn.samples, self._layout, rows, self._training.size, total)
+        return finish(drawn.samples, self._layout, rows, self._training.size, total)
 
 
 class _Numbers(BatchSampler):
@@ -368,10 +368,15 @@ def evaluation_batches(
                 own = batches[ranks.index(world.rank) :: len(ranks)]
     weight = samples.weight(np.arange(len(samples)))
     for rows in [*own, *[none] * (count - len(own))]:
-        yield _finish(samples, layout, rows, size, weight)
+        yield finish(samples, layout, rows, size, weight)
 
 
-def _finish(samples: Samples, layout: Layout, rows: Rows, size: int, total: int) -> Batch:
+def finish(samples: Samples, layout: Layout, rows: Rows, size: int, total: int) -> Batch:
+    """A batch of the samples at `rows`, at most `size`, with what stands beside the model's inputs.
+
+    Args:
+        total: The weight of the samples of the whole step.
+    """
     labels = np.zeros((size, *samples.labels.shape[1:]), dtype=samples.labels.dtype)
     labels[: len(rows)] = samples.labels[rows]
     placed = np.full(size, -1)

@@ -73,7 +73,8 @@ PARTS = (
         "DDP without a copy of the gradients",
         ("self", "model", "training", "dataloader"),
     ),
-    Seam(TRAINER, "_prepare_inputs", "brings a batch to the device", ("self", "inputs")),
+    Seam(TRAINER, "_prepare_inputs", "brings a batch to the device, without waiting",
+         ("self", "inputs")),
     Seam("datasets:Dataset", "_fingerprint", "names the file of its tokens", inside=True),
     # What it sets or reads, and training relies on.
     Seam(TRAINER, "current_gradient_accumulation_steps", "scales the loss", inside=True),
@@ -104,6 +105,8 @@ PARTS = (
     Seam("torch.distributed.distributed_c10d", "_get_default_store",
          "the wait for a host's first process", ()),
     Seam("torch.ops:aten", "_flash_attention_forward", "samples end to end on a GPU"),
+    Seam("torch.ops:aten", "_scaled_dot_product_efficient_attention",
+         "the estimate of a GPU's memory"),
     Seam("torch.nn:Module", "_parameters", "whole weights in the place of shards", inside=True),
 )  # fmt: skip
 """All of them."""

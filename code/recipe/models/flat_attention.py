@@ -12,7 +12,10 @@ batch, generation) are scaled dot product attention with its mask.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -67,6 +70,17 @@ def is_used(config: Any) -> bool:
     return bool(config._attn_implementation == ATTENTION)
 
 
+@contextlib.contextmanager
+def by_flash() -> Iterator[None]:
+    """A block in which flat batches are computed by flash attention on every device: for tensors
+    that have no numbers."""
+    AttentionInterface.register(ATTENTION, functools.partial(attend, is_flash=True))
+    try:
+        yield
+    finally:
+        AttentionInterface.register(ATTENTION, attend)
+
+
 def as_taken(mask: Tensor, config: Any) -> Tensor:
     """A mask of what is attended to as a model takes it: boolean for scaled dot product attention,
     added to the scores for all others."""
@@ -104,6 +118,7 @@ def attend(
     scaling: float | None = None,
     sliding_window: int | None = None,
     is_causal: bool | None = None,
+    is_flash: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention as transformers' AttentionInterface asks for it.
@@ -112,6 +127,7 @@ def attend(
         query: [1, heads, tokens, width]; key and value may have fewer heads, which divide them.
         attention_mask: For calls that are not flat.
         sliding_window: A token sees those less than so many places away.
+        is_flash: Whether it is PyTorch's flash attention on every device.
 
     Returns:
         [1, tokens, heads, width], and no weights.
@@ -125,10 +141,11 @@ def attend(
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = None if sliding_window is None else sliding_window - 1
-    if query.device.type != "cpu":
+    if is_flash or query.device.type != "cpu":
         dtype = query.dtype
-        if dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
-            dtype = torch.get_autocast_dtype("cuda")  # rotary positions made it float32
+        kind = "cpu" if query.device.type == "cpu" else "cuda"
+        if dtype == torch.float32 and torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)  # rotary positions made it float32
         # [tokens, heads, width]
         flat = [each[0].transpose(0, 1).to(dtype) for each in (query, key, value)]
         output = torch.ops.aten._flash_attention_forward(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+import platform
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recipe.errors import DistributedError, HyperparameterError
+from recipe.errors import DeviceError, DistributedError, HyperparameterError
 from recipe.runtime import xla
 
 _CPU_BF16_FLAGS = ("amx_bf16", "avx512_bf16")
@@ -46,13 +47,15 @@ def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: b
     """The device of this process, without kernels on it that are known to be wrong.
 
     Args:
-        environ: RANK, WORLD_SIZE and LOCAL_WORLD_SIZE as torchrun sets them.
+        environ: RANK, WORLD_SIZE and LOCAL_WORLD_SIZE as torchrun sets them, SM_NUM_GPUS and
+            CUDA_VISIBLE_DEVICES.
         bf16: The hyperparameter; None lets the device decide.
         use_cpu: Whether the CPU was asked for in spite of an accelerator.
         fp16: Whether float16 was asked for, which excludes bfloat16.
 
     Raises:
         HyperparameterError: the CPU was asked for, but the Trainer would not use it.
+        DeviceError: the host has GPUs that this torch cannot use.
     """
     if use_cpu and xla.in_use():
         raise HyperparameterError(
@@ -64,6 +67,7 @@ def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: b
     if kind == "cpu" and not use_cpu:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         kind = "cpu" if accelerator is None else accelerator.type
+        _check_gpus(kind, environ)
     if fp16:
         decided, reason = False, "fp16 was asked for"
     elif bf16 is not None:
@@ -89,6 +93,71 @@ def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: b
     )
 
 
+def _check_gpus(kind: str, environ: Mapping[str, str]) -> None:
+    """See that GPUs which the platform counts are used, and that torch has kernels for them.
+
+    Raises:
+        DeviceError: torch would compute on the CPU in silence, or fail in its first step.
+    """
+    counted, visible = environ.get("SM_NUM_GPUS", ""), environ.get("CUDA_VISIBLE_DEVICES", " ")
+    is_hidden = not visible or visible.startswith("-")
+    if kind == "cpu" and counted.isdecimal() and int(counted) and not is_hidden:
+        why = "is built without CUDA" if torch.version.cuda is None else "cannot use them"
+        raise DeviceError(
+            f"SM_NUM_GPUS is {counted}, but torch {torch.__version__} {why}: it would train on "
+            "the CPU.",
+            "See whether a requirements.txt has replaced the image's torch, or whether the host's "
+            "driver is too old for it; use_cpu=True computes on the CPU all the same.",
+        )
+    built = torch.cuda.get_arch_list() if kind == "cuda" else []
+    if not built or torch.version.hip is not None:
+        return
+    major, minor = torch.cuda.get_device_capability()
+    for name in built:
+        of, _, number = name.rstrip("af").partition("_")
+        theirs = divmod(int(number), 10)
+        # A program of a GPU runs on those of its generation, its source on all that came later.
+        same = of == "compute" or theirs[0] == major
+        if theirs <= (major, minor) and same:
+            return
+    raise DeviceError(
+        f"This GPU has compute capability {major}.{minor}, for which torch {torch.__version__} "
+        f"(CUDA {torch.version.cuda}) has no kernels: it has those of {', '.join(built)}.",
+        "Take an instance type with another GPU, or an image with an older CUDA.",
+    )
+
+
+def settle_on_gpu(device: torch.device, environ: MutableMapping[str, str]) -> None:
+    """See that each process has a GPU of its own, as NCCL demands, and that DDP takes that one.
+
+    Every process must call it, after the process group is made and before the first collective.
+
+    Args:
+        environ: A variable of accelerate's is set in it where a process's GPU has not its number.
+
+    Raises:
+        DistributedError: two processes share a GPU, and NCCL was not replaced.
+    """
+    if device.type != "cuda" or not (dist.is_available() and dist.is_initialized()):
+        return
+    index = device.index or 0
+    if environ.get("LOCAL_RANK", "0") != str(index):
+        # accelerate takes the process's number for the GPU's, unless this is set.
+        environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
+    if "nccl" not in dist.get_backend():
+        return
+    own = str(getattr(torch.cuda.get_device_properties(device), "uuid", index))
+    told = everyones((platform.node(), own))
+    shared = [each for each in told if told.count(each) > 1]
+    if shared:
+        ranks = [str(rank) for rank, each in enumerate(told) if each == shared[0]]
+        raise DistributedError(
+            f"Ranks {', '.join(ranks)} share one GPU of {shared[0][0]}, which NCCL refuses.",
+            "Start one process for each GPU (AMPHORA_NPROC_PER_NODE), or give ddp_backend=gloo: "
+            "sums then go through the host's memory, which is slow.",
+        )
+
+
 class Kind:
     """A kind of device: what training does differently on it. Others are taken as they come."""
 
@@ -111,7 +180,9 @@ class _Cuda(Kind):
 
     def bf16(self) -> tuple[bool, str]:
         has = torch.cuda.is_bf16_supported(including_emulation=False)
-        return has, f"this GPU {'computes' if has else 'does not compute'} in bfloat16"
+        if has:
+            return True, "this GPU computes in bfloat16"
+        return False, "this GPU does not compute in bfloat16 (fp16=True is faster than float32)"
 
 
 class _Cpu(Kind):

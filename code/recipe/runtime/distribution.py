@@ -192,6 +192,17 @@ def _keep_together(trainer: Trainer, model: Any) -> None:
     accelerator.prepare = prepare
 
 
+def has_changing_buffers(model: torch.nn.Module) -> bool:
+    """Whether a forward pass may change a buffer, as a batch normalisation's means are.
+
+    The constants of transformers' models (positions, frequencies) are whole numbers, or not saved.
+    """
+    if any(getattr(each, "track_running_stats", False) for each in model.modules()):
+        return True
+    saved = model.state_dict()
+    return any(name in saved and each.is_floating_point() for name, each in model.named_buffers())
+
+
 def whole_weights(trainer: Trainer) -> dict[str, Any] | None:
     """The gathered weights of a sharded model, on rank 0; None where the model is whole.
 

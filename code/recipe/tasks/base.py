@@ -8,16 +8,24 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import datasets
+import torch
 from torch import Tensor
-from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import (
+    EvalPrediction,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainingArguments,
+)
 
-from recipe.batching import flat, packing
+from recipe.batching import batches, flat, packing
 from recipe.batching.batches import Layout, Samples
 from recipe.batching.flat import Row
 from recipe.batching.packing import Rows, Shape
+from recipe.console import say
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import flat_attention
+from recipe.models import cpu_kernels, flat_attention
 from recipe.models.loading import Source
 from recipe.reports.answers import PredictedAnswers
 from recipe.reports.model_card import About
@@ -28,6 +36,7 @@ Model = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 Batches = Sequence[tuple[Samples, Rows]]
 """The samples of each of some batches."""
 OK, WARNING, ERROR = "ok", "warning", "error"
+_FEW = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +115,14 @@ class Task(Protocol):
     def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
         """Tokens in a sample at most."""
 
-    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
-        """`train`, `evaluation` and maybe `test`."""
+    def samples(
+        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
+    ) -> dict[str, Samples]:
+        """`train`, `evaluation` and maybe `test`.
+
+        Args:
+            rows: Of the training data, if not all are wanted; of the others then a few.
+        """
 
     def findings(self) -> Iterator[Finding]:
         """What can be said of the data before the model is loaded."""
@@ -219,9 +234,21 @@ def check_best(hyperparameters: Hyperparameters, scores: Sequence[str]) -> None:
         )
 
 
-def named(splits: NamedSplits) -> list[tuple[str, datasets.Dataset]]:
-    """The splits that there are, with their names."""
+def named(
+    splits: NamedSplits, rows: Sequence[int] | None = None
+) -> list[tuple[str, datasets.Dataset]]:
+    """The splits that there are, with their names.
+
+    Args:
+        rows: Of the training data, if not all are wanted; of the evaluation's then a few.
+    """
     named_splits = {"train": splits.train, "evaluation": splits.evaluation, "test": splits.test}
+    if rows is not None:
+        few = range(min(_FEW, len(splits.evaluation)))
+        named_splits = {
+            "train": splits.train.select(rows),
+            "evaluation": splits.evaluation.select(few),
+        }
     return [(name, split) for name, split in named_splits.items() if split is not None]
 
 
@@ -234,3 +261,83 @@ def shape_for(model: PreTrainedModel, batches: Batches) -> Shape | Row:
 def lengths_of(batches: Batches) -> list[Rows]:
     """Tokens of each sample of each batch."""
     return [samples.lengths[rows] for samples, rows in batches]
+
+
+def layouts(
+    model: PreTrainedModel,
+    pad_id: int,
+    asked: bool | None,
+    training: batches.Training,
+    evaluations: Mapping[str, Samples],
+    evaluation_size: int,
+    objective: Objective,
+) -> tuple[Layout, Layout]:
+    """How training and evaluation lay out their samples, each in one way for the whole run.
+
+    That of training is made for batches of its first epoch, with the longest sample among them:
+    all others have like sums of tokens.
+
+    Args:
+        asked: The hyperparameter packing; None packs where the model can be packed.
+
+    Raises:
+        HyperparameterError: packing was asked for, but the model cannot be packed.
+    """
+    can_pack = objective.packs(model)
+    if asked and not can_pack:
+        raise HyperparameterError(
+            f"Hyperparameter packing has value True, but a model of type "
+            f"{model.config.model_type} cannot be packed.",
+            f"Leave it out. What can be packed: {', '.join(objective.packable)}.",
+        )
+    packs = can_pack and asked is not False
+    drawn = [(training.samples, rows) for rows in training.typical(packs)]
+    evaluated = [
+        (samples, rows)
+        for samples in evaluations.values()
+        for rows in packing.in_order(samples.lengths, evaluation_size, packs)
+    ]
+    layout = objective.layout(model, packs, training.size, pad_id, drawn)
+    evaluation = objective.layout(model, packs, evaluation_size, pad_id, evaluated)
+    objective.prepare(model, packs)
+    places = sum(layout.places(samples, rows) for samples, rows in drawn if len(rows))
+    real = sum(int(samples.lengths[rows].sum()) for samples, rows in drawn) / places
+    why = f" ({model.config.model_type} cannot be packed)" if asked is None else ""
+    say(
+        f"batches: {training.size} texts {layout.describe()}{'' if layout.balanced else why}, "
+        f"{real:.1%} of them real; evaluation {evaluation.describe()}"
+    )
+    return layout, evaluation
+
+
+def lay_out(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    args: TrainingArguments,
+    hyperparameters: Hyperparameters,
+    training: batches.Training,
+    evaluations: Mapping[str, Samples],
+    objective: Objective,
+) -> tuple[Layout, Layout]:
+    """See `layouts`; the model gets the attention that its device is fastest with.
+
+    Raises:
+        HyperparameterError: packing was asked for, but the model cannot be packed.
+    """
+    pad_id: Any = getattr(tokenizer, "pad_token_id", None)
+    if hyperparameters.packing is not False and objective.packs(model):
+        dtype = torch.float16 if args.fp16 else model.dtype
+        why_not = flat_attention.why_not(
+            model.config, args.device, torch.bfloat16 if args.bf16 else dtype
+        )
+        if why_not is None:
+            flat_attention.use(model)
+        elif args.device.type == "cuda":
+            say(f"attention: among samples in blocks, by a mask: {why_not}")
+    size, asked = args.eval_batch_size, hyperparameters.packing
+    chosen = layouts(model, pad_id, asked, training, evaluations, size, objective)
+    if args.device.type == "cpu" and not args.torch_compile:
+        is_flat = flat_attention.is_used(model.config)
+        blocks = chosen[0].balanced and objective.lightens_attention and not is_flat
+        cpu_kernels.lighten(model, attention=blocks)
+    return chosen

@@ -85,12 +85,14 @@ class CausalLm:
         asked = self._hyperparameters.max_length
         return loading.longest_input(model, tokenizer, asked, _LONGEST_DOCUMENT)
 
-    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+    def samples(
+        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
+    ) -> dict[str, Samples]:
         """Pieces of documents."""
         long_texts = self._hyperparameters.long_texts
         return {
             name: document_tokens.tokenise(name, split, tokenizer, max_length, long_texts)
-            for name, split in named(self._texts)
+            for name, split in named(self._texts, rows)
         }
 
     def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:

@@ -104,11 +104,14 @@ class ImageClassification:
         """0: pictures are not cut."""
         return 0
 
-    def samples(self, tokenizer: Any, max_length: int) -> dict[str, Samples]:
+    def samples(
+        self, tokenizer: Any, max_length: int, rows: Sequence[int] | None = None
+    ) -> dict[str, Samples]:
         """A sample for each picture."""
         drawn = AUGMENTATIONS[self._hyperparameters.augmentation]
         return {
-            name: pixels.read(name, split, tokenizer, drawn) for name, split in named(self.splits)
+            name: pixels.read(name, split, tokenizer, drawn)
+            for name, split in named(self.splits, rows)
         }
 
     def lengths(self, tokenizer: Any, rows: Sequence[int]) -> list[int]:

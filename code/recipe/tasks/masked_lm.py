@@ -93,11 +93,13 @@ class MaskedLm:
             )
         return length
 
-    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+    def samples(
+        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
+    ) -> dict[str, Samples]:
         """Pieces of texts."""
         return {
             name: masked_texts.tokenise(name, split, tokenizer, max_length, self._hyperparameters)
-            for name, split in named(self._texts)
+            for name, split in named(self._texts, rows)
         }
 
     def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:

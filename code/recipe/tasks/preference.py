@@ -189,12 +189,14 @@ class Preference:
         asked = self._hyperparameters.max_length
         return loading.longest_input(model, tokenizer, asked, _LONGEST_DOCUMENT)
 
-    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+    def samples(
+        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
+    ) -> dict[str, Samples]:
         """Pairs of answers."""
         are_talks = self._data.are_talks
         made = {
             name: tokens.tokenise(name, split, are_talks, tokenizer, max_length)
-            for name, split in named(self._data)
+            for name, split in named(self._data, rows)
         }
         self.objective.pairs = made
         return dict(made)

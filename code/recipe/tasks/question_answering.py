@@ -123,10 +123,12 @@ class QuestionAnswering:
         doc_stride = self._hyperparameters.doc_stride
         return min(_STRIDE, length // 2) if doc_stride is None else doc_stride
 
-    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+    def samples(
+        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
+    ) -> dict[str, Samples]:
         """Windows of contexts, each with its question."""
         stride = self._stride(max_length)
-        for name, split in named(self.splits):
+        for name, split in named(self.splits, rows):
             self._windows[name] = windows.tokenise(
                 name, split, tokenizer, max_length, stride, judged=name != "train"
             )

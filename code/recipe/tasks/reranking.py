@@ -181,10 +181,12 @@ class Reranking:
         tokenizer.model_max_length = length
         return length
 
-    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+    def samples(
+        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
+    ) -> dict[str, Samples]:
         """The pairs; of the training data, where it is learned by lists, the lists."""
         by_split: dict[str, Samples] = {}
-        for name, split in named(self._data):
+        for name, split in named(self._data, rows):
             number = 0 if name == "train" else _SPLITS.index(name)
             pairs = text_tokens.samples(_pairs(split, number), tokenizer, max_length)
             counts = [len(texts) for texts in split[TEXTS]]

@@ -214,10 +214,12 @@ class SentenceEmbedding:
         self._max_length = loading.longest_input(model, tokenizer, requested)
         return self._max_length
 
-    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+    def samples(
+        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
+    ) -> dict[str, Samples]:
         """Of the training data the rows; else each text once."""
         by_split: dict[str, Samples] = {}
-        for name, split in named(self._data):
+        for name, split in named(self._data, rows):
             texts, members, labels, corpus = _numbered(split, self._data.kind, self._prompts)
             number = 0 if name == "train" else _SPLITS.index(name)
             table = datasets.Dataset.from_dict({TEXT: texts, LABEL: [number] * len(texts)})

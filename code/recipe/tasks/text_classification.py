@@ -194,11 +194,13 @@ class TextClassification:
         tokenizer.model_max_length = length
         return length
 
-    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+    def samples(
+        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
+    ) -> dict[str, Samples]:
         """A sample for each text."""
         return {
             name: text_tokens.samples(split, tokenizer, max_length)
-            for name, split in named(self.splits)
+            for name, split in named(self.splits, rows)
         }
 
     def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:

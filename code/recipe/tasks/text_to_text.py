@@ -129,12 +129,14 @@ class TextToText:
         say(f"targets are cut at {target} tokens")
         return source
 
-    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+    def samples(
+        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
+    ) -> dict[str, Samples]:
         """Pairs."""
         prefix, target = self._hyperparameters.source_prefix or "", self._objective.longest_target
         return {
             name: tokens.tokenise(name, split, tokenizer, prefix, max_length, target)
-            for name, split in named(self._pairs)
+            for name, split in named(self._pairs, rows)
         }
 
     def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:

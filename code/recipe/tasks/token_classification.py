@@ -162,7 +162,9 @@ class TokenClassification:
         tokenizer.model_max_length = length
         return length
 
-    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+    def samples(
+        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
+    ) -> dict[str, Samples]:
         """Windows of sentences."""
         tagging = Tagging(
             names=self._names,
@@ -173,7 +175,7 @@ class TokenClassification:
             name: words.tokenise(
                 name, split, tokenizer, max_length, tagging, judged=name != "train"
             )
-            for name, split in named(self.splits)
+            for name, split in named(self.splits, rows)
         }
 
     def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:

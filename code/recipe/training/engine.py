@@ -34,9 +34,9 @@ from recipe.batching.batches import Batch, Layout, Samples, World
 from recipe.console import say
 from recipe.errors import DistributedError, DivergedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import cpu_kernels, flat_attention
-from recipe.runtime import ddp_hook, gathering
+from recipe.runtime import cuda_graphs, ddp_hook, distribution, gathering
 from recipe.storage import checkpoints
+from recipe.tasks import base
 from recipe.tasks.base import Objective, Referring, Writing
 from recipe.training import graph_extraction as trial
 from recipe.training import job_identity, worlds
@@ -74,53 +74,6 @@ def check(args: TrainingArguments) -> None:
         )
 
 
-def layouts(
-    model: PreTrainedModel,
-    pad_id: int,
-    packing: bool | None,
-    training: batches.Training,
-    evaluations: Mapping[str, Samples],
-    evaluation_size: int,
-    objective: Objective,
-) -> tuple[Layout, Layout]:
-    """How training and evaluation lay out their samples, each in one way for the whole run.
-
-    That of training is made for batches of its first epoch, with the longest sample among them:
-    all others have like sums of tokens.
-
-    Args:
-        packing: The hyperparameter; None packs where the model can be packed.
-
-    Raises:
-        HyperparameterError: packing was asked for, but the model cannot be packed.
-    """
-    can_pack = objective.packs(model)
-    if packing and not can_pack:
-        raise HyperparameterError(
-            f"Hyperparameter packing has value True, but a model of type "
-            f"{model.config.model_type} cannot be packed.",
-            f"Leave it out. What can be packed: {', '.join(objective.packable)}.",
-        )
-    packs = can_pack and packing is not False
-    drawn = [(training.samples, rows) for rows in training.typical(packs)]
-    evaluated = [
-        (samples, rows)
-        for samples in evaluations.values()
-        for rows in plan.in_order(samples.lengths, evaluation_size, packs)
-    ]
-    layout = objective.layout(model, packs, training.size, pad_id, drawn)
-    evaluation = objective.layout(model, packs, evaluation_size, pad_id, evaluated)
-    objective.prepare(model, packs)
-    places = sum(layout.places(samples, rows) for samples, rows in drawn if len(rows))
-    real = sum(int(samples.lengths[rows].sum()) for samples, rows in drawn) / places
-    why = f" ({model.config.model_type} cannot be packed)" if packing is None else ""
-    say(
-        f"batches: {training.size} texts {layout.describe()}{'' if layout.balanced else why}, "
-        f"{real:.1%} of them real; evaluation {evaluation.describe()}"
-    )
-    return layout, evaluation
-
-
 def build(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -147,29 +100,9 @@ def build(
         seed=args.seed if args.data_seed is None else args.data_seed,
         world=World(processes=args.world_size, rank=args.process_index),
     )
-    pad_id: Any = getattr(tokenizer, "pad_token_id", None)
-    if hyperparameters.packing is not False and objective.packs(model):
-        dtype = torch.float16 if args.fp16 else model.dtype
-        why_not = flat_attention.why_not(
-            model.config, args.device, torch.bfloat16 if args.bf16 else dtype
-        )
-        if why_not is None:
-            flat_attention.use(model)
-        elif args.device.type == "cuda":
-            say(f"attention: among samples in blocks, by a mask: {why_not}")
-    train_layout, eval_layout = layouts(
-        model,
-        pad_id,
-        hyperparameters.packing,
-        training,
-        samples,
-        args.eval_batch_size,
-        objective,
+    train_layout, eval_layout = base.lay_out(
+        model, tokenizer, args, hyperparameters, training, samples, objective
     )
-    if args.device.type == "cpu" and not args.torch_compile:
-        is_flat = flat_attention.is_used(model.config)
-        blocks = train_layout.balanced and objective.lightens_attention and not is_flat
-        cpu_kernels.lighten(model, attention=blocks)
     return Engine(
         model=model,
         args=args,
@@ -227,6 +160,7 @@ class Engine(Resumable):
         self._eval_layout, self._objective = eval_layout, objective
         self._class_weights = class_weights and torch.tensor(class_weights, device=args.device)
         self._watched: list[tuple[int, Tensor, Tensor]] = []
+        self._looks_at_once = args.device.type == "cpu"
         self._arranged: Any = None
         self._has_references = False
         model: Any = self.model
@@ -268,16 +202,33 @@ class Engine(Resumable):
     def _wrap_model(self, *arguments: Any, **options: Any) -> Any:
         """The model as DDP is to take it, without a second copy of its gradients."""
         model = super()._wrap_model(*arguments, **options)
-        if self.accelerator.ddp_handler is not None:
-            self.accelerator.ddp_handler.gradient_as_bucket_view = True
+        if (ddp := self.accelerator.ddp_handler) is not None:
+            ddp.gradient_as_bucket_view = True
+            if self.args.ddp_broadcast_buffers is None:
+                # Sent before each forward pass, to no end where no buffer ever changes.
+                ddp.broadcast_buffers = distribution.has_changing_buffers(model)
         return model
+
+    def _prepare_inputs(self, inputs: Batch) -> Batch:
+        """The batch on the device; on a GPU no copy is waited for, the loader's memory is pinned.
+
+        That is safe to the device: what uses a tensor comes after its copy there.
+        """
+        if self.args.device.type != "cuda":
+            prepared: Batch = super()._prepare_inputs(inputs)
+            return prepared
+        brought: dict[str, Any] = {"device": self.args.device, "non_blocking": True}
+        return {k: v.to(**brought) if isinstance(v, Tensor) else v for k, v in inputs.items()}
 
     def training_step(self, model: Any, *arguments: Any, **options: Any) -> Tensor:
         """A forward and a backward pass, as the Trainer makes them; sums are arranged before."""
         if self.args.device.type == "cpu" and model is not self._arranged:
             ddp_hook.sum_touched_rows(model)
             self._arranged = model
-        return super().training_step(model, *arguments, **options)
+        if not self.args.torch_compile:
+            return super().training_step(model, *arguments, **options)
+        with cuda_graphs.call(model, keeps_gradients=not self.accelerator.sync_gradients):
+            return super().training_step(model, *arguments, **options)
 
     def compute_loss(
         self,
@@ -298,7 +249,7 @@ class Engine(Resumable):
         if len(self._watched) >= _WATCHED:
             self._see_to_numbers()
         self._watched.append((self.state.global_step + 1, each.detach().sum(), inputs["rows"]))
-        if each.device.type == "cpu":
+        if self._looks_at_once:
             self._see_to_numbers()
         if self._class_weights is not None:
             each = each * self._class_weights[inputs["labels"]]
@@ -314,8 +265,12 @@ class Engine(Resumable):
             DivergedError: names the step and the rows of its batch.
         """
         watched = [] if trial.is_on(os.environ) else self._watched
-        for step, total, rows in watched:
-            if not math.isfinite(total.item()):
+        sums = [each for _, each, _ in watched]
+        if self.args.device.type == "cuda" and sums:
+            sums = list(torch.stack(sums).cpu())  # one copy that is waited for
+        totals = [each.item() for each in sums]
+        for (step, _, rows), total in zip(watched, totals, strict=True):
+            if not math.isfinite(total):
                 real = [row for row in rows.tolist() if row >= 0]
                 raise DivergedError(
                     f"The loss of step {step} is no number. Its batch has the rows "
@@ -391,9 +346,14 @@ class Engine(Resumable):
         every = batches.evaluation_batches(samples, layout, size, self._training.world)
         for batch in itertools.islice(every, most):
             inputs = self._prepare_inputs(batch)
+            if self.args.torch_compile:
+                cuda_graphs.mark_call(self.args.device)
             with self.compute_loss_context_manager():
                 outputs, each, _ = self._losses(model, inputs)
-            answered.append((batch["rows"], outputs.logits.float(), each))
+            kept = (outputs.logits.float(), each)
+            if self.args.torch_compile:  # or the next batch's would be written over them
+                kept = (kept[0].clone(), kept[1].clone())
+            answered.append((batch["rows"], *kept))
             self.control = self.callback_handler.on_prediction_step(
                 self.args, self.state, self.control
             )

@@ -19,6 +19,12 @@ EXIT_CODE = 75
 """Of a training that was stopped and can be resumed: EX_TEMPFAIL of sysexits.h."""
 
 
+_BETWEEN = 0.5
+"""Seconds between two questions whether to stop, at most; of the 120 s that a stop has."""
+_MOST_BETWEEN = 16
+"""Steps between them, at most: one may come that is much slower than those before."""
+
+
 class Interrupted(Exception):
     """A stop was asked for in the middle of an evaluation."""
 
@@ -35,6 +41,8 @@ class Interruptions(TrainerCallback):
         self._asked = self._deferred = False
         self._saved = time.monotonic()
         self._group: Any = None
+        self._where, self._calls, self._until = "", 0, 1
+        self._agreed_at = time.monotonic()
         self.cut_short = False
         """Whether training was ended by a stop before its last step."""
 
@@ -48,22 +56,42 @@ class Interruptions(TrainerCallback):
     def _ask(self, number: int, frame: object) -> None:
         self._asked = True
 
-    def _agreed(self) -> tuple[bool, bool]:
-        """Whether any process was asked to stop, and whether the time to save has come."""
+    def _agreed(self, where: str) -> tuple[bool, bool]:
+        """Whether any process was asked to stop, and whether the time to save has come.
+
+        Several processes ask each other once in `_BETWEEN` seconds, after the same steps and
+        batches: how many lie between is agreed on each time, by the slowest process.
+
+        Args:
+            where: What the calls are counted of; where another kind begins they ask at once, since
+                it may be slower.
+        """
         due = self._seconds is not None and time.monotonic() - self._saved >= self._seconds
         if self._group is None:
             return self._asked, due
+        if where != self._where:
+            self._where, self._until = where, 1
+        self._calls += 1
+        if self._calls < self._until:
+            return False, False
+        now = time.monotonic()
+        microseconds = round((now - self._agreed_at) * 1e6) // self._calls
         # The minutes are those of the first process.
-        flags = torch.tensor([self._asked, due and dist.get_rank() == 0], dtype=torch.int32)
+        own = [self._asked, due and dist.get_rank() == 0, microseconds]
+        flags = torch.tensor(own, dtype=torch.int64)
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
-        stop, save = flags.tolist()
+        stop, save, slowest = flags.tolist()
+        # Never many more than before: the first calls may be fast, and what follows slow.
+        most = min(_MOST_BETWEEN, 2 * self._until)
+        self._until = max(1, min(most, round(_BETWEEN * 1e6) // max(1, slowest)))
+        self._calls, self._agreed_at = 0, time.monotonic()
         return bool(stop), bool(save)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Decide after each optimizer step."""
-        stop, due = self._agreed()
+        stop, due = self._agreed("step")
         control.should_save |= due
         if stop and not control.should_training_stop:
             self.cut_short = True
@@ -90,7 +118,7 @@ class Interruptions(TrainerCallback):
         Raises:
             Interrupted: in all processes.
         """
-        if self._agreed()[0]:
+        if self._agreed("evaluation")[0]:
             raise Interrupted
 
     def on_save(

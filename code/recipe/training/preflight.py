@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
+import os
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 from recipe import arguments, task_table
+from recipe.batching import batches
+from recipe.batching.batches import Training
 from recipe.compat import quieten
 from recipe.errors import RecipeError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading
+from recipe.models import flat_attention, loading
 from recipe.paths import Places
-from recipe.runtime import device, memory
+from recipe.runtime import device, distribution, memory, memory_estimate
 from recipe.runtime.distribution import Distribution
-from recipe.tasks import detection
+from recipe.tasks import base, detection
 from recipe.tasks.base import ERROR, OK, WARNING, Finding, Task
 from recipe.training import run
 
 _SAMPLE_ROWS = 2000
 _TRUNCATED_SHARE = 0.05
-# fp32 weights; and where they are trained, gradients and AdamW's two moments.
-_BYTES_PER_PARAMETER = 4
-_BYTES_PER_TRAINED_PARAMETER = 12
-# What a transformer layer keeps of a token for the backward pass, in units of its hidden size at
-# two bytes a number: inputs, queries, keys, values, context, output, both halves of the MLP.
-_KEPT_PER_TOKEN = 34
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What of a job decides on its memory."""
+
+    hyperparameters: Hyperparameters
+    args: TrainingArguments
+    processes: int
+    is_sharded: bool
 
 
 def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Finding]:
@@ -39,11 +49,14 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         hyperparameters = arguments.parse(argv, places)
         passed = hyperparameters.passed
         # Of one process: several would have to form a group, which the values do not depend on.
-        chosen = device.choose(
-            {}, hyperparameters.bf16, passed.get("use_cpu", False), passed.get("fp16", False)
-        )
+        named = ("SM_NUM_GPUS", "CUDA_VISIBLE_DEVICES")
+        environ = {name: os.environ[name] for name in named if name in os.environ}
+        precision = (hyperparameters.bf16, passed.get("use_cpu", False), passed.get("fp16", False))
+        chosen = device.choose(environ, *precision)
         # Raises where the Trainer would refuse them together.
-        run.training_arguments(hyperparameters, places, chosen, Distribution())
+        args = run.training_arguments(hyperparameters, places, chosen, Distribution())
+        several = dataclasses.replace(chosen, processes=processes)
+        shared = distribution.choose(hyperparameters, several, os.environ).arguments
         yield Finding(level=OK, what=what, detail="every name and value is known")
         for line in hyperparameters.notes:
             yield Finding(level=OK, what=what, detail=line)
@@ -67,7 +80,6 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         rows = len(task.train)
         drawn = random.Random(hyperparameters.seed).sample(range(rows), min(_SAMPLE_ROWS, rows))
         lengths = sorted(task.lengths(tokenizer, sorted(drawn)))
-        texts_of_row = len(lengths) / max(1, len(drawn))
         if lengths:
             yield from _length_findings(lengths, longest, hyperparameters)
     except RecipeError as error:
@@ -75,9 +87,16 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         return
     pieces = sum(task.pieces(length, longest) for length in lengths) / len(lengths or [1]) or 1
     yield _steps(round(len(task.train) * pieces), hyperparameters, processes)
-    if lengths:
-        at_once = hyperparameters.per_device_train_batch_size * texts_of_row
-        yield _memory(model, lengths, longest, at_once, processes)
+    job = _Job(
+        hyperparameters=hyperparameters,
+        args=args,
+        processes=processes,
+        is_sharded=processes > 1 and bool(passed.get("fsdp") or shared.get("fsdp")),
+    )
+    # As many as some batches need, so that they are as full as those of all the data.
+    wanted = max(len(drawn) if lengths else 0, 4 * args.per_device_train_batch_size)
+    chosen_rows = random.Random(hyperparameters.seed).sample(range(rows), min(wanted, rows))
+    yield _memory(task, model, tokenizer, longest, sorted(chosen_rows), job)
 
 
 def _length_findings(
@@ -126,35 +145,83 @@ def _steps(rows: int, hyperparameters: Hyperparameters, processes: int) -> Findi
 
 
 def _memory(
+    task: Task,
     model: PreTrainedModel,
-    lengths: list[int],
+    tokenizer: PreTrainedTokenizerBase,
     longest: int,
-    at_once: float,
-    processes: int,
+    rows: Sequence[int],
+    job: _Job,
 ) -> Finding:
-    """An estimate of the training's peak, beside what the device has.
-
-    Args:
-        at_once: Texts in a batch; a row may have several.
-    """
-    config = model.config
-    layers, hidden = config.num_hidden_layers, config.hidden_size
-    heads = getattr(config, "num_attention_heads", 1)
-    tokens = min(lengths[-1], longest)
-    per_token = layers * (_KEPT_PER_TOKEN * hidden + 5 * heads * tokens)
-    needed = model.num_parameters() * _BYTES_PER_PARAMETER + at_once * tokens * per_token
-    needed += model.num_parameters(only_trainable=True) * _BYTES_PER_TRAINED_PARAMETER
-    there, name = 0, "an unknown device"
-    if torch.cuda.is_available():
-        there, name = torch.cuda.get_device_properties(0).total_memory, "the GPU"
-    elif (available := memory.available()) is not None:
-        there = available // processes
-        name = "this host or its container, shared by its processes,"
-    detail = (
-        f"about {needed / 1e9:.1f} GB for each process (an estimate, for a batch of the longest"
-        f" texts); {name} has {there / 1e9:.1f} GB"
-    )
-    if needed <= there:
+    """An estimate of the training's peak, beside what is free on the device."""
+    args, size = job.args, job.args.per_device_train_batch_size
+    try:
+        samples = task.samples(tokenizer, longest, rows)
+        training = Training(samples=samples["train"], size=size, seed=args.seed)
+        evaluations = {"evaluation": samples["evaluation"]}
+        layout, _ = base.lay_out(
+            model, tokenizer, args, job.hyperparameters, training, evaluations, task.objective
+        )
+        drawn = training.typical(layout.balanced)
+        fullest = max(drawn, key=lambda each: layout.places(training.samples, each))
+        batch = batches.finish(training.samples, layout, fullest, size, 1)
+        setting = memory_estimate.Setting(
+            on_gpu=args.device.type == "cuda",
+            dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
+            optimizer=str(args.optim.value if hasattr(args.optim, "value") else args.optim),
+            processes=job.processes,
+            is_sharded=job.is_sharded,
+            accumulation=args.gradient_accumulation_steps,
+            checkpoints=_recomputes(args),
+            smoothing=args.label_smoothing_factor,
+        )
+        with flat_attention.by_flash() if setting.on_gpu else contextlib.nullcontext():
+            estimate = memory_estimate.of_step(model, batch, task.objective.losses, setting)
+    except Exception as error:
+        # A shape that rests on numbers, an operation that fake tensors lack: nothing of the job's.
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        return Finding(level=OK, what="memory", detail=f"it cannot be told for this model ({why})")
+    if args.device.type == "cuda":
+        # What this process has taken of it for its own context, each process of a training takes.
+        there, whole = torch.cuda.mem_get_info(args.device)
+        name = f"the GPU has {there / 1e9:.1f} GB free of {whole / 1e9:.1f} GB"
+    else:
+        there = (memory.available() or 0) // job.processes
+        name = f"this host or its container, shared by its processes, has {there / 1e9:.1f} GB"
+    giga = {
+        "weights": estimate.weights,
+        "the optimizer's state": estimate.optimizer,
+        f"gradients and a batch of {size}": estimate.gradients + estimate.step,
+    }
+    shown = ", ".join(f"{what} {count / 1e9:.2f}" for what, count in giga.items())
+    detail = f"about {estimate.total / 1e9:.2f} GB for each process ({shown}); {name}"
+    if estimate.total <= there:
         return Finding(level=OK, what="memory", detail=detail)
-    remedy = "; lower the batch size or max_length"
-    return Finding(level=WARNING, what="memory", detail=detail + remedy)
+    remedies = "; or ".join(_remedies(estimate, there, job))
+    return Finding(level=WARNING, what="memory", detail=f"{detail}. Give {remedies}")
+
+
+def _recomputes(args: TrainingArguments) -> bool:
+    """Whether activations are computed again, by the name of transformers 5 or the older one."""
+    return bool(getattr(args, "activation_checkpointing", None) or args.gradient_checkpointing)
+
+
+def _remedies(estimate: memory_estimate.Estimate, there: int, job: _Job) -> Iterator[str]:
+    """Hyperparameters with which it may fit."""
+    size, accumulation = (
+        job.args.per_device_train_batch_size, job.args.gradient_accumulation_steps
+    )  # fmt: skip
+    left = there - (estimate.total - estimate.step)
+    smaller = size * left // max(1, estimate.step)
+    if 1 <= smaller < size:
+        more = -(-size * accumulation // smaller)
+        yield (
+            f"per_device_train_batch_size={smaller} (steps have as many texts with "
+            f"gradient_accumulation_steps={more})"
+        )
+    if not _recomputes(job.args) and left > 0:
+        yield "gradient_checkpointing=True"
+    if job.hyperparameters.lora_r is None and estimate.total - estimate.step > there // 2:
+        yield "lora_r=16"
+    if job.processes > 1 and not job.is_sharded:
+        yield "fsdp=full_shard"
+    yield "a smaller max_length"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -206,6 +207,7 @@ def _set_up(
     tracking.set_places(places)
     shared = distribution.choose(hyperparameters, chosen, environ)
     arguments = training_arguments(hyperparameters, places, chosen, shared)
+    device.settle_on_gpu(arguments.device, os.environ)
     if not graph_extraction.is_on(environ):
         device.check_world(arguments.device, chosen.processes)
     for line in (chosen.describe(), *shared.said):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from recipe.errors import DistributedError
+from recipe.errors import DeviceError, DistributedError
 from recipe.runtime import device
 from recipe.training import progress
 
@@ -76,3 +76,89 @@ def test_no_attention_kernel_that_is_known_to_be_wrong_is_used() -> None:
     torch.backends.cuda.enable_cudnn_sdp(True)
     device.choose({}, bf16=None, use_cpu=False, fp16=False)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.parametrize(
+    ("environ", "use_cpu", "refused"),
+    [
+        ({"SM_NUM_GPUS": "4"}, False, True),
+        ({"SM_NUM_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0"}, False, True),
+        ({"SM_NUM_GPUS": "4", "CUDA_VISIBLE_DEVICES": ""}, False, False),
+        ({"SM_NUM_GPUS": "4", "CUDA_VISIBLE_DEVICES": "-1"}, False, False),
+        ({"SM_NUM_GPUS": "4"}, True, False),
+        ({"SM_NUM_GPUS": "0"}, False, False),
+    ],
+)
+def test_a_host_with_gpus_does_not_train_on_its_cpu_in_silence(
+    environ: dict[str, str], use_cpu: bool, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
+    if refused:
+        with pytest.raises(DeviceError, match=r"SM_NUM_GPUS is 4.* requirements\.txt"):
+            device.choose(environ, bf16=None, use_cpu=use_cpu, fp16=False)
+    else:
+        chosen = device.choose(environ, bf16=None, use_cpu=use_cpu, fp16=False)
+        assert chosen.kind == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("built", "capability", "refused"),
+    [
+        (["sm_75", "sm_80", "sm_90a", "sm_100", "sm_120"], (7, 0), True),
+        (["sm_75", "sm_80", "sm_90a", "sm_100", "sm_120"], (8, 9), False),
+        (["sm_75", "sm_80"], (9, 0), True),
+        (["sm_75", "sm_80", "compute_80"], (9, 0), False),
+        (["sm_90"], (9, 0), False),
+        ([], (7, 0), False),
+    ],
+)
+def test_a_gpu_that_torch_has_no_kernels_for_is_refused(
+    built: list[str],
+    capability: tuple[int, int],
+    refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A V100 and CUDA 13, as it would fail in the first step otherwise."""
+    found = torch.device("cuda")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: found)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: capability >= (8, 0))
+    if refused:
+        with pytest.raises(DeviceError, match="has no kernels: it has those of sm_"):
+            device.choose({}, bf16=None, use_cpu=False, fp16=False)
+    else:
+        assert device.choose({}, bf16=None, use_cpu=False, fp16=False).kind == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "backend", "told", "refused", "bypasses"),
+    [
+        ("0", "nccl", [("a", "GPU-1"), ("a", "GPU-2")], False, False),
+        ("1", "nccl", [("a", "GPU-1"), ("a", "GPU-1")], True, True),
+        ("1", "gloo", [("a", "GPU-1"), ("a", "GPU-1")], False, True),
+        # Each process sees a GPU of its own only, or has a host of its own.
+        ("1", "nccl", [("a", "GPU-1"), ("a", "GPU-2")], False, True),
+        ("0", "nccl", [("a", "GPU-1"), ("b", "GPU-1")], False, False),
+    ],
+)
+def test_two_ranks_on_one_gpu(
+    local_rank: str,
+    backend: str,
+    told: list[tuple[str, str]],
+    refused: bool,
+    bypasses: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(device.dist, "get_backend", lambda: backend)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="G"))
+    monkeypatch.setattr(device, "everyones", lambda own: told)
+    environ = {"LOCAL_RANK": local_rank}
+    if refused:
+        with pytest.raises(DistributedError, match=r"Ranks 0, 1 share one GPU of a.*gloo"):
+            device.settle_on_gpu(torch.device("cuda", 0), environ)
+    else:
+        device.settle_on_gpu(torch.device("cuda", 0), environ)
+    assert (environ.get("ACCELERATE_BYPASS_DEVICE_MAP") == "true") == bypasses
+    device.settle_on_gpu(torch.device("cpu"), {})

@@ -339,8 +339,7 @@ def test_a_model_that_cannot_be_packed_is_padded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from recipe.batching import batches
-    from recipe.tasks import causal_lm
-    from recipe.training import engine
+    from recipe.tasks import base, causal_lm
 
     config = transformers.BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4)
     torch.manual_seed(0)
@@ -355,7 +354,7 @@ def test_a_model_that_cannot_be_packed_is_padded(
         model(input_ids=torch.from_numpy(documents.tokens(row).astype(np.int64))[None]).logits[0]
         for row in (0, 1)
     ]
-    layout, _ = engine.layouts(model, 0, None, run, held_out, 2, causal_lm.NEXT_TOKENS)
+    layout, _ = base.layouts(model, 0, None, run, held_out, 2, causal_lm.NEXT_TOKENS)
     assert "(bloom cannot be packed)" in capsys.readouterr().out
     answers = model(**layout.tensors(documents, np.array([0, 1]))).logits[:, 0]
     for row, logits in enumerate(whole):
@@ -363,4 +362,4 @@ def test_a_model_that_cannot_be_packed_is_padded(
         loss = torch.nn.functional.cross_entropy(logits[:-1], wanted, reduction="sum")
         torch.testing.assert_close(answers[row], loss, rtol=1e-5, atol=1e-5)
     with pytest.raises(HyperparameterError, match=r"packing has value True.*bloom.*llama"):
-        engine.layouts(model, 0, True, run, held_out, 2, causal_lm.NEXT_TOKENS)
+        base.layouts(model, 0, True, run, held_out, 2, causal_lm.NEXT_TOKENS)

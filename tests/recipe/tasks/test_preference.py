@@ -22,10 +22,10 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.models import flat_attention
 from recipe.paths import Places
 from recipe.reports import report
-from recipe.tasks import preference
+from recipe.tasks import base, preference
 from recipe.tasks.preference import Preferring
 from recipe.tokenization import preferences as tokens
-from recipe.training import engine, preflight
+from recipe.training import preflight
 from recipe.training.interruptions import EXIT_CODE, Interrupted
 from tests.support import causal_kit
 from tests.support.ranking_jobs import run, write
@@ -81,7 +81,7 @@ def log_probabilities(model: Any, pairs: AnswerPairs, packing: bool) -> torch.Te
     """[pairs, 2], of one batch."""
     training = batches.Training(samples=pairs, size=len(pairs))
     objective = Preferring(Hyperparameters(task="preference"))
-    layout, _ = engine.layouts(
+    layout, _ = base.layouts(
         model, 0, packing, training, {"evaluation": pairs}, len(pairs), objective
     )
     found: torch.Tensor = -model(**layout.tensors(pairs, np.arange(len(pairs)))).logits[..., 0]

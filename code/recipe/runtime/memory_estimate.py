@@ -1,0 +1,274 @@
+"""What a training step will hold in memory, without training: by a step on tensors without numbers.
+
+The model runs forward and backward on PyTorch's fake tensors, which have shapes and no data, over
+the fullest batch of the real layout; what lives at the same time is added up. So the estimate knows
+of any model, adapter, loss or layout what the training knows. For a GPU, calls that its kernels
+answer otherwise than a CPU's (attention, dropout, what autocast makes float32) are made in the form
+that they have there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+_BLOCK = 512
+"""Bytes that an allocation of CUDA is rounded up to."""
+_STATE_BYTES = {"adafactor": 0, "sgd": 0, "lion": 4, "8bit": 2, "rmsprop": 4, "adagrad": 4}
+"""Of an optimizer for each trained number, by a part of its name; of all others Adam's 8."""
+_IN_FLOAT32 = frozenset(
+    (
+        *(functional.layer_norm, functional.softmax, functional.log_softmax, torch.softmax),
+        *(torch.log_softmax, Tensor.softmax, Tensor.log_softmax, functional.cross_entropy),
+        *(functional.nll_loss, functional.mse_loss, functional.cosine_similarity),
+        *(torch.cosine_similarity, torch.rsqrt, torch.pow, Tensor.pow, Tensor.norm),
+        *(torch.linalg.vector_norm, torch.cumsum, Tensor.cumsum),
+    )
+)
+"""What autocast computes in float32 on a GPU, as far as models here call it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Bytes of one process at a step's peak, without the device's own context."""
+
+    weights: int
+    gradients: int
+    """Those that are kept for the whole step."""
+    optimizer: int
+    step: int
+    """What lives beside these at the peak: activations, copies in bfloat16, other gradients."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.gradients + self.optimizer + self.step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How the step will be made."""
+
+    on_gpu: bool
+    dtype: torch.dtype | None
+    """Of autocast; None without."""
+    optimizer: str = "adamw_torch_fused"
+    processes: int = 1
+    is_sharded: bool = False
+    accumulation: int = 1
+    checkpoints: bool = False
+    """Whether activations are computed again (gradient_checkpointing)."""
+    smoothing: float = 0.0
+
+
+def of_step(
+    model: Any,
+    batch: Mapping[str, Any],
+    losses: Callable[[Tensor, Tensor, float], Tensor],
+    setting: Setting,
+) -> Estimate:
+    """What a training step holds at its peak.
+
+    Args:
+        model: On the CPU, as it takes `batch`; its weights are gone afterwards.
+        batch: As the layout makes it (`recipe.batching.batches`).
+        losses: Of each sample, by logits, labels and the share of smoothing.
+
+    Raises:
+        Exception: whatever the model raises if a shape depends on what a tensor holds.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # loads sympy
+
+    numbers = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    names = (_STATE_BYTES[part] for part in _STATE_BYTES if part in setting.optimizer)
+    optimizer = numbers * next(names, 8)
+    gradients = 0
+    if setting.checkpoints:
+        recompute_activations(model)
+    model.train()
+    with FakeTensorMode(allow_non_fake_inputs=True) as fakes, contextlib.ExitStack() as stack:
+        weights = _without_numbers(model, fakes, setting)
+        trained = [each for each in model.parameters() if each.requires_grad]
+        keeps = setting.processes > 1 or setting.accumulation > 1
+        if setting.is_sharded:
+            for each in trained:  # what is summed over the processes is another's, or in a shard
+                each.register_post_accumulate_grad_hook(_forget)
+        elif keeps:
+            gradients = sum(each.nbytes for each in trained)
+            for each in trained:
+                each.grad = torch.zeros_like(each)
+        inputs = {
+            name: fakes.from_tensor(value) if isinstance(value, Tensor) else value
+            for name, value in batch.items()
+        }
+        live = stack.enter_context(_Live())
+        if setting.on_gpu:
+            stack.enter_context(_GpuCalls())
+        with torch.autocast("cpu", setting.dtype, enabled=setting.dtype is not None):
+            labels, rows, total = (inputs.pop(name) for name in ("labels", "rows", "total"))
+            logits = model(**inputs).logits.float()
+            each = losses(logits, labels, setting.smoothing)
+            loss: Any = (each * (rows >= 0)).sum() / total[0]
+            del logits, each
+        loss.backward()
+    if setting.is_sharded:
+        count = setting.processes
+        whole, root = _units(model)
+        # A block as it computes and the one that is fetched next; the root's stays. Then sums of
+        # gradients in float32: those of a block, before and after they are scattered.
+        beside = 2 * whole + root + 4 * whole // 2
+        return Estimate(
+            weights=2 * weights // count if setting.dtype is not None else weights // count,
+            gradients=4 * numbers // count,
+            optimizer=optimizer // count,
+            step=live.peak + beside,
+        )
+    return Estimate(weights=weights, gradients=gradients, optimizer=optimizer, step=live.peak)
+
+
+def recompute_activations(model: Any) -> None:
+    """Have a model compute its activations again; transformers 4 has an older name for it."""
+    newer = getattr(model, "activation_checkpointing_enable", None)
+    (newer or model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+
+def _forget(weight: Tensor) -> None:
+    weight.grad = None
+
+
+def _without_numbers(model: nn.Module, fakes: Any, setting: Setting) -> int:
+    """Have the model's tensors lose their numbers; their bytes."""
+    seen: dict[int, Any] = {}
+
+    def fake(tensor: Tensor) -> Any:
+        if id(tensor) not in seen:
+            seen[id(tensor)] = fakes.from_tensor(tensor)
+            if setting.is_sharded and setting.dtype is not None and tensor.is_floating_point():
+                seen[id(tensor)] = seen[id(tensor)].detach().to(setting.dtype)
+        return seen[id(tensor)]
+
+    kept: list[Tensor] = []
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            kept.append(weight)  # or another tensor may get its id
+            is_known = id(weight) in seen
+            new = fake(weight)
+            if not is_known and not isinstance(new, nn.Parameter):
+                new = seen[id(weight)] = nn.Parameter(new, requires_grad=weight.requires_grad)
+            setattr(module, name, new)
+        for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+            kept.append(buffer)
+            setattr(module, name, fake(buffer))
+    return sum(each.nbytes for each in seen.values())
+
+
+def _units(model: Any) -> tuple[int, int]:
+    """Bytes of the largest block that FSDP2 shards by itself, and of what is in none."""
+    bare = model.get_base_model() if hasattr(model, "get_base_model") else model  # of adapters
+    names = set(getattr(bare, "_no_split_modules", None) or ())
+    blocks = [each for each in bare.modules() if type(each).__name__ in names]
+    inside = {id(weight): weight.nbytes for each in blocks for weight in each.parameters()}
+    root = sum(each.nbytes for each in model.parameters() if id(each) not in inside)
+    return max((sum(w.nbytes for w in each.parameters()) for each in blocks), default=0), root
+
+
+class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of tensors that are made inside and still live."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._known: Any = WeakIdKeyDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        given = {id(each.untyped_storage()) for each in _tensors((args, kwargs))}
+        for each in _tensors(outputs):
+            storage = each.untyped_storage()
+            # Weights and inputs are not made here, nor are views of them.
+            if storage in self._known or id(storage) in given:
+                continue
+            size = -(-storage.nbytes() // _BLOCK) * _BLOCK
+            self._known[storage] = size
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._free, size)
+        return outputs
+
+    def _free(self, size: int) -> None:
+        self.now -= size
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, Mapping):
+        for each in values.values():
+            yield from _tensors(each)
+    elif isinstance(values, (list, tuple)):
+        for each in values:
+            yield from _tensors(each)
+
+
+class _GpuCalls(TorchFunctionMode):
+    """Makes calls as they are on a GPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.scaled_dot_product_attention:
+            return _efficient_attention(*args, **kwargs)
+        if func in (functional.dropout, torch.dropout):
+            return _dropout(*args, **kwargs)
+        if func in _IN_FLOAT32 and torch.is_autocast_enabled("cpu"):
+            args = [_in_float32(each) for each in args]
+            kwargs = {name: _in_float32(each) for name, each in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _in_float32(value: Any) -> Any:
+    is_half = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_half else value
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """It keeps a byte for each number, where a CPU's keeps a number."""
+    return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
+
+
+def _efficient_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """By the kernel that takes masks; without one flash attention keeps as much."""
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = (
+            each.to(torch.get_autocast_dtype("cpu")) for each in (query, key, value)
+        )
+    if enable_gqa and key.shape[-3] != query.shape[-3]:
+        more = query.shape[-3] // key.shape[-3]
+        key, value = (each.repeat_interleave(more, -3) for each in (key, value))
+    bias = attn_mask
+    if bias is not None:
+        # A mask becomes numbers, of the rows' and not the heads' count.
+        bias = torch.zeros_like(bias, dtype=query.dtype)
+        bias = bias.expand(*query.shape[:-1], key.shape[-2])
+    output: Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, True, dropout_p, is_causal, scale=scale
+    )[0]
+    return output

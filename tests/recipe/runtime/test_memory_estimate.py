@@ -1,0 +1,199 @@
+"""The estimate of a step's memory, held to what PyTorch's own tracker counts in a real step."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from recipe.arguments import parse
+from recipe.batching import flat, packing
+from recipe.batching.batches import Packed, finish
+from recipe.batching.document_batches import PackedDocuments
+from recipe.models import flat_attention, lora, packed_decoders, packed_encoders
+from recipe.runtime import memory_estimate
+from recipe.runtime.memory_estimate import Estimate, Setting
+from recipe.tasks.causal_lm import NEXT_TOKENS
+from recipe.tasks.text_classification import CLASSES
+from recipe.training import preflight
+from tests.support.packed_batches import PAD, documents_of, samples_of, tweet_lengths
+
+SIZES = {
+    "vocab_size": 800, "hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "intermediate_size": 192, "max_position_embeddings": 128, "pad_token_id": PAD,
+    "cls_token_id": 2, "bos_token_id": 2, "sep_token_id": 3, "eos_token_id": 3, "num_labels": 3,
+}  # fmt: skip
+T5 = {"vocab_size": 800, "d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 4, "d_kv": 16}
+BF16, CPU = torch.bfloat16, Setting(on_gpu=False, dtype=torch.bfloat16)
+
+
+class Sequences:
+    """A T5's own logits, [rows, length, tokens]."""
+
+    def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        return nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(1)
+
+
+def made(kind: str, size: int, is_flat: bool = False) -> tuple[Any, dict[str, Any], Any]:
+    """A model that takes a batch, that batch, and what its losses are."""
+    torch.manual_seed(0)
+    rows = np.arange(size)
+    if kind == "t5":
+        model: Any = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
+        ids = torch.randint(2, 800, (size, 24))
+        batch = {"input_ids": ids, "decoder_input_ids": ids[:, :16], "labels": ids[:, :16]}
+        beside = {"rows": torch.from_numpy(rows), "total": torch.ones(1)}
+        return model, {**batch, **beside}, Sequences()
+    name = {"bert": "Bert", "modernbert": "ModernBert", "qwen3": "Qwen3", "llama": "Llama"}
+    more = {"num_key_value_heads": 2} if kind in ("qwen3", "llama", "lora") else {}
+    family = name.get(kind, "Llama")
+    config = getattr(transformers, f"{family}Config")(**SIZES, **more)
+    objective: Any = CLASSES
+    samples: Any = samples_of(tweet_lengths(size))
+    shape: Any = (flat.row if is_flat else packing.shape)([samples.lengths])
+    if more:
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
+        if kind == "lora":
+            model = lora.wrap(model, parse(["--lora_r", "4"]), (), "CAUSAL_LM", trains_head=False)
+        samples, objective = documents_of(tweet_lengths(size)), NEXT_TOKENS
+        layout: Any = PackedDocuments(shape, size, PAD, 0, samples.weight(rows))
+        packed_decoders.take_documents(model)
+    else:
+        model = getattr(transformers, f"{family}ForSequenceClassification")(config)
+        layout = Packed(shape, size, PAD, 0)
+        packed_encoders.take_packed(model)
+    if is_flat:
+        flat_attention.use(model)
+    return model, finish(samples, layout, rows, size, size), objective
+
+
+def of_step(model: Any, batch: dict[str, Any], objective: Any, setting: Setting) -> Estimate:
+    with flat_attention.by_flash() if setting.on_gpu else contextlib.nullcontext():
+        return memory_estimate.of_step(model, batch, objective.losses, setting)
+
+
+def tracked(model: Any, batch: dict[str, Any], objective: Any, setting: Setting) -> int:
+    """Bytes that live at the peak of a second step, the first having made the moments."""
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained, fused=True)
+    inputs = {k: v for k, v in batch.items() if k not in ("labels", "rows", "total")}
+    if setting.checkpoints:
+        memory_estimate.recompute_activations(model)
+    model.train()
+    peak = 0
+    for _ in range(2):
+        tracker = MemTracker()
+        tracker.track_external(model, optimizer)
+        with tracker:
+            for _ in range(setting.accumulation):
+                tracker.reset_mod_stats()
+                with torch.autocast("cpu", BF16, enabled=setting.dtype is not None):
+                    logits = model(**inputs).logits.float()
+                    loss = objective.losses(logits, batch["labels"], 0.0).sum() / batch["total"][0]
+                del logits
+                loss.backward()
+                del loss
+            optimizer.step()
+            optimizer.zero_grad()
+        peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    return peak
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "changes"),
+    [
+        ("bert", 32, {}),
+        ("bert", 8, {"dtype": None}),
+        ("modernbert", 32, {}),
+        ("llama", 16, {}),
+        ("llama", 16, {"checkpoints": True}),
+        ("llama", 16, {"accumulation": 2}),
+        ("t5", 8, {}),
+    ],
+)
+def test_it_is_what_a_real_step_holds(kind: str, size: int, changes: dict[str, Any]) -> None:
+    model, batch, objective = made(kind, size)
+    setting = Setting(**{"on_gpu": False, "dtype": BF16, **changes})
+    real = tracked(copy.deepcopy(model), batch, objective, setting)
+    estimate = of_step(model, batch, objective, setting)
+    assert estimate.total == pytest.approx(real, rel=0.05)
+
+
+def test_frozen_weights_have_neither_gradients_nor_moments() -> None:
+    """PyTorch's tracker takes no inputs of frozen layers: the whole model's count is what is less."""
+    model, batch, objective = made("lora", 16)
+    trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    weights = {id(each): each.nbytes for each in (*model.parameters(), *model.buffers())}
+    inputs = {k: v for k, v in batch.items() if k not in ("labels", "rows", "total")}
+    live = memory_estimate._Live()
+    real = copy.deepcopy(model).train()
+    with live:
+        with torch.autocast("cpu", BF16):
+            logits = real(**inputs).logits.float()
+        objective.losses(logits, batch["labels"], 0.0).sum().backward()
+    whole = of_step(*made("llama", 16), CPU)
+    estimate = of_step(model, batch, objective, CPU)
+    assert estimate.optimizer == 8 * trained < whole.optimizer / 20
+    assert estimate.weights == sum(weights.values())
+    assert estimate.step == pytest.approx(live.peak, rel=0.05)
+    assert estimate.step < whole.step
+
+
+def test_logits_of_a_large_vocabulary_count_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = of_step(*made("llama", 32), CPU)
+    monkeypatch.setattr(packed_decoders, "_MOST_LOGITS", 1 << 14)
+    parts = of_step(*made("llama", 32), CPU)
+    assert parts.step < 0.9 * whole.step
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "qwen3"])
+def test_of_a_gpu_it_is_made_by_the_calls_of_a_gpu(kind: str) -> None:
+    """Flash attention keeps no scores, dropout a byte for a number, layer norms are in float32."""
+    on_gpu = Setting(on_gpu=True, dtype=BF16)
+    row, blocks = (of_step(*made(kind, 32, is_flat), on_gpu) for is_flat in (True, False))
+    plain = of_step(*made(kind, 32), CPU)
+    assert row.weights == plain.weights
+    assert 0.4 * plain.step < row.step <= 1.1 * blocks.step
+    if kind == "bert":  # which has dropout, of scores, too
+        assert blocks.step < 0.9 * plain.step
+    if kind == "modernbert":  # without dropout: what differs are its norms
+        assert blocks.step > plain.step
+    is_registered = transformers.AttentionInterface()[flat_attention.ATTENTION]
+    assert is_registered is flat_attention.attend
+
+
+def test_shards_take_their_share() -> None:
+    alone, four = (
+        of_step(
+            *made("llama", 4), Setting(on_gpu=True, dtype=BF16, processes=count, is_sharded=shards)
+        )
+        for count, shards in ((4, False), (4, True))
+    )
+    assert four.optimizer == alone.optimizer // 4
+    assert four.gradients == alone.gradients // 4
+    assert four.weights == pytest.approx(alone.weights / 4, rel=0.01)
+    assert four.total < alone.total
+
+
+def test_what_to_change_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    args: Any = SimpleNamespace(
+        per_device_train_batch_size=32, gradient_accumulation_steps=1, gradient_checkpointing=False
+    )
+    job = preflight._Job(hyperparameters=parse([]), args=args, processes=2, is_sharded=False)
+    estimate = Estimate(weights=10, gradients=10, optimizer=20, step=320)
+    assert list(preflight._remedies(estimate, 200, job)) == [
+        "per_device_train_batch_size=16 (steps have as many texts with "
+        "gradient_accumulation_steps=2)",
+        "gradient_checkpointing=True",
+        "fsdp=full_shard",
+        "a smaller max_length",
+    ]
+    assert "lora_r=16" in list(preflight._remedies(estimate, 30, job))

@@ -1,0 +1,222 @@
+"""What a step does otherwise on a GPU, tried on a CPU: graphs' memory, stops, buffers, copies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ResNetConfig,
+    ResNetForImageClassification,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from recipe.arguments import parse
+from recipe.errors import HyperparameterError
+from recipe.models import lora
+from recipe.runtime import distribution
+from recipe.tasks.causal_lm import NEXT_TOKENS
+from recipe.tasks.text_classification import CLASSES
+from recipe.training import engine as engines
+from recipe.training import interruptions
+from tests.support.packed_batches import (
+    PAD,
+    SMALL,
+    documents_of,
+    engine,
+    make,
+    samples_of,
+    tweet_lengths,
+)
+
+
+def as_graphs_do(module: Any, _: Any) -> Callable[..., Any]:
+    """A compiler whose programs write their outputs to the same memory each time."""
+    from functorch.compile import make_boxed_func
+
+    memory: dict[int, Tensor] = {}
+
+    def run(*inputs: Any) -> list[Any]:
+        outputs = list(module(*inputs))
+        for at, each in enumerate(outputs):
+            if isinstance(each, Tensor):
+                if at not in memory or memory[at].shape != each.shape:
+                    memory[at] = torch.empty_like(each)
+                outputs[at] = memory[at].copy_(each.detach()).detach()
+        return outputs
+
+    return make_boxed_func(run)
+
+
+def trained(folder: Path, **more: Any) -> list[float]:
+    """Losses of steps and evaluations, of two batches a step."""
+    trainer = engine(
+        folder,
+        gradient_accumulation_steps=2,
+        max_steps=4,
+        eval_strategy="epoch",
+        logging_steps=1,
+        **more,
+    )
+    trainer.train()
+    logged = [entry.get("loss", entry.get("eval_loss")) for entry in trainer.state.log_history]
+    return [each for each in logged if each is not None]
+
+
+@pytest.mark.heavy
+def test_what_a_graph_owns_is_not_kept_over_its_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients of a step's first batches, and answers of an evaluation's."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    monkeypatch.setattr("tests.support.packed_batches.make", without_dropout)
+    plain = trained(tmp_path / "plain")
+    real, compiled = torch.compile, []
+
+    def with_graphs(model: Any, *_: Any, **__: Any) -> Any:
+        compiled.append(model)
+        return real(model, backend=aot_autograd(fw_compiler=as_graphs_do, bw_compiler=as_graphs_do))
+
+    monkeypatch.setattr(torch, "compile", with_graphs)
+    graphs = trained(tmp_path / "graphs", torch_compile=True, torch_compile_backend="eager")
+    assert compiled
+    assert len(plain) == 8
+    assert graphs == pytest.approx(plain, rel=1e-5)
+
+
+def without_dropout(_: str) -> Any:
+    torch.manual_seed(0)
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return BertForSequenceClassification(BertConfig(**SMALL, **none))
+
+
+def test_kernels_that_replace_a_forward_pass_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(HyperparameterError, match="use_liger_kernel has value True"):
+        parse(["--use_liger_kernel"])
+    with pytest.raises(HyperparameterError, match="use_liger_kernel has value True"):
+        arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+        arguments.use_liger_kernel = True
+        engines.check(arguments)
+
+
+def test_buffers_are_sent_where_a_step_changes_them() -> None:
+    small = {"embedding_size": 4, "hidden_sizes": [4], "depths": [1], "num_labels": 2}
+    assert distribution.has_changing_buffers(ResNetForImageClassification(ResNetConfig(**small)))
+    assert not distribution.has_changing_buffers(without_dropout("bert"))
+    own = torch.nn.Module()
+    own.register_buffer("mean", torch.zeros(2), persistent=False)
+    assert not distribution.has_changing_buffers(own)
+    own.register_buffer("sum", torch.zeros(2))
+    assert distribution.has_changing_buffers(own)
+
+
+class Waits(TorchDispatchMode):
+    """Counts the operations for whose result a process would wait for its GPU."""
+
+    NAMES = ("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "unique", "equal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().partition("::")[2].partition(".")[0]
+        # By a mask, of which it must know how many places are True.
+        by_mask = name in ("index", "index_put_", "index_put") and any(
+            each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1]
+        )
+        if name.startswith(self.NAMES) or by_mask:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+class Watch(TrainerCallback):
+    """Counts over the steps from the third to the last but one, in which nothing is logged."""
+
+    def __init__(self, waits: Waits) -> None:
+        self.waits, self.at = waits, {}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.at[state.global_step] = len(self.waits.found)
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert, mean", "causal-lm", "causal-lm, LoRA"])
+def test_no_step_waits_for_the_device(tmp_path: Path, tiny_model: Path, kind: str) -> None:
+    """But for a look at the losses of 16 batches, and where something is logged.
+
+    All steps are of one epoch, at whose start the loader draws a number on the CPU.
+    """
+    if kind.startswith("causal-lm"):
+        config = LlamaConfig(**{**SMALL, "num_hidden_layers": 1}, num_key_value_heads=1)
+        model: Any = LlamaForCausalLM(config)
+        if kind.endswith("LoRA"):
+            model = lora.wrap(model, parse(["--lora_r", "2"]), (), "CAUSAL_LM", trains_head=False)
+        samples, objective = documents_of(tweet_lengths(112)), NEXT_TOKENS
+    else:
+        model, samples, objective = make(kind), samples_of(tweet_lengths(112)), CLASSES
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), per_device_train_batch_size=8, max_steps=7, use_cpu=True,
+        logging_strategy="no", save_strategy="no", eval_strategy="no", report_to="none",
+        disable_tqdm=True, optim="adamw_torch_fused", logging_nan_inf_filter=False,
+        gradient_accumulation_steps=2,
+    )  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model, pad_token_id=PAD)
+    split = {"train": samples, "evaluation": samples}
+    trainer = engines.build(model, tokenizer, arguments, parse([]), split, objective)
+    assert trainer._train_layout.balanced
+    trainer._looks_at_once = False
+    waits = Waits()
+    trainer.add_callback(watch := Watch(waits))
+    with waits:
+        trainer.train()
+    assert watch.at[6] - watch.at[2] == 0, waits.found
+    assert waits.found.count("_local_scalar_dense") >= 1, "it counts nothing"
+
+
+class Group:
+    """Other processes that take so long for a step, one of which is asked to stop in one of its."""
+
+    def __init__(self, asked_at: int = 10**9) -> None:
+        self.asked_at, self.step, self.asked = asked_at, 0, 0
+
+    def all_reduce(self, flags: Tensor, **_: Any) -> None:
+        self.asked += 1
+        flags[0] = max(int(flags[0]), int(self.step >= self.asked_at))
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.001, 16), (0.2, 2), (3.0, 1)])
+def test_a_stop_is_agreed_on_in_time(
+    seconds: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not on each of many short steps, and on each of long ones."""
+    now, group = [0.0], Group(asked_at=100)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(interruptions.dist, "all_reduce", group.all_reduce)
+    monkeypatch.setattr(interruptions.dist, "get_rank", lambda: 1)
+    asking = interruptions.Interruptions(None)
+    asking._group = "of hosts"
+    stopped = False
+    while not stopped:
+        group.step += 1
+        now[0] += seconds
+        stopped, _ = asking._agreed("step")
+    assert 100 <= group.step < 100 + most
+    assert group.step / most <= group.asked <= group.step / most + 8
+    # A batch of an evaluation may take longer than all of them: they ask after the first.
+    asked, group.asked_at = group.asked, 0
+    now[0] += 30
+    assert asking._agreed("evaluation")[0]
+    assert group.asked == asked + 1
