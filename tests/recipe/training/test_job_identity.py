@@ -37,6 +37,9 @@ DECISIVE = {
     "query_prompt",
     "document_prompt",
     "listwise",
+    "beta",
+    "loss_type",
+    "label_smoothing",
     "augmentation",
 }
 TABLES = [
