@@ -7,6 +7,7 @@ the model. One in `WHOLE` is `amphora train` with everything below it, as a cont
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -37,19 +38,28 @@ PROMISES = (WEIGHTS, CHOSEN, STOPPED, MODEL)
 
 BUDGET = 20.0
 WHOLE = 20
+WEIGHTS_SHARDED, ROWS_SHARDED = "FSDP2", "sharded rows"
+CASES = (
+    *((processes, "") for processes in (1, 2, 3, 4)),
+    *((processes, WEIGHTS_SHARDED) for processes in (2, 3, 4)),
+    *((processes, ROWS_SHARDED) for processes in (2, 3, 4)),
+)
+"""Processes, and how they share weights or rows (each process is a host with rows of its own)."""
 
 
 class Job:
     """Starts of one and the same training on one tree."""
 
-    def __init__(self, base: Path, model: Path, data: Path, processes: int) -> None:
-        self.base, self.processes, self.data = base, processes, data
+    def __init__(self, base: Path, model: Path, data: Path, processes: int, how: str) -> None:
+        self.base, self.processes, self.data, self.how = base, processes, data, how
         self.log = base / "log.txt"
         base.mkdir(parents=True)
         self.hyperparameters = {
             "model_name_or_path": str(model), "epochs": 2, "lr": 1e-3, "max_length": 32,
             "batch_size": 8 // processes, "logging_steps": 1, "save_steps": 2,
         }  # fmt: skip
+        if how == WEIGHTS_SHARDED:
+            self.hyperparameters["mp_parameters"] = f"partitions={processes}"
 
     def fork(self) -> list[int]:
         """Its processes, as torchrun would start them."""
@@ -74,6 +84,8 @@ class Job:
             os.dup2(out, 1)
             os.dup2(out, 2)
             ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if self.processes > 1 else {}
+            if self.how == ROWS_SHARDED:
+                ranks |= self._own_rows(rank)
             environ = clean_environ(**variables, **ranks)
             os.environ.clear()
             os.environ.update(environ)
@@ -95,6 +107,21 @@ class Job:
             sys.stdout.flush()
             os._exit(code)
 
+    def _own_rows(self, rank: int) -> dict[str, str]:
+        """A host's variables, and its part of the rows; parts are not equal."""
+        part = self.base / f"part-{rank}"
+        part.mkdir(exist_ok=True)
+        header, *rows = self.data.read_text().splitlines()
+        shares = [max(0, number % (self.processes + 1) - 1) for number in range(len(rows))]
+        own = [row for row, share in zip(rows, shares, strict=True) if share == rank]
+        (part / "train.csv").write_text("\n".join([header, *own, ""]))
+        channels = {"train": {"S3DistributionType": "ShardedByS3Key"}}
+        return {
+            "SM_CHANNEL_TRAIN": str(part), "SM_INPUT_DATA_CONFIG": json.dumps(channels),
+            "SM_HOSTS": json.dumps([f"algo-{each + 1}" for each in range(self.processes)]),
+            "SM_CURRENT_HOST": f"algo-{rank + 1}", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+        }  # fmt: skip
+
     def whole(self) -> list[int]:
         """`amphora train`, and what it starts."""
         configure(self.base, self.hyperparameters, inputdataconfig={"train": {}})
@@ -109,27 +136,30 @@ class Job:
 
 
 def run(trial: Trial) -> None:
-    """Jobs of 1 to 4 processes, until there have been enough kills."""
+    """Jobs of 1 to 4 processes, also with shards, until there have been enough kills."""
     sys.path.insert(0, str(ROOT / "code"))
     import recipe.training.run  # noqa: F401  # before the forks
 
     model = made_elsewhere(trial.folder / "pretrained")
     data = reviews(trial.folder / "reviews.csv", 180)
     wanted = 6 if trial.short else 220
-    references: dict[int, tuple[Job, float]] = {}
+    cases = list(CASES)
+    trial.random.shuffle(cases)
+    references: dict[tuple[int, str], tuple[Job, float]] = {}
     round_ = 0
     while _disturbed(trial) < wanted and trial.has_time():
-        processes = 1 + round_ % 4
-        if processes not in references:
-            job = Job(trial.folder / f"whole-{processes}", model, data, processes)
+        case = processes, how = cases[round_ % len(cases)]
+        if case not in references:
+            name = f"whole-{processes}-{how.replace(' ', '-')}"
+            job = Job(trial.folder / name, model, data, processes, how)
             began = time.monotonic()
             codes = [_code(pid, 300) for pid in job.fork()]
             assert codes == [0] * processes, job.log.read_text()[-3000:]
-            references[processes] = (job, time.monotonic() - began)
-        reference, seconds = references[processes]
-        job = Job(trial.folder / f"job-{round_}", model, data, processes)
+            references[case] = (job, time.monotonic() - began)
+        reference, seconds = references[case]
+        job = Job(trial.folder / f"job-{round_}", model, data, processes, how)
         _torment(trial, job, seconds, wanted)
-        trial.count(f"trainings by {processes}")
+        trial.count(f"trainings by {processes} {how}".strip())
         trial.check(WEIGHTS, job.weights() == reference.weights(), job.base)
         there = {path.name for path in (job.base / "model").iterdir()}
         expected = {path.name for path in (reference.base / "model").iterdir()}
@@ -142,7 +172,8 @@ def _torment(trial: Trial, job: Job, seconds: float, wanted: int) -> None:
     """Interrupt a job again and again; each time it may live a little longer, so that it ends."""
     patience = seconds * 0.7
     while True:
-        is_whole = trial.random.randrange(WHOLE) == 0
+        # `amphora train` on one machine is one host.
+        is_whole = trial.random.randrange(WHOLE) == 0 and job.how != ROWS_SHARDED
         number = trial.random.choice((signal.SIGKILL, signal.SIGTERM))
         pids = job.whole() if is_whole else job.fork()
         disturbs = _disturbed(trial) < wanted
