@@ -86,7 +86,7 @@ class Job:
             ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if self.processes > 1 else {}
             if self.how == ROWS_SHARDED:
                 ranks |= self._own_rows(rank)
-            environ = clean_environ(**variables, **ranks)
+            environ = clean_environ(**{**variables, **ranks})
             os.environ.clear()
             os.environ.update(environ)
             import tqdm
