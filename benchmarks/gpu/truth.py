@@ -401,6 +401,74 @@ def several_processes(stage: Stage, backend: str, processes: int) -> Values:
     return {"processes": processes}
 
 
+def two_on_one(stage: Stage) -> Values:
+    """Two ranks on one GPU: refused by NCCL's rule, trained by gloo."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for way, more in (("nccl", []), ("gloo", ["--ddp_backend", "gloo"])):
+            environ = _write_job(Path(folder) / way, stage, 64)
+            arguments = ["--model_name_or_path", str(minilm(stage.options)), "--max_steps", "2"]
+            arguments += ["--batch_size", "8", "--save_strategy", "no", *more]
+            one = {**environ, "CUDA_VISIBLE_DEVICES": "0"} if stage.device.type == "cuda" else {}
+            done = subprocess.run(
+                _train(environ, *arguments, processes=2), env={**environ, **one},
+                capture_output=True, text=True, check=False, timeout=200,
+            )  # fmt: skip
+            is_refused = "share one GPU" in done.stderr
+            found[way] = "refused" if is_refused else f"exit code {done.returncode}"
+            wanted = stage.device.type == "cuda" and way == "nccl"
+            if is_refused != wanted or (done.returncode != 0) != wanted:
+                raise Failed(f"{way}: {found[way]}", **found, stderr=done.stderr[-1500:])
+    return found
+
+
+def graphs(stage: Stage) -> Values:
+    """Losses under reduce-overhead, two batches a step, with an evaluation: those without."""
+    losses_of = {}
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = ["--torch_compile", "True", "--torch_compile_mode", "reduce-overhead"]
+        for way, more in (("plain", []), ("graphs", [] if stage.smoke else compiled)):
+            environ = _write_job(Path(folder) / way, stage, 96)
+            arguments = ["--model_name_or_path", str(minilm(stage.options)), "--max_steps", "6"]
+            arguments += ["--batch_size", "8", "--gradient_accumulation_steps", "2", "--bf16"]
+            arguments += ["False", "--save_strategy", "no", "--lr", "1e-4", *more]
+            command = _train(environ, *arguments)
+            done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise Failed(f"{way}: exit code {done.returncode}", stderr=done.stderr[-1500:])
+            output = Path(folder) / way / "output" / "data" / "metrics.json"
+            losses_of[way] = json.loads(output.read_text())["eval_loss"]
+    # Dropout is drawn otherwise in a compiled model; a wrong sum of gradients does not learn.
+    if abs(losses_of["graphs"] - losses_of["plain"]) > 0.1:
+        raise Failed("the losses differ", **losses_of)
+    return losses_of
+
+
+def estimate(stage: Stage, size: int) -> Values:
+    """doctor's estimate of memory beside what torch has allocated at a training's peak."""
+    with tempfile.TemporaryDirectory() as folder:
+        environ = _write_job(Path(folder), stage, max(96, 4 * size))
+        arguments = ["--model_name_or_path", str(minilm(stage.options)), "--max_steps", "3"]
+        arguments += ["--batch_size", str(size), "--eval_strategy", "no", "--save_strategy", "no"]
+        check = [sys.executable, str(CODE / "check.py"), "1", *arguments]
+        told = subprocess.run(check, env=environ, capture_output=True, text=True, check=False)
+        said = next(li for li in told.stdout.splitlines() if '"memory"' in li)
+        detail = json.loads(said.partition(" ")[2])["detail"]
+        done = subprocess.run(
+            _train(environ, *arguments), env=environ, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise Failed(f"exit code {done.returncode}", stderr=done.stderr[-1500:])
+    found = {"said": detail}
+    if stage.device.type != "cuda":
+        return found
+    peak = next(li for li in done.stdout.splitlines() if li.startswith("device memory:"))
+    told_gb, real_gb = (float(text.split(" GB")[0].split()[-1]) for text in (detail, peak))
+    if abs(told_gb / real_gb - 1) > 0.15:
+        raise Failed("more than 15 % from what torch reports", **found, peak=peak)
+    return found | {"peak": peak}
+
+
 def sharded_decoder(stage: Stage) -> Values:
     """FSDP2 in the device's default precision with task=causal-lm: its losses must fall."""
     with tempfile.TemporaryDirectory() as folder:
@@ -513,6 +581,10 @@ def main() -> None:
     stage.check("packed qwen3", 20, lambda: packed_decoder(stage))
     stage.check("gloo, two processes", 20, lambda: several_processes(stage, "gloo", 2))
     stage.check("nccl, one process", 20, lambda: several_processes(stage, "nccl", 1))
+    stage.check("two ranks on one GPU", 40, lambda: two_on_one(stage))
+    stage.check("graphs keep no answer", 60, lambda: graphs(stage))
+    for size in (8,) if stage.smoke else (32, 512):
+        stage.check(f"memory, batch {size}", 40, functools.partial(estimate, stage, size))
     stage.check("doctor, train, serve", 90, lambda: the_whole_way(stage))
     stage.check("kill and resume", 90, lambda: kill_and_resume(stage))
     stage.check("fsdp2, causal-lm", 60, lambda: sharded_decoder(stage))

@@ -201,9 +201,15 @@ class LoadedModel:
         for places in self._batches([len(row.ids) for row in rows]):
             batch, mask = self._padded([rows[place] for place in places])
             values = read(self.model(**batch), mask)
-            for place, value in zip(places, values, strict=True):
-                kept = rows[place].keep
-                results[place] = (value if kept is None else value[kept]).float().cpu()
+            parts = [
+                value if rows[place].keep is None else value[rows[place].keep]
+                for place, value in zip(places, values, strict=True)
+            ]
+            # One copy from the device, which is waited for, instead of one for each text.
+            flat: Any = torch.cat([part.float().flatten() for part in parts]).cpu()
+            brought = flat.split([part.numel() for part in parts])
+            for place, part, numbers in zip(places, parts, brought, strict=True):
+                results[place] = numbers.view(part.shape)
         return results
 
     def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:

@@ -116,6 +116,8 @@ def run(
             report.of_run(made.trainer, facts, show, made.max_length, watch.seconds, hosts, output)
     if chosen.kind == "xla":
         say("torch-xla compiled {} graphs in {:.0f} s".format(*xla.compiled()))
+    if chosen.kind == "cuda":
+        say(f"device memory: {torch.cuda.max_memory_allocated() / 1e9:.2f} GB at most")
     device.leave_world()
     if pushing:
         pushing.push(places.model_dir)

@@ -25,9 +25,9 @@ _MEANINGS = {
     500: "The model or its code failed.",
     503: "Not ready, or too many requests wait; see Retry-After.",
     504: "The time for an answer has passed.",
-    507: "The model does not fit into memory.",
+    507: "The model, or what it makes of a request, does not fit into memory.",
 }
-_INVOKED = (200, 400, 404, 406, 413, 415, 500, 503, 504)
+_INVOKED = (200, 400, 404, 406, 413, 415, 500, 503, 504, 507)
 _TEXT = {"type": "string"}
 
 

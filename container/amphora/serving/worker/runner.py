@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,6 +24,8 @@ LOG = logging.getLogger("amphora.worker")
 _RESERVED_HEADERS = {"content-length", "content-type", "transfer-encoding", "connection"}
 # Exceptions that are known by their names alone: sagemaker_inference's, and the image's own.
 _UNSUPPORTED = {"UnsupportedFormatError", "UnsupportedContentType"}
+_FULL = 507
+"""A multi-model endpoint unloads other models and asks again."""
 _WARM_UP = b'{"inputs": "A sentence to warm up with."}'
 
 
@@ -152,6 +156,7 @@ class ModelRunner:
                 counts = f"{len(items)} inputs, but {len(predictions)} predictions"
                 raise _fault_of(handler, ValueError(counts))
         except Exception as error:
+            _free_device(error)
             if len(items) == 1:
                 return [error]
             LOG.warning(
@@ -208,7 +213,31 @@ def _call(handler: Handler, item: Item, *args: Any) -> Any:
     except Fault:
         raise
     except Exception as error:
+        _free_device(error)
         raise _fault_of(handler, error) from error
+
+
+def _free_device(error: BaseException) -> None:
+    """Give back what a call that found its device full has taken of it.
+
+    The error's frames hold the call's tensors, and torch's cache what it has freed: the requests
+    after it, and other models on the same device, would find it full, too.
+    """
+    if not _is_full(error):
+        return
+    chain: BaseException | None = error
+    while chain is not None:
+        traceback.clear_frames(chain.__traceback__)
+        chain = chain.__cause__ or chain.__context__
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether it says that a device's memory is full, by the name of torch's exception for it."""
+    kinds = {each.__name__ for each in type(error).__mro__}
+    return "OutOfMemoryError" in kinds or getattr(error, "status_code", None) == _FULL
 
 
 def _as_answer(handler: Handler, result: Any, item: Item) -> tuple[Any, str]:
@@ -227,6 +256,8 @@ def _fault_of(handler: Handler, error: Exception) -> Fault:
     is_undecodable = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
     if isinstance(declared, int) and 400 <= declared <= 599:
         status = declared
+    elif _is_full(error):
+        status = _FULL
     elif type(error).__name__ in _UNSUPPORTED:
         status = 406 if handler.name == "output_fn" else 415
     elif (handler.name in ("input_fn", "tokens_fn") and is_unreadable) or (
@@ -236,7 +267,7 @@ def _fault_of(handler: Handler, error: Exception) -> Fault:
     code = getattr(error, "code", None) if getattr(error, "status_code", None) == status else None
     if not isinstance(code, str):
         codes = {400: "bad_request", 406: "not_acceptable", 415: "unsupported_content_type"}
-        code = codes.get(status, "handler_failed")
+        code = "out_of_memory" if status == _FULL else codes.get(status, "handler_failed")
     reason = str(error) if status < 500 else f"failed: {type(error).__name__}: {error}"
     fault = Fault(status, code, logs.mask(f"{handler.name}: {reason}"))
     fault.__cause__ = error
