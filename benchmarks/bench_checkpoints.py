@@ -37,6 +37,7 @@ def measured(millions: int, folder: Path, rounds: int) -> dict[str, Any]:
     from transformers import BertConfig, BertModel
 
     from recipe.runtime import sharded
+    from recipe.storage import checkpoints
     from recipe.storage.background import Background
     from recipe.training import snapshot
 
@@ -58,10 +59,12 @@ def measured(millions: int, folder: Path, rounds: int) -> dict[str, Any]:
         )
 
     def write(what: snapshot.Snapshot) -> None:
-        at = folder / "checkpoint"
-        at.mkdir(parents=True)
-        what.write(at)
-        shutil.rmtree(at)
+        with checkpoints.writing(folder, 1, 0) as at:
+            at.mkdir(parents=True)
+            what.write(at)
+            checkpoints.publish(folder, 1, {}, finished=False)
+        for left in folder.iterdir():
+            shutil.rmtree(left)
 
     beside, within, writing = [], [], []
     for _ in range(rounds):
