@@ -72,15 +72,15 @@ class MaskedTexts(Samples):
         back = np.concatenate([np.asarray(row, dtype=np.int16) for row in columns[BACK]])
         starts = np.cumsum([0, *map(len, ids)])
         none = np.zeros(len(ids), dtype=np.int64)
-        made = cls(np.concatenate(ids), starts, none, back, masking, _key(0))
-        return made._counted() if is_fixed else made
+        drawn = cls(np.concatenate(ids), starts, none, back, masking, _key(0))
+        return drawn._counted() if is_fixed else drawn
 
     def _counted(self) -> MaskedTexts:
         """With a label for each sample; where nothing would be masked, the likeliest word is."""
         source = np.flatnonzero(self.back != NEVER)
         draws = [
-            _uniform(self.key, some - self.back[some], 0)
-            for some in np.array_split(source, max(1, len(source) // _AT_ONCE))
+            _uniform(self.key, part - self.back[part], 0)
+            for part in np.array_split(source, max(1, len(source) // _AT_ONCE))
         ]
         least = min((float(each.min(initial=1)) for each in draws), default=1.0)
         masking = self.masking

@@ -365,10 +365,10 @@ def shape(batches: Sequence[Rows]) -> Shape:
     batches = [np.asarray(batch) for batch in batches] or [np.zeros(0, dtype=np.int64)]
     sums = np.asarray([batch.sum() for batch in batches])
     mean, most = sums.mean(), max(1, int(sums.max()))
-    wanted = min(_WANTED_FILL, _OF_THE_POSSIBLE * mean / most)
+    wanted_fill = min(_WANTED_FILL, _OF_THE_POSSIBLE * mean / most)
 
     def rank(tried: Shape) -> tuple[bool, float, int, int]:
-        is_poor = bool(mean < wanted * tried.tokens)
+        is_poor = bool(mean < wanted_fill * tried.tokens)
         cost = tried.tokens * (1.0 if is_poor else 1 + tried.length / _EVEN_LENGTH)
         return is_poor, cost, tried.length, tried.rows
 

@@ -128,12 +128,12 @@ def shapes(batches: Sequence[tuple[Pairs, Rows]]) -> list[Lengths]:
     if not len(longest):
         return [(packing.ALIGNMENT, packing.ALIGNMENT)]
     tops = packing.buckets([each[:1] for each in longest], _SOURCES)
-    found: set[Lengths] = set()
+    lengths_in_use: set[Lengths] = set()
     for below, top in zip((0, *tops), tops, strict=False):
         targets = longest[(longest[:, 0] > below) & (longest[:, 0] <= top), 1]
         if len(targets):
             lengths = packing.buckets([np.asarray([each]) for each in targets], _TARGETS)
-            found |= {(top, length) for length in lengths}
+            lengths_in_use |= {(top, length) for length in lengths}
     # In other epochs a long target may meet other sources.
-    found.add((max(tops), max(length for _, length in found)))
-    return sorted(found)
+    lengths_in_use.add((max(tops), max(length for _, length in lengths_in_use)))
+    return sorted(lengths_in_use)

@@ -173,8 +173,8 @@ def sharded(
     tells = hosts.index(hosts[rank]) == rank
     lengths = np.diff(samples.starts)
     narrow = lengths.astype(np.min_scalar_type(int(lengths.max(initial=0))))
-    told = exchange((narrow, samples.labels, samples.fingerprint()) if tells else None)
-    by_host = [told[hosts.index(name)] for name in names]
+    of_hosts = exchange((narrow, samples.labels, samples.fingerprint()) if tells else None)
+    by_host = [of_hosts[hosts.index(name)] for name in names]
     rows = [len(each) for each, _, _ in by_host]
     digests = " ".join(digest for _, _, digest in by_host)
     starts = [0, *np.cumsum(rows).tolist()]

@@ -84,8 +84,8 @@ class PaddedWindows(Padded):
         """What Padded gives, and what is wanted."""
         batch = super().tensors(samples, rows)
         first = np.arange(self.size) * batch["input_ids"].shape[1]
-        wanted = _wanted(samples, rows, self.size, self.tokens, self.judged)
-        return batch | {"first": torch.from_numpy(first)} | wanted
+        targets = _wanted(samples, rows, self.size, self.tokens, self.judged)
+        return batch | {"first": torch.from_numpy(first)} | targets
 
 
 def _wanted(samples: Samples, rows: Rows, size: int, tokens: int, judged: bool) -> Batch:
@@ -93,6 +93,9 @@ def _wanted(samples: Samples, rows: Rows, size: int, tokens: int, judged: bool) 
     lengths[: len(rows)] = samples.lengths[rows]
     spans[: len(rows)] = samples.labels[rows, :2]
     arrays = {"lengths": lengths, "spans": spans}
-    said = torch.zeros((size, 1 + 2 * tokens if judged else 1), dtype=torch.int8)
+    targets = torch.zeros((size, 1 + 2 * tokens if judged else 1), dtype=torch.int8)
     at = torch.zeros(tokens, dtype=torch.int8)
-    return {name: torch.from_numpy(a) for name, a in arrays.items()} | {"answers": said, "at": at}
+    return {name: torch.from_numpy(a) for name, a in arrays.items()} | {
+        "answers": targets,
+        "at": at,
+    }

@@ -185,16 +185,16 @@ def _attend_within(
     """[1, heads, tokens, width]: attention in one sample, by definition."""
     at = torch.arange(query.shape[2], device=query.device)
     before = at[:, None] - at[None, :]
-    seen = torch.ones_like(before, dtype=torch.bool)
+    is_visible = torch.ones_like(before, dtype=torch.bool)
     if causal:
-        seen &= before >= 0
+        is_visible &= before >= 0
     if window is not None:
-        seen &= before.abs() <= window
+        is_visible &= before.abs() <= window
     return functional.scaled_dot_product_attention(
         query,
         key,
         value,
-        attn_mask=seen,
+        attn_mask=is_visible,
         dropout_p=dropout,
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],

@@ -135,11 +135,11 @@ def of_tokens(
     parts = -(-len(targets) * vocabulary // _MOST_LOGITS)
     if parts <= 1:
         return _of_some(states, head, targets, smoothing)
-    found = [
-        checkpoint(_of_some, each, head, wanted, smoothing, use_reentrant=False)
-        for each, wanted in zip(states.chunk(parts), targets.chunk(parts), strict=True)
+    losses_of_parts = [
+        checkpoint(_of_some, each, head, part_targets, smoothing, use_reentrant=False)
+        for each, part_targets in zip(states.chunk(parts), targets.chunk(parts), strict=True)
     ]
-    return torch.cat(found)
+    return torch.cat(losses_of_parts)
 
 
 def _of_some(
@@ -149,5 +149,5 @@ def _of_some(
     losses = functional.cross_entropy(
         logits, targets, reduction="none", ignore_index=NOT_LEARNED, label_smoothing=smoothing
     )
-    said = logits.detach().argmax(dim=-1) == targets
-    return torch.stack([losses, said.float()], dim=-1)
+    is_right = logits.detach().argmax(dim=-1) == targets
+    return torch.stack([losses, is_right.float()], dim=-1)

@@ -76,10 +76,12 @@ def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: b
         decided, reason = kind_of(kind).bf16()
     on_this_host = int(environ.get("LOCAL_WORLD_SIZE", "1"))
     threads: int | None = max(1, len(os.sched_getaffinity(0)) // on_this_host)
-    asked = environ.get("OMP_NUM_THREADS")
+    environment_threads = environ.get("OMP_NUM_THREADS")
     # torchrun itself sets 1 where nothing is set, which would leave cores idle.
-    set_by_torchrun = asked == "1" and "TORCHELASTIC_RUN_ID" in environ and on_this_host > 1
-    if asked and not set_by_torchrun:
+    set_by_torchrun = (
+        environment_threads == "1" and "TORCHELASTIC_RUN_ID" in environ and on_this_host > 1
+    )
+    if environment_threads and not set_by_torchrun:
         threads = None
     # cuDNN's attention comes first on recent GPUs: with a mask its gradients may be no number
     # (pytorch#196678), and each new shape costs half a second. The others are as fast.

@@ -49,15 +49,15 @@ def choose(
     framework = json.loads(environ.get("SM_FRAMEWORK_PARAMS") or "{}")
     smddp = Distribution()
     if _is_true(framework.get(_SMDDP)) and chosen.processes > 1:
-        said = "smdistributed dataparallel: torch DDP with the"
+        described = "smdistributed dataparallel: torch DDP with the"
         names = ("smdistributed", "smdistributed.dataparallel")
         if chosen.kind == "cuda" and all(map(importlib.util.find_spec, names)):
             smddp = Distribution(
-                arguments={"ddp_backend": "smddp"}, said=(f"{said} smddp backend",)
+                arguments={"ddp_backend": "smddp"}, said=(f"{described} smddp backend",)
             )
         else:
             backend = kind_of(chosen.kind).backend
-            smddp = Distribution(said=(f"{said} {backend} backend, smddp is not here",))
+            smddp = Distribution(said=(f"{described} {backend} backend, smddp is not here",))
     parts = (
         _sharding(hyperparameters.mp_parameters, chosen),
         _compilation(hyperparameters, _is_true(framework.get(_COMPILER)), chosen, environ),
@@ -73,8 +73,8 @@ def _is_true(value: object) -> bool:
     return str(value).lower() in ("true", "1")
 
 
-def _sharding(asked: str | None, chosen: Device) -> Distribution:
-    text = (asked or "").strip()
+def _sharding(requested: str | None, chosen: Device) -> Distribution:
+    text = (requested or "").strip()
     # As SageMaker writes it in argv, or a JSON object.
     names = re.findall(r"(\w+)=", text)
     try:
@@ -95,11 +95,11 @@ def _sharding(asked: str | None, chosen: Device) -> Distribution:
         return Distribution(
             said=(f"mp_parameters ({listed}) has no effect on torch-xla: no weights are sharded",)
         )
-    said = (
+    described = (
         f"mp_parameters ({listed}): weights, gradients and optimizer are sharded over "
         f"{chosen.processes} processes (FSDP2); the parameters themselves are not used"
     )
-    return Distribution(arguments={"fsdp": True, "fsdp_config": {"version": 2}}, said=(said,))
+    return Distribution(arguments={"fsdp": True, "fsdp_config": {"version": 2}}, said=(described,))
 
 
 def _compilation(

@@ -21,11 +21,11 @@ def of_matrix_products(device: torch.device, seconds: float = _SECONDS) -> float
         return None
     left, right = torch.rand(2, size, size, device=device).to(torch.bfloat16)
     _seconds_of_a_product(left, right)  # the first one chooses its kernels
-    taken: list[float] = []
+    durations: list[float] = []
     end = time.monotonic() + seconds
-    while not taken or time.monotonic() < end:
-        taken.append(_seconds_of_a_product(left, right))
-    return 2 * size**3 / min(taken)
+    while not durations or time.monotonic() < end:
+        durations.append(_seconds_of_a_product(left, right))
+    return 2 * size**3 / min(durations)
 
 
 def _seconds_of_a_product(left: torch.Tensor, right: torch.Tensor) -> float:

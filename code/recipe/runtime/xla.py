@@ -60,8 +60,8 @@ def on_host(model: Any) -> Any:
 
 def compiled() -> tuple[int, float]:
     """Graphs that this process had compiled so far, and the seconds that took."""
-    found = _module("torch_xla.debug.metrics").metric_data("CompileTime")
-    if found is None:
+    compile_time = _module("torch_xla.debug.metrics").metric_data("CompileTime")
+    if compile_time is None:
         return 0, 0.0
-    count, nanoseconds, _ = found
+    count, nanoseconds, _ = compile_time
     return int(count), nanoseconds / 1e9

@@ -111,10 +111,10 @@ def publish(folder: Path, step: int, job: Mapping[str, Any], finished: bool) -> 
 
 def forget(folder: Path, keep: int | None, best: str | None) -> None:
     """Delete the oldest checkpoints but `keep`; the newest and the best one stay."""
-    found = _by_step(folder)
-    needed = {found[-1], *(path for path in found if str(path) == best)}
-    old = [path for path in found if path not in needed]
-    for path in old[: max(0, len(found) - max(keep, len(needed)))] if keep else []:
+    by_step = _by_step(folder)
+    needed = {by_step[-1], *(path for path in by_step if str(path) == best)}
+    old = [path for path in by_step if path not in needed]
+    for path in old[: max(0, len(by_step) - max(keep, len(needed)))] if keep else []:
         shutil.rmtree(path)
 
 
@@ -147,31 +147,31 @@ def read(path: Path) -> Checkpoint:
 
 def set_aside(folder: Path) -> None:
     """Move all checkpoints into a folder of their own, where no job resumes from them."""
-    found = _by_step(folder)
-    if not found:
+    by_step = _by_step(folder)
+    if not by_step:
         return
     number = sum(1 for _ in folder.glob("before-*")) + 1
     place = folder / f"before-{number}"
     place.mkdir()
-    for path in found:
+    for path in by_step:
         path.rename(place / path.name)
-    say(f"{len(found)} checkpoint(s) of before moved to {place}")
+    say(f"{len(by_step)} checkpoint(s) of before moved to {place}")
 
 
-def check_same(found: Checkpoint, job: Mapping[str, Any]) -> None:
+def check_same(saved_one: Checkpoint, job: Mapping[str, Any]) -> None:
     """See that a checkpoint is of this job.
 
     Raises:
         CheckpointError: it is not; names what differs.
     """
-    was = found.job
+    was = saved_one.job
     # What is not its default has an entry: one that is only in the checkpoint has changed, too.
     keys = [key for key in {**job, **was} if key != CUT and was.get(key) != job.get(key)]
     if keys:
         listed = "; ".join(_change(key, was, job) for key in keys)
         raise CheckpointError(
-            f"Checkpoint {found.path} cannot be resumed from, since it would not end as the job "
-            f"that saved it: {listed}.",
+            f"Checkpoint {saved_one.path} cannot be resumed from, since it would not end as the "
+            f"job that saved it: {listed}.",
             "Start with the same, or give resume_from_checkpoint=False to train from the start, "
             "or another output_dir.",
         )
@@ -207,8 +207,8 @@ def newest_job(folder: Path, is_one: bool) -> Mapping[str, Any]:
 def _by_step(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first."""
     named = [(path, _NAME.fullmatch(path.name)) for path in folder.glob("checkpoint-*")]
-    found = [(int(match[1]), path) for path, match in named if match and path.is_dir()]
-    return [path for _, path in sorted(found)]
+    numbered = [(int(match[1]), path) for path, match in named if match and path.is_dir()]
+    return [path for _, path in sorted(numbered)]
 
 
 def _files(folder: Path) -> list[Path]:

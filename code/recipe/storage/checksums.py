@@ -21,11 +21,11 @@ _LINE = re.compile(rf"([0-9a-f]{{64}})  ({_PART}(?:/{_PART})?)")
 
 def digest(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal digits."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+            hashed.update(block)
+    return hashed.hexdigest()
 
 
 def write(folder: Path) -> None:
@@ -37,8 +37,8 @@ def write(folder: Path) -> None:
 
 def _names(folder: Path) -> set[str]:
     """The files in `folder` and in the folders in it (where sentence-transformers puts modules)."""
-    found = (*folder.glob("*"), *folder.glob("*/*"))
-    return {path.relative_to(folder).as_posix() for path in found if path.is_file()}
+    paths = (*folder.glob("*"), *folder.glob("*/*"))
+    return {path.relative_to(folder).as_posix() for path in paths if path.is_file()}
 
 
 @contextlib.contextmanager

@@ -59,20 +59,20 @@ def encode(
     """
     marked: Any = tokenizer
     if _MARKS.search(str(tokenizer.chat_template)):
-        made = marked.apply_chat_template(
+        encoded = marked.apply_chat_template(
             list(messages), return_dict=True, return_assistant_tokens_mask=True
         )
-        learned = [bool(mark) for mark in made["assistant_masks"]]
+        learned = [bool(mark) for mark in encoded["assistant_masks"]]
         if first:
             prompt = marked.apply_chat_template(
                 list(messages[:first]), return_dict=True, add_generation_prompt=True
             )
-            before = alike(made["input_ids"], prompt["input_ids"])
+            before = alike(encoded["input_ids"], prompt["input_ids"])
             learned[:before] = [False] * before
-        return Conversation(made["input_ids"], learned)
+        return Conversation(encoded["input_ids"], learned)
     parts = _parts(tokenizer, messages, first)
-    said = any(message["role"] == "assistant" for message in messages)
-    is_guessed = said and not any(learned for _, learned in parts)
+    has_answer = any(message["role"] == "assistant" for message in messages)
+    is_guessed = has_answer and not any(learned for _, learned in parts)
     ids: list[int] = []
     learned = []
     for text, is_learned in parts:

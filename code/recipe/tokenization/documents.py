@@ -52,7 +52,7 @@ def tokenise(
         tokens.check_ids(split[TOKEN_IDS][:], tokenizer)
     if not len(split):  # the rows of this host of several
         return Documents.of(split)
-    made = tokens.cached(
+    encoded = tokens.cached(
         split,
         tokens.key(
             split, tokenizer, max_length, "causal", str(is_split), str(tokenizer.chat_template)
@@ -61,21 +61,21 @@ def tokenise(
         with_indices=True,
         remove_columns=split.column_names,
     )
-    if len(made) == 0:
+    if len(encoded) == 0:
         raise DataError(
             f"The {name} data has {len(split)} documents, and no token of them is to be learned.",
             "Give texts of two tokens or more, completions, or assistant's turns; raise "
             "max_length where prompts fill it.",
         )
-    documents = Documents.of(made)
-    kept = len(set(made[_ROW][:]))
+    documents = Documents.of(encoded)
+    kept = len(set(encoded[_ROW][:]))
     learned, total = int(documents.labels.sum()), len(documents.token_ids)
     line = f"{name}: {kept} documents in {len(documents)} pieces, {total} tokens, {learned}"
     line += " of them learned"
     if left_out := len(split) - kept:
         line += f"; {left_out} documents are left out, as nothing in them is to be learned"
     say(line)
-    if guessed := sum(made[_GUESSED][:]):
+    if guessed := sum(encoded[_GUESSED][:]):
         say(
             f"{name}: the chat template does not tell the assistant's turns apart in {guessed} "
             "pieces: all their tokens are learned"
@@ -105,12 +105,12 @@ def _rows(
     rows: Sequence[int],
 ) -> dict[str, list[Any]]:
     """The pieces of some documents in which something is learned."""
-    found: list[tuple[Any, ...]] = []
+    rows_made: list[tuple[Any, ...]] = []
     for row, (ids, learned, guessed) in zip(rows, _encoded(tokenizer, batch, rows), strict=True):
         for piece in pieces(len(ids), max_length, is_split):
             if any(learned[piece][1:]):
-                found.append((ids[piece], learned[piece], row, guessed))
-    columns = zip(*found, strict=True) if found else ([], [], [], [])
+                rows_made.append((ids[piece], learned[piece], row, guessed))
+    columns = zip(*rows_made, strict=True) if rows_made else ([], [], [], [])
     return dict(zip((TOKEN_IDS, LEARNED, _ROW, _GUESSED), map(list, columns), strict=True))
 
 

@@ -186,10 +186,10 @@ def _beginning_of_two(tokenizer: PreTrainedTokenizerBase, text: str, max_length:
         return text
     if tokenizer.truncation_side != "right":
         return text
-    found: Any = tokenizer(
+    encoded: Any = tokenizer(
         text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
     )
-    ends = [end for _, end in found["offset_mapping"]]
+    ends = [end for _, end in encoded["offset_mapping"]]
     return text if len(ends) <= 2 * max_length else text[: ends[2 * max_length - 1]]
 
 

@@ -33,12 +33,12 @@ def token_of(tokenizer: Any, language: str) -> int:
     return int(tokenizer.convert_tokens_to_ids(language))
 
 
-def named(tokenizer: Any, asked: str) -> str | None:
+def named(tokenizer: Any, requested: str) -> str | None:
     """The one of `languages` that `asked` names, as `en` names `en_XX`; None where none is."""
     known = languages(tokenizer)
-    if asked in known:
-        return asked
-    begins = [name for name in known if name.startswith(f"{asked}_")]
+    if requested in known:
+        return requested
+    begins = [name for name in known if name.startswith(f"{requested}_")]
     return begins[0] if len(begins) == 1 else None
 
 
@@ -52,14 +52,14 @@ def mark(model: Any, tokenizer: Any, hyperparameters: Hyperparameters) -> None:
         return
     chosen = {}
     for name in ("source_lang", "target_lang"):
-        asked = getattr(hyperparameters, name)
-        language = None if asked is None else named(tokenizer, asked)
+        requested = getattr(hyperparameters, name)
+        language = None if requested is None else named(tokenizer, requested)
         if language is None:
-            some = ", ".join(languages(tokenizer)[:60])
-            told = "is not given" if asked is None else f"has value {asked!r}"
+            first_languages = ", ".join(languages(tokenizer)[:60])
+            shown = "is not given" if requested is None else f"has value {requested!r}"
             raise HyperparameterError(
-                f"Hyperparameter {name} {told}, and the model marks texts with their languages.",
-                f"Give one of {some}.",
+                f"Hyperparameter {name} {shown}, and the model marks texts with their languages.",
+                f"Give one of {first_languages}.",
             )
         chosen[name] = language
     for attribute, name in (("src_lang", "source_lang"), ("tgt_lang", "target_lang")):

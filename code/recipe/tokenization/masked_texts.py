@@ -45,14 +45,14 @@ def tokenise(
         _check_words(split, tokenizer)
     truncates = hyperparameters.long_texts == TRUNCATE
     ways = ("masked", str(whole_words), str(truncates))
-    made = tokens.cached(
+    encoded = tokens.cached(
         split,
         tokens.key(split, tokenizer, max_length, *ways),
         functools.partial(_rows, tokenizer, max_length, whole_words, truncates),
         with_indices=True,
         remove_columns=split.column_names,
     )
-    if len(made) == 0:
+    if len(encoded) == 0:
         raise DataError(f"The {name} data has {len(split)} texts, and none has a token.")
     masking = Masking(
         probability=hyperparameters.mlm_probability,
@@ -60,8 +60,8 @@ def tokenise(
         vocabulary=len(tokenizer),
         pad_id=int(tokenizer.pad_token_id),
     )
-    samples = MaskedTexts.drawn_from(made, masking, is_fixed=name != "train")
-    kept = len(set(made[_ROW][:]))
+    samples = MaskedTexts.drawn_from(encoded, masking, is_fixed=name != "train")
+    kept = len(set(encoded[_ROW][:]))
     line = f"{name}: {kept} texts in {len(samples)} pieces, {len(samples.token_ids)} tokens, "
     line += f"{masking.probability:.0%} of {'words' if whole_words else 'tokens'} masked"
     if name != "train":
@@ -111,16 +111,16 @@ def _rows(
     """The pieces of some texts."""
     before, after = _around(tokenizer)
     room = max_length - len(before) - len(after)
-    made: dict[str, list[Any]] = {TOKEN_IDS: [], BACK: [], _ROW: []}
+    columns: dict[str, list[Any]] = {TOKEN_IDS: [], BACK: [], _ROW: []}
     never = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     for row, (ids, words) in zip(rows, _encoded(tokenizer, batch, whole_words), strict=True):
         numbers = [None if id_ in never else word for id_, word in zip(ids, words, strict=True)]
         for piece in pieces(numbers, room, truncates) if ids else ():
             inner = words_of(numbers[piece])
-            made[TOKEN_IDS].append([*before, *ids[piece], *after])
-            made[BACK].append([*(NEVER for _ in before), *inner, *(NEVER for _ in after)])
-            made[_ROW].append(row)
-    return made
+            columns[TOKEN_IDS].append([*before, *ids[piece], *after])
+            columns[BACK].append([*(NEVER for _ in before), *inner, *(NEVER for _ in after)])
+            columns[_ROW].append(row)
+    return columns
 
 
 def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
@@ -154,22 +154,22 @@ def _encoded(
 
 def _check_words(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises HyperparameterError where whole words cannot be masked."""
-    asked = "Hyperparameter whole_word_masking has value True, but"
+    reason = "Hyperparameter whole_word_masking has value True, but"
     if TOKEN_IDS in split.column_names:
         raise HyperparameterError(
-            f"{asked} the data came tokenised, which does not tell words apart.", "Give the texts."
+            f"{reason} the data came tokenised, which does not tell words apart.", "Give the texts."
         )
     if not tokenizer.is_fast:
         raise HyperparameterError(
-            f"{asked} the model's tokenizer is one in Python, which does not tell words apart.",
+            f"{reason} the model's tokenizer is one in Python, which does not tell words apart.",
             "Leave it out, or give a model with a tokenizer.json.",
         )
-    some = split.select(range(min(_LOOKED_AT, len(split))))
-    told = [len(set(words)) for _, words in _encoded(tokenizer, some[:], True)]
-    written = [len(str(text).split()) for text in some[TEXT]]
-    if sum(told) < sum(written) / 2:
+    first_rows = split.select(range(min(_LOOKED_AT, len(split))))
+    counts = [len(set(words)) for _, words in _encoded(tokenizer, first_rows[:], True)]
+    written = [len(str(text).split()) for text in first_rows[TEXT]]
+    if sum(counts) < sum(written) / 2:
         raise HyperparameterError(
-            f"{asked} the model's tokenizer tells {sum(told)} words apart in {len(some)} texts of "
-            f"{sum(written)} words.",
+            f"{reason} the model's tokenizer tells {sum(counts)} words apart in "
+            f"{len(first_rows)} texts of {sum(written)} words.",
             "Leave it out: tokens are masked one by one.",
         )

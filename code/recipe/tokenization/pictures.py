@@ -97,8 +97,8 @@ def shape_of(processor: Any) -> tuple[int, int]:
 
 def _pixels(processor: Any, opened: Any) -> Any:
     """[3, height, width], uint8"""
-    made = processor(opened, do_rescale=False, do_normalize=False, return_tensors="np")
-    return np.asarray(made["pixel_values"][0]).round().clip(0, 255).astype(np.uint8)
+    processed = processor(opened, do_rescale=False, do_normalize=False, return_tensors="np")
+    return np.asarray(processed["pixel_values"][0]).round().clip(0, 255).astype(np.uint8)
 
 
 def _fill(pixels: Any, split: datasets.Dataset, processor: Any) -> None:

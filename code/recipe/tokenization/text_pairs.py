@@ -34,17 +34,17 @@ def tokenise(
     """
     marks = [str(getattr(tokenizer, each, None)) for each in ("src_lang", "tgt_lang")]
     ways = ("pairs", prefix, str(longest_target), *marks)
-    made = tokens.cached(
+    encoded_rows = tokens.cached(
         split,
         tokens.key(split, tokenizer, longest_source, *ways),
         functools.partial(_rows, tokenizer, prefix, longest_source, longest_target),
         remove_columns=split.column_names,
     )
-    pairs = Pairs.tokenised(made.select_columns([TOKEN_IDS, TARGET_IDS]), split)
+    pairs = Pairs.tokenised(encoded_rows.select_columns([TOKEN_IDS, TARGET_IDS]), split)
     line = f"{name}: {len(pairs)} pairs, {int(pairs.sources.sum())} tokens of sources and "
     line += f"{int(pairs.labels.sum())} of targets"
     for what, column in (("sources", _CUT_SOURCE), ("targets", _CUT_TARGET)):
-        if cut := sum(made[column][:]):
+        if cut := sum(encoded_rows[column][:]):
             line += f"; {cut} {what} are cut ({cut / len(pairs):.1%})"
     say(line)
     return pairs
@@ -75,12 +75,14 @@ def encoded(
     """Token ids of texts with special tokens, and whether each was cut."""
     heads = [beginning(tokenizer, text, longest + 1) for text in texts]
     options: dict[str, Any] = {"return_attention_mask": False, "verbose": False}
-    given: dict[str, Any] = {"text_target": heads} if is_target else {"text": heads}
-    whole = tokenizer(**given, truncation=True, max_length=longest + 1, **options)["input_ids"]
+    texts_given: dict[str, Any] = {"text_target": heads} if is_target else {"text": heads}
+    whole = tokenizer(**texts_given, truncation=True, max_length=longest + 1, **options)[
+        "input_ids"
+    ]
     cut = [len(ids) > longest for ids in whole]
     if any(cut):
         # With its end token, as the model was trained to see.
-        ids = tokenizer(**given, truncation=True, max_length=longest, **options)["input_ids"]
+        ids = tokenizer(**texts_given, truncation=True, max_length=longest, **options)["input_ids"]
     else:
         ids = whole
     return ids, cut

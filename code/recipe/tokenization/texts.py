@@ -205,13 +205,13 @@ def _cut(
     check_ids(rows, tokenizer)
     for name in (TOKEN_IDS, TYPE_IDS):
         if name in split.column_names:
-            given = split[name][:]
-            if list(map(len, given)) != list(map(len, rows)):
+            cell_rows = split[name][:]
+            if list(map(len, cell_rows)) != list(map(len, rows)):
                 raise DataError(f"In some rows {name} and {TOKEN_IDS} are not of one length.")
             # The last token is the closing special token, which the model was trained to see.
             cut = [
                 row if len(row) <= max_length else [*row[: max_length - 1], row[-1]]
-                for row in given
+                for row in cell_rows
             ]
             split = split.remove_columns(name).add_column(name, cut)
     return split

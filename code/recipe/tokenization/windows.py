@@ -56,15 +56,15 @@ def tokenise(
             "text.",
             "Give a model with a fast tokenizer (tokenizer.json).",
         )
-    made = tokens.cached(
+    encoded = tokens.cached(
         split,
         tokens.key(split, tokenizer, max_length, "questions", str(stride)),
         functools.partial(_rows, tokenizer, max_length, stride),
         with_indices=True,
         remove_columns=split.column_names,
     )
-    windows = Windows.of_split(made, judged)
-    cut = len({row for row, is_cut in zip(made[EXAMPLE], made[_CUT], strict=True) if is_cut})
+    windows = Windows.of_split(encoded, judged)
+    cut = len({row for row, is_cut in zip(encoded[EXAMPLE], encoded[_CUT], strict=True) if is_cut})
     within = int((windows.labels[:, 0] != windows.labels[:, 3]).sum())
     line = f"{name}: {len(split)} questions in {len(windows)} windows, {within} with an answer"
     say(f"{line}; {cut} questions were cut to leave room for their context" if cut else line)
@@ -99,10 +99,10 @@ def _rows(
         return_offsets_mapping=True,
     )
     of_context = 1 if asks_first else 0
-    found: dict[str, list[Any]] = {TOKEN_IDS: encoded[TOKEN_IDS]}
+    columns: dict[str, list[Any]] = {TOKEN_IDS: encoded[TOKEN_IDS]}
     if TYPE_IDS in encoded:
-        found[TYPE_IDS] = encoded[TYPE_IDS]
-    found |= {name: [] for name in (SPAN, BEGINS, ENDS, EXAMPLE, NONE_AT, _CUT)}
+        columns[TYPE_IDS] = encoded[TYPE_IDS]
+    columns |= {name: [] for name in (SPAN, BEGINS, ENDS, EXAMPLE, NONE_AT, _CUT)}
     for window, at in enumerate(encoded["overflow_to_sample_mapping"]):
         owners, places = encoded.sequence_ids(window), encoded["offset_mapping"][window]
         own = [owner == of_context for owner in owners]
@@ -120,8 +120,8 @@ def _rows(
             (SPAN, span), (BEGINS, begins), (ENDS, ends), (EXAMPLE, numbers[at]),
             (NONE_AT, nowhere), (_CUT, cut[at]),
         ):  # fmt: skip
-            found[name].append(value)
-    return found
+            columns[name].append(value)
+    return columns
 
 
 def _span(begins: Sequence[int], ends: Sequence[int], start: int, stop: int) -> list[int] | None:

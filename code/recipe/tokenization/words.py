@@ -108,18 +108,18 @@ def tokenise(
             f"The tokenizer ({type(tokenizer).__name__}) does not say which word a token is of.",
             "Give a model with a fast tokenizer (tokenizer.json).",
         )
-    made = tokens.cached(
+    encoded = tokens.cached(
         split,
         tokens.key(split, tokenizer, max_length, "tags", repr(tagging)),
         functools.partial(_rows, tokenizer, max_length, tagging),
         with_indices=True,
         remove_columns=split.column_names,
     )
-    if len(made) == 0:
+    if len(encoded) == 0:
         raise DataError(f"No word of the {name} data has a tag that could be learned.")
-    samples = TaggedSamples.of_split(made, judged)
+    samples = TaggedSamples.of_split(encoded, judged)
     tagged = sum(tag is not None for row in split[TAGS] for tag in row)
-    sentences, heads = len(set(made[SENTENCE][:])), int(samples.heads.sum())
+    sentences, heads = len(set(encoded[SENTENCE][:])), int(samples.heads.sum())
     line = f"{name}: {sentences} sentences in {len(samples)} windows, {heads} words with tags"
     if lost := tagged - heads:
         how = f"cut at {max_length} tokens" if tagging.long_texts == TRUNCATE else "no tokens"
@@ -153,7 +153,7 @@ def _rows(
     tokenizer: Any, max_length: int, tagging: Tagging, batch: Batch, numbers: Sequence[int]
 ) -> dict[str, list[Any]]:
     encoded = _encoded(tokenizer, batch[TOKENS])
-    found: list[tuple[Any, ...]] = []
+    rows_made: list[tuple[Any, ...]] = []
     for at, (number, tags) in enumerate(zip(numbers, batch[TAGS], strict=True)):
         ids, owners = encoded[TOKEN_IDS][at], encoded.word_ids(at)
         inner = [place for place, word in enumerate(owners) if word is not None]
@@ -182,8 +182,8 @@ def _rows(
                 row += after
                 tag_ids += [NOT_LEARNED] * len(after)
                 heads += [False] * len(after)
-                found.append((row, tag_ids, heads, number))
-    columns = zip(*found, strict=True) if found else ([], [], [], [])
+                rows_made.append((row, tag_ids, heads, number))
+    columns = zip(*rows_made, strict=True) if rows_made else ([], [], [], [])
     names = (TOKEN_IDS, TAG_IDS, HEADS, SENTENCE)
     return dict(zip(names, map(list, columns), strict=True))
 

@@ -26,12 +26,12 @@ def is_on(environ: Mapping[str, str]) -> bool:
     return environ.get("NEURON_EXTRACT_GRAPHS_ONLY") == "1"
 
 
-def without_saving(given: Hyperparameters) -> Hyperparameters:
+def without_saving(hyperparameters: Hyperparameters) -> Hyperparameters:
     """The hyperparameters of a run that makes the same graphs and saves nothing."""
     off = {"save_strategy": "no", "load_best_model_at_end": False, "report_to": "none"}
-    passed = {**given.passed, **off}
+    passed = {**hyperparameters.passed, **off}
     return dataclasses.replace(
-        given,
+        hyperparameters,
         passed=passed,
         output_dir=None,
         save_minutes=None,

@@ -32,19 +32,21 @@ def same_task(
         DistributedError: their data tells different tasks.
     """
     try:
-        asked = hyperparameters.dataset_config_name
-        has_data = bool(layout.find(channels, asked, hosts.sharded).files.get("train"))
+        requested = hyperparameters.dataset_config_name
+        has_data = bool(layout.find(channels, requested, hosts.sharded).files.get("train"))
     except DataError:
         has_data = False  # what reads it says what is wrong
     tasks = hosts.each((hyperparameters.task, has_data))
-    told = {task for task, has in tasks if has}
-    if len(told) > 1:
+    tasks_of_hosts = {task for task, has in tasks if has}
+    if len(tasks_of_hosts) > 1:
         each = [f"{name}: {task}" for name, (task, _) in zip(hosts.names, tasks, strict=True)]
         raise DistributedError(
             f"The hosts' parts of the data are told to be for different tasks: {', '.join(each)}.",
             "Give the hyperparameter task.",
         )
-    return dataclasses.replace(hyperparameters, task=next(iter(told), hyperparameters.task))
+    return dataclasses.replace(
+        hyperparameters, task=next(iter(tasks_of_hosts), hyperparameters.task)
+    )
 
 
 def check_same_model(model: PreTrainedModel, hosts: Hosts) -> None:
@@ -54,9 +56,9 @@ def check_same_model(model: PreTrainedModel, hosts: Hosts) -> None:
         DistributedError: names the first host that has another one.
     """
     config: Any = model.config
-    told = hosts.each(json.dumps(config.to_diff_dict(), sort_keys=True, default=str))
-    for host, theirs in zip(hosts.names, told, strict=True):
-        if theirs != told[0]:
+    configurations = hosts.each(json.dumps(config.to_diff_dict(), sort_keys=True, default=str))
+    for host, theirs in zip(hosts.names, configurations, strict=True):
+        if theirs != configurations[0]:
             raise DistributedError(
                 f"The data of {hosts.names[0]} and {host} give models of different configurations.",
                 "Set S3DataDistributionType to FullyReplicated.",
@@ -81,13 +83,16 @@ def of_all_hosts(
     Raises:
         DistributedError: names two processes and what each has read.
     """
-    here = {name: (len(split), split.fingerprint()) for name, split in samples.items()}
-    told = device.everyones((environ.get("SM_CURRENT_HOST", "this host"), here))
-    for rank, (host, theirs) in enumerate(told):
-        first_of_host = [each_host for each_host, _ in told].index(host)
+    splits_here = {name: (len(split), split.fingerprint()) for name, split in samples.items()}
+    splits_of_hosts = device.everyones((environ.get("SM_CURRENT_HOST", "this host"), splits_here))
+    for rank, (host, theirs) in enumerate(splits_of_hosts):
+        first_of_host = [each_host for each_host, _ in splits_of_hosts].index(host)
         for name, read in theirs.items():
             first = first_of_host if name in sharded else 0
-            first_host, first_read = told[first][0], told[first][1].get(name, (0, "none"))
+            first_host, first_read = (
+                splits_of_hosts[first][0],
+                splits_of_hosts[first][1].get(name, (0, "none")),
+            )
             if read != first_read:
                 raise DistributedError(
                     f"The processes have read different data: rank {first} on {first_host} has "

@@ -74,12 +74,12 @@ class Resumable(XlaTrainer):
             CheckpointError: no checkpoint can be written, or the newest is of another job.
             SystemExit: training was stopped, and can be resumed.
         """
-        found = self._found() if self._saves else None
+        checkpoint = self._found() if self._saves else None
         self._interruptions.listen()
-        if found is not None:
-            say(f"resuming from {found.path}")
-            self._resumed_job = found.job
-            was, now = (job.get(checkpoints.CUT) or {} for job in (found.job, self.job))
+        if checkpoint is not None:
+            say(f"resuming from {checkpoint.path}")
+            self._resumed_job = checkpoint.job
+            was, now = (job.get(checkpoints.CUT) or {} for job in (checkpoint.job, self.job))
             # What is not as it would be without the interruption.
             if was != now:
                 say(
@@ -93,14 +93,14 @@ class Resumable(XlaTrainer):
                     "the same texts and random numbers, and its last digits may differ "
                     "(full_determinism=True takes kernels that repeat)"
                 )
-            self.before = TrainerState.load_from_json(str(found.path / _STATE))
-            self._restore_beside(found.path)
-        if found is not None and found.finished and not self.is_fsdp_enabled:
-            self._take_over(found)
+            self.before = TrainerState.load_from_json(str(checkpoint.path / _STATE))
+            self._restore_beside(checkpoint.path)
+        if checkpoint is not None and checkpoint.finished and not self.is_fsdp_enabled:
+            self._take_over(checkpoint)
             return {}
         try:
             trained: TrainOutput = super().train(
-                resume_from_checkpoint=None if found is None else str(found.path)
+                resume_from_checkpoint=None if checkpoint is None else str(checkpoint.path)
             )
         except _StoppedEarly:
             self.is_in_train = False
@@ -194,17 +194,17 @@ class Resumable(XlaTrainer):
         self._name_the_best()
         is_first = self.is_world_process_zero()
         beside = is_first and not self.control.should_training_stop and self._fits_in_memory()
-        taken = self._snapshot(copies=beside)
+        snapshot_taken = self._snapshot(copies=beside)
         if not is_first:
             return
         step, best = self.state.global_step, self.state.best_model_checkpoint
         finished = self.control.should_training_stop and not self._interruptions.cut_short
-        needed = snapshot.bytes_of([taken.weights, taken.optimizer])
+        needed = snapshot.bytes_of([snapshot_taken.weights, snapshot_taken.optimizer])
 
         def write() -> None:
             with checkpoints.writing(self._folder, step, needed) as folder:
                 folder.mkdir(parents=True)
-                taken.write(folder)
+                snapshot_taken.write(folder)
                 checkpoints.publish(self._folder, step, self.job, finished)
                 checkpoints.forget(self._folder, self.args.save_total_limit, best)
 
@@ -326,31 +326,31 @@ class Resumable(XlaTrainer):
 
     def _found(self) -> Checkpoint | None:
         """The checkpoint to resume from, as the first process finds it, for all of them."""
-        found: Checkpoint | None = None
+        checkpoint: Checkpoint | None = None
         refused: CheckpointError | None = None
-        asked = str(self.args.resume_from_checkpoint or "True")
+        requested = str(self.args.resume_from_checkpoint or "True")
         if self.is_world_process_zero():
             try:
                 checkpoints.clean(self._folder)
-                if asked.lower() in ("false", "0"):
+                if requested.lower() in ("false", "0"):
                     checkpoints.set_aside(self._folder)
-                elif asked.lower() in ("true", "1"):
-                    found = checkpoints.newest(self._folder)
+                elif requested.lower() in ("true", "1"):
+                    checkpoint = checkpoints.newest(self._folder)
                 else:
-                    found = checkpoints.read(Path(asked))
-                if found is not None:
-                    checkpoints.check_same(found, self.job)
+                    checkpoint = checkpoints.read(Path(requested))
+                if checkpoint is not None:
+                    checkpoints.check_same(checkpoint, self.job)
             except CheckpointError as error:
                 refused = error
-        found, refused = everyones((found, refused))[0]
+        checkpoint, refused = everyones((checkpoint, refused))[0]
         if refused is not None:
             raise refused
-        return found
+        return checkpoint
 
-    def _take_over(self, found: Checkpoint) -> None:
+    def _take_over(self, checkpoint: Checkpoint) -> None:
         """The weights and the state of a training that had ended."""
-        self._load_from_checkpoint(str(found.path))
-        self.state = TrainerState.load_from_json(str(found.path / _STATE))
+        self._load_from_checkpoint(str(checkpoint.path))
+        self.state = TrainerState.load_from_json(str(checkpoint.path / _STATE))
         if evaluation_is_due(self.args, self.state):
             self._determine_best_metric(self.evaluate(), None)
             self._name_the_best()
@@ -383,6 +383,6 @@ def fingerprint(model: Module) -> str:
         whole = weight.detach()
         if xla.in_use():  # where a part of it would be a graph for each shape
             whole = whole.cpu()
-        some = whole.flatten()[:64].to("cpu", torch.float32)
-        digest.update(some.numpy().tobytes())
+        first_values = whole.flatten()[:64].to("cpu", torch.float32)
+        digest.update(first_values.numpy().tobytes())
     return digest.hexdigest()[:16]

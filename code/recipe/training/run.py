@@ -82,38 +82,38 @@ def run(
     hyperparameters, why = detection.find(hyperparameters, places.channels)
     say(f"task: {why}")
     chosen, arguments = _set_up(hyperparameters, places, environ)
-    made = _make(hyperparameters, places, arguments, watch, environ)
+    job = _make(hyperparameters, places, arguments, watch, environ)
     if is_trial:
-        made.trainer.add_callback(graph_extraction.FewSteps())
+        job.trainer.add_callback(graph_extraction.FewSteps())
     if steps := hyperparameters.profiled:
-        made.trainer.add_callback(profiling.Profile(steps, places.output_data_dir))
+        job.trainer.add_callback(profiling.Profile(steps, places.output_data_dir))
     with tracking.run(cast("list[str]", arguments.report_to), hyperparameters):
-        metrics = _train(made, hyperparameters)
+        metrics = _train(job, hyperparameters)
     watch.lap("training")
-    weights = distribution.whole_weights(made.trainer)
+    weights = distribution.whole_weights(job.trainer)
     if is_trial:
         say("a trial run for its graphs: nothing is written")
     elif is_first_process():
         facts = model_card.Facts(
-            base_model=made.source.name,
-            base_is_local=made.source.is_local,
+            base_model=job.source.name,
+            base_is_local=job.source.is_local,
             hyperparameters=hyperparameters,
-            about=made.task.about(),
-            found=made.task.found,
+            about=job.task.about(),
+            found=job.task.found,
             device=chosen.describe(),
             metrics=metrics,
         )
-        _write(made, weights, facts, places)
+        _write(job, weights, facts, places)
         watch.lap("saving")
         hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
-        show = functools.partial(made.task.sections, made.trainer, made.samples)
+        show = functools.partial(job.task.sections, job.trainer, job.samples)
         output = places.output_data_dir
-        if hyperparameters.predicts and isinstance(made.task, Answering):
-            predictions = made.task.answers(made.trainer)
+        if hyperparameters.predicts and isinstance(job.task, Answering):
+            predictions = job.task.answers(job.trainer)
             assert predictions is not None  # _train has evaluated
             answers.write(predictions, output, _REMEDY)
         if hyperparameters.trains:
-            report.of_run(made.trainer, facts, show, made.max_length, watch.seconds, hosts, output)
+            report.of_run(job.trainer, facts, show, job.max_length, watch.seconds, hosts, output)
     if chosen.kind == "xla":
         say("torch-xla compiled {} graphs in {:.0f} s".format(*xla.compiled()))
     if chosen.kind == "cuda":
@@ -302,9 +302,9 @@ def _trainer(
     return trainer
 
 
-def _train(made: _Made, hyperparameters: Hyperparameters) -> dict[str, float]:
+def _train(job: _Made, hyperparameters: Hyperparameters) -> dict[str, float]:
     """Train, and evaluate; every process takes part, and gets the same metrics."""
-    trainer, test = made.trainer, made.samples.get("test")
+    trainer, test = job.trainer, job.samples.get("test")
     metrics = trainer.run() if hyperparameters.trains else {}
     done: dict[str, float] = {}
     if hyperparameters.trains and not trainer.args.load_best_model_at_end:
@@ -316,8 +316,8 @@ def _train(made: _Made, hyperparameters: Hyperparameters) -> dict[str, float]:
         metrics |= trainer.evaluate()  # whose answers are what is predicted
     elif hyperparameters.evaluates:
         metrics |= done or trainer.evaluate()
-    if hyperparameters.evaluates and isinstance(made.task, Tuning):
-        metrics |= made.task.tune(trainer)
+    if hyperparameters.evaluates and isinstance(job.task, Tuning):
+        metrics |= job.task.tune(trainer)
     if test is not None and (hyperparameters.evaluates or hyperparameters.predicts):
         metrics |= trainer.evaluate(test, metric_key_prefix="test")
     metrics.pop("total_flos", None)
@@ -325,21 +325,21 @@ def _train(made: _Made, hyperparameters: Hyperparameters) -> dict[str, float]:
 
 
 def _write(
-    made: _Made, weights: dict[str, Any] | None, facts: model_card.Facts, places: Places
+    job: _Made, weights: dict[str, Any] | None, facts: model_card.Facts, places: Places
 ) -> None:
     """Write the model, if it was trained, and metrics.json."""
     if facts.hyperparameters.trains:
-        trained: Any = made.trainer.model
+        trained: Any = job.trainer.model
         needed = sum(weight.nbytes for weight in trained.parameters())
         with atomic.results("The model", places.model_dir, needed, _REMEDY) as folder:
-            model = made.trainer.accelerator.unwrap_model(trained)
+            model = job.trainer.accelerator.unwrap_model(trained)
             if xla.in_use():
                 model = xla.on_host(model)
-            if isinstance(made.task, Saving):
-                made.task.save(model, weights, folder)
+            if isinstance(job.task, Saving):
+                job.task.save(model, weights, folder)
             else:
                 lora.save(model, weights, folder, facts.hyperparameters)
-                made.tokenizer.save_pretrained(folder)
+                job.tokenizer.save_pretrained(folder)
             checksums.write(folder)
             (folder / "README.md").write_text(model_card.write(facts), encoding="utf-8")
         say(f"model written to {places.model_dir}")

@@ -19,21 +19,21 @@ from recipe.reports.model_card import shown
 MLFLOW = "mlflow"
 
 
-def names(asked: str | None) -> list[str]:
+def names(requested: str | None) -> list[str]:
     """The names in the hyperparameter report_to: one, several between commas, or a JSON list.
 
     Raises:
         HyperparameterError: the Trainer knows no such integration.
     """
-    found = [name for name in re.findall(r"[\w-]+", asked or "none") if name != "none"]
+    listed = [name for name in re.findall(r"[\w-]+", requested or "none") if name != "none"]
     try:
         known: Any = integration_utils.get_reporting_integration_callbacks
-        known([name for name in found if name != "all"])
+        known([name for name in listed if name != "all"])
     except ValueError as error:
         raise HyperparameterError(
-            f"Hyperparameter report_to has value {asked!r}: {error}"
+            f"Hyperparameter report_to has value {requested!r}: {error}"
         ) from error
-    return found
+    return listed
 
 
 def set_places(places: Places) -> None:
@@ -48,13 +48,13 @@ def set_places(places: Places) -> None:
 
 
 @contextlib.contextmanager
-def run(asked: Sequence[str], hyperparameters: Hyperparameters) -> Iterator[None]:
+def run(trackers: Sequence[str], hyperparameters: Hyperparameters) -> Iterator[None]:
     """An MLflow run, if asked for, from before training to after the last evaluation.
 
     The Trainer's own would end with training, and another begin with each evaluation after it.
     It has the hyperparameters without secrets, and ends as FINISHED, FAILED, or KILLED by a stop.
     """
-    if MLFLOW not in asked or not is_first_process():
+    if MLFLOW not in trackers or not is_first_process():
         yield
         return
     import mlflow  # takes seconds

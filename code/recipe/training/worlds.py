@@ -52,7 +52,7 @@ def of_arguments(args: TrainingArguments) -> Cut:
     )
 
 
-def kept(asked: Cut, saved: Mapping[str, Any] | None) -> Cut:
+def kept(requested: Cut, saved: Mapping[str, Any] | None) -> Cut:
     """`asked` or, if only the number of processes has changed, what keeps the samples of a step.
 
     A batch has no more samples than was asked for, so that a device has room for it.
@@ -60,16 +60,20 @@ def kept(asked: Cut, saved: Mapping[str, Any] | None) -> Cut:
     Args:
         saved: What the checkpoint says (`Cut.as_job`); None if there is none.
     """
-    if not saved or saved["samples"] == asked.samples or saved["asked"] != list(asked.asked):
-        return asked
+    if (
+        not saved
+        or saved["samples"] == requested.samples
+        or saved["asked"] != list(requested.asked)
+    ):
+        return requested
     samples = int(saved["samples"])
-    accumulation = -(-samples // (asked.processes * asked.asked[0]))
+    accumulation = -(-samples // (requested.processes * requested.asked[0]))
     return Cut(
-        processes=asked.processes,
-        size=-(-samples // (asked.processes * accumulation)),
+        processes=requested.processes,
+        size=-(-samples // (requested.processes * accumulation)),
         accumulation=accumulation,
-        asked=asked.asked,
-        sharded=asked.sharded,
+        asked=requested.asked,
+        sharded=requested.sharded,
         samples=samples,
     )
 
@@ -81,10 +85,10 @@ def settle(args: TrainingArguments) -> Cut:
     """
     saved = None
     if args.save_strategy != SaveStrategy.NO and args.process_index == 0:
-        asked = str(args.resume_from_checkpoint or "True")
-        if asked.lower() not in ("false", "0"):
-            is_path = asked.lower() not in ("true", "1")
-            folder = Path(asked) if is_path else Path(str(args.output_dir))
+        requested = str(args.resume_from_checkpoint or "True")
+        if requested.lower() not in ("false", "0"):
+            is_path = requested.lower() not in ("true", "1")
+            folder = Path(requested) if is_path else Path(str(args.output_dir))
             saved = checkpoints.newest_job(folder, is_path).get(checkpoints.CUT)
     cut = kept(of_arguments(args), everyones(saved)[0])
     args.per_device_train_batch_size = cut.size
