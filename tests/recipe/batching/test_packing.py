@@ -19,6 +19,7 @@ from recipe.batching import packing as plan
 from recipe.batching.batches import Packed, Padded, World
 from recipe.errors import HyperparameterError
 from recipe.models import cpu_kernels, flat_attention, losses, packed_encoders
+from recipe.tasks import base
 from recipe.tasks.text_classification import CLASSES
 from recipe.training import engine, worlds
 from tests.support.packed_batches import KINDS, PAD, SIZE, SMALL, make, samples_of, tweet_lengths
@@ -186,7 +187,7 @@ def test_what_the_log_says_of_packing(
     held_out = {"evaluation": samples_of(tweet_lengths(20))}
 
     def lay(model: PreTrainedModel, packing: bool | None) -> tuple[Any, Any]:
-        return engine.layouts(model, PAD, packing, run, held_out, 8, CLASSES)
+        return base.layouts(model, PAD, packing, run, held_out, 8, CLASSES)
 
     assert isinstance(lay(make("bert"), None)[0], Packed)
     assert "8 texts packed into" in capsys.readouterr().out
