@@ -73,6 +73,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
     return made
 
 
+@pytest.mark.heavy
 def test_a_dependency_that_would_move_torch_fails_the_build(base: Base, tmp_path: Path) -> None:
     kept = tmp_path / "base.txt"
     kept.write_text(base.script("keep").stdout)

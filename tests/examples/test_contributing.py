@@ -66,6 +66,7 @@ def follow(tmp_path: Path) -> Callable[[str], Copy]:
 REVIEWS = [("a good film", "good"), ("a bad film", "bad")] * 10
 
 
+@pytest.mark.heavy
 def test_a_hyperparameter(follow: Callable[[str], Copy], tiny_model: Path, tmp_path: Path) -> None:
     copy = follow("Add a hyperparameter")
     (tmp_path / "train.csv").write_text("\n".join(["text,label", *(",".join(r) for r in REVIEWS)]))

@@ -72,7 +72,7 @@ def test_bounds_that_cannot_be_meant(scripted: Tree) -> None:
         pytest.param(
             {"model_name_or_path": "/nowhere"}, "model", "/nowhere", marks=pytest.mark.heavy
         ),
-        ({"max_length": "9999"}, "lengths", "max_length"),
+        pytest.param({"max_length": "9999"}, "lengths", "max_length", marks=pytest.mark.heavy),
     ],
 )
 def test_what_the_recipe_would_refuse(

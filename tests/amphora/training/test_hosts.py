@@ -321,6 +321,7 @@ STOPPABLE = (
 )
 
 
+@pytest.mark.heavy
 def test_hosts_that_are_stopped_each_have_their_budget(cluster: Cluster) -> None:
     """The one that has saved first must not cut the other's saving short, nor fail it."""
     job(cluster, STOPPABLE)

@@ -45,6 +45,7 @@ def work(rank: int, folder: str, fails: bool) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.heavy
 def test_the_others_wait_longer_than_a_collective_would(tmp_path: Path) -> None:
     spawn(work, (str(tmp_path), False), nprocs=WORLD)
     assert len(list(tmp_path.glob("done-*"))) == WORLD

@@ -231,7 +231,11 @@ def test_a_model_channel_and_checkpoints_of_its_own(
     ("arguments", "words"),
     [
         (["--label_column", "sentimant"], ["DataError", "'sentimant'", "sentiment"]),
-        (["--model_name", "nobody/no-such-model"], ["ModelError", "no-such-model", "channel"]),
+        pytest.param(
+            ["--model_name", "nobody/no-such-model"],
+            ["ModelError", "no-such-model", "channel"],
+            marks=pytest.mark.heavy,
+        ),
     ],
 )
 def test_a_failing_run_names_the_error_and_leaves_no_model(
