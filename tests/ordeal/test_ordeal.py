@@ -12,8 +12,8 @@ from ordeal.common import CAMPAIGNS, Trial
 from ordeal import licences
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG = ("disk", "kill", "drain")
-"""A minute and more, even in short."""
+LONG = ("disk", "kill", "drain", "soak", "load")
+"""Half a minute and more, even in short."""
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

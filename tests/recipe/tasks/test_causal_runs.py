@@ -95,6 +95,7 @@ def test_processes_accumulation_and_shards_train_the_same(
             torch.testing.assert_close(weights[name][key], weight, rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
 def test_shards_in_bfloat16_train_what_ddp_does(tmp_path: Path, llama: Path, train: Run) -> None:
     """As it is by default where a device is faster with it."""
     data = channels(tmp_path)

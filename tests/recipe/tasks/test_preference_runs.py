@@ -57,6 +57,7 @@ def test_from_train_to_an_answered_request(start: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.long
 def test_shards_in_bfloat16_train_what_ddp_does(start: Path, tmp_path: Path) -> None:
     """As it is by default where a device is faster with it; and their references are alike."""
     data = causal_kit.write(tmp_path / "in", talks(48))

@@ -136,6 +136,7 @@ def test_what_is_one() -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_the_recipe_with_two_processes(
     tmp_path: Path, tiny_model: Path, reviews: Callable[[int], list[tuple[str, str]]]
 ) -> None:

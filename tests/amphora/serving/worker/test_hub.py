@@ -114,6 +114,7 @@ def test_a_model_of_the_hub_is_fetched_in_its_revision_with_the_token(
         server.close()
 
 
+@pytest.mark.long
 def test_without_a_way_to_the_hub_the_server_ends_with_the_remedy(tmp_path: Path) -> None:
     server = serve(tmp_path, "http://127.0.0.1:9", HF_HUB_ETAG_TIMEOUT="1")
     try:
