@@ -65,7 +65,7 @@ test-long: setup .venv-xla/.made
 	$(XLA) -m pytest -m "xla and long" -n 2 --dist loadfile tests/xla
 
 test-versions: $(patsubst tests/versions/%.txt,build/versions/%/.made,$(wildcard tests/versions/*.txt))
-	$(BIN)/python -m pytest -m versions -n 2 --dist load tests/versions
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m versions -n 2 --dist load tests/versions
 
 build/versions/%/.made: tests/versions/%.txt tests/versions/environment.sh .venv/.made
 	sh tests/versions/environment.sh $(BIN)/python $< $(@D)
