@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import threading
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
+
+from tests.support import http_server
 
 ARN = "arn:aws:codeartifact:eu-west-1:111122223333:repository/team/python"
 DENIED = "arn:aws:codeartifact:eu-west-1:111122223333:repository/denied/python"
@@ -136,12 +137,5 @@ def served(folder: Path) -> Iterator[IndexServer]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    index.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with http_server.running(Handler) as index.port:
         yield index
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -6,11 +6,12 @@ import base64
 import contextlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.support import http_server
 
 TOKEN = "hf_planted0123456789planted"
 
@@ -113,12 +114,5 @@ def running() -> Iterator[PushHub]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with http_server.running(Handler) as hub.port:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()

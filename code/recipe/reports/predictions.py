@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import expit  # type: ignore[import-untyped]
 
 from recipe.data.labels import NUMBER, SEVERAL, SINGLE, Labels
 from recipe.reports import figures, section
@@ -41,7 +42,7 @@ class Predictions:
         """Probabilities [N, classes]; of a number, the number itself."""
         outputs = self.outputs.astype(np.float64)
         if self.labels.problem == SEVERAL:
-            return 1 / (1 + np.exp(-outputs))
+            return np.asarray(expit(outputs))
         if self.labels.problem == NUMBER:
             return outputs
         powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))

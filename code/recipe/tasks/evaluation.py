@@ -10,6 +10,7 @@ from typing import Any
 import evaluate
 import numpy as np
 import numpy.typing as npt
+from scipy.special import expit  # type: ignore[import-untyped]
 from scipy.stats import pearsonr, spearmanr  # type: ignore[import-untyped]
 from sklearn.metrics import f1_score, precision_recall_curve
 from transformers import EvalPrediction
@@ -78,22 +79,23 @@ def sets_of(logits: Floats, thresholds: Floats | None) -> npt.NDArray[np.bool_]:
     """Which labels [N, classes] reach their thresholds [classes], which are 0.5 where None."""
     if thresholds is None:
         return np.asarray(logits >= 0)
-    return np.asarray(1 / (1 + np.exp(-logits.astype(np.float64))) >= thresholds)
+    return np.asarray(expit(logits.astype(np.float64)) >= thresholds)
 
 
 def best_thresholds(logits: Floats, true: Floats) -> Floats:
     """The probability [classes] from which each label's F1 is highest, midway between two rows'.
 
-    It is 0.5 where none is better, and where no row has the label, or all have.
+    It is 0.5 where none is better, where no row has the label, or all have, and where an output is
+    no number.
 
     Args:
         logits: [N, classes].
         true: [N, classes], 0 or 1.
     """
-    probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    probabilities = expit(logits.astype(np.float64))
     thresholds = np.full(logits.shape[1], 0.5)
     for number, (scores, has) in enumerate(zip(probabilities.T, true.T > 0.5, strict=True)):
-        if has.all() or not has.any():
+        if has.all() or not has.any() or np.isnan(scores).any():
             continue
         precision, recall, reached = precision_recall_curve(has, scores)
         # The last point is that of no row at all, and has no threshold.

@@ -173,7 +173,7 @@ class TextClassification:
         kept: Any = getattr(model.config, "label_thresholds", None)
         if kept is not None and self._hyperparameters.trains:
             del model.config.label_thresholds  # they were those of other weights
-        elif kept is not None:
+        elif isinstance(kept, dict) and self.splits.labels.problem == SEVERAL:
             names = self.splits.labels.names
             self.objective = _Classes(np.array([kept.get(name, 0.5) for name in names]))
             say(f"thresholds of the model: {_listed(kept)}")

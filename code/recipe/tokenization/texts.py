@@ -51,9 +51,16 @@ def samples(
             _write(kept, split, Encoder(tokenizer, max_length))
     arrays = {name: _mapped(kept / name, kind) for name, kind in _KINDS.items()}
     token_ids, starts = arrays[TOKEN_IDS], arrays[_STARTS]
-    if token_ids is None or starts is None or len(starts) != len(split) + 1:
+    types = arrays[TYPE_IDS]
+    if (
+        token_ids is None
+        or starts is None
+        or len(starts) != len(split) + 1
+        or int(starts[-1]) != len(token_ids)
+        or (types is not None and len(types) != len(token_ids))
+    ):
         raise DataError(f"The tokens in {kept} are not whole.", "Remove that folder.")
-    return Samples(token_ids, starts, column(split, LABEL), types=arrays[TYPE_IDS])
+    return Samples(token_ids, starts, column(split, LABEL), types=types)
 
 
 def _write(folder: Path, split: datasets.Dataset, encoder: Encoder) -> None:

@@ -85,8 +85,6 @@ def run(
     job = _make(hyperparameters, places, arguments, watch, environ)
     if is_trial:
         job.trainer.add_callback(graph_extraction.FewSteps())
-    if steps := hyperparameters.profiled:
-        job.trainer.add_callback(profiling.Profile(steps, places.output_data_dir))
     with tracking.run(cast("list[str]", arguments.report_to), hyperparameters):
         metrics = _train(job, hyperparameters)
     watch.lap("training")
@@ -174,15 +172,18 @@ def _make(
     sharded = task.sharded if isinstance(task, Sharding) else frozenset[str]()
     samples = host_samples.of_all_hosts(samples, sharded, hosts, environ)
     watch.lap("tokens")
+    trainer = _trainer(
+        model, tokenizer, arguments, hyperparameters, samples, task.objective, environ
+    )
+    if steps := hyperparameters.profiled:
+        trainer.add_callback(profiling.Profile(steps, places.output_data_dir))
     return _Made(
         task=task,
         source=source,
         tokenizer=tokenizer,
         max_length=max_length,
         samples=samples,
-        trainer=_trainer(
-            model, tokenizer, arguments, hyperparameters, samples, task.objective, environ
-        ),
+        trainer=trainer,
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import datasets
@@ -39,16 +41,43 @@ class Spool:
             self._bytes += table.nbytes
             if self._bytes < _IN_MEMORY or not self._has_room():
                 return
-            folder = Path(datasets.config.HF_DATASETS_CACHE)
-            with tempfile.NamedTemporaryFile(dir=folder, suffix=".rows", delete=False) as file:
-                self._file = Path(file.name)
-            self._writer = pa.ipc.new_file(str(self._file), table.schema)
+            with self._room():
+                folder = Path(datasets.config.HF_DATASETS_CACHE)
+                with tempfile.NamedTemporaryFile(dir=folder, suffix=".rows", delete=False) as file:
+                    self._file = Path(file.name)
+                self._writer = pa.ipc.new_file(str(self._file), table.schema)
             tables, self._held = self._held, []
         else:
             tables = [table]
-        try:
+        with self._room():
             for each in tables:
                 self._writer.write_table(each)
+
+    def table(self) -> pa.Table:
+        """All rows; of one table at least.
+
+        Raises:
+            OutputError: the disk is full.
+        """
+        if self._writer is None:
+            return pa.concat_tables(self._held)
+        with self._room():
+            self._writer.close()  # what is still held back is written
+            # The mapping keeps what has no name any more.
+            whole = pa.ipc.open_file(pa.memory_map(str(self._file))).read_all()
+        self.close()
+        return whole
+
+    def close(self) -> None:
+        """Take the name of the file, and so the file of rows that nobody has asked for."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _room(self) -> Iterator[None]:
+        """Says what to do where the disk is full, and leaves no half of a file."""
+        try:
+            yield
         except OSError as error:
             self.close()
             raise OutputError(
@@ -57,22 +86,6 @@ class Spool:
                 "Give the job a larger volume, or name a folder on another one in "
                 "HF_DATASETS_CACHE.",
             ) from error
-
-    def table(self) -> pa.Table:
-        """All rows; of one table at least."""
-        if self._writer is None:
-            return pa.concat_tables(self._held)
-        self._writer.close()
-        try:
-            # The mapping keeps what has no name any more.
-            return pa.ipc.open_file(pa.memory_map(str(self._file))).read_all()
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Take the name of the file, and so the file of rows that nobody has asked for."""
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
 
     def _has_room(self) -> bool:
         folder = Path(datasets.config.HF_DATASETS_CACHE)

@@ -141,7 +141,8 @@ class Classifier:
     @property
     def _thresholds(self) -> Mapping[str, Any]:
         """The probability of each label from which it counts as given, where training tuned it."""
-        return getattr(self.loaded.model.config, "label_thresholds", None) or {}
+        kept = getattr(self.loaded.model.config, "label_thresholds", None)
+        return kept if isinstance(kept, dict) else {}
 
 
 def activation_of(config: Any, origin: Origin) -> str:
