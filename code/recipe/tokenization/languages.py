@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recipe.errors import HyperparameterError
-from recipe.hyperparameters import Hyperparameters
+
+if TYPE_CHECKING:  # a server, which asks for languages too, starts without transformers' Trainer
+    from recipe.hyperparameters import Hyperparameters
 
 
 def is_multilingual(tokenizer: Any) -> bool:
