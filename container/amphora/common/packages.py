@@ -40,21 +40,20 @@ _TRUE = ("1", "true", "yes", "on", "t", "y")
 # The short forms of pip's options in a requirements file.
 _SHORT = {"-i": "--index-url", "-f": "--find-links"}
 _SOURCES = ("--index-url", "--extra-index-url", "--no-index", "--find-links")
-# What pip says of a failure, and the remedy that fits: the first that is found counts.
-_REMEDIES: tuple[tuple[re.Pattern[str], str], ...] = (
+# What pip says of a failure, and the remedy that fits: the first that is found counts. Not compiled
+# before a failure: that would take a tenth of a job's way to its script.
+_REMEDIES: tuple[tuple[str, str], ...] = (
     (
-        re.compile(r"\b40[13] (?:Client )?Error|Credentials not correct|\b40[13]: "),
+        r"\b40[13] (?:Client )?Error|Credentials not correct|\b40[13]: ",
         "The index refuses the credentials: check the user and password in its URL, or what the"
         " job's role may read (codeartifact:ReadFromRepository).",
     ),
     (
-        re.compile(r"SSLError|CERTIFICATE_VERIFY_FAILED|SSL: "),
+        r"SSLError|CERTIFICATE_VERIFY_FAILED|SSL: ",
         "Give the index's certificate by PIP_CERT (a file in the container), or PIP_TRUSTED_HOST.",
     ),
     (
-        re.compile(
-            r"connection broken by|ProxyError|NewConnectionError|ConnectTimeout|Max retries"
-        ),
+        r"connection broken by|ProxyError|NewConnectionError|ConnectTimeout|Max retries",
         "The index cannot be reached: check the subnets, security groups and endpoints of the VPC,"
         " and HTTPS_PROXY and NO_PROXY. Without a way to an index bring the wheels in the code"
         " folder (--no-index and --find-links in requirements.txt), or install them in the image.",
@@ -187,12 +186,12 @@ def failed(
         lines = [*text.splitlines(), *lines]
     masked = (logs.mask(_LOG_TIME.sub("", line).strip()) for line in lines)
     said = list(dict.fromkeys(line for line in masked if line))
-    warned = [line for line in said if any(sign.search(line) for sign, _ in _REMEDIES)][-1:]
+    warned = [line for line in said if any(re.search(sign, line) for sign, _ in _REMEDIES)][-1:]
     errors = [line for line in said if "ERROR" in line and line not in warned]
     # One warning of many tries: the first 1,024 characters are all that is shown.
     told = [*warned, *(errors or said[-_TOLD_LINES:])[-_TOLD_LINES:]]
     text = " ".join(line[:_LINE_CHARS] for line in told)
-    remedy = next((say for sign, say in _REMEDIES if sign.search(text)), _USUAL_REMEDY)
+    remedy = next((say for sign, say in _REMEDIES if re.search(sign, text)), _USUAL_REMEDY)
     return CodeError(
         f"{install.what} of {folder} cannot be installed (pip's exit code {exit_code}) from"
         f" {index.shown}: {text}",

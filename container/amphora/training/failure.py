@@ -23,26 +23,27 @@ _MESSAGE_CHARS = 600
 _TOTAL_CHARS = 32 * 1024
 # torchrun's own: that its workers failed, or that it was told to stop.
 _LAUNCHER_ERRORS = ("ChildFailedError", "SignalException")
+# Patterns are text until a job fails: compiling them would take a tenth of its way to the script.
 # How one rank sees that another one has gone: a consequence wherever a cause is known.
-_PEER_LOST = re.compile(
+_PEER_LOST = (
     r"RuntimeError: (?s:.*)(?:\bgloo\b|\bnccl|NCCL|Connection (?:closed|reset) by peer)"
     r"|\bDist(?:Backend|Network|Store)Error\b"
 )
-_HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
+_HINTS: tuple[tuple[str, str], ...] = (
     (
-        re.compile(r"ModuleNotFoundError|No module named"),
+        r"ModuleNotFoundError|No module named",
         "List the package in requirements.txt beside the script.",
     ),
     (
-        re.compile(r"OutOfMemoryError|CUDA out of memory|can't allocate memory"),
+        r"OutOfMemoryError|CUDA out of memory|can't allocate memory",
         "Out of memory: lower the batch size or max_length, or take a larger instance.",
     ),
     (
-        re.compile(r"No space left on device"),
+        r"No space left on device",
         "The disk is full: raise volume_size, or keep fewer checkpoints (save_total_limit).",
     ),
     (
-        re.compile(r"DataLoader worker .*(?:killed by signal: (?:Killed|Bus)|exited unexpectedly)"),
+        r"DataLoader worker .*(?:killed by signal: (?:Killed|Bus)|exited unexpectedly)",
         "A data loader's worker ran out of memory, most likely, or of shared memory: use fewer"
         " workers, or a container with more (docker run --shm-size).",
     ),
@@ -53,21 +54,19 @@ _HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 # What may go well at another time: a broken connection, a device that fails. Not what the script
 # brings about itself: too little memory, an index out of range (a device-side assert).
-_DEVICE_FAULT = re.compile(
+_DEVICE_FAULT = (
     r"\bCUDA error: (?!out of memory|device-side assert|invalid|no kernel image|API call is not)"
     r"|\b(?:CUBLAS|CUDNN)_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|MAPPING_ERROR)"
     r"|\bnccl(?:SystemError|RemoteError|InternalError|UnhandledCudaError)|\bNCCL (?:error|timeout)"
     r"|\bNRT_(?:EXEC_HW|EXEC_UNIT|EXEC_NC|HW_ERR|TIMEOUT|FAILURE|EXEC_COMPLETED_WITH_ERR)"
-    r"|\bfallen off the bus|\bUncorrectable ECC|\buncorrectable ECC",
+    r"|\bfallen off the bus|\bUncorrectable ECC|\buncorrectable ECC"
 )
 _CRASHES = tuple(
     getattr(signal, f"SIG{name}") for name in ("ILL", "ABRT", "BUS", "FPE", "KILL", "SEGV")
 )
 # From here on torchrun speaks of itself: of the rank's own words only what stands before counts.
-_LAUNCHER_LINE = re.compile(r"^[WE]\d{4} \d\d:\d\d.*torch/distributed/elastic")
-_EXCEPTION_LINE = re.compile(
-    r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b.*"
-)
+_LAUNCHER_LINE = r"^[WE]\d{4} \d\d:\d\d.*torch/distributed/elastic"
+_EXCEPTION_LINE = r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b.*"
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Record:
 
     @property
     def lost_a_peer(self) -> bool:
-        return bool(_PEER_LOST.search(f"{self.type}: {self.message}"))
+        return bool(re.search(_PEER_LOST, f"{self.type}: {self.message}"))
 
     @property
     def headline(self) -> str:
@@ -142,7 +141,7 @@ def read_records(folder: Path) -> list[Record]:
 
 def is_consequence(text: str) -> bool:
     """Whether a failure's first line only tells of a lost peer."""
-    return bool(_PEER_LOST.search(text.split("\n", 1)[0]))
+    return bool(re.search(_PEER_LOST, text.split("\n", 1)[0]))
 
 
 def exit_code(ended: Ended, records: Sequence[Record]) -> int:
@@ -178,7 +177,7 @@ class Failure:
 def describe(ended: Ended, records: Sequence[Record]) -> Failure:
     """What went wrong, secrets masked."""
     record = _cause(ended, records)
-    tail = list(itertools.takewhile(lambda line: not _LAUNCHER_LINE.match(line), ended.tail))
+    tail = list(itertools.takewhile(lambda line: not re.match(_LAUNCHER_LINE, line), ended.tail))
     worker = _first_worker(records)
     code: int = worker["exit_code"] if worker else ended.exit_code
     head: list[str] = []
@@ -201,7 +200,7 @@ def describe(ended: Ended, records: Sequence[Record]) -> Failure:
         head += [_shorten(line) for line in tail if line.strip()][-3:]
     if ended.stop_signal is None:
         head_text = "\n".join(head)
-        head += [hint for pattern, hint in _HINTS if pattern.search(head_text)][:1]
+        head += [hint for pattern, hint in _HINTS if re.search(pattern, head_text)][:1]
     rank = record.rank if record else worker and worker["rank"]
     parts = [f"exit code {code}" if code >= 0 else _signal_name(-code)]
     parts += [f"rank {rank}"] if rank is not None else []
@@ -214,7 +213,7 @@ def describe(ended: Ended, records: Sequence[Record]) -> Failure:
     if ended.stop_signal is not None:
         is_fault = False
     elif record is not None:
-        is_device = _DEVICE_FAULT.search(f"{record.type}: {record.message}") is not None
+        is_device = re.search(_DEVICE_FAULT, f"{record.type}: {record.message}") is not None
         is_fault = record.lost_a_peer or is_device
     elif code < 0:
         is_fault = -code != signal.SIGINT  # An interrupt is an exception of Python's.
@@ -307,4 +306,4 @@ def _printed_exception(ended: Ended, tail: Sequence[str]) -> str | None:
         return None
     lines = [line for line in tail if line.strip()]
     is_traceback = any(line.startswith("Traceback (most recent call last)") for line in lines)
-    return lines[-1] if is_traceback and _EXCEPTION_LINE.match(lines[-1]) else None
+    return lines[-1] if is_traceback and re.match(_EXCEPTION_LINE, lines[-1]) else None
