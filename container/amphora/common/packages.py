@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import netrc
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -37,9 +36,6 @@ _ARN_PARTS = re.compile(
 )
 _CONNECT_SECONDS, _READ_SECONDS, _ATTEMPTS = 5, 15, 3
 _TRUE = ("1", "true", "yes", "on", "t", "y")
-# The short forms of pip's options in a requirements file.
-_SHORT = {"-i": "--index-url", "-f": "--find-links"}
-_SOURCES = ("--index-url", "--extra-index-url", "--no-index", "--find-links")
 # What pip says of a failure, and the remedy that fits: the first that is found counts. Not compiled
 # before a failure: that would take a tenth of a job's way to its script.
 _REMEDIES: tuple[tuple[str, str], ...] = (
@@ -269,7 +265,8 @@ def _sources(
     environ: Mapping[str, str], folder: Path, install: Install
 ) -> tuple[Repository | None, dict[str, str], list[str]]:
     """What decides on where pip looks: CA_REPOSITORY_ARN; pip's options by their long names, from
-    its files and variables; and the options that the requirements file has, without credentials.
+    its files and variables; and the options of the requirements file and of those that it names,
+    without credentials.
 
     The credentials in all of them are masked from now on.
     """
@@ -289,24 +286,22 @@ def _sources(
         for key, _, value in rows:
             if key.startswith(section):
                 settings[key.removeprefix(section)] = str(literal_eval(value))
-    text = ""
-    if install.requirements:
-        with contextlib.suppress(OSError):
-            path = folder / install.requirements
-            text = path.read_text(encoding="utf-8", errors="replace")
+    # Its patterns are compiled only where something is installed.
+    from amphora.common import requirements
+
+    # Files that pip is told of by its settings count as the code's own.
+    files = [install.requirements] if install.requirements else []
+    files += [*settings.get("requirement", "").split(), *settings.get("constraint", "").split()]
+    asked = requirements.read(files, folder, environ)
     proxies = (value for name, value in environ.items() if name.lower().endswith("_proxy"))
-    for place in (*settings.values(), *proxies, text):
+    for place in (*settings.values(), *proxies, asked.text):
         for user, password in _USERINFO.findall(place):
             # pip shows the user's name, which is the secret if there is no password.
             secret = user if password in ("", "x-oauth-basic") else password
             logs.remember({secret, unquote(secret)})
-    own = []
-    for line in text.splitlines():
-        name, _, rest = line.strip().replace("=", " ", 1).partition(" ")
-        name = _SHORT.get(name, name)
-        if name in _SOURCES:
-            with contextlib.suppress(ValueError):
-                own += [name, *map(_without_credentials, shlex.split(rest, comments=True))]
+    own = [_without_credentials(word) for option in asked.options for word in option if word]
+    # What these say is not known before pip fetches them.
+    own += [word for each in asked.remote for word in ("-r", _without_credentials(each))]
     return found, settings, own
 
 
