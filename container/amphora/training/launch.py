@@ -95,8 +95,8 @@ def plan(
         "AMPHORA_LAUNCHER": "1" if world.launcher == "torchrun" else "",
     }
     setup = neuron.setup(job, environ) if devices.kind == "neuron" else None
-    of_neuron = setup.defaults if setup else {}
-    complete = {**_defaults(job, devices, world), **of_neuron, **environ, **variables}
+    complete = {**_defaults(job, devices, world), **(setup.defaults if setup else {}), **environ}
+    complete |= {**(setup.completed if setup else {}), **variables}
     complete |= devices.variables
     lends = world.launcher == "mpirun" and job.current_host != world.hosts[0]
     if lends:

@@ -44,6 +44,8 @@ class Setup:
     """'xla' or 'native'; '' where the image carries neither."""
     defaults: Mapping[str, str]
     """Variables for what the environment leaves open."""
+    completed: Mapping[str, str]
+    """Variables that say what the environment's own say, and more."""
     cache: Path | None
     """The folder of compiled programs, where it is one of this host."""
     notes: tuple[str, ...]
@@ -80,16 +82,26 @@ def setup(job: Job, environ: Mapping[str, str]) -> Setup:
                 " torch-neuronx.",
                 "Use an image built by ./build_and_push.sh neuron.",
             )
-        return Setup(stack="", defaults={}, cache=None, notes=(f"Neuron stack: none, {why}",))
+        return Setup(
+            stack="", defaults={}, completed={}, cache=None, notes=(f"Neuron stack: none, {why}",)
+        )
     variable = _CACHE_VARIABLES[stack]
     # On XLA the compiler's option beats the variable.
     option = _CACHE_OPTION.search(environ.get("NEURON_CC_FLAGS", "")) if stack == XLA else None
     chosen = option[1] if option else environ.get(variable)
     place = chosen or str(job.paths.checkpoints / CACHE_FOLDER)
+    cache = None if "://" in place else Path(place.removeprefix("file://"))
+    flags = environ.get("NEURON_CC_FLAGS", _DEFAULTS[stack].get("NEURON_CC_FLAGS", ""))
+    completed = {}
+    if stack == XLA and cache is not None and not option and "--no-cache" not in flags:
+        # Means the same to the compiler. optimum-neuron's NeuronTrainer looks here alone, and at
+        # the end of a training uploads the cache: where none is found, that is an exception.
+        completed["NEURON_CC_FLAGS"] = f"{flags} --cache_dir={cache}"
     return Setup(
         stack=stack,
         defaults={**_DEFAULTS[stack], variable: place},
-        cache=None if "://" in place else Path(place.removeprefix("file://")),
+        completed=completed,
+        cache=cache,
         notes=(f"Neuron stack: {stack}, {why}", f"compiled programs are kept in {place}"),
     )
 

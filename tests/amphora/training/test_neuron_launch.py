@@ -50,7 +50,11 @@ def test_a_process_for_each_core_and_a_cache_that_outlives_the_job(tree: Tree) -
         assert f"Neuron stack: {stack}, by AMPHORA_NEURON_STACK" in started.notes
         assert f"compiled programs are kept in {cache}" in started.notes
     assert started.environ["USE_TORCH_XLA"] == "0" and FLAGS not in started.environ
-    assert xla(tree).environ[FLAGS] == "--model-type=transformer"
+    assert xla(tree).environ[FLAGS] == f"--model-type=transformer --cache_dir={cache}"
+    # A bucket is no folder to NeuronTrainer, and no cache is none.
+    bucket = xla(tree, NEURON_COMPILE_CACHE_URL="s3://bucket/cache")
+    assert bucket.environ[FLAGS] == "--model-type=transformer"
+    assert xla(tree, NEURON_CC_FLAGS="--no-cache").environ[FLAGS] == "--no-cache"
     assert "USE_TORCH_XLA" not in xla(tree).environ
 
 
