@@ -8,10 +8,13 @@
 #   --region R           of the ECR repository; default: AWS_REGION, or the AWS CLI's own
 #   --repository N       default: amphora
 #   --base-image I       instead of the Dockerfile's base, for example one pinned by digest
+#   --attest KEY         sign what was pushed with this key of cosign's (a file, awskms:///..., or
+#                        keyless), and attest its bill of materials and its provenance
 #   --no-push            build and try only; no AWS account is needed for a public base
 #
 # The last line on standard output is the image_uri for an estimator; all else goes to standard
-# error. DOCKER names the docker client to use (default: docker).
+# error. DOCKER names the docker client to use (default: docker), COSIGN_OPTIONS what else cosign
+# is told each time, such as --tlog-upload=false.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -23,11 +26,11 @@ die() {
     say "$1 $2"
     exit 1
 }
-usage() { sed -n '4,12s/^# \{0,1\}//p' "$0" >&2; }
+usage() { sed -n '4,14s/^# \{0,1\}//p' "$0" >&2; }
 
 parse_arguments() {
     kind=${1:-}
-    stack='' tag='' region='' repository=amphora base_image='' push=yes
+    stack='' tag='' region='' repository=amphora base_image='' key='' push=yes
     case $kind in
         gpu | cpu | neuron) shift ;;
         -h | --help) usage; exit 0 ;;
@@ -36,7 +39,7 @@ parse_arguments() {
     while [ $# -gt 0 ]; do
         case $1 in
             --no-push) push=no; shift; continue ;;
-            --stack | --tag | --region | --repository | --base-image)
+            --stack | --tag | --region | --repository | --base-image | --attest)
                 [ -n "${2:-}" ] || die "$1 has no value." "Write it after $1, as in the usage above the script." ;;
             *) usage; die "'$1' is no option." "The options are listed above." ;;
         esac
@@ -46,6 +49,7 @@ parse_arguments() {
             --region) region=$2 ;;
             --repository) repository=$2 ;;
             --base-image) base_image=$2 ;;
+            --attest) key=$2 ;;
         esac
         shift 2
     done
@@ -73,6 +77,14 @@ resolve() {
     fi
     version=$(sed -n 's/^version = "\(.*\)"/\1/p' container/pyproject.toml)
     tag=${tag:-$version-$suffix}
+}
+
+# What is attested must be what was built: a commit that is not all of it would be a false statement.
+check_cosign() {
+    [ "$push" = yes ] || die "--attest signs what lies in a registry." "Leave out --no-push, or --attest."
+    command -v cosign >/dev/null || die "There is no 'cosign'." "Install it, or leave out --attest."
+    [ -n "$(revision)" ] || die "This is no git checkout, so that nothing tells what was built." "Leave out --attest."
+    [ -z "$(git status --porcelain)" ] || die "The checkout has changes, which no commit names." "Commit them, or leave out --attest."
 }
 
 check_docker() {
@@ -203,6 +215,55 @@ try_image() {
         die "The image is not complete." "The last line above says what it lacks."
 }
 
+# Runs in the image: SLSA's provenance, version 1. Arguments: kind, stack, dockerfile, target, base,
+# its digest, remote, commit, when it began, when it ended.
+provenance='
+import json, sys
+kind, stack, dockerfile, target, base, base_digest, source, commit, began, ended = sys.argv[1:]
+materials = [{"uri": f"git+{source}", "digest": {"gitCommit": commit}}, {"uri": f"docker://{base}"}]
+if base_digest:
+    materials[1]["digest"] = dict([base_digest.split(":", 1)])
+asked = {"kind": kind, "stack": stack, "dockerfile": dockerfile, "target": target, "base": base}
+print(json.dumps({
+    "buildDefinition": {
+        "buildType": "urn:amphora:build_and_push:1",
+        "externalParameters": {name: value for name, value in asked.items() if value},
+        "resolvedDependencies": materials,
+    },
+    "runDetails": {
+        "builder": {"id": "urn:amphora:build_and_push"},
+        "metadata": {"startedOn": began, "finishedOn": ended},
+    },
+}))
+'
+
+now() { date -u +%Y-%m-%dT%H:%M:%SZ; }
+
+# By its digest, since a tag may name another image tomorrow.
+attest() {
+    local digest scratch options=(--yes)
+    digest=$("$docker" image inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$image" |
+        sed -n "s|^$registry/$repository@||p")
+    [ -n "$digest" ] || die "The registry gave $image no digest." "Look with: $docker image inspect $image"
+    local subject=$registry/$repository@$digest
+    if [ "$key" != keyless ]; then options+=(--key "$key"); fi
+    # shellcheck disable=SC2206 # one word for each option
+    options+=(${COSIGN_OPTIONS-})
+    scratch=$(mktemp -d)
+    # shellcheck disable=SC2064 # the folder's name of now
+    trap "rm -rf '$scratch'" EXIT
+    "$docker" run --rm --entrypoint cat "$image" /opt/amphora/sbom.cdx.json >"$scratch/sbom" ||
+        die "$image has no bill of materials." "It lies at /opt/amphora/sbom.cdx.json in an image of this script."
+    "$docker" run --rm --entrypoint python3 "$image" -c "$provenance" "$kind" "$stack" "$dockerfile" "$target" \
+        "$base_image" "$base_digest" "$(source_url)" "$(revision)" "$began" "$(now)" >"$scratch/provenance" ||
+        die "The provenance of $image could not be written." "The last lines above say why."
+    say "signing $subject, attesting what is in it and where it comes from"
+    { cosign sign "${options[@]}" "$subject" &&
+        cosign attest "${options[@]}" --type cyclonedx --predicate "$scratch/sbom" "$subject" &&
+        cosign attest "${options[@]}" --type slsaprovenance1 --predicate "$scratch/provenance" "$subject"; } >&2 ||
+        die "$image is pushed, but not attested." "The last line above is cosign's. Then call this again; the build is cached."
+}
+
 push() {
     "$docker" push "$image" >&2 ||
         die "The push of $image failed." "The role needs ecr:PutImage and the layer-upload rights on $repository."
@@ -210,7 +271,9 @@ push() {
 
 parse_arguments "$@"
 resolve
+if [ -n "$key" ]; then check_cosign; fi
 check_docker
+began=$(now)
 image=$repository:$tag
 if [ "$push" = yes ]; then
     check_aws
@@ -224,5 +287,6 @@ build
 try_image
 label_versions
 if [ "$push" = yes ]; then push; fi
+if [ -n "$key" ]; then attest; fi
 say "done"
 echo "$image"

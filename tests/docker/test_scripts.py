@@ -69,6 +69,7 @@ def test_dockerfiles_are_hadolint_clean(dockerfile: str) -> None:
         (["tpu"], "'tpu' is no kind of image."),
         (["gpu", "--tga", "x"], "'--tga' is no option."),
         (["gpu", "--tag"], "--tag has no value."),
+        (["gpu", "--attest", "cosign.key"], "There is no 'cosign'."),
         (["gpu", "--stack", "xla"], "--stack goes with neuron only."),
         (["neuron", "--stack", "cuda"], "--stack 'cuda' is unknown."),
         (["neuron", "--stack", "native"], "Name a TorchNeuron training image with --base-image."),
@@ -206,6 +207,99 @@ def test_an_image_that_fails_its_try_is_not_pushed(tmp_path: Path, calls: Path) 
     assert done.returncode == 1
     assert 'The image starts with ["bash"] ["train"].' in done.stderr
     assert "docker push" not in calls.read_text()
+    assert not done.stdout
+
+
+COSIGN = """
+echo "cosign $*" >> "$CALLS"
+while [ $# -gt 0 ]; do
+    if [ "$1" = --predicate ]; then cat "$2" >> "$CALLS"; fi
+    shift
+done
+"""
+
+
+def attesting(tools: Path, monkeypatch: pytest.MonkeyPatch, changes: str = "") -> None:
+    """Stand-ins for cosign and a checkout, and an image that answers as one."""
+    registry = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
+    monkeypatch.setenv("DIGESTS", f"other/amphora@sha256:1\\n{registry}/amphora@{DIGEST}\\n")
+    answers = f"""
+case "$*" in
+    *sbom.cdx.json) echo THE-BILL; exit ;;
+    *buildDefinition*) while [ "$1" != -c ]; do shift; done; exec {sys.executable} "$@" ;;
+esac
+"""
+    fake(tools, "docker", answers + DOCKER)
+    fake(tools, "cosign", COSIGN)
+    fake(
+        tools,
+        "git",
+        f'case "$1" in status) printf "{changes}" ;; rev-parse) echo c0ffee ;; remote) echo https://host/amphora.git ;; esac',
+    )
+    for name in ("date", "mktemp", "rm"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+
+
+def test_what_was_pushed_is_signed_by_its_digest_and_attested(
+    calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attesting(calls.parent, monkeypatch)
+    monkeypatch.setenv("COSIGN_OPTIONS", "--tlog-upload=false --recursive")
+    base = f"{BASE}@{DIGEST}"
+    arguments = ("cpu", "--region", "eu-west-1", "--base-image", base, "--attest", "awskms:///key")
+    told, uri = calls_of(calls, *arguments)
+    registry = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
+    assert uri.startswith(f"{registry}/amphora:")
+    after = told.partition(f"docker push {uri}")[2]
+    options = "--yes --key awskms:///key --tlog-upload=false --recursive"
+    signed = [line for line in after.splitlines() if line.startswith("cosign")]
+    subject = f"{registry}/amphora@{DIGEST}"
+    assert signed[0] == f"cosign sign {options} {subject}"
+    assert [re.sub(r"--predicate \S+", "-", line) for line in signed[1:]] == [
+        f"cosign attest {options} --type {kind} - {subject}"
+        for kind in ("cyclonedx", "slsaprovenance1")
+    ]
+    assert "THE-BILL" in after.splitlines()
+    (written,) = [json.loads(line) for line in after.splitlines() if line.startswith("{")]
+    definition = written["buildDefinition"]
+    assert definition["externalParameters"] == {
+        "kind": "cpu", "dockerfile": "Dockerfile.gpu", "target": "image", "base": base,
+    }  # fmt: skip
+    assert definition["resolvedDependencies"] == [
+        {"uri": "git+https://host/amphora.git", "digest": {"gitCommit": "c0ffee"}},
+        {"uri": f"docker://{base}", "digest": {"sha256": DIGEST.removeprefix("sha256:")}},
+    ]
+    metadata = written["runDetails"]["metadata"]
+    assert metadata["startedOn"] <= metadata["finishedOn"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "sentence"),
+    [
+        ("?? new.py", ["--region", "eu-west-1"], "The checkout has changes"),
+        ("", ["--no-push"], "--attest signs what lies in a registry"),
+    ],
+)
+def test_what_cannot_be_attested_is_not_built(
+    calls: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: str,
+    arguments: list[str],
+    sentence: str,
+) -> None:
+    attesting(calls.parent, monkeypatch, changes)
+    done = build_and_push(calls.parent, "gpu", "--attest", "key", *arguments)
+    assert done.returncode == 1 and sentence in done.stderr
+    assert not calls.exists()
+
+
+def test_an_image_that_is_not_attested_is_no_success(
+    calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attesting(calls.parent, monkeypatch)
+    fake(calls.parent, "cosign", 'test "$1" != attest')
+    done = build_and_push(calls.parent, "gpu", "--region", "eu-west-1", "--attest", "keyless")
+    assert done.returncode == 1 and "is pushed, but not attested" in done.stderr
     assert not done.stdout
 
 
