@@ -1,4 +1,4 @@
-"""The requests of docs/ESTIMATORS.md are ones that AWS takes, by botocore's service model."""
+"""The requests of docs/ESTIMATORS.md and ENDPOINTS.md are ones that AWS takes, by botocore's service model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 
 from tests.examples.aws import SAGEMAKER, violations
 
-PAGE = Path(__file__).parents[2] / "docs" / "ESTIMATORS.md"
-PARTS = re.findall(r"<!-- request: ([\w.]+) -->\n```json\n(.*?)```", PAGE.read_text(), re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "\n".join((DOCS / name).read_text() for name in ("ESTIMATORS.md", "ENDPOINTS.md"))
+PARTS = re.findall(r"<!-- request: ([\w.]+) -->\n```json\n(.*?)```", PAGES, re.DOTALL)
 TRAINING: dict[str, Any] = {
     "AlgorithmSpecification": {"TrainingImage": "an-image", "TrainingInputMode": "File"},
     "RoleArn": "arn:aws:iam::123456789012:role/training",
@@ -36,11 +37,15 @@ def whole(operation: str, part: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if operation == "CreateHyperParameterTuningJob.TrainingJobDefinition":
         name, _, member = operation.partition(".")
         return name, {**TUNING, member: {**TRAINING, **part}}
+    if operation == "CreateEndpointConfig":
+        variant = {"VariantName": "all", "ModelName": "reviews-3", "InstanceType": "ml.m5.xlarge"}
+        variants = [{**variant, "InitialInstanceCount": 1}]
+        return operation, {"EndpointConfigName": "a-config", "ProductionVariants": variants, **part}
     return operation, part
 
 
 def test_no_block_is_left_out() -> None:
-    assert len(PARTS) == PAGE.read_text().count("```json") == 10
+    assert len(PARTS) == PAGES.count("```json") - PAGES.count("<!-- analysis -->") == 11
 
 
 @pytest.mark.parametrize(("operation", "text"), PARTS, ids=[name for name, _ in PARTS])

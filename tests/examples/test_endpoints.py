@@ -1,0 +1,153 @@
+"""What docs/ENDPOINTS.md tells Clarify, and what it does with captured files, on a real server's answers."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jmespath
+import pytest
+
+from tests.support import serving_kit
+from tests.support.servers import Running
+
+PAGE = (Path(__file__).parents[2] / "docs" / "ENDPOINTS.md").read_text()
+LABELS = ["everyday", "incident"]
+TEXTS = [*serving_kit.TEXTS, 'she said "good", again\nand again', ""]
+LINES = "application/jsonlines"
+
+
+def block(mark: str, language: str) -> str:
+    found = re.search(rf"<!-- {mark} -->\n```{language}\n(.*?)```", PAGE, re.DOTALL)
+    assert found
+    return found[1]
+
+
+ENDPOINT: dict[str, Any] = json.loads(block("request: CreateEndpointConfig", "json"))
+CLARIFY = ENDPOINT["ExplainerConfig"]["ClarifyExplainerConfig"]["InferenceConfig"]
+PREDICTOR: dict[str, Any] = json.loads(block("analysis", "json"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier whose best label is not always the same."""
+    folder = tmp_path_factory.mktemp("clarify") / "model"
+    names = dict(enumerate(reversed(LABELS)))
+    return serving_kit.save("BertForSequenceClassification", folder, num_labels=2, id2label=names)
+
+
+@pytest.fixture(scope="module")
+def url(model: Path) -> Iterator[str]:
+    server = Running(
+        model.parent, {"AMPHORA_DTYPE": "float32", "SAGEMAKER_MODEL_SERVER_WORKERS": "1"}
+    )
+    try:
+        yield f"http://127.0.0.1:{server.ready(60).port}/invocations"
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[dict[str, float]]:
+    """The probability of each label for each text, by the library."""
+    import torch
+    import transformers
+
+    reader = transformers.AutoTokenizer.from_pretrained(model)
+    network = transformers.AutoModelForSequenceClassification.from_pretrained(model).eval()
+    told = []
+    for text in TEXTS:
+        with torch.no_grad():
+            numbers = network(**reader(text, return_tensors="pt")).logits.softmax(-1)[0].tolist()
+        told.append({network.config.id2label[place]: each for place, each in enumerate(numbers)})
+    return told
+
+
+def asked(url: str, body: str, kind: str) -> list[str]:
+    answer = httpx.post(
+        url, content=body.encode(), headers={"Content-Type": kind, "Accept": kind}, timeout=60
+    )
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith(kind)
+    return answer.text.splitlines()
+
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.mark.parametrize(
+    ("template", "probability", "headers"),
+    [
+        (CLARIFY["ContentTemplate"], CLARIFY["ProbabilityAttribute"], CLARIFY["LabelHeaders"]),
+        (PREDICTOR["content_template"], PREDICTOR["probability"], PREDICTOR["label_headers"]),
+    ],
+)
+def test_clarify_reads_the_probability_of_each_label(
+    url: str,
+    expected: list[dict[str, float]],
+    template: str,
+    probability: str,
+    headers: list[str],
+) -> None:
+    lines = [template.replace("$features", json.dumps([text])) for text in TEXTS]
+    assert jmespath.search(CLARIFY["FeaturesAttribute"], json.loads(lines[0])) == [TEXTS[0]]
+    answers = [json.loads(line) for line in asked(url, "\n".join(lines), LINES)]
+    assert len(answers) == len(TEXTS)
+    best = set()
+    for answer, wanted in zip(answers, expected, strict=True):
+        numbers = jmespath.search(probability, answer)
+        assert dict(zip(headers, numbers, strict=True)) == pytest.approx(wanted, abs=1e-5)
+        (one,) = re.findall(r"One class alone: `(.*?)`", PAGE)
+        assert jmespath.search(one, answer) == pytest.approx(wanted["incident"], abs=1e-5)
+        (label,) = re.findall(r"`label`: `(.*?)`", PAGE)
+        assert jmespath.search(label, answer) == max(wanted, key=wanted.__getitem__)
+        best.add(max(wanted, key=wanted.__getitem__))
+    assert best == set(LABELS), "the order of labels would not be seen"
+
+
+def test_csv_has_the_best_label_and_its_score(url: str, expected: list[dict[str, float]]) -> None:
+    body = io.StringIO()
+    csv.writer(body).writerows([text] for text in TEXTS)
+    rows = list(csv.reader(asked(url, body.getvalue(), "text/csv")))
+    for row, wanted in zip(rows, expected, strict=True):
+        best = max(wanted, key=wanted.__getitem__)
+        assert (row[0], float(row[1])) == (best, pytest.approx(wanted[best], abs=1e-5))
+
+
+def test_captured_files_become_rows(url: str, tmp_path: Path) -> None:
+    lines = []
+    for inputs, encoding in ((TEXTS[:2], "JSON"), (TEXTS[2], "BASE64")):
+        body = json.dumps({"inputs": inputs})
+        answer = "".join(asked(url, body, "application/json"))
+        sides = {
+            name: {
+                "observedContentType": "application/json",
+                "mode": mode,
+                "data": base64.b64encode(data.encode()).decode() if encoding == "BASE64" else data,
+                "encoding": encoding,
+            }
+            for name, mode, data in (
+                ("endpointInput", "INPUT", body),
+                ("endpointOutput", "OUTPUT", answer),
+            )
+        }
+        event = {"eventId": str(uuid.uuid4()), "inferenceTime": "2026-11-01T00:00:00Z"}
+        lines.append(
+            json.dumps({"captureData": sides, "eventMetadata": event, "eventVersion": "0"})
+        )
+    folder = tmp_path / "endpoint" / "all" / "2026" / "11"
+    folder.mkdir(parents=True)
+    (folder / "00.jsonl").write_text("\n".join(lines) + "\n")
+    scope: dict[str, Any] = {}
+    exec(block("run: captured", "python"), scope)
+    rows = scope["captured"](tmp_path)
+    assert [text for text, _ in rows] == TEXTS[:3]
+    assert {label for _, label in rows} <= set(LABELS)
