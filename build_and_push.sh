@@ -271,9 +271,12 @@ push() {
 
 parse_arguments "$@"
 resolve
-if [ -n "$key" ]; then check_cosign; fi
+began=''
+if [ -n "$key" ]; then
+    check_cosign
+    began=$(now)
+fi
 check_docker
-began=$(now)
 image=$repository:$tag
 if [ "$push" = yes ]; then
     check_aws

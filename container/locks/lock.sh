@@ -29,7 +29,7 @@ lock() {
 
 # The development environment installs sagemaker-training apart, since it needs a C compiler.
 also_out=sagemaker-training
-lock dev 3.11 recipe image test
+lock dev 3.11 recipe image test docs
 also_out=
 lock gpu 3.11 recipe image gpu
 lock neuron-native 3.11 recipe image

@@ -74,10 +74,10 @@ def _read(
         told.text += f"{name}\n"
         return
     local = unquote(urlsplit(name).path) if name.lower().startswith("file:") else name
-    path = (folder / local).absolute()
-    if path in seen:
+    path = folder / local
+    if path.resolve() in seen:
         return
-    seen.add(path)
+    seen.add(path.resolve())
     content = b""
     with contextlib.suppress(OSError):
         content = path.read_bytes()

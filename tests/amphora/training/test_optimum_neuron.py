@@ -81,7 +81,9 @@ HYPERPARAMETERS = {
 }
 
 
-@pytest.mark.parametrize("flags", ["", "--model-type=transformer -O1"])
+@pytest.mark.parametrize(
+    "flags", ["--model-type=transformer -O1", pytest.param("", marks=pytest.mark.heavy)]
+)
 def test_the_emotion_tutorials_script_finds_cores_and_cache(
     scripted: Tree, tmp_path: Path, flags: str
 ) -> None:
