@@ -7,8 +7,9 @@ with some attention kernels. `places`, `targets` and `owners` are those of `caus
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ DECODERS = (
 )
 """Each `model_type` that is packed; held to unpacked logits, loss and gradients by a test."""
 _MOST_LOGITS = 1 << 26  # at once, in float32: 256 MB
+_GPU_SHARE = 32  # what logits take at once of a GPU's memory, where that is more
+_elsewhere: torch.device | None = None
 
 
 def can_be_packed(config: PretrainedConfig) -> bool:
@@ -124,7 +127,8 @@ def of_tokens(
 ) -> Tensor:
     """[places, 2]: each token's loss, and whether it would have been said; 0 for an unused place.
 
-    In parts where all logits would take much memory; a part's are computed again for its gradient.
+    In parts where there are more logits than `most_logits`; a part's are computed again for its
+    gradient.
 
     Args:
         states: [places, hidden].
@@ -132,7 +136,7 @@ def of_tokens(
         targets: [places], NOT_LEARNED where one is unused.
         smoothing: Share of the target that goes to all tokens alike.
     """
-    parts = -(-len(targets) * vocabulary // _MOST_LOGITS)
+    parts = -(-len(targets) * vocabulary // most_logits(_elsewhere or states.device))
     if parts <= 1:
         return _of_some(states, head, targets, smoothing)
     losses_of_parts = [
@@ -140,6 +144,30 @@ def of_tokens(
         for each, part_targets in zip(states.chunk(parts), targets.chunk(parts), strict=True)
     ]
     return torch.cat(losses_of_parts)
+
+
+def most_logits(device: torch.device) -> int:
+    """How many logits are held at once.
+
+    By a GPU's whole memory, not by what is free of it, so that a training that goes on after a stop
+    adds its sums in the same order.
+    """
+    if device.type != "cuda":
+        return _MOST_LOGITS
+    memory = int(torch.cuda.get_device_properties(device).total_memory)
+    return max(_MOST_LOGITS, memory // (4 * _GPU_SHARE))
+
+
+@contextlib.contextmanager
+def parts_as_on(device: torch.device) -> Iterator[None]:
+    """A block in which losses are computed in the parts of another device: for tensors that have no
+    numbers."""
+    global _elsewhere
+    _elsewhere = device
+    try:
+        yield
+    finally:
+        _elsewhere = None
 
 
 def _of_some(

@@ -19,7 +19,7 @@ from recipe.batching.batches import Training
 from recipe.compat import quieten
 from recipe.errors import RecipeError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import flat_attention, loading
+from recipe.models import flat_attention, loading, packed_decoders
 from recipe.paths import Places
 from recipe.runtime import device, distribution, memory, memory_estimate
 from recipe.runtime.distribution import Distribution
@@ -174,7 +174,10 @@ def _memory(
             checkpoints=_recomputes(args),
             smoothing=args.label_smoothing_factor,
         )
-        with flat_attention.by_flash() if setting.on_gpu else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if setting.on_gpu:
+                stack.enter_context(flat_attention.by_flash())
+                stack.enter_context(packed_decoders.parts_as_on(args.device))
             estimate = memory_estimate.of_step(model, batch, task.objective.losses, setting)
     except Exception as error:
         # A shape that rests on numbers, an operation that fake tensors lack: nothing of the job's.

@@ -152,6 +152,15 @@ def test_logits_of_a_large_vocabulary_count_in_parts(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(packed_decoders, "_MOST_LOGITS", 1 << 14)
     parts = of_step(*made("llama", 32), CPU)
     assert parts.step < 0.9 * whole.step
+    gpu = SimpleNamespace(total_memory=80 << 30)  # a stand-in: there is none here
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    with packed_decoders.parts_as_on(torch.device("cuda", 0)):
+        assert of_step(*made("llama", 32), CPU) == whole
+    assert of_step(*made("llama", 32), CPU) == parts
+    # 2.5 GB of 80 GB, in float32; never fewer than on a CPU
+    assert packed_decoders.most_logits(torch.device("cuda", 0)) == (80 << 30) // 32 // 4
+    gpu.total_memory = 1 << 20
+    assert packed_decoders.most_logits(torch.device("cuda", 0)) == 1 << 14
 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "qwen3"])
