@@ -5,8 +5,9 @@
 
 A classifier of MiniLM's shape behind `amphora serve`, with 1, 2 and 4 workers and 1, 32 and 256
 clients that ask for one short text each; beside it the model alone in batches of 64, and LitServe
-if it is installed. Answers are checked before anything is timed. Then generation: 32 prompts at
-once through the server, beside `generate` on one after the other.
+if it is installed. Answers are checked before anything is timed. Then calls of several texts with
+their padding and end to end (`AMPHORA_PACKING`), and generation: 32 prompts at once through the
+server, beside `generate` on one after the other.
 """
 
 from __future__ import annotations
@@ -195,6 +196,40 @@ def litserve(stage: Stage, base: Path) -> Values:
     return {"rows": rows}
 
 
+def packing(stage: Stage, base: Path) -> Values:
+    """Milliseconds a text, padded and end to end, in rows of several lengths, by the handlers."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    import bench_packing
+    from bench_packing import LoadedModel, Origin
+
+    environ = {**os.environ, "AMPHORA_PACKING": "1"}
+    origin = Origin.find(str(base / "model"), environ)
+    loaded = LoadedModel.load(origin, AutoModelForSequenceClassification, environ)
+    if loaded.packed is None:
+        raise Failed("the model is not packed here")
+    rows = []
+
+    def clock() -> float:
+        if stage.device.type == "cuda":
+            torch.cuda.synchronize(stage.device)
+        return time.perf_counter()
+
+    for name in bench_packing.SETS:
+        calls = bench_packing.calls_of(name, 2000 if stage.smoke else 100_000)
+        ways = bench_packing.ways_of(loaded, (512, 2048) if stage.smoke else (2048, 8192, 16384))
+        found = bench_packing.compare(ways, calls, 2 if stage.smoke else 5, clock)
+        count = sum(map(len, calls))
+        for way, (milliseconds, changed) in found.items():
+            if changed > 0.03 * count:
+                raise Failed("other labels end to end", way=way, changed=changed, of=count)
+            rows.append({
+                "a call": name, "by": way, "ms a text": round(milliseconds, 4),
+                "other labels": f"{changed} of {count}",
+            })  # fmt: skip
+    print(table(rows), flush=True)
+    return {"rows": rows}
+
+
 def generation(stage: Stage, base: Path) -> Values:
     """32 prompts at once, beside one after the other by `generate`; greedy answers must agree."""
     from transformers import AutoModelForCausalLM
@@ -241,6 +276,7 @@ def main() -> None:
         for workers in (1,) if stage.smoke else (1, 2, 4):
             run = functools.partial(classification, stage, base, workers)
             stage.check(f"classification, {workers} worker(s)", 60, run)
+        stage.check("packing", 60, lambda: packing(stage, base))
         stage.check("LitServe", 60, lambda: litserve(stage, base))
         stage.check("generation", 60, lambda: generation(stage, base))
     stage.end()

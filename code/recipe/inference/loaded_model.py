@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +19,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
@@ -27,8 +28,11 @@ from transformers import (
 
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
+from recipe.inference import packed_rows
 from recipe.inference.origin import Origin
+from recipe.inference.packed_rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request, Text
+from recipe.inference.rows import Reading, TokenRow, are_close, of_padded, tolerance_of
 from recipe.runtime import device
 from recipe.tokenization.encoding import beginning, encode, encode_pairs
 
@@ -55,17 +59,6 @@ _TOKENIZER_REMEDY = (
 )
 
 
-@dataclass(frozen=True)
-class TokenRow:
-    """What a model reads at once."""
-
-    ids: list[int]
-    types: list[int] | None = None
-    """Which part of a pair each token is of, if the model asks for it."""
-    keep: list[int] | None = None
-    """The places of the tokens whose states are wanted; None means all."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
     """A model, its tokenizer, and how many tokens it can read."""
@@ -79,6 +72,8 @@ class LoadedModel:
     """Whether texts without a pair need `token_type_ids` too, since they are not all 0."""
     inputs: frozenset[str] = _INPUTS
     """What the model takes of `_INPUTS`."""
+    packed: PackedRows | None = None
+    """How texts share a row end to end; None if they are padded."""
 
     @classmethod
     def load(
@@ -112,8 +107,14 @@ class LoadedModel:
             inputs=_INPUTS if takes_all else _INPUTS & set(arguments),
             typed=has_types and any(_encode_one(tokenizer, "a b", 8)[1] or []),
         )
+        is_compiled = environ.get("AMPHORA_COMPILE", "") in ("1", "true")
         if architecture not in (AutoModelForCausalLM, AutoModelForSeq2SeqLM):
-            loaded = loaded.with_safe_merging()
+            is_labelled = architecture is AutoModelForSequenceClassification
+            reading = Reading.LABELS if is_labelled else Reading.TOKENS
+            loaded = loaded.with_safe_merging(reading)
+            # int8 has one scale for a call's activations, and what torch.compile made is padded.
+            if loaded.merging == PADDED and name != "int8" and not is_compiled:
+                loaded = loaded.with_packing(architecture.__name__, reading, environ)
         if name == "int8":
             quantisation: Any = torch.ao.quantization
             # A scale for each row of a weight halves the labels that change, at no cost.
@@ -122,7 +123,7 @@ class LoadedModel:
                 # torch means to leave it to torchao, which is slower without torch.compile.
                 warnings.simplefilter("ignore")
                 model = quantisation.quantize_dynamic(model.cpu(), layers)
-        if environ.get("AMPHORA_COMPILE", "") in ("1", "true"):
+        if is_compiled:
             model.forward = torch.compile(model.forward, dynamic=True)
         print(f"model: {type(model).__name__} on {kind} in {name}", flush=True)
         return replace(loaded, model=model)
@@ -172,12 +173,8 @@ class LoadedModel:
         decisive = [beginning(self.tokenizer, part, limit) for part in parts]
         return len(self.tokenizer(*decisive, verbose=False)["input_ids"]) > limit
 
-    def rows(
-        self,
-        requests: Sequence[Request],
-        read: Callable[[Any, torch.Tensor], Sequence[torch.Tensor]],
-    ) -> list[list[torch.Tensor]]:
-        """What `read(output, attention_mask)` makes of each text, in float32 on the CPU.
+    def rows(self, requests: Sequence[Request], reading: Reading) -> list[list[torch.Tensor]]:
+        """What is wanted of each text, in float32 on the CPU.
 
         All requests' texts go through the model together, by length, so that little is padded.
 
@@ -189,22 +186,22 @@ class LoadedModel:
             for request in requests
             for place, ids in enumerate(self.encode(request))
         ]
-        results = iter(self.forward(rows, read))
+        results = iter(self.forward(rows, reading))
         return [[next(results) for _ in request.texts] for request in requests]
 
     @torch.inference_mode()
-    def forward(
-        self, rows: Sequence[TokenRow], read: Callable[[Any, torch.Tensor], Sequence[torch.Tensor]]
-    ) -> list[torch.Tensor]:
-        """What `read(output, attention_mask)` makes of each row, in float32 on the CPU."""
+    def forward(self, rows: Sequence[TokenRow], reading: Reading) -> list[torch.Tensor]:
+        """What is wanted of each row, in float32 on the CPU."""
         results: list[torch.Tensor] = [torch.empty(0)] * len(rows)
-        for places in self._batches([len(row.ids) for row in rows]):
-            batch, mask = self._padded([rows[place] for place in places])
-            values = read(self.model(**batch), mask)
-            parts = [
-                value if rows[place].keep is None else value[rows[place].keep]
-                for place, value in zip(places, values, strict=True)
-            ]
+        lengths = [len(row.ids) for row in rows]
+        for places in self._batches(lengths) if self.packed is None else self.packed.cuts(lengths):
+            together = [rows[place] for place in places]
+            # Texts of one length have no padding between them.
+            if self.packed is not None and len({lengths[place] for place in places}) > 1:
+                parts = self.packed.values(self.model, together, reading)
+            else:
+                batch, mask = self._padded(together)
+                parts = of_padded(reading, self.model(**batch), mask, together)
             # One copy from the device, which is waited for, instead of one for each text.
             flat: Any = torch.cat([part.float().flatten() for part in parts]).cpu()
             brought = flat.split([part.numel() for part in parts])
@@ -248,35 +245,28 @@ class LoadedModel:
         target = self.model.device
         return {name: tensor.to(target) for name, tensor in batch.items()}, mask.to(target)
 
-    def with_safe_merging(self) -> LoadedModel:
+    def with_safe_merging(self, reading: Reading) -> LoadedModel:
         """The same with the widest merging whose answers are those of each row alone.
 
         Some models heed no mask (FNet), or find the end of a text by its padding, and have none
         (GPT-2 with a head): with these, what a request's neighbours are would change its answer.
         """
-        first, second = (
-            TokenRow(ids) for ids in encode(self.tokenizer, ["a b c", "d " * 12], self.max_length)
-        )
+        first, second = self._probes()
         alone = replace(self, merging=ALONE)
-        expected = alone.forward([first, second], _states)
-        scale = max(float(states.abs().max()) for states in expected)
-        is_exact = self.model.dtype == torch.float32
-        tolerance = (1e-3 if is_exact else 0.06) * max(scale, 1e-3)
+        expected = alone.forward([first, second], reading)
+        tolerance = tolerance_of(expected, self.model.dtype)
         typed = self.typed
         if "token_type_ids" in self.inputs and "token_type_ids" in self.tokenizer.model_input_names:
             # Types that are all 0 are what most models assume; some add something for them.
-            (with_types,) = alone.forward([TokenRow(first.ids, [0] * len(first.ids))], _states)
+            (with_types,) = alone.forward([TokenRow(first.ids, [0] * len(first.ids))], reading)
             typed |= not torch.allclose(with_types, expected[0], atol=tolerance, rtol=0)
         for merging, rows in ((PADDED, [first, second]), (EQUAL, [first, first])):
             try:
-                merged = replace(self, merging=merging).forward(rows, _states)
+                merged = replace(self, merging=merging).forward(rows, reading)
             except (RuntimeError, ValueError, IndexError):
                 continue
             allowed = expected if merging == PADDED else [expected[0], expected[0]]
-            if all(
-                torch.allclose(one[: len(row.ids)], other[: len(row.ids)], atol=tolerance, rtol=0)
-                for row, one, other in zip(rows, merged, allowed, strict=True)
-            ):
+            if are_close(merged, allowed, tolerance):
                 break
         else:
             merging = ALONE
@@ -285,10 +275,32 @@ class LoadedModel:
                   f"{merging}", flush=True)  # fmt: skip
         return replace(self, merging=merging, typed=typed)
 
+    def with_packing(
+        self, architecture: str, reading: Reading, environ: Mapping[str, str]
+    ) -> LoadedModel:
+        """The same with texts end to end, if that gives the answers of each text alone.
 
-def _states(output: Any, mask: torch.Tensor) -> list[torch.Tensor]:
-    """A row's states or logits, whichever the model gives."""
-    return list(output.logits if hasattr(output, "logits") else output[0])
+        Args:
+            architecture: The name of the Auto class that loaded the model.
+            reading: What its answers are made of.
+            environ: AMPHORA_PACKING.
+
+        Raises:
+            ValueError: AMPHORA_PACKING is neither 0 nor 1.
+        """
+        first, second = self._probes()
+        rows = [second, first, first, TokenRow(second.ids[:-1]), second]
+        packed = packed_rows.checked(
+            self.model,
+            PackedRows.of(self.model, architecture, self.inputs, environ),
+            lambda packed: replace(self, merging=ALONE, packed=packed).forward(rows, reading),
+        )
+        return replace(self, packed=packed)
+
+    def _probes(self) -> list[TokenRow]:
+        """A short text and a longer one."""
+        texts = ["a b c", "d " * 12]
+        return [TokenRow(ids) for ids in encode(self.tokenizer, texts, self.max_length)]
 
 
 def refuse_uncut(request: Request, limit: int) -> None:

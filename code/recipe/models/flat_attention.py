@@ -162,40 +162,43 @@ def attend(
             window_size_right=0 if causal and window is not None else window,
         )[0]
         return output[None], None
-    parts = [
-        _attend_within(
-            query[:, :, begin:end], key[:, :, begin:end], value[:, :, begin:end],
-            dropout, scale, causal, window,
+    parts, ends = [], itertools.groupby(itertools.pairwise(starts.tolist()), _length)
+    for length, places in ends:
+        if not length:
+            continue
+        # Samples of one length that stand side by side are rows of one call.
+        of_group = list(places)
+        begin, end = of_group[0][0], of_group[-1][1]
+        queries, keys, values = (
+            each[0, :, begin:end].reshape(each.shape[1], len(of_group), length, -1).transpose(0, 1)
+            for each in (query, key, value)
         )
-        for begin, end in itertools.pairwise(starts.tolist())
-        if end > begin
-    ]  # fmt: skip
-    return torch.cat(parts, dim=2).transpose(1, 2), None
+        attended = functional.scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            attn_mask=_visible(length, causal, window, query.device),
+            dropout_p=dropout,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        parts.append(attended.transpose(1, 2).flatten(0, 1))
+    return torch.cat(parts)[None], None
 
 
-def _attend_within(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout: float,
-    scale: float,
-    causal: bool,
-    window: int | None,
-) -> Tensor:
-    """[1, heads, tokens, width]: attention in one sample, by definition."""
-    at = torch.arange(query.shape[2], device=query.device)
+def _length(place: tuple[int, int]) -> int:
+    return place[1] - place[0]
+
+
+def _visible(length: int, causal: bool, window: int | None, device: torch.device) -> Tensor | None:
+    """Which of a sample's tokens [length, length] each token sees; None for all of them."""
+    if not causal and (window is None or window >= length - 1):
+        return None
+    at = torch.arange(length, device=device)
     before = at[:, None] - at[None, :]
     is_visible = torch.ones_like(before, dtype=torch.bool)
     if causal:
         is_visible &= before >= 0
     if window is not None:
         is_visible &= before.abs() <= window
-    return functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=is_visible,
-        dropout_p=dropout,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+    return is_visible

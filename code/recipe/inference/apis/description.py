@@ -48,7 +48,8 @@ def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> 
 
     Returns:
         What JSON holds: `model`, `task`, `routes`, `form` (of the page), and if they are known
-        `architecture`, `max_length` (in tokens) and `example_text`.
+        `architecture`, `max_length` (in tokens), `example_text`, and `padding` (false where texts
+        of different lengths cost no more together than apart).
     """
     described: dict[str, Any] = {
         "model": openai_forms.served_name(environ),
@@ -63,6 +64,9 @@ def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> 
     if isinstance(model, Classifier) and model.loaded.model.config.num_labels == 1:
         described["form"] = "rank"
     loaded = getattr(model, "loaded", None)
+    vectors = getattr(model, "vectors", None)
+    if getattr(loaded or getattr(vectors, "loaded", vectors), "packed", None) is not None:
+        described["padding"] = False
     if loaded is not None:
         described["architecture"] = type(loaded.model).__name__
         if loaded.max_length < 1 << 30:

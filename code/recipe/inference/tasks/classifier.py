@@ -15,6 +15,7 @@ from recipe.inference import loaded_model
 from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Label, Request, Text, a_text_or_pair
+from recipe.inference.rows import Reading
 from recipe.inference.tasks import ranking
 from recipe.inference.tasks.ranking import Ranking
 
@@ -99,7 +100,7 @@ class Classifier:
         each label if a text may have several, or there is but one; of a regression the number
         itself; and of a cross-encoder what its own configuration names.
         """
-        logits = self.loaded.rows(requests, lambda output, mask: list(output.logits))
+        logits = self.loaded.rows(requests, Reading.LABELS)
         answers = []
         for request, rows in zip(requests, logits, strict=True):
             name = request.parameters.get("function_to_apply", "default")

@@ -13,6 +13,7 @@ from transformers import AutoModel
 from recipe.inference.loaded_model import PARAMETERS, LoadedModel
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
+from recipe.inference.rows import Reading
 from recipe.inference.tasks import ranking
 from recipe.inference.tasks.ranking import Ranking
 from recipe.inference.tasks.sentences import SentenceVectors
@@ -58,7 +59,7 @@ class Means:
 
     def rows(self, requests: Sequence[Request]) -> list[list[torch.Tensor]]:
         """The means; with `normalize` of length 1."""
-        means = self.loaded.rows(requests, _mean)
+        means = self.loaded.rows(requests, Reading.MEAN)
         return [
             [_normalized(row) for row in rows] if request.parameters.get("normalize") else rows
             for request, rows in zip(requests, means, strict=True)
@@ -148,24 +149,12 @@ class TokenFeatures:
         included, as transformers' pipeline answers; of a text in no list that matrix alone."""
         own = [request for request in requests if request.form is None]
         answers: dict[int, Any] = {}
-        for request, states in zip(own, self.loaded.rows(own, _of_tokens), strict=True):
+        for request, states in zip(own, self.loaded.rows(own, Reading.TOKENS), strict=True):
             matrices = [[state.tolist()] for state in states]
             answers[id(request)] = Answers(matrices, request.truncated, request.single)
         others = [request for request in requests if request.form is not None]
         answers |= zip(map(id, others), self.embedder.predict(others), strict=True)
         return [answers[id(request)] for request in requests]
-
-
-def _mean(output: Any, mask: torch.Tensor) -> list[torch.Tensor]:
-    states: torch.Tensor = output.last_hidden_state.float()
-    weights = mask.unsqueeze(-1).float()
-    return list((states * weights).sum(1) / weights.sum(1))
-
-
-def _of_tokens(output: Any, mask: torch.Tensor) -> list[torch.Tensor]:
-    return [
-        states[: int(row.sum())] for states, row in zip(output.last_hidden_state, mask, strict=True)
-    ]
 
 
 def _normalized(vector: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,10 @@ from transformers import AutoModelForMaskedLM
 
 from recipe.errors import ModelError
 from recipe.inference import loaded_model
-from recipe.inference.loaded_model import LoadedModel, TokenRow
+from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
+from recipe.inference.rows import Reading, TokenRow
 from recipe.inference.tasks import pipelines
 
 PARAMETERS = {"top_k", "targets", "tokenizer_kwargs"} | loaded_model.PARAMETERS
@@ -89,7 +90,7 @@ class MaskFiller:
         for request in requests:
             self.measure(request)
         rows = [row for request in requests for row in request.prepared[0]]
-        logits = iter(self.loaded.forward(rows, lambda output, mask: list(output.logits)))
+        logits = iter(self.loaded.forward(rows, Reading.TOKENS))
         answers: list[Any] = []
         for request in requests:
             rows, targets = request.prepared

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import AutoModelForQuestionAnswering
 
 from recipe.errors import ModelError
-from recipe.inference.loaded_model import LoadedModel, TokenRow
+from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
+from recipe.inference.rows import Reading, TokenRow
 
 PARAMETERS = {
     "top_k", "doc_stride", "max_answer_len", "max_seq_len", "max_question_len",
@@ -131,7 +131,7 @@ class QuestionAnswerer:
             for windows_of_part in request.prepared
             for window in windows_of_part
         ]
-        logits = iter(self.loaded.forward(rows, _starts_and_ends))
+        logits = iter(self.loaded.forward(rows, Reading.TOKENS))
         answers: list[Any] = []
         for request in requests:
             entries = []
@@ -199,11 +199,6 @@ def likeliest_spans(
     likeliest = likeliest[np.argsort(-flat[likeliest], kind="stable")]
     firsts, lasts = np.unravel_index(likeliest, products.shape)
     return [(int(a), int(b), float(products[a, b])) for a, b in zip(firsts, lasts, strict=True)]
-
-
-def _starts_and_ends(output: Any, mask: torch.Tensor) -> list[torch.Tensor]:
-    both = torch.stack([output.start_logits, output.end_logits], dim=-1)
-    return [logits[: int(row.sum())] for logits, row in zip(both, mask, strict=True)]
 
 
 def _spread(value: Any) -> list[Any]:

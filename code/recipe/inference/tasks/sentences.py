@@ -3,6 +3,7 @@ dense layers, normalisation, prompts, the longest text)."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -11,14 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import loaded_model
+from recipe.inference import loaded_model, packed_rows
 from recipe.inference.loaded_model import BATCH
 from recipe.inference.origin import Origin
+from recipe.inference.packed_rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request
+from recipe.inference.rows import TokenRow
 from recipe.tokenization.encoding import beginning
+
+_AFTER_POOLING = {"Dense", "Normalize", "LayerNorm", "Dropout"}
+"""Modules that read the pooled vector alone."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,8 @@ class SentenceVectors:
     """A SentenceTransformer that many requests share."""
 
     model: Any
+    packed: PackedRows | None = None
+    """How texts share a row end to end; None if the library pads them."""
     parameters: frozenset[str] = frozenset(
         {"normalize", "prompt", "prompt_name", "truncate_dim", "truncation"}
     )
@@ -71,7 +80,7 @@ class SentenceVectors:
             f"{model.max_seq_length} tokens at most",
             flush=True,
         )
-        return cls(model)
+        return cls(model, _packing(model, environ))
 
     def count(self, request: Request) -> list[int]:
         """Tokens of each text with its prompt; what is longer than the model reads is noted.
@@ -89,8 +98,7 @@ class SentenceVectors:
                 raise BadRequest(
                     f"The prompt_name {name!r} is not one of the model, which {known}."
                 )
-            default = prompts.get(name or self.model.default_prompt_name or "", "")
-            prompt = str(request.parameters.get("prompt", default))
+            prompt = self._prompt(request.parameters)
             tokenizer, limit = self.model.tokenizer, self.model.max_seq_length or 1 << 30
             texts = [beginning(tokenizer, prompt + text, limit) for text in request.texts]
             request.texts = [text[len(prompt) :] for text in texts]
@@ -110,17 +118,79 @@ class SentenceVectors:
             alike.setdefault(json.dumps(request.parameters, sort_keys=True), []).append(request)
         rows: dict[int, list[torch.Tensor]] = {}
         for group in alike.values():
-            parameters = group[0].parameters
-            encoded = self.model.encode(
-                [text for request in group for text in request.texts],
-                batch_size=BATCH,
-                show_progress_bar=False,
-                convert_to_tensor=True,
-                normalize_embeddings=parameters.get("normalize", False),
-                prompt=parameters.get("prompt"),
-                prompt_name=parameters.get("prompt_name"),
-                truncate_dim=parameters.get("truncate_dim"),
-            )
-            vectors = iter(encoded.float().cpu())
+            texts = [text for request in group for text in request.texts]
+            vectors = iter(self.encode(texts, group[0].parameters).float().cpu())
             rows |= {id(request): [next(vectors) for _ in request.texts] for request in group}
         return [rows[id(request)] for request in requests]
+
+    def encode(self, texts: Sequence[str], parameters: Mapping[str, Any]) -> torch.Tensor:
+        """The vectors [texts, width] of texts, all with a request's parameters."""
+        if self.packed is not None and len(texts) > 1:
+            return self._encode_packed(self.packed, texts, parameters)
+        encoded: torch.Tensor = self.model.encode(
+            list(texts),
+            batch_size=BATCH,
+            show_progress_bar=False,
+            convert_to_tensor=True,
+            normalize_embeddings=parameters.get("normalize", False),
+            prompt=parameters.get("prompt"),
+            prompt_name=parameters.get("prompt_name"),
+            truncate_dim=parameters.get("truncate_dim"),
+        )
+        return encoded
+
+    @torch.inference_mode()
+    def _encode_packed(
+        self, packed: PackedRows, texts: Sequence[str], parameters: Mapping[str, Any]
+    ) -> torch.Tensor:
+        """The same, with the texts end to end: the library makes their tokens, and vectors of the
+        tokens' states."""
+        tokens = self.model.preprocess(list(texts), prompt=self._prompt(parameters))
+        has_types = packed.takes_types and "token_type_ids" in tokens
+        rows = [
+            TokenRow(
+                tokens["input_ids"][place][is_real].tolist(),
+                tokens["token_type_ids"][place][is_real].tolist() if has_types else None,
+            )
+            for place, is_real in enumerate(tokens["attention_mask"].bool())
+        ]
+        vectors: list[torch.Tensor] = [torch.empty(0)] * len(rows)
+        for places in packed.cuts([len(row.ids) for row in rows]):
+            states, lengths = packed.states(
+                self.model[0].auto_model, [rows[place] for place in places]
+            )
+            starts = torch.tensor([0, *lengths.cumsum()], dtype=torch.int32, device=states.device)
+            # As the library gives its pooling what flash attention has computed without padding.
+            features = {"token_embeddings": states[None], "cu_seq_lens_q": starts}
+            if "prompt_length" in tokens:
+                features["prompt_length"] = tokens["prompt_length"]
+            for module in list(self.model)[1:]:
+                features = module(features)
+            for place, vector in zip(places, features["sentence_embedding"], strict=True):
+                vectors[place] = vector
+        width = parameters.get("truncate_dim") or self.model.truncate_dim
+        together = torch.stack(vectors)[:, :width]
+        is_normal = parameters.get("normalize", False)
+        return torch.nn.functional.normalize(together, dim=1) if is_normal else together
+
+    def _prompt(self, parameters: Mapping[str, Any]) -> str:
+        """What stands before each text of a request with these parameters."""
+        name = parameters.get("prompt_name") or self.model.default_prompt_name or ""
+        return str(parameters.get("prompt", self.model.prompts.get(name, "")))
+
+
+def _packing(model: Any, environ: Mapping[str, str]) -> PackedRows | None:
+    """How the texts of a SentenceTransformer share a row; None if the library is to pad them, or if
+    its vectors would be others."""
+    encoder = getattr(model[0], "auto_model", None)
+    names = [type(module).__name__ for module in model]
+    if names[:2] != ["Transformer", "Pooling"] or not set(names[2:]) <= _AFTER_POOLING:
+        return None
+    if not isinstance(encoder, PreTrainedModel):
+        return None
+    inputs = frozenset(inspect.signature(encoder.forward).parameters)
+    packed = PackedRows.of(encoder, "AutoModel", inputs, environ)
+    texts = ["d " * 12, "a b c", "a b d", "d " * 11]
+    return packed_rows.checked(
+        encoder, packed, lambda how: list(SentenceVectors(model, how).encode(texts, {}).float())
+    )

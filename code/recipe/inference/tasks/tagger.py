@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from transformers import AutoModelForTokenClassification
 
 from recipe.inference.answers import json_values
-from recipe.inference.loaded_model import LoadedModel, TokenRow
+from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
+from recipe.inference.rows import Reading, TokenRow
 from recipe.inference.tasks import pipelines
 from recipe.tokenization.encoding import beginning
 
@@ -112,7 +112,7 @@ class Tagger:
             rows.append(
                 TokenRow(chunk["input_ids"][0, :count].tolist(), types if any(types) else None)
             )
-        logits = iter(self.loaded.forward(rows, _of_tokens))
+        logits = iter(self.loaded.forward(rows, Reading.TOKENS))
         answers: list[Any] = []
         for request in requests:
             _, _, after = self.pipeline._sanitize_parameters(**request.parameters)
@@ -122,7 +122,3 @@ class Tagger:
                 entities.append(json_values(self.pipeline.postprocess(scored, **after)))
             answers.append(Answers(entities, request.truncated, request.single))
         return answers
-
-
-def _of_tokens(output: Any, mask: torch.Tensor) -> list[torch.Tensor]:
-    return [logits[: int(row.sum())] for logits, row in zip(output.logits, mask, strict=True)]

@@ -12,9 +12,10 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from recipe.errors import ModelError
-from recipe.inference.loaded_model import LoadedModel, TokenRow
+from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
+from recipe.inference.rows import Reading, TokenRow
 from recipe.tokenization.encoding import beginning
 
 PARAMETERS = {"candidate_labels", "hypothesis_template", "multi_label"}
@@ -119,7 +120,7 @@ class ZeroShot:
         for request in requests:
             self.measure(request)
         every_row = [row for request in requests for rows in request.prepared for row in rows]
-        logits = iter(self.loaded.forward(every_row, lambda output, mask: list(output.logits)))
+        logits = iter(self.loaded.forward(every_row, Reading.LABELS))
         answers = []
         for request in requests:
             labels = _labels(request)

@@ -22,12 +22,14 @@ class Size:
     longest: int
     total: int
     """Tokens without padding."""
+    pads: bool = True
+    """Whether a call computes as many tokens for each text as the longest has."""
 
     @classmethod
-    def of(cls, tokens: Sequence[int] | int) -> Size:
-        """From what `tokens_fn` returned."""
+    def of(cls, tokens: Sequence[int] | int, pads: bool = True) -> Size:
+        """From what `tokens_fn` returned, and whether the handlers pad."""
         counts = [tokens] if isinstance(tokens, int) else list(tokens)
-        return cls(len(counts), max(counts, default=0), sum(counts))
+        return cls(len(counts), max(counts, default=0), sum(counts), pads)
 
 
 UNKNOWN = Size(1, 1, 1)
@@ -53,11 +55,12 @@ def plan(sizes: Sequence[Size], most_tokens: int, call_tokens: int) -> list[Grou
     best = [0.0]
     cuts = [0]
     for end in range(1, len(order) + 1):
-        longest, rows = sizes[order[end - 1]].longest, 0
+        longest, rows, total = sizes[order[end - 1]].longest, 0, 0
         cheapest, cut = float("inf"), end - 1
         for start in range(end - 1, -1, -1):
             rows += sizes[order[start]].rows
-            padded = rows * longest
+            total += sizes[order[start]].total
+            padded = rows * longest if sizes[order[start]].pads else total
             if padded > most_tokens and start < end - 1:
                 break
             if (cost := best[start] + call_tokens + padded) < cheapest:
@@ -70,7 +73,8 @@ def plan(sizes: Sequence[Size], most_tokens: int, call_tokens: int) -> list[Grou
         members = order[cuts[end] : end]
         tokens = sum(sizes[place].total for place in members)
         rows = sum(sizes[place].rows for place in members)
-        groups.append(Group(members, tokens, rows * sizes[members[-1]].longest))
+        padded = rows * sizes[members[-1]].longest if sizes[members[-1]].pads else tokens
+        groups.append(Group(members, tokens, padded))
         end = cuts[end]
     return groups[::-1]
 

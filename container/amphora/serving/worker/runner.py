@@ -136,7 +136,8 @@ class ModelRunner:
         """Set the item's size, if the handlers count tokens."""
         if self.handlers.tokens_fn is not None:
             counts = _call(self.handlers.tokens_fn, item, item.data, self.model)
-            item.size = batching.Size.of(counts)
+            pads = self.description.get("padding") is not False
+            item.size = batching.Size.of(counts, pads)
 
     def predict(self, item: Item) -> Any:
         """One item's prediction, by `predict_fn`."""

@@ -50,6 +50,14 @@ def test_like_lengths_go_together_where_another_call_is_cheaper_than_padding() -
     assert len(plan(sizes, 10_000, call_tokens=4096)) == 1
 
 
+def test_lengths_do_not_matter_where_nothing_is_padded() -> None:
+    sizes = [Size.of(lengths, pads=False) for lengths in ([10, 3], [100], [12], [90])]
+    (group,) = plan(sizes, 215, call_tokens=24)
+    assert (group.tokens, group.padded) == (215, 215)
+    assert all(group.padded <= 200 for group in plan(sizes, 200, call_tokens=24))
+    assert len(plan(sizes, 200, call_tokens=24)) == 2
+
+
 def test_delay_is_zero_when_idle_and_bounded_under_load() -> None:
     delay = BatchDelay(most=0.02)
     assert delay.wait(waiting=1, oldest=10.0, now=10.0) == 0

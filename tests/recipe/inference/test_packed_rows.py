@@ -1,0 +1,137 @@
+"""Texts end to end in one row, against each text alone; and where they are padded instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from recipe.inference import packed_rows
+from recipe.inference.packed_rows import PackedRows
+from recipe.inference.rows import Reading, TokenRow, of_padded
+from recipe.models import flat_attention
+from tests.support.packed_batches import KINDS, PAD
+from tests.support.serving_kit import TEXTS, Handlers, assert_close, save
+
+HEADS = {
+    "": Reading.MEAN,
+    "ForSequenceClassification": Reading.LABELS,
+    "ForTokenClassification": Reading.TOKENS,
+    "ForQuestionAnswering": Reading.TOKENS,
+    "ForMaskedLM": Reading.TOKENS,
+}
+LENGTHS = [30, 5, 17, 1, 41, 17, 9, 5]
+
+
+def model_of(kind: str, head: str) -> Any:
+    name, values = KINDS[kind]
+    outputs = {"num_labels": 2} if head == "ForQuestionAnswering" else {}
+    config = getattr(transformers, f"{name}Config")(**{**values, **outputs})
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}{head or 'Model'}")(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=0.2)
+    return model.eval()
+
+
+def rows_of(model: Any, types: bool) -> list[TokenRow]:
+    random = np.random.default_rng(0)
+    rows = []
+    for length in LENGTHS:
+        ids = random.integers(4, 50, length).tolist()
+        owners = [int(place > length // 2) for place in range(length)] if types else None
+        rows.append(TokenRow(ids, owners))
+    # Padding that a text spells, as "<pad>" does.
+    rows[2].ids[4] = PAD
+    return rows
+
+
+@torch.inference_mode()
+def alone(model: Any, row: TokenRow, reading: Reading) -> torch.Tensor:
+    inputs = {"input_ids": torch.tensor([row.ids])}
+    if row.types is not None:
+        inputs["token_type_ids"] = torch.tensor([row.types])
+    mask = torch.ones_like(inputs["input_ids"])
+    (value,) = of_padded(reading, model(**inputs, attention_mask=mask), mask, [row])
+    return value
+
+
+@pytest.mark.parametrize(
+    ("kind", "head"),
+    [
+        (kind, head)
+        for kind in KINDS
+        for head in HEADS
+        # Only this head pools as the configuration says.
+        if kind != "modernbert, mean" or head == "ForSequenceClassification"
+    ],
+)
+def test_each_text_is_answered_as_if_it_were_alone(kind: str, head: str) -> None:
+    model, reading = model_of(kind, head), HEADS[head]
+    has_types = "token_type_ids" in model.forward.__code__.co_varnames and kind != "roberta"
+    has_types &= getattr(model.config, "type_vocab_size", 0) > 1
+    rows = rows_of(model, has_types)
+    if head == "ForMaskedLM":
+        rows[0] = TokenRow(rows[0].ids, rows[0].types, keep=[7, 2])
+        rows[4] = TokenRow(rows[4].ids, rows[4].types, keep=[])
+    expected = [alone(model, row, reading) for row in rows]
+    packed = PackedRows.of(model, f"AutoModel{head}", frozenset({"token_type_ids"}), {})
+    assert packed is not None
+    flat_attention.use(model)
+    with torch.inference_mode():
+        together = packed.values(model, rows, reading)
+    for one, other in zip(together, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+def test_rows_are_no_longer_than_they_may_be_and_hold_every_text_once() -> None:
+    packed = PackedRows(packed_rows.packed_encoders.FAMILIES["bert"], "head", 64, False)
+    lengths = [30, 5, 17, 100, 41, 17, 9, 5, 64, 1]
+    cuts = list(packed.cuts(lengths))
+    assert sorted(place for cut in cuts for place in cut) == list(range(len(lengths)))
+    for cut in cuts:
+        own = [lengths[place] for place in cut]
+        assert own == sorted(own)
+        assert len(cut) == 1 or sum(own) <= 64
+    assert list(packed.cuts([500])) == [[0]]
+
+
+def handlers(tmp_path: Path, kind: str = "BertForSequenceClassification", **environ: str) -> Any:
+    return Handlers(save(kind, tmp_path / "model", 7), **environ).model.loaded  # type: ignore[attr-defined]
+
+
+def test_a_model_whose_texts_would_see_each_other_is_padded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = {"inputs": [*TEXTS, TEXTS[1]], "top_k": None}
+    expected = Handlers(save("BertForSequenceClassification", tmp_path / "model", 7)).ask(texts)
+    right = flat_attention.inputs_of
+
+    def without_borders(starts: torch.Tensor, longest: int) -> dict[str, Any]:
+        return right(starts[[0, -1]], int(starts[-1]))
+
+    monkeypatch.setattr(flat_attention, "inputs_of", without_borders)
+    served = Handlers(tmp_path / "model")
+    assert served.model.loaded.packed is None  # type: ignore[attr-defined]
+    assert "not end to end: its answers are others then" in capsys.readouterr().out
+    assert served.model.loaded.model.config._attn_implementation == "sdpa"  # type: ignore[attr-defined]
+    assert_close(served.ask(texts), expected)
+
+
+@pytest.mark.parametrize("environ", [{"AMPHORA_DTYPE": "int8"}, {"AMPHORA_COMPILE": "1"}])
+def test_what_depends_on_its_neighbours_or_on_shapes_is_padded(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda forward, **options: forward)
+    assert handlers(tmp_path, **environ).packed is None
+
+
+def test_a_model_of_no_known_family_is_padded(tmp_path: Path) -> None:
+    assert handlers(tmp_path, "GPT2ForSequenceClassification").packed is None
+    assert handlers(tmp_path / "bert").packed is not None
