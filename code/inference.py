@@ -15,10 +15,11 @@ the request is refused.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from recipe.inference import answers, payloads, registry
+from recipe.inference import answers, payloads, registry, turns
 from recipe.inference.apis import description, reading
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Request
@@ -46,6 +47,11 @@ def describe_fn(model_dir: str, model: ServedTask) -> dict[str, Any]:
     return description.describe(model, task)
 
 
+def turns_fn(model: ServedTask, pause: Callable[..., None]) -> None:
+    """From now on a prediction of many calls of the model says `pause()` between them."""
+    turns.take(pause)
+
+
 def input_fn(body: bytes, content_type: str, context: Any = None) -> Request:
     """What a request asks, in our own form, OpenAI's or TEI's.
 
@@ -71,15 +77,30 @@ def predict_fn(data: Request, model: ServedTask) -> Any:
     """An answer for each text; an iterator of pieces if a generation is to be streamed."""
     tokens_fn(data, model)
     (prediction,) = predict_batch_fn([data], model)
+    if callable(prediction):
+        return prediction()
     if isinstance(prediction, Exception):
         raise prediction
     return prediction
 
 
 def predict_batch_fn(inputs: Sequence[Request], model: ServedTask) -> list[Any]:
-    """What `predict_fn` returns for each request, all of them through the model together."""
+    """What `predict_fn` returns for each request, all of them through the model together; a
+    function without arguments that returns it where that takes many turns."""
     predictions = zip(model.predict(inputs), inputs, strict=True)
-    return [reading.in_form(prediction, request) for prediction, request in predictions]
+    return [
+        partial(_later, prediction, request)
+        if callable(prediction)
+        else reading.in_form(prediction, request)
+        for prediction, request in predictions
+    ]
+
+
+def _later(prediction: Callable[[], Any], request: Request) -> Any:
+    answer = reading.in_form(prediction(), request)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def output_fn(prediction: Any, accept: str, context: Any = None) -> tuple[Any, str]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from recipe.inference import accept as accept_header
+from recipe.inference import turns
 from recipe.inference.payloads import (
     CSV,
     EVENTS,
@@ -29,6 +30,7 @@ from recipe.inference.payloads import (
 )
 
 _HEADER = re.compile(r"text/csv\s*;\s*header\s*=\s*present", re.IGNORECASE)
+_WRITTEN_AT_ONCE = 128
 _NOT_FINITE = "the model answered with NaN or infinity: see what it computes"
 _BROKEN = {
     "error": {
@@ -102,8 +104,15 @@ def _is_fault(entry: Any) -> bool:
 
 
 def _json(prediction: Sequence[Any]) -> bytes:
-    whole = prediction.document if isinstance(prediction, Answers) else list(prediction)
-    return _as_json(whole).encode()
+    if isinstance(prediction, Answers) and prediction.single:
+        return _as_json(prediction.document).encode()
+    entries = []
+    for entry in prediction:
+        entries.append(_as_json(entry))
+        # Thousands of vectors take seconds to write.
+        if len(entries) % _WRITTEN_AT_ONCE == 0:
+            turns.pause()
+    return f"[{', '.join(entries)}]".encode()
 
 
 def _csv(prediction: Sequence[Any], with_header: bool = False) -> bytes:

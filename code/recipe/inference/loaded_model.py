@@ -28,7 +28,7 @@ from transformers import (
 
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import packed_rows
+from recipe.inference import packed_rows, turns
 from recipe.inference.origin import Origin
 from recipe.inference.packed_rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request, Text
@@ -38,6 +38,8 @@ from recipe.tokenization.encoding import beginning, encode, encode_pairs
 
 BATCH = 32
 """Texts that go through a model at once."""
+ENCODED_AT_ONCE = 512
+"""Texts that are made tokens between two turns of others."""
 _STEP = 8
 """Lengths are multiples of it: each shape has kernels of its own to make (docs/LAB.md)."""
 PARAMETERS = {"truncation", "max_length", "padding"}
@@ -146,7 +148,11 @@ class LoadedModel:
             texts: Sequence[Text] = request.texts
             limit = min(self.max_length, request.parameters.get("max_length") or self.max_length)
             if not self.typed and all(isinstance(text, str) for text in texts):
-                ids = encode(self.tokenizer, cast("Sequence[str]", texts), limit)
+                ids = []
+                for start in range(0, len(texts), ENCODED_AT_ONCE):
+                    some = cast("Sequence[str]", texts[start : start + ENCODED_AT_ONCE])
+                    ids += encode(self.tokenizer, some, limit)
+                    turns.pause()
             else:
                 ids, types = [], []
                 for text in texts:
@@ -207,6 +213,7 @@ class LoadedModel:
             brought = flat.split([part.numel() for part in parts])
             for place, part, numbers in zip(places, parts, brought, strict=True):
                 results[place] = numbers.view(part.shape)
+            turns.pause()
         return results
 
     def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:

@@ -43,6 +43,11 @@ class Metrics:
             buckets=_SIZES,
             registry=self.registry,
         )
+        self.slices = Counter(
+            "amphora_slices",
+            "Turns of requests that share a worker: a list's calls of the model, a text's tokens.",
+            registry=self.registry,
+        )
         self.calls = Counter("amphora_predictions", "Calls of the model.", registry=self.registry)
         self.tokens = Counter(
             "amphora_tokens", "Tokens of requests, without padding.", registry=self.registry
@@ -62,6 +67,11 @@ class Metrics:
         )
         self.waiting = Gauge(
             "amphora_queue_requests", "Requests that wait for a worker.", registry=self.registry
+        )
+        self.queue_age = Gauge(
+            "amphora_queue_age_seconds",
+            "How long the oldest of them has waited.",
+            registry=self.registry,
         )
         self.workers = Gauge("amphora_workers", "Living model workers.", registry=self.registry)
 

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import loaded_model, packed_rows
-from recipe.inference.loaded_model import BATCH
+from recipe.inference import loaded_model, packed_rows, turns
+from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE
 from recipe.inference.origin import Origin
 from recipe.inference.packed_rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request
@@ -66,6 +66,7 @@ class SentenceVectors:
         # Dense layers are loaded apart, in float32.
         model = model.to(dtype).eval()
         loaded_model.refuse_broken(model, origin)
+        turns.pause_before_calls(model[0])
         if not hasattr(model.tokenizer, "vocab_files_names"):
             reader = type(model.tokenizer).__name__
             raise ModelError(
@@ -102,7 +103,11 @@ class SentenceVectors:
             tokenizer, limit = self.model.tokenizer, self.model.max_seq_length or 1 << 30
             texts = [beginning(tokenizer, prompt + text, limit) for text in request.texts]
             request.texts = [text[len(prompt) :] for text in texts]
-            request.token_ids = tokenizer(texts, verbose=False)["input_ids"]
+            request.token_ids = []
+            for start in range(0, len(texts), ENCODED_AT_ONCE):
+                some = texts[start : start + ENCODED_AT_ONCE]
+                request.token_ids += tokenizer(some, verbose=False)["input_ids"]
+                turns.pause()
             lengths = [len(ids) for ids in request.token_ids]
             request.truncated = [place for place, n in enumerate(lengths) if n > limit]
             loaded_model.refuse_uncut(request, limit)
@@ -168,6 +173,7 @@ class SentenceVectors:
                 features = module(features)
             for place, vector in zip(places, features["sentence_embedding"], strict=True):
                 vectors[place] = vector
+            turns.pause()
         width = parameters.get("truncate_dim") or self.model.truncate_dim
         together = torch.stack(vectors)[:, :width]
         is_normal = parameters.get("normalize", False)

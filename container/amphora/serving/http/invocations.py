@@ -234,6 +234,7 @@ async def chunks(call: Call, reply: Reply, pool: Pool) -> AsyncIterator[bytes]:
         while (chunk := await reply.chunks.get()) is not None:
             if isinstance(chunk, Exception):
                 raise chunk
+            pool.took(call)
             yield chunk
         finished = True
     finally:

@@ -146,6 +146,7 @@ class Front:
     async def show_metrics(self, request: Request) -> Response:
         """Give the metrics in Prometheus' text format."""
         self.metrics.waiting.set(sum(pool.waiting for pool in self.pools))
+        self.metrics.queue_age.set(max((pool.oldest for pool in self.pools), default=0.0))
         self.metrics.log_lines_dropped.inc(log_relay.dropped() - self._dropped_before)
         self._dropped_before = log_relay.dropped()
         self.metrics.workers.set(sum(pool.living for pool in self.pools))

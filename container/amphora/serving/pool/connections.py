@@ -15,8 +15,8 @@ from amphora.serving.pool.sessions import Session
 from amphora.serving.protocol import framing
 from amphora.serving.protocol.media_types import Fault
 
-# Chunks of a stream that are kept for a client that reads slower than its worker writes.
-_CHUNKS_AHEAD = 64
+# Taken chunks that are told to a worker together.
+_CREDIT = framing.CHUNKS_AHEAD // 4
 
 
 @dataclass(kw_only=True)
@@ -39,7 +39,8 @@ class Reply:
             headers=header["headers"],
             body=body,
             closes_session=header.get("closed", False),
-            chunks=asyncio.Queue(_CHUNKS_AHEAD) if header.get("more") else None,
+            # With room for the end, or what has broken it.
+            chunks=asyncio.Queue(framing.CHUNKS_AHEAD + 1) if header.get("more") else None,
         )
 
 
@@ -60,6 +61,10 @@ class Call:
     session: Session | None = None
     arrived: float = field(default_factory=time.monotonic)
     retried: bool = False
+    batch: int = 0
+    """The number of the batch in which its worker got it."""
+    taken: int = 0
+    """Chunks of its stream that its client has taken, and its worker does not know of."""
 
     def fail(self, fault: Fault) -> None:
         """Answer with an error, unless it is answered already; a begun stream breaks off."""
@@ -90,34 +95,69 @@ class WorkerConnection:
     """One living worker, as the front process sees it."""
 
     def __init__(
-        self, index: int, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        index: int,
+        pid: int,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        takes_turns: bool,
     ) -> None:
         self.index = index
         self.pid = pid
         self.reader = reader
+        self.takes_turns = takes_turns
         self.calls: dict[str, Call] = {}
         self.bound: deque[Call] = deque()
         """Requests of sessions that live in this worker."""
         self.idle = True
+        self.is_open = False
+        """Whether it takes requests beside those that it has."""
         self.born = time.monotonic()
         self.sent_at = 0.0
         self.sent_size = 0
-        self.begun = False
-        """Whether the worker has started on its batch; before that, nothing was done for it."""
+        self.batch = 0
+        """The number of the last batch that was sent."""
+        self.begun = 0
+        """The number of the last batch that the worker has started on; nothing was done yet for
+        those after it."""
         self._writer = writer
         self._watchdog: asyncio.TimerHandle | None = None
 
     def send(self, batch: list[Call]) -> None:
         """Send it a batch to answer."""
-        self.idle, self.begun = False, False
-        self.sent_at, self.sent_size = time.monotonic(), len(batch)
-        self.calls = {call.id: call for call in batch}
-        header = {"op": "batch", "items": [call.entry for call in batch]}
+        # What comes beside other work says nothing about how long a batch takes.
+        self.sent_size = len(batch) if self.idle else 0
+        self.sent_at, self.idle = time.monotonic(), False
+        self.batch += 1
+        for call in batch:
+            call.batch = self.batch
+            self.calls[call.id] = call
+        header = {
+            "op": "batch", "batch": self.batch, "items": [call.entry for call in batch],
+        }  # fmt: skip
         self._writer.write(framing.pack(header, b"".join(call.body for call in batch)))
 
     def tell(self, header: framing.Header) -> None:
         """Send a notice: a cancellation, or a session to forget."""
         self._writer.write(framing.pack(header))
+
+    def has_room(self, requests: int, size: int) -> bool:
+        """Whether it may take more beside what it has: it keeps all of that in its memory.
+
+        Args:
+            requests: The most that it should have.
+            size: The most bytes of their bodies.
+        """
+        held = sum(len(call.body) for call in self.calls.values())
+        is_alone = any(call.retried for call in self.calls.values())
+        return len(self.calls) < requests and held < size and not is_alone
+
+    def note_taken(self, call: Call) -> None:
+        """A chunk of a call's stream was taken: now and then the worker learns of it."""
+        call.taken += 1
+        if self.takes_turns and call.taken >= _CREDIT:
+            self.tell({"op": "credit", "id": call.id, "count": call.taken})
+            call.taken = 0
 
     def watch(self, seconds: float, hangs: Callable[[WorkerConnection], None]) -> None:
         """Call `hangs` if nothing arrives for so long; to be called again at each sign of life."""

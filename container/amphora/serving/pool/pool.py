@@ -31,6 +31,8 @@ _LONGEST_PAUSE = 10.0
 # Between the death of a worker that had just started and its replacement.
 _RESTART_PAUSE = 0.1
 _JUST_STARTED_SECONDS = 5.0
+# Batches' worth of requests that a worker has at once at most, where it takes turns.
+_BATCHES_AT_WORK = 4
 
 
 class Pool:
@@ -75,6 +77,13 @@ class Pool:
     def description(self) -> Mapping[str, Any]:
         """What the handlers say of the model; empty before it is loaded."""
         return self._loaded.description if self._loaded is not None else {}
+
+    @property
+    def oldest(self) -> float:
+        """Seconds that the oldest request in the queue has waited; 0 if there is none."""
+        queues = (self._queue, *(connection.bound for connection in self._connections.values()))
+        arrived = [call.arrived for queue in queues for call in queue if not call.reply.done()]
+        return time.monotonic() - min(arrived) if arrived else 0.0
 
     @property
     def waiting(self) -> int:
@@ -129,6 +138,15 @@ class Pool:
         for connection in connections:
             if connection.calls.pop(call.id, None) is not None:
                 connection.tell({"op": "cancel", "id": call.id})
+                if connection.takes_turns:
+                    # A job that stood still, since its client was slow, ends now: that is work.
+                    connection.watch(self.settings.timeout, self._hangs)
+
+    def took(self, call: Call) -> None:
+        """The client has taken a chunk of a stream."""
+        for connection in self._connections.values():
+            if connection.calls.get(call.id) is call:
+                connection.note_taken(call)
 
     def _dispatch(self) -> None:
         """Give what waits to idle workers, or set an alarm if it pays to wait for more."""
@@ -136,10 +154,14 @@ class Pool:
             self._alarm.cancel()
             self._alarm = None
         for connection in self._connections.values():
-            if connection.idle and connection.bound and (call := _next_waiting(connection.bound)):
+            is_free = connection.idle or connection.is_open
+            if is_free and connection.bound and (call := _next_waiting(connection.bound)):
                 self._send(connection, [call])
         idle = [connection for connection in self._connections.values() if connection.idle]
-        if not idle or not self._queue:
+        if not self._queue:
+            return
+        if not idle:
+            self._give_beside()
             return
         seconds = self._delay.wait(len(self._queue), self._queue[0].arrived, time.monotonic())
         if seconds > 0:
@@ -156,6 +178,25 @@ class Pool:
                     break
             if batch:
                 self._send(connection, batch)
+
+    def _give_beside(self) -> None:
+        """Give what waits to workers that are at work and take turns, the least busy first."""
+        most = _BATCHES_AT_WORK * self.settings.batch_size
+        calls = [call for call in self._queue if not call.retried and not call.reply.done()]
+        # What has killed a worker before, goes to one that has nothing else: the least busy is
+        # spared, so that there will be one.
+        spared = int(any(call.retried for call in self._queue))
+        for call in calls:
+            connections = sorted(self._connections.values(), key=lambda each: len(each.calls))
+            room = [
+                each
+                for each in connections[spared:]
+                if each.is_open and each.has_room(most, 2 * self.settings.max_body)
+            ]
+            if not room:
+                return
+            self._queue.remove(call)
+            self._send(room[0], [call])
 
     def _send(self, connection: WorkerConnection, batch: list[Call]) -> None:
         connection.send(batch)
@@ -186,7 +227,8 @@ class Pool:
                 LOG.info("The model is loaded (%.1f s).", loaded.seconds)
             self._loaded = loaded
             self._failures = 0
-            connection = self._connections[index] = WorkerConnection(index, pid, reader, writer)
+            connection = WorkerConnection(index, pid, reader, writer, loaded.turns)
+            self._connections[index] = connection
             self.loaded.set()
             for other in range(len(self._keepers), self.settings.workers):
                 self._keepers.append(asyncio.create_task(self._keep(other)))
@@ -219,23 +261,39 @@ class Pool:
             while True:
                 header, body = await framing.read(connection.reader)
                 if header.get("op") == "begun":
-                    connection.begun = True
-                    continue
-                if header.get("op") != "idle":
+                    connection.begun = header["batch"]
+                elif header.get("op") in ("idle", "open", "rests"):
+                    self._note(connection, header)
+                else:
                     connection.watch(self.settings.timeout, self._hangs)
                     await self._deliver(connection, header, body)
-                    continue
-                connection.unwatch()
-                for call in connection.calls.values():
-                    call.fail(Fault(500, "handler_failed", "The worker gave no answer."))
-                connection.calls = {}
-                connection.idle = True
+
+    def _note(self, connection: WorkerConnection, header: framing.Header) -> None:
+        """Heed where a worker stands: `idle`, `open` for requests beside those that it has, or
+        `rests` where it waits for clients that read slowly."""
+        self._metrics.calls.inc(header["calls"])
+        self._metrics.tokens.inc(header["tokens"])
+        self._metrics.padding.inc(header["padded"] - header["tokens"])
+        self._metrics.slices.inc(header["slices"])
+        if connection.batch != header["batch"]:
+            # Another batch is on its way.
+            connection.watch(self.settings.timeout, self._hangs)
+            return
+        connection.is_open = header["op"] != "idle"
+        if header["op"] == "open":
+            connection.sent_size = 0
+            connection.watch(self.settings.timeout, self._hangs)
+        else:
+            connection.unwatch()
+        if header["op"] == "idle":
+            for call in connection.calls.values():
+                call.fail(Fault(500, "handler_failed", "The worker gave no answer."))
+            connection.calls = {}
+            connection.idle = True
+            if connection.sent_size:
                 now = time.monotonic()
                 self._delay.learn(connection.sent_size, now - connection.sent_at, now)
-                self._metrics.calls.inc(header["calls"])
-                self._metrics.tokens.inc(header["tokens"])
-                self._metrics.padding.inc(header["padded"] - header["tokens"])
-                self._dispatch()
+        self._dispatch()
 
     async def _deliver(
         self, connection: WorkerConnection, header: framing.Header, body: bytes
@@ -256,6 +314,10 @@ class Pool:
         elif not call.reply.cancelled() and call.reply.exception() is None:
             chunks = call.reply.result().chunks
             assert chunks is not None
+            if connection.takes_turns:
+                # It sends no more than there is room for.
+                chunks.put_nowait(body if header["more"] else None)
+                return
             connection.unwatch()
             try:
                 # A full queue stops the reading here, so that the worker waits for a slow client.
@@ -276,13 +338,14 @@ class Pool:
         )
         for call in (*reversed(connection.calls.values()), *connection.bound):
             # A repetition does no harm if nothing was done yet, or once if predictions are pure.
-            may_repeat = not connection.begun or (
+            is_begun = 0 < call.batch <= connection.begun
+            may_repeat = not is_begun or (
                 self.merges and not call.retried and not call.reply.done()
             )
             if call.session is not None:
                 call.fail(SessionGone(call.session.id))
                 continue
-            call.retried = call.retried or connection.begun
+            call.retried = call.retried or is_begun
             if may_repeat:
                 self._queue.appendleft(call)
             else:

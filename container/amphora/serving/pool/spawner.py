@@ -51,6 +51,8 @@ class Loaded:
     """What the handlers' `describe_fn` says of the model; empty if there is none."""
     forkable: bool
     seconds: float
+    turns: bool = False
+    """Whether a worker takes more requests while others are at work."""
 
 
 class ModelProcess:

@@ -14,6 +14,8 @@ from typing import Any
 
 Header = dict[str, Any]
 _LENGTHS = struct.Struct("!IQ")
+CHUNKS_AHEAD = 64
+"""Chunks of a stream that wait for a client that reads slower than its worker writes."""
 
 
 def pack(header: Header, body: bytes = b"") -> bytes:
@@ -43,7 +45,11 @@ def _receive_exactly(sock: socket.socket, size: int) -> bytes:
     buffer = bytearray(size)
     view, position = memoryview(buffer), 0
     while position < size:
-        count = sock.recv_into(view[position:])
+        try:
+            count = sock.recv_into(view[position:])
+        except ConnectionError:
+            # It was closed before it had read all that was sent to it.
+            count = 0
         if count == 0:
             raise EOFError("the front process closed the connection")
         position += count

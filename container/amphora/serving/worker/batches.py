@@ -1,6 +1,7 @@
 """A worker's conversation with the front process: batches of requests in, their answers out.
 
-One request's fault is that request's answer only.
+One request's fault is that request's answer only. Where the handlers take turns (`turns_fn`), more
+requests come in while others are at work: see `amphora.serving.worker.turns`.
 """
 
 from __future__ import annotations
@@ -9,35 +10,30 @@ import itertools
 import logging
 import select
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from amphora.common import logs
-from amphora.common.devices import KINDS
+from amphora.common.devices import CPU, KINDS
 from amphora.serving.protocol import batching, framing, media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.worker.runner import Item, ModelRunner
+from amphora.serving.worker.turns import Job, Turns
 
 LOG = logging.getLogger("amphora.worker")
+# How long a slice of work may be; what a model computes in that time is learned.
+_SLICE_SECONDS = 0.1
+_LEAST_SLICE, _FIRST_SLICE = 256, 2048
+# A body so long is read and measured in turns, too.
+_LONG_BODY = 16384
+_SIGN_SECONDS = 0.2
 
 
 def serve(sock: socket.socket, runner: ModelRunner) -> None:
     """Answer batches until the front process closes the socket (EOFError)."""
-    while True:
-        header, body = framing.receive(sock)
-        if header["op"] != "batch":
-            _heed(runner, header)
-            continue
-        framing.send(sock, {"op": "begun"})
-        tokens, padded, calls = answer(sock, runner, list(items(runner, header, body)))
-        framing.send(sock, {"op": "idle", "tokens": tokens, "padded": padded, "calls": calls})
-
-
-def _heed(runner: ModelRunner, notice: framing.Header) -> str:
-    """Do what a notice between batches says. Returns the request that it cancels, or ''."""
-    if notice["op"] == "forget":
-        runner.sessions.pop(notice["session"], None)
-    return str(notice.get("id", ""))
+    Conversation(sock, runner).serve()
 
 
 def items(runner: ModelRunner, header: framing.Header, body: bytes) -> Iterator[Item]:
@@ -55,81 +51,264 @@ def items(runner: ModelRunner, header: framing.Header, body: bytes) -> Iterator[
         )
 
 
-def answer(sock: socket.socket, runner: ModelRunner, batch: list[Item]) -> tuple[int, int, int]:
-    """Send one answer for each item. Returns tokens, padded tokens and prediction calls."""
-    # A session's requests come alone, and have a context, which a merged prediction lacks.
-    if runner.handlers.predict_batch_fn is None or batch[0].context.session is not None:
-        for item in batch:
-            try:
-                _send(sock, runner, item, runner.answer(item))
-            except Exception as error:
-                _send_error(sock, item, error)
-        return 0, 0, len(batch)
-    readable = []
-    for item in batch:
+class Conversation:
+    """One worker's: what has come in, what is at work, what the front was told last."""
+
+    def __init__(self, sock: socket.socket, runner: ModelRunner) -> None:
+        self._sock = sock
+        self._runner = runner
+        self._turns = Turns(self._has_news)
+        self._takes_turns = runner.handlers.turns_fn is not None
+        if runner.handlers.turns_fn is not None:
+            context = runner.context("turns", {})
+            runner.handlers.turns_fn(runner.model, self._turns.pause, context=context)
+        self._number = 0
+        """Of the last batch that has come in."""
+        self._arrived: list[Item] = []
+        self._jobs: dict[str, Job] = {}
+        """Of requests that have one for themselves."""
+        self._credit: dict[str, int] = {}
+        """Chunks that each stream may still send before its client has taken some."""
+        self._tokens = self._padded = self._calls = 0
+        self._tokens_per_second = _FIRST_SLICE / _SLICE_SECONDS
+        self._told = 0.0
+        self._announced = (0, "idle")
+
+    def serve(self) -> None:
+        """Answer until the front closes the socket (EOFError)."""
+        jobs_are_next = False
+        while True:
+            while not self._arrived and not self._turns.is_runnable:
+                # What jobs there are, are streams whose clients are slow: that is no hanging.
+                self._announce("rests")
+                self._take_frame()
+            while self._has_news():
+                self._take_frame()
+            # What has just come goes first, but only every other time.
+            if self._arrived and not (jobs_are_next and self._turns.is_runnable):
+                batch, self._arrived = self._arrived, []
+                self._tell({"op": "begun", "batch": self._number})
+                self.answer(batch)
+                jobs_are_next = True
+            else:
+                self._turns.give()
+                jobs_are_next = False
+            self._announce("open")
+
+    def _has_news(self) -> bool:
+        return bool(select.select([self._sock], [], [], 0)[0])
+
+    def _take_frame(self) -> str:
+        """Heed what the front says next. Returns the request that it cancels, or ''."""
+        header, body = framing.receive(self._sock)
+        if header["op"] == "batch":
+            self._number = header.get("batch", self._number + 1)
+            self._arrived += items(self._runner, header, body)
+        elif header["op"] == "forget":
+            self._runner.sessions.pop(header["session"], None)
+        elif header["op"] == "credit" and header["id"] in self._credit:
+            self._credit[header["id"]] += header["count"]
+        elif header["op"] == "cancel":
+            self._arrived = [item for item in self._arrived if item.id != header["id"]]
+            if (job := self._jobs.get(header["id"])) is not None:
+                self._turns.leave(job)
+            return str(header["id"])
+        return ""
+
+    def _tell(self, header: framing.Header, body: bytes = b"") -> None:
+        framing.send(self._sock, header, body)
+        self._told = time.monotonic()
+
+    def _announce(self, state: str) -> None:
+        """Tell the front where this worker stands, if it does not know.
+
+        Args:
+            state: `open` for more requests beside those at work, or `rests` where only clients that
+                read on can bring those further; where nothing is at work it is `idle` anyway.
+        """
+        if self._arrived:
+            return
+        self._jobs = {name: job for name, job in self._jobs.items() if not job.is_done}
+        stands = (self._number, state if len(self._turns) else "idle")
+        is_silent = stands[1] == "open" and time.monotonic() - self._told > _SIGN_SECONDS
+        if stands == self._announced and not is_silent:
+            return
+        self._announced = stands
+        self._tell(
+            {
+                "op": stands[1], "batch": self._number, "tokens": self._tokens,
+                "padded": self._padded, "calls": self._calls, "slices": self._turns.slices,
+            }
+        )  # fmt: skip
+        self._tokens = self._padded = self._calls = self._turns.slices = 0
+
+    def answer(self, batch: Sequence[Item]) -> None:
+        """Answer each request of a batch, or make a job of it."""
+        if self._runner.handlers.predict_batch_fn is None:
+            for item in batch:
+                self._answer_alone(item)
+            return
+        # A session's requests have a context, which a merged prediction lacks.
+        apart = [
+            item
+            for item in batch
+            if item.session or (self._takes_turns and len(item.body) > _LONG_BODY)
+        ]
+        alone = {item.id for item in apart}
+        readable = [item for item in batch if item.id not in alone and self._read(item)]
+        if self._takes_turns:
+            self._add_jobs(apart, self._answer_alone)
+            # What is one text stays with others: all of them go through the model in one call.
+            lists = [
+                item
+                for item in readable
+                if item.size.rows > 1 and item.size.total > self._slice_tokens
+            ]
+            self._add_jobs(lists, self._predict_alone)
+            alone |= {item.id for item in lists}
+            readable = [item for item in readable if item.id not in alone]
+        else:
+            for item in apart:
+                self._answer_alone(item)
+        settings = self._runner.settings
+        call_tokens = KINDS[settings.device_kind].call_tokens
+        spent = 0
+        for start in range(0, len(readable), settings.batch_size):
+            some = readable[start : start + settings.batch_size]
+            sizes = [item.size for item in some]
+            for group in batching.plan(sizes, settings.batch_tokens, call_tokens):
+                members = [some[place] for place in group.members]
+                spent += group.padded
+                if self._takes_turns and spent > self._slice_tokens:
+                    self._turns.add([partial(self._predict, members, group)])
+                else:
+                    self._predict(members, group)
+
+    @property
+    def _slice_tokens(self) -> int:
+        """What a slice of work holds at most; of one that cannot be cut it may be more."""
+        most = self._runner.settings.batch_tokens
+        if self._runner.settings.device_kind != CPU:
+            return most
+        return min(most, max(_LEAST_SLICE, int(self._tokens_per_second * _SLICE_SECONDS)))
+
+    def _add_jobs(self, own: Sequence[Item], work: Callable[[Item], None]) -> None:
+        """A job for each request, by itself."""
+        jobs = self._turns.add([partial(work, item) for item in own])
+        self._jobs.update(zip((item.id for item in own), jobs, strict=True))
+
+    def _read(self, item: Item) -> bool:
+        """Whether a request can be read and measured; if not, it is answered."""
         try:
-            runner.read_input(item)
-            runner.measure(item)
-            readable.append(item)
+            self._runner.read_input(item)
+            self._runner.measure(item)
         except Exception as error:
-            _send_error(sock, item, error)
-    call_tokens = KINDS[runner.settings.device_kind].call_tokens
-    sizes = [item.size for item in readable]
-    groups = batching.plan(sizes, runner.settings.batch_tokens, call_tokens)
-    for group in groups:
-        members = [readable[place] for place in group.members]
-        pairs = zip(members, runner.predict_batch(members), strict=True)
+            self._send_error(item, error)
+            return False
+        return True
+
+    def _answer_alone(self, item: Item) -> None:
+        """A request from its bytes to its answer, with no other."""
+        runner = self._runner
+        if runner.handlers.predict_batch_fn is not None and not item.session:
+            if self._read(item):
+                self._predict_alone(item)
+            return
+        self._calls += 1
+        try:
+            self._send(item, runner.answer(item))
+        except Exception as error:
+            self._send_error(item, error)
+
+    def _predict_alone(self, item: Item) -> None:
+        """Predict and answer one request that is read already."""
+        size = item.size
+        padded = size.rows * size.longest if size.pads else size.total
+        self._predict([item], batching.Group([0], size.total, padded))
+
+    def _predict(self, members: Sequence[Item], group: batching.Group) -> None:
+        """Predict requests together and answer each. A prediction that takes turns by itself (a
+        stream, or a function that gives it later) is a job of its own."""
+        runner = self._runner
+        began, is_whole = time.monotonic(), self._turns.is_outside
+        pairs = list(zip(members, runner.predict_batch(members), strict=True))
+        lasting = [self._takes_turns and _lasts(prediction) for _, prediction in pairs]
+        if is_whole and not any(lasting):
+            rate = group.padded / max(1e-6, time.monotonic() - began)
+            self._tokens_per_second = 0.8 * self._tokens_per_second + 0.2 * rate
+        if runner.handlers.tokens_fn is not None:
+            self._tokens += group.tokens
+            self._padded += group.padded
+        self._calls += 1
         # Streams last: the whole answers need not wait for them.
+        works: dict[str, Callable[[], None]] = {}
         for item, prediction in sorted(pairs, key=lambda pair: isinstance(pair[1], Iterator)):
-            try:
-                if isinstance(prediction, Exception):
-                    raise prediction
-                _send(sock, runner, item, runner.encode(item, prediction))
-            except Exception as error:
-                _send_error(sock, item, error)
-    if runner.handlers.tokens_fn is None:
-        return 0, 0, len(groups)
-    tokens, padded = (sum(group.tokens for group in groups), sum(group.padded for group in groups))
-    return tokens, padded, len(groups)
+            if self._takes_turns and _lasts(prediction) and item.id not in self._jobs:
+                works[item.id] = partial(self._finish, item, prediction)
+            else:
+                self._finish(item, prediction)
+        self._jobs.update(zip(works, self._turns.add(list(works.values())), strict=True))
+
+    def _finish(self, item: Item, prediction: Any) -> None:
+        """Answer a request by its prediction."""
+        try:
+            if self._takes_turns and callable(prediction):
+                prediction = self._runner.predicted(item, prediction)
+            if isinstance(prediction, Exception):
+                raise prediction
+            self._send(item, self._runner.encode(item, prediction))
+        except Exception as error:
+            self._send_error(item, error)
+
+    def _send(self, item: Item, encoded: tuple[Any, str]) -> None:
+        runner = self._runner
+        body, content_type = encoded
+        chunks: Iterator[Any] | None = None
+        if not isinstance(body, bytes):
+            # The first chunk is awaited before the status is sent, so that a generator that fails
+            # at once is answered with an error instead of with half an answer.
+            chunks, body = itertools.chain([next(body, b"")], body), b""
+        status, _ = item.context.get_response_status(0)
+        content_type = item.context.get_response_content_type(0) or content_type
+        header = {
+            "id": item.id, "status": status, "type": " ".join(content_type.split()),
+            "headers": item.reply_headers, "closed": runner.ends_session(item),
+        }  # fmt: skip
+        if chunks is None:
+            self._tell(header, body)
+            return
+        self._tell({**header, "more": True})
+        self._credit[item.id] = framing.CHUNKS_AHEAD
+        try:
+            for chunk in chunks:
+                if self._takes_turns:
+                    self._turns.pause(lambda: self._credit[item.id] > 0)
+                    self._credit[item.id] -= 1
+                else:
+                    # All that the front writes while a batch runs are notices.
+                    cancelled = set()
+                    while self._has_news():
+                        cancelled.add(self._take_frame())
+                    if item.id in cancelled:
+                        break
+                self._tell({"id": item.id, "more": True}, media_types.as_bytes(chunk))
+        finally:
+            del self._credit[item.id]
+        self._tell({"id": item.id, "more": False, "closed": runner.ends_session(item)})
+
+    def _send_error(self, item: Item, error: Exception) -> None:
+        if not isinstance(error, Fault):
+            # A stream broke: what was sent cannot be taken back, so that its end says so.
+            error = Fault(500, "handler_failed", logs.mask(f"{type(error).__name__}: {error}"))
+        if error.status >= 500:
+            LOG.error("Request %s: %s", item.id, error, exc_info=error.__cause__ or error)
+        header = {
+            "id": item.id, "status": error.status, "headers": item.reply_headers,
+            "error": {"code": error.code, "message": str(error)},
+        }  # fmt: skip
+        self._tell(header)
 
 
-def _send(sock: socket.socket, runner: ModelRunner, item: Item, encoded: tuple[Any, str]) -> None:
-    body, content_type = encoded
-    chunks: Iterator[Any] | None = None
-    if not isinstance(body, bytes):
-        # The first chunk is awaited before the status is sent, so that a generator that fails at
-        # once is answered with an error instead of with half an answer.
-        chunks, body = itertools.chain([next(body, b"")], body), b""
-    status, _ = item.context.get_response_status(0)
-    content_type = item.context.get_response_content_type(0) or content_type
-    header = {
-        "id": item.id, "status": status, "type": " ".join(content_type.split()),
-        "headers": item.reply_headers, "closed": runner.ends_session(item),
-    }  # fmt: skip
-    if chunks is None:
-        framing.send(sock, header, body)
-        return
-    framing.send(sock, {**header, "more": True})
-    for chunk in chunks:
-        # All that the front writes while a batch runs are notices.
-        cancelled = set()
-        while select.select([sock], [], [], 0)[0]:
-            notice, _ = framing.receive(sock)
-            cancelled.add(_heed(runner, notice))
-        if item.id in cancelled:
-            break
-        framing.send(sock, {"id": item.id, "more": True}, media_types.as_bytes(chunk))
-    framing.send(sock, {"id": item.id, "more": False, "closed": runner.ends_session(item)})
-
-
-def _send_error(sock: socket.socket, item: Item, error: Exception) -> None:
-    if not isinstance(error, Fault):
-        # A stream broke: what was sent cannot be taken back, so that its end says so.
-        error = Fault(500, "handler_failed", logs.mask(f"{type(error).__name__}: {error}"))
-    if error.status >= 500:
-        LOG.error("Request %s: %s", item.id, error, exc_info=error.__cause__ or error)
-    header = {
-        "id": item.id, "status": error.status, "headers": item.reply_headers,
-        "error": {"code": error.code, "message": str(error)},
-    }  # fmt: skip
-    framing.send(sock, header)
+def _lasts(prediction: Any) -> bool:
+    """Whether a prediction takes turns by itself: a stream, or a function that gives it later."""
+    return isinstance(prediction, Iterator) or callable(prediction)

@@ -35,10 +35,11 @@ _SIGNATURES = {
     "transform_fn": ("model", "body", "content_type", "accept"),
     "tokens_fn": ("data", "model"),
     "predict_batch_fn": ("inputs", "model"),
+    "turns_fn": ("model", "pause"),
     "describe_fn": ("model_dir", "model"),
 }
 # Of these a file may have one alone without touching a model or a request.
-_BESIDE = {"pre_model_fn", "tokens_fn"}
+_BESIDE = {"pre_model_fn", "tokens_fn", "turns_fn"}
 # Never the image's own.
 _BESIDE_IMAGE = {"pre_model_fn", "transform_fn"}
 _DEFAULTS = "the image's defaults"
@@ -113,6 +114,9 @@ class Handlers:
     predict_batch_fn: Handler | None = None
     """Declares that predictions may be merged, and repeated: see `protocol.batching`."""
     tokens_fn: Handler | None = None
+    turns_fn: Handler | None = None
+    """Declares that predictions of several requests may be at work at once, each at a standstill
+    where it says `pause()`: see `worker.turns`."""
     describe_fn: Handler | None = None
     """Says what the model is, and which routes of clients' APIs it answers: a JSON object."""
     image_only: bool = False
@@ -171,9 +175,10 @@ def resolve(
             f"{file} defines transform_fn and also {', '.join(others)}.",
             "transform_fn does the work of all three: keep either it or them.",
         )
-    if "tokens_fn" in defined and "predict_batch_fn" not in defined:
-        LOG.warning("%s defines tokens_fn without predict_batch_fn: it is not called.", file)
-        defined.discard("tokens_fn")
+    for name in ("tokens_fn", "turns_fn"):
+        if name in defined and "predict_batch_fn" not in defined:
+            LOG.warning("%s defines %s without predict_batch_fn: it is not called.", file, name)
+            defined.discard(name)
     functions: dict[str, Any] = {
         name: Handler.of(file, name, getattr(user, name)) for name in defined
     }

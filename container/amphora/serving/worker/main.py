@@ -77,6 +77,7 @@ def _load(control: socket.socket, order: framing.Header) -> runner.ModelRunner |
     else:
         message = {
             "batches": model_runner.handlers.predict_batch_fn is not None,
+            "turns": model_runner.handlers.turns_fn is not None,
             "description": model_runner.description,
             "forkable": order["share"] and _is_single_threaded(),
             "seconds": round(time.monotonic() - started, 3),

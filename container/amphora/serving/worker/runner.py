@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -170,6 +170,13 @@ class ModelRunner:
             _fault_of(handler, value) if isinstance(value, Exception) else value
             for value in predictions
         ]
+
+    def predicted(self, item: Item, later: Callable[[], Any]) -> Any:
+        """A prediction that `predict_batch_fn` gives later. Raises Fault if it fails."""
+        handler = replace(
+            self.handlers.function("predict_batch_fn"), function=later, takes_context=False
+        )
+        return _call(handler, item)
 
     def encode(self, item: Item, prediction: Any) -> tuple[Any, str]:
         """The body and type of an answer, by `output_fn`."""

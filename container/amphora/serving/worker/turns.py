@@ -1,0 +1,184 @@
+"""Jobs of one worker that take turns: each has a thread, and one thread runs at a time.
+
+A prediction of many calls of the model says `pause()` between them. Where another job waits, or
+something has come from the front, its thread stands still there until it is its turn again. So
+handlers that pause need no locks, and a short request waits for one call instead of for thousands.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+# A sign of life goes to the front at least so often while one job runs alone.
+_SIGN_SECONDS = 0.2
+# How long jobs at work may wait for their turn, where new ones keep coming.
+_WORK_SECONDS = 0.1
+# Threads that are kept for the jobs that come next.
+_SPARE_THREADS = 8
+
+
+class Left(BaseException):
+    """Raised where a job pauses whose client has gone; no handler of `Exception` holds it up."""
+
+
+class Job:
+    """Work that takes turns with others."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work = work
+        self.until: Callable[[], bool] | None = None
+        """What it waits for; None: only for its turn."""
+        self.is_left = False
+        self.is_done = False
+        self.error: BaseException | None = None
+        self.thread: _Thread | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a turn would bring it further."""
+        return self.until is None or self.is_left or self.until()
+
+
+class _Thread(threading.Thread):
+    """Runs jobs, one after the other, whenever it holds the turn."""
+
+    def __init__(self, turns: Turns) -> None:
+        super().__init__(name="turns", daemon=True)
+        self.turn = threading.Semaphore(0)
+        self.job: Job | None = None
+        self._turns = turns
+
+    def run(self) -> None:
+        while True:
+            self.turn.acquire()
+            if (job := self.job) is None:
+                return
+            try:
+                job.work()
+            except Left:
+                pass
+            except BaseException as error:
+                job.error = error
+            job.is_done, self.job, job.thread = True, None, None
+            self._turns.give_back()
+
+
+class Turns:
+    """The jobs of a worker. All but `pause` and `give_back` is called by its main thread."""
+
+    def __init__(self, is_wanted: Callable[[], bool]) -> None:
+        """
+        Args:
+            is_wanted: Whether the main thread has something to do before the next turn.
+        """
+        self.slices = 0
+        """Turns that were given."""
+        self._is_wanted = is_wanted
+        self._new: deque[Job] = deque()
+        self._jobs: deque[Job] = deque()
+        """Those that have had a turn."""
+        self._worked = 0.0
+        """When one of them had its last."""
+        self._spare: list[_Thread] = []
+        self._back = threading.Semaphore(0)
+        self._running: Job | None = None
+        self._since = 0.0
+
+    def __len__(self) -> int:
+        return len(self._new) + len(self._jobs)
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether no job runs: what is done now is done in one piece."""
+        return self._running is None
+
+    @property
+    def is_runnable(self) -> bool:
+        """Whether a job could go on."""
+        return bool(self._new) or any(job.is_ready for job in self._jobs)
+
+    def add(self, works: list[Callable[[], None]]) -> list[Job]:
+        """New jobs, which as a rule have their first turns before those that are at work."""
+        jobs = [Job(work) for work in works]
+        self._new.extend(jobs)
+        return jobs
+
+    def leave(self, job: Job) -> None:
+        """Nobody waits for the job any longer: it ends where it stands."""
+        job.is_left = True
+        if job in self._new:
+            self._new.remove(job)
+            job.is_done = True
+
+    def give(self) -> None:
+        """Give the next job its turn. Raises what ended it, if that was not its client's leaving.
+
+        First come jobs that have waited for something that is there now: they only deliver. Then
+        new ones, but those at work have a turn now and then however many come.
+        """
+        ready = [job for job in self._jobs if job.is_ready]
+        if not ready and not self._new:
+            return
+        is_due = time.monotonic() - self._worked > _WORK_SECONDS
+        job = next((job for job in ready if job.until is not None), None)
+        if job is None and self._new and not (ready and is_due):
+            job = self._new.popleft()
+        else:
+            job = job or ready[0]
+            self._jobs.remove(job)
+        is_new = job.thread is None
+        if job.thread is None:
+            job.thread = self._spare.pop() if self._spare else _Thread(self)
+            job.thread.job = job
+            if not job.thread.is_alive():
+                job.thread.start()
+        thread = job.thread
+        self.slices += 1
+        self._running, self._since = job, time.monotonic()
+        thread.turn.release()
+        self._back.acquire()
+        self._running = None
+        if not is_new or not self._jobs:
+            self._worked = time.monotonic()
+        if not job.is_done:
+            self._jobs.append(job)
+            return
+        if len(self._spare) < _SPARE_THREADS:
+            self._spare.append(thread)
+        else:
+            thread.turn.release()
+        if job.error is not None:
+            raise job.error
+
+    def give_back(self) -> None:
+        """The running job stands still, or has ended."""
+        self._back.release()
+
+    def pause(self, until: Callable[[], bool] | None = None) -> None:
+        """Let others have their turn, and wait for the next one of the job that runs.
+
+        Outside of a job, and where nobody else waits, it returns at once, whatever `until` says.
+
+        Args:
+            until: What the job waits for, asked between other jobs' turns; None: only its turn.
+
+        Raises:
+            Left: The client has gone.
+        """
+        job = self._running
+        if job is None or job.thread is None or threading.current_thread() is not job.thread:
+            return
+        if until is None or until():
+            is_alone = not self.is_runnable and not self._is_wanted()
+            if is_alone and time.monotonic() - self._since < _SIGN_SECONDS:
+                return
+        job.until = until
+        turn = job.thread.turn
+        self.give_back()
+        turn.acquire()
+        job.until = None
+        if job.is_left:
+            raise Left

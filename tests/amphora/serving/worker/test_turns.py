@@ -1,0 +1,336 @@
+"""Requests that share a worker take turns: in its process, over its socket, and behind a front."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amphora.serving.protocol import framing
+from amphora.serving.worker import batches, handlers, runner
+from amphora.serving.worker.turns import Left, Turns
+from tests.support.servers import Running, Start
+
+SLICES = """
+    import json, time
+
+    def model_fn(model_dir):
+        return {}
+
+    def turns_fn(model, pause):
+        model["pause"] = pause
+
+    def input_fn(body, content_type):
+        return json.loads(body)
+
+    def tokens_fn(data, model):
+        return [10] * data.get("slices", 1)
+
+    def predict_batch_fn(inputs, model):
+        return [predict(data, model) for data in inputs]
+
+    def predict(data, model):
+        if "stream" in data:
+            return (f"piece{number} " for number in range(data["stream"]))
+        def count():
+            for number in range(data["slices"]):
+                time.sleep(data.get("seconds", 0.01))
+                if number == data.get("break"):
+                    raise RuntimeError("broken")
+                if number == data.get("crash"):
+                    import os
+                    os._exit(3)
+                model["done"] = model.get("done", 0) + 1
+                model["pause"]()
+            return [data["slices"], model["done"]]
+        return count if data["slices"] > 1 else count()
+
+    def predict_fn(data, model):
+        return predict(data, model)()
+
+    def output_fn(prediction, accept):
+        return prediction if hasattr(prediction, "__next__") else json.dumps(prediction)
+"""
+
+
+def test_jobs_take_turns_and_new_ones_come_first() -> None:
+    seen: list[str] = []
+    turns = Turns(lambda: False)
+
+    def work(name: str, slices: int) -> None:
+        for _ in range(slices):
+            seen.append(name)
+            turns.pause()
+
+    turns.add([lambda: work("a", 4), lambda: work("b", 3)])
+    turns.give()
+    turns.give()
+    turns.add([lambda: work("c", 1)])
+    while len(turns):
+        turns.give()
+    assert "".join(seen) == "abcababa"
+
+
+def test_what_a_job_waits_for_comes_before_work() -> None:
+    turns = Turns(lambda: False)
+    seen: list[str] = []
+    ready: list[int] = []
+
+    def wait() -> None:
+        turns.pause(lambda: bool(ready))
+        seen.append("waited")
+
+    def work() -> None:
+        for number in range(3):
+            seen.append(str(number))
+            if number == 1:
+                ready.append(1)
+            turns.pause()
+
+    turns.add([wait, work])
+    while len(turns):
+        assert turns.is_runnable
+        turns.give()
+    assert seen == ["0", "1", "waited", "2"]
+
+
+def test_a_job_that_is_left_ends_where_it_stands() -> None:
+    turns = Turns(lambda: False)
+    seen: list[str] = []
+
+    def work() -> None:
+        try:
+            while True:
+                seen.append("turn")
+                turns.pause()
+        except Exception:
+            seen.append("caught")
+        finally:
+            seen.append("cleaned")
+
+    def never() -> None:
+        seen.append("never")
+
+    first, _ = turns.add([work, work])
+    (unbegun,) = turns.add([never])
+    turns.leave(unbegun)
+    turns.give()
+    turns.leave(first)
+    turns.give()
+    turns.give()
+    assert seen.count("cleaned") == 1
+    assert {"caught", "never"}.isdisjoint(seen)
+    assert len(turns) == 1
+
+
+def test_an_error_of_a_job_reaches_the_main_thread() -> None:
+    turns = Turns(lambda: False)
+
+    def work() -> None:
+        raise SystemExit(0)
+
+    turns.add([work])
+    with pytest.raises(SystemExit):
+        turns.give()
+
+
+def test_outside_of_a_job_a_pause_is_none() -> None:
+    turns = Turns(lambda: True)
+    turns.pause()
+    turns.pause(lambda: False)
+    assert issubclass(Left, BaseException)
+    assert not issubclass(Left, Exception)
+
+
+class Front:
+    """The front's side of a worker that runs in a thread here."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "code").mkdir()
+        (folder / "code" / "inference.py").write_text(textwrap.dedent(SLICES))
+        settings = runner.RunnerSettings(
+            model_dir=str(folder), device_kind="cpu", device_index=0, batch_size=4,
+            batch_tokens=1000,
+        )  # fmt: skip
+        loaded = runner.load(handlers.resolve(folder / "code", None, folder), settings)
+        self.sock, theirs = socket.socketpair()
+        self._number = 0
+        self.thread = threading.Thread(target=self._serve, args=(theirs, loaded))
+        self.thread.start()
+
+    def _serve(self, sock: socket.socket, loaded: runner.ModelRunner) -> None:
+        with sock, contextlib.suppress(EOFError):
+            batches.serve(sock, loaded)
+
+    def send(self, **requests: Any) -> None:
+        self._number += 1
+        bodies = {name: json.dumps(value).encode() for name, value in requests.items()}
+        entries = [
+            {"id": name, "size": len(body), "content_type": "application/json",
+             "accept": "application/json", "headers": {}, "session": ""}
+            for name, body in bodies.items()
+        ]  # fmt: skip
+        header = {"op": "batch", "batch": self._number, "items": entries}
+        self.sock.sendall(framing.pack(header, b"".join(bodies.values())))
+
+    def tell(self, **header: Any) -> None:
+        self.sock.sendall(framing.pack(header))
+
+    def until_idle(self) -> list[tuple[dict[str, Any], bytes]]:
+        frames = []
+        while not frames or (frames[-1][0].get("op"), frames[-1][0].get("batch")) != (
+            "idle",
+            self._number,
+        ):
+            frames.append(framing.receive(self.sock))
+        return frames
+
+    def until(self, op: str) -> list[tuple[dict[str, Any], bytes]]:
+        frames = [framing.receive(self.sock)]
+        while frames[-1][0].get("op") != op:
+            frames.append(framing.receive(self.sock))
+        return frames
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Iterator[Front]:
+    made = Front(tmp_path)
+    yield made
+    made.sock.close()
+    made.thread.join(10)
+    assert not made.thread.is_alive()
+
+
+def answers(frames: list[tuple[dict[str, Any], bytes]]) -> dict[str, Any]:
+    """What each request was answered, in the order of the answers."""
+    return {
+        header["id"]: json.loads(body) if body else header.get("error", {}).get("code")
+        for header, body in frames
+        if "status" in header
+    }
+
+
+def test_a_short_request_waits_for_one_slice_of_a_long_one(front: Front) -> None:
+    front.send(long={"slices": 40}, other={"slices": 40})
+    frames = front.until("open")
+    time.sleep(0.1)
+    front.send(short={"slices": 1})
+    frames += front.until_idle()
+    seen = answers(frames)
+    assert list(seen) == ["short", "long", "other"]
+    # The others had their turns one after the other, and both are whole.
+    assert seen["long"][0] == seen["other"][0] == 40
+    assert seen["long"][1] >= 80
+    assert seen["other"][1] == 81
+    assert sum(header.get("slices", 0) for header, _ in frames) >= 80
+
+
+def test_long_requests_are_not_starved_by_short_ones(front: Front) -> None:
+    front.send(long={"slices": 8})
+    frames = front.until("open")
+    for number in range(30):
+        front.send(**{f"short{number}": {"slices": 1}})
+        while f"short{number}" not in answers(frames):
+            frames.append(framing.receive(front.sock))
+    frames += front.until_idle()
+    order = list(answers(frames))
+    assert order.index("long") < 20
+
+
+def test_a_request_that_is_left_costs_no_more_slices(front: Front) -> None:
+    front.send(long={"slices": 200}, kept={"slices": 3})
+    front.until("open")
+    front.tell(op="cancel", id="long")
+    frames = front.until_idle()
+    front.send(count={"slices": 1})
+    assert list(answers(frames)) == ["kept"]
+    (count,) = answers(front.until_idle()).values()
+    assert count[1] < 20
+
+
+def test_a_request_that_breaks_harms_no_other(front: Front) -> None:
+    front.send(bad={"slices": 9, "break": 3}, good={"slices": 5}, one={"slices": 1})
+    seen = answers(front.until_idle())
+    assert seen["bad"] == "handler_failed"
+    assert seen["good"][0] == 5
+    assert seen["one"][0] == 1
+
+
+def test_two_streams_that_nobody_reads_hold_up_no_other(front: Front) -> None:
+    front.send(first={"stream": 1000}, second={"stream": 10})
+    frames = front.until("rests")
+    sent = sum(header.get("id") == "first" and header.get("more") for header, _ in frames)
+    assert sent == framing.CHUNKS_AHEAD + 1  # the head, and what goes ahead
+    assert sum(header.get("id") == "second" for header, _ in frames) == 12
+    front.send(short={"slices": 1})
+    frames = front.until("rests")
+    assert list(answers(frames)) == ["short"]
+    front.tell(op="credit", id="first", count=3)
+    frames = front.until("rests")
+    assert sum(header.get("id") == "first" for header, _ in frames) == 3
+    front.tell(op="cancel", id="first")
+    front.until_idle()
+
+
+@pytest.fixture(scope="module")
+def server(shared: Start) -> Running:
+    return shared(SLICES, SAGEMAKER_MODEL_SERVER_WORKERS="2").ready()
+
+
+def test_behind_the_front_short_requests_pass_long_ones(server: Running) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        long = [threads.submit(server.invoke, {"slices": 100, "seconds": 0.02}) for _ in range(3)]
+        time.sleep(0.3)
+        took = []
+        for _ in range(10):
+            began = time.monotonic()
+            assert server.invoke({"slices": 1, "seconds": 0}).status_code == 200
+            took.append(time.monotonic() - began)
+        assert not all(each.done() for each in long)
+        assert sorted(took)[-2] < 0.2, took
+        for each in long:
+            assert each.result().json()[0] == 100
+    metrics = server.http.get("/metrics").text
+    assert "amphora_queue_age_seconds 0.0" in metrics
+    (slices,) = (row for row in metrics.splitlines() if row.startswith("amphora_slices_total"))
+    assert float(slices.split()[1]) >= 100
+
+
+def test_readers_of_streams_that_stall_block_nobody(server: Running) -> None:
+    socks = []
+    body = json.dumps({"stream": 300_000}).encode()
+    for _ in range(4):
+        sock = socket.create_connection(("127.0.0.1", server.port))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        head = f"POST /invocations HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        sock.sendall(head.encode() + body)
+        socks.append(sock)
+    time.sleep(0.5)
+    began = time.monotonic()
+    assert server.invoke({"slices": 1}).status_code == 200
+    assert time.monotonic() - began < 1
+    for sock in socks:
+        sock.close()
+    # A stream whose reader is slow, is whole.
+    with server.http.stream("POST", "/invocations", json={"stream": 5000}) as answer:
+        time.sleep(0.3)
+        text = answer.read().decode()
+    assert text.split() == [f"piece{number}" for number in range(5000)]
+
+
+def test_what_was_at_work_beside_one_that_kills_its_worker_is_answered(server: Running) -> None:
+    with ThreadPoolExecutor(6) as threads:
+        good = [threads.submit(server.invoke, {"slices": 30}) for _ in range(5)]
+        time.sleep(0.1)
+        bad = server.invoke({"slices": 20, "crash": 2})
+        assert (bad.status_code, bad.json()["error"]["code"]) == (500, "worker_died")
+        assert [each.result().json()[0] for each in good] == [30] * 5
