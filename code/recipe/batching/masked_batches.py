@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import datasets
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -25,10 +23,9 @@ import torch
 from recipe.batching.batches import Batch, Packed, Padded, Samples
 from recipe.batching.document_batches import of_places
 from recipe.batching.packing import Rows
-from recipe.data.column_names import TOKEN_IDS
 
 BACK = "back"
-"""The column that says how many tokens before each token its word begins; NEVER of some tokens."""
+"""The column (int16) that says how many tokens before each token its word begins; NEVER of some."""
 NEVER = -1
 """Of a token that is not masked: one that the tokenizer added."""
 _REPLACED, _RANDOM = 0.8, 0.1
@@ -60,36 +57,39 @@ class MaskedTexts(Samples):
     """What is drawn with."""
 
     @classmethod
-    def drawn_from(cls, split: datasets.Dataset, masking: Masking, is_fixed: bool) -> MaskedTexts:
-        """The samples of a data set with the columns `input_ids` and `back`.
+    def drawn_from(
+        cls, token_ids: Rows, starts: Rows, back: Rows, masking: Masking, *, is_fixed: bool
+    ) -> MaskedTexts:
+        """The samples of these tokens, none of them masked yet.
 
         Args:
+            back: Of each token: see BACK.
             is_fixed: Whether it is evaluated on: labels are counted, and at least one token is
                 masked.
         """
-        columns = split.with_format("numpy")
-        ids = [np.asarray(row, dtype=np.int32) for row in columns[TOKEN_IDS]]
-        back = np.concatenate([np.asarray(row, dtype=np.int16) for row in columns[BACK]])
-        starts = np.cumsum([0, *map(len, ids)])
-        none = np.zeros(len(ids), dtype=np.int64)
-        drawn = cls(np.concatenate(ids), starts, none, back, masking, _key(0))
+        none = np.zeros(len(starts) - 1, dtype=np.int64)
+        drawn = cls(token_ids, starts, none, back, masking, _key(0))
         return drawn._counted() if is_fixed else drawn
 
     def _counted(self) -> MaskedTexts:
         """With a label for each sample; where nothing would be masked, the likeliest word is."""
-        source = np.flatnonzero(self.back != NEVER)
-        draws = [
-            _uniform(self.key, part - self.back[part], 0)
-            for part in np.array_split(source, max(1, len(source) // _AT_ONCE))
-        ]
-        least = min((float(each.min(initial=1)) for each in draws), default=1.0)
-        masking = self.masking
-        if least >= masking.probability:
-            masking = dataclasses.replace(masking, probability=float(np.nextafter(least, 1)))
-        chosen = source[np.concatenate(draws) < masking.probability]
-        owners = np.searchsorted(self.starts, chosen, side="right") - 1
-        labels = np.bincount(owners, minlength=len(self)).astype(np.int64)
+        labels, least = self._draws_below(self.masking.probability)
+        if least < self.masking.probability:
+            return dataclasses.replace(self, labels=labels)
+        masking = dataclasses.replace(self.masking, probability=float(np.nextafter(least, 1)))
+        labels, _ = self._draws_below(masking.probability)
         return dataclasses.replace(self, labels=labels, masking=masking)
+
+    def _draws_below(self, probability: float) -> tuple[Rows, float]:
+        """How many tokens of each sample draw less, and the least that any draws."""
+        labels, least = np.zeros(len(self), dtype=np.int64), 1.0
+        for start in range(0, len(self.back), _AT_ONCE):
+            source = start + np.flatnonzero(self.back[start : start + _AT_ONCE] != NEVER)
+            draws = _uniform(self.key, source - self.back[source], 0)
+            least = min(least, float(draws.min(initial=1)))
+            owners = np.searchsorted(self.starts, source[draws < probability], side="right") - 1
+            labels += np.bincount(owners, minlength=len(self))
+        return labels, least
 
     def in_epoch(self, seed: int, epoch: int) -> MaskedTexts:
         """With what this epoch masks."""
@@ -182,12 +182,3 @@ def _masked(batch: Batch, samples: Samples, rows: Rows, first: Rows, learned: in
     batch["input_ids"] = torch.from_numpy(ids).view(batch["input_ids"].shape)
     targets = samples.token_ids[source[at]]
     return batch | of_places(places, targets, owners[at], len(first), learned)
-
-
-def words_of(words: Sequence[int | None]) -> list[int]:
-    """`back` of the tokens of a text, of the number of each token's word; None is never masked."""
-    back: list[int] = []
-    for at, word in enumerate(words):
-        goes_on = at > 0 and word is not None and word == words[at - 1]
-        back.append(NEVER if word is None else back[-1] + 1 if goes_on else 0)
-    return back

@@ -20,10 +20,7 @@ from recipe.batching import packing
 from recipe.batching.batches import Batch, Samples
 from recipe.batching.document_batches import NOT_LEARNED, of_places
 from recipe.batching.packing import Rows
-from recipe.data.column_names import TOKEN_IDS
 
-TARGET_IDS = "labels"
-"""The column of a target's token ids."""
 _SOURCES, _TARGETS = 4, 2
 Lengths = tuple[int, int]
 """Of the sources and of the targets of a batch."""
@@ -37,19 +34,6 @@ class Pairs(Samples):
     """Tokens of each sample's source."""
     texts: datasets.Dataset
     """The same pairs as texts, with the columns `source` and `target`."""
-
-    @classmethod
-    def tokenised(cls, split: datasets.Dataset, texts: datasets.Dataset) -> Pairs:
-        """The samples of a data set with the columns `input_ids` and `labels`."""
-        columns = split.with_format("numpy")
-        both = [
-            [np.asarray(row, dtype=np.int32) for row in columns[name]]
-            for name in (TOKEN_IDS, TARGET_IDS)
-        ]
-        sources, targets = (np.asarray([len(ids) for ids in each]) for each in both)
-        ids = [part for pair in zip(*both, strict=True) for part in pair]
-        starts = np.cumsum([0, *(sources + targets)])
-        return cls(np.concatenate(ids), starts, targets, sources, texts)
 
     def weight(self, rows: Rows) -> int:
         """Tokens of the targets at `rows`: the loss is the mean over these."""

@@ -11,15 +11,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-import datasets
 import numpy as np
 import torch
 
 from recipe.batching.batches import Batch, Packed, Padded
 from recipe.batching.document_batches import NOT_LEARNED, of_places
 from recipe.batching.packing import Rows
-from recipe.batching.samples import Samples, ragged
-from recipe.data.column_names import TOKEN_IDS
+from recipe.batching.samples import Samples
 
 TAG_IDS, HEADS = "tag_ids", "heads"
 
@@ -35,18 +33,6 @@ class TaggedSamples(Samples):
     """Whether each of `token_ids` is the first piece of a word with a tag."""
     judged: bool = False
     """Whether the model's answers for each word are wanted, not only its losses."""
-
-    @classmethod
-    def of_split(cls, split: datasets.Dataset, judged: bool) -> TaggedSamples:
-        """Those of a data set with the columns `input_ids`, `tag_ids`, `heads` and `sentence`."""
-        token_ids, starts = ragged(split, TOKEN_IDS, np.int32)
-        tags, _ = ragged(split, TAG_IDS, np.int16)
-        heads, _ = ragged(split, HEADS, bool)
-        sums = np.concatenate([[0], np.cumsum(tags != NOT_LEARNED)])
-        counts = sums[starts[1:]] - sums[starts[:-1]]
-        sentences = np.asarray(split["sentence"][:], dtype=np.int64)
-        labels = np.stack([counts, sentences], axis=1)
-        return cls(token_ids, starts, labels, tags, heads, judged)
 
     def weight(self, rows: Rows) -> int:
         """Learned tokens of the samples at `rows`: the loss is the mean over these."""

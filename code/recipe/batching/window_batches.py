@@ -12,16 +12,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-import datasets
 import numpy as np
 import torch
 
 from recipe.batching.batches import Batch, Packed, Padded
 from recipe.batching.packing import Rows
-from recipe.batching.samples import Samples, ragged
-from recipe.data.column_names import TOKEN_IDS, TYPE_IDS
+from recipe.batching.samples import Samples
 
-SPAN, EXAMPLE, NONE_AT, BEGINS, ENDS = "span", "example", "none_at", "begins", "ends"
 NOWHERE = -1
 
 
@@ -37,18 +34,6 @@ class Windows(Samples):
     """Where it ends there."""
     judged: bool = False
     """Whether the model's answers are wanted, not only its losses."""
-
-    @classmethod
-    def of_split(cls, split: datasets.Dataset, judged: bool) -> Windows:
-        """Those of a data set with `input_ids`, maybe `token_type_ids`, `span`, `example`,
-        `none_at`, `begins` and `ends`."""
-        token_ids, starts = ragged(split, TOKEN_IDS, np.int32)
-        types = ragged(split, TYPE_IDS, np.int8)[0] if TYPE_IDS in split.column_names else None
-        spans, _ = ragged(split, SPAN, np.int64)
-        others = [np.asarray(split[name][:], dtype=np.int64) for name in (EXAMPLE, NONE_AT)]
-        labels = np.concatenate([spans.reshape(-1, 2), np.stack(others, axis=1)], axis=1)
-        begins, ends = (ragged(split, name, np.int32)[0] for name in (BEGINS, ENDS))
-        return cls(token_ids, starts, labels, begins, ends, judged, types=types)
 
     def fingerprint(self) -> str:
         """What tells this data apart from other data."""

@@ -11,7 +11,7 @@ import itertools
 import json
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from recipe.data.columns import Columns
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import text_files
 from recipe.data.files.part import Part, is_string
+from recipe.data.files.spool import spooled
 from recipe.data.labels import Labels, LabelShape
 from recipe.data.layout import channels as layout
 from recipe.data.layout.class_names import ClassNames
@@ -353,22 +354,24 @@ def _build(
     return datasets.Dataset(pa.concat_tables(tables), fingerprint=uuid.uuid4().hex)
 
 
-def token_ids(part: Part, name: str = TOKEN_IDS) -> pa.Array:
+def token_ids(part: Part, name: str = TOKEN_IDS) -> pa.ChunkedArray:
     """The column `input_ids` (or `token_type_ids`) without what its `attention_mask` says is
     padding."""
     kind = pa.large_list(pa.int64())
     columns_ = [name, "attention_mask"] if "attention_mask" in part.table.column_names else [name]
-    kept = []
-    for batch in part.table.select(columns_).to_batches(_AT_ONCE):
-        rows = batch[name].to_pylist()
-        if len(columns_) > 1:
-            masks = batch["attention_mask"].to_pylist()
-            rows = [
-                [token for token, real in zip(ids, mask, strict=True) if real]
-                for ids, mask in zip(rows, masks, strict=True)
-            ]
-        kept.append(pa.array(rows, kind))
-    return pa.chunked_array(kept, kind)
+
+    def kept() -> Iterator[pa.Table]:
+        for _, batch in part.batches(columns_):
+            rows = batch[name].to_pylist()
+            if len(columns_) > 1:
+                masks = batch["attention_mask"].to_pylist()
+                rows = [
+                    [token for token, real in zip(ids, mask, strict=True) if real]
+                    for ids, mask in zip(rows, masks, strict=True)
+                ]
+            yield pa.table({name: pa.array(rows, kind)})
+
+    return spooled(pa.schema([(name, kind)]), kept())[name]
 
 
 def _encoded(split: str, read: _Read, shape: LabelShape, known: Labels) -> pa.Array:

@@ -9,6 +9,7 @@ from typing import Any
 import datasets
 import numpy as np
 import numpy.typing as npt
+import pandas as pd  # type: ignore[import-untyped]
 
 from recipe.data import shards
 from recipe.data.shards import Hosts
@@ -17,6 +18,7 @@ from recipe.hyperparameters import Hyperparameters
 
 SHARE = 0.1
 """Of the training data, where there is no other to evaluate on."""
+_AT_ONCE = 10_000
 Array = npt.NDArray[Any]
 
 
@@ -64,12 +66,14 @@ def assign_groups(
     needs_evaluation = hyperparameters.evaluates or hyperparameters.predicts
     if len(built) > 1 or not needs_evaluation:
         return assign(built, None, hyperparameters)
-    queries = train[column][:]
-    unique = list(dict.fromkeys(queries))
-    _, held_out = hold_out([0] * len(unique), SHARE, hyperparameters.seed)
-    chosen = {unique[at] for at in held_out}
-    rows = [at for at, query in enumerate(queries) if query in chosen]
-    kept = [at for at, query in enumerate(queries) if query not in chosen]
+    # A number of 64 bits for each query: two different ones of the same would only stay together.
+    batches = train.select_columns([column]).with_format("arrow").iter(_AT_ONCE)
+    hashes = [pd.util.hash_array(batch[column].to_numpy()) for batch in batches]
+    _, firsts, numbers = np.unique(np.concatenate(hashes), return_index=True, return_inverse=True)
+    _, held_out = hold_out(np.zeros(len(firsts), np.int64), SHARE, hyperparameters.seed)
+    # Queries are counted as they come.
+    is_held_out = np.isin(numbers, np.argsort(firsts)[held_out])
+    rows, kept = np.flatnonzero(is_held_out), np.flatnonzero(~is_held_out)
     rule = (
         f"evaluation: {len(held_out)} queries held out of the training data, with their "
         f"{len(rows)} rows, seed {hyperparameters.seed}"

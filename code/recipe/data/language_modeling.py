@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import classification, columns, held_out, shards, values
 from recipe.data.column_names import (
@@ -27,7 +29,8 @@ from recipe.data.column_names import (
 )
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import formats
-from recipe.data.files.part import Part
+from recipe.data.files.part import Part, is_string
+from recipe.data.files.spool import spooled
 from recipe.data.layout import channels as layout
 from recipe.data.reading import describe, read_parts
 from recipe.errors import DataError, Problems
@@ -113,7 +116,10 @@ def load(
                 read.setdefault(split, []).append(_Read(part=part, columns=chosen))
         problems.check()
         built = {
-            split: datasets.Dataset(pa.concat_tables(map(_documents, files)))
+            # A name instead of a hash of all rows, which nothing here caches by.
+            split: datasets.Dataset(
+                pa.concat_tables(map(_documents, files)), fingerprint=uuid.uuid4().hex
+            )
             for split, files in read.items()
         }
     for split in set().union(*hosts.each(set(read))) - built.keys():
@@ -175,22 +181,34 @@ def recognise_for_encoders(evidence: Evidence) -> Recognised | None:
 def _documents(read: _Read) -> pa.Table:
     if TOKEN_IDS in read.columns:
         return pa.table({TOKEN_IDS: classification.token_ids(read.part)})
-    documents = {}
-    for name, column in read.columns.items():
-        cells = read.part.table[column].to_pylist()
-        for row, value in enumerate(cells):
-            if MESSAGES in read.columns:
-                cells[row] = conversation(read.part, row, value, column)
-            elif isinstance(value, (list, dict)):
-                raise DataError(
-                    f"{read.part.where(row)} has no text in column {column!r}, but "
-                    f"{json.dumps(value, default=str)[:60]}.",
-                    f"Give texts, or conversations in a column called {MESSAGES}: {_EXAMPLE}.",
-                )
-            else:
-                cells[row] = "" if value is None else str(value)
-        documents[name] = pa.array(cells, pa.large_string())
-    return pa.table(documents)
+    part, names = read.part, list(read.columns.values())
+    of_columns = [part.table[column] for column in names]
+    if MESSAGES not in read.columns and all(
+        is_string(values_.type) and not values_.null_count for values_ in of_columns
+    ):
+        texts = [pc.cast(values_, pa.large_string()) for values_ in of_columns]
+        return pa.table(dict(zip(read.columns, texts, strict=True)))
+
+    def documents() -> Iterator[pa.Table]:
+        for first, batch in part.batches(names):
+            cells_of = {name: batch[column].to_pylist() for name, column in read.columns.items()}
+            for name, cells in cells_of.items():
+                for at, value in enumerate(cells):
+                    if MESSAGES in read.columns:
+                        cells[at] = conversation(part, first + at, value, read.columns[name])
+                    elif isinstance(value, (list, dict)):
+                        raise DataError(
+                            f"{part.where(first + at)} has no text in column "
+                            f"{read.columns[name]!r}, but {json.dumps(value, default=str)[:60]}.",
+                            f"Give texts, or conversations in a column called {MESSAGES}: "
+                            f"{_EXAMPLE}.",
+                        )
+                    else:
+                        cells[at] = "" if value is None else str(value)
+            yield pa.table(cells_of, schema)
+
+    schema = pa.schema([(name, pa.large_string()) for name in read.columns])
+    return spooled(schema, documents())
 
 
 def conversation(part: Part, row: int, value: Any, column: str) -> str:

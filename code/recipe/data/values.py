@@ -11,6 +11,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import text_columns
 from recipe.data.column_names import LABEL_NAMES, TEXT_NAMES, TOKEN_IDS, plain
@@ -290,9 +291,12 @@ def strings(part: Part, column: str) -> set[str]:
 
 
 def _flat(part: Part, column: str) -> list[Any]:
+    """The values of a column of labels, or of its lists, each at least once."""
     values = part.table[column]
     if not is_list(values.type):
         return [] if pa.types.is_nested(values.type) else list(values.unique().to_pylist())
+    if not pa.types.is_nested(values.type.value_type):
+        return list(pc.list_flatten(values).unique().to_pylist())
     return [item for row in values.to_pylist() for item in row or ()]
 
 

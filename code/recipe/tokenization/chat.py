@@ -91,7 +91,8 @@ def _parts(
     parts = []
     done = 0
     for number, message in enumerate(messages):
-        if message["role"] != "assistant" or number < first:
+        # Before the first turn there is no prompt, and transformers refuses to write one.
+        if message["role"] != "assistant" or number < max(1, first):
             continue
         try:
             prompt = _written(tokenizer, messages[:number], add_generation_prompt=True)

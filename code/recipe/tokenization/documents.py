@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import datasets
+import numpy as np
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
@@ -16,13 +17,26 @@ from recipe.console import say
 from recipe.data.column_names import COMPLETION, LEARNED, MESSAGES, PROMPT, TEXT, TOKEN_IDS
 from recipe.errors import DataError
 from recipe.hyperparameters import SPLIT
-from recipe.tokenization import chat
+from recipe.tokenization import chat, store
 from recipe.tokenization import texts as tokens
+from recipe.tokenization.encoding import Encoder
 
-_ROW, _GUESSED = "row", "guessed"
-Batch = Mapping[str, Sequence[Any]]
-Marked = tuple[list[int], list[bool], bool]
-"""Token ids of a document, whether each is learned, and whether that is a guess."""
+_ROW, _GUESSED, _LABELS = "row", "guessed", "labels"
+Batch = Mapping[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class Marked:
+    """Documents in tokens, one after the other."""
+
+    ids: store.Column
+    """[tokens]"""
+    learned: store.Column
+    """[tokens]: whether each is learned."""
+    lengths: store.Column
+    """[documents]"""
+    is_guessed: store.Column
+    """[documents]: whether that is a guess."""
 
 
 def tokenise(
@@ -48,34 +62,31 @@ def tokenise(
     is_split = splits(split, long_texts)
     if MESSAGES in split.column_names:
         chat.see_to_template(tokenizer)
-    if TOKEN_IDS in split.column_names:
-        tokens.check_ids(split[TOKEN_IDS][:], tokenizer)
     if not len(split):  # the rows of this host of several
-        return Documents.of(split)
-    encoded = tokens.cached(
-        split,
-        tokens.key(
-            split, tokenizer, max_length, "causal", str(is_split), str(tokenizer.chat_template)
-        ),
-        functools.partial(_rows, tokenizer, max_length, is_split),
-        with_indices=True,
-        remove_columns=split.column_names,
-    )
-    if len(encoded) == 0:
+        none = np.empty(0, np.int64)
+        return Documents(none.astype(np.int32), np.zeros(1, np.int64), none, none.astype(bool))
+    reader = Reader(tokenizer)
+
+    def make(batch: Batch, rows: range) -> dict[str, store.Column]:
+        return _pieces_of(reader.read(batch, rows), rows, max_length, is_split)
+
+    ways = ("causal", str(is_split), str(tokenizer.chat_template))
+    made = store.tokens_of(split, store.key(split, tokenizer, max_length, *ways), make)
+    documents = Documents(made[TOKEN_IDS], made[store.STARTS], made[_LABELS], made[LEARNED])
+    if len(documents) == 0:
         raise DataError(
             f"The {name} data has {len(split)} documents, and no token of them is to be learned.",
             "Give texts of two tokens or more, completions, or assistant's turns; raise "
             "max_length where prompts fill it.",
         )
-    documents = Documents.of(encoded)
-    kept = len(set(encoded[_ROW][:]))
+    kept = len(np.unique(made[_ROW]))
     learned, total = int(documents.labels.sum()), len(documents.token_ids)
     line = f"{name}: {kept} documents in {len(documents)} pieces, {total} tokens, {learned}"
     line += " of them learned"
     if left_out := len(split) - kept:
         line += f"; {left_out} documents are left out, as nothing in them is to be learned"
     say(line)
-    if guessed := sum(encoded[_GUESSED][:]):
+    if guessed := int(made[_GUESSED].sum()):
         say(
             f"{name}: the chat template does not tell the assistant's turns apart in {guessed} "
             "pieces: all their tokens are learned"
@@ -93,25 +104,39 @@ def lengths(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> list
     """Tokens of each document, uncut."""
     if MESSAGES in split.column_names:
         chat.see_to_template(tokenizer)
-    documents = _encoded(tokenizer, split[:], range(len(split)))
-    return [len(ids) for ids, _, _ in documents]
+    read = Reader(tokenizer).read(split[:], range(len(split)))
+    return [int(length) for length in read.lengths]
 
 
-def _rows(
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    is_split: bool,
-    batch: Batch,
-    rows: Sequence[int],
-) -> dict[str, list[Any]]:
+def _pieces_of(
+    read: Marked, rows: range, max_length: int, is_split: bool
+) -> dict[str, store.Column]:
     """The pieces of some documents in which something is learned."""
-    rows_made: list[tuple[Any, ...]] = []
-    for row, (ids, learned, guessed) in zip(rows, _encoded(tokenizer, batch, rows), strict=True):
-        for piece in pieces(len(ids), max_length, is_split):
-            if any(learned[piece][1:]):
-                rows_made.append((ids[piece], learned[piece], row, guessed))
-    columns = zip(*rows_made, strict=True) if rows_made else ([], [], [], [])
-    return dict(zip((TOKEN_IDS, LEARNED, _ROW, _GUESSED), map(list, columns), strict=True))
+    cut = [list(pieces(int(length), max_length, is_split)) for length in read.lengths]
+    counts = store.lengths_of(cut)
+    owners = np.repeat(np.arange(len(cut)), counts)
+    begins = np.fromiter((each.start or 0 for some in cut for each in some), np.int64, len(owners))
+    lengths = np.fromiter((each.stop for some in cut for each in some), np.int64, len(owners))
+    lengths = np.minimum(lengths, read.lengths[owners]) - begins
+    begins += (np.cumsum(read.lengths) - read.lengths)[owners]
+    # Nothing comes before the first token of a piece by which it could be told.
+    learned_before = np.concatenate([[0], np.cumsum(read.learned)])
+    inner = begins + np.minimum(1, lengths)
+    labels = learned_before[begins + lengths] - learned_before[inner]
+    kept = np.flatnonzero(labels)
+    begins, lengths, owners, labels = begins[kept], lengths[kept], owners[kept], labels[kept]
+    starts = np.cumsum(lengths) - lengths
+    places = np.repeat(begins - starts, lengths) + np.arange(int(lengths.sum()))
+    learned = read.learned[places]
+    learned[starts] = False
+    return {
+        TOKEN_IDS: read.ids[places],
+        LEARNED: learned,
+        store.LENGTHS: lengths,
+        _LABELS: labels.astype(np.int64),
+        _ROW: owners + rows.start,
+        _GUESSED: read.is_guessed[owners],
+    }
 
 
 def pieces(length: int, longest: int, is_split: bool) -> Iterator[slice]:
@@ -123,52 +148,71 @@ def pieces(length: int, longest: int, is_split: bool) -> Iterator[slice]:
         yield slice(start, start + longest)
 
 
-def _encoded(
-    tokenizer: PreTrainedTokenizerBase, batch: Batch, rows: Sequence[int]
-) -> Iterator[Marked]:
-    if TOKEN_IDS in batch:
-        for ids in batch[TOKEN_IDS]:
-            yield ids, [True] * len(ids), False
-    elif TEXT in batch:
-        for ids in _ids(tokenizer, batch[TEXT]):
-            ended = _ended(ids, tokenizer)
-            yield ended, [True] * len(ended), False
-    elif PROMPT in batch:
-        for prompt, completion in completed(tokenizer, batch[PROMPT], batch[COMPLETION]):
-            learned = [False] * len(prompt) + [True] * len(completion)
-            yield prompt + completion, learned, False
-    else:
-        for row, messages in zip(rows, batch[MESSAGES], strict=True):
-            try:
-                talk = chat.encode(tokenizer, json.loads(messages))
-            except TemplateError as error:
-                raise DataError(
-                    f"The tokenizer's chat template refuses the conversation of row {row} (from "
-                    f"0): {error}",
-                    "Correct the row or remove it.",
-                ) from error
-            yield talk.ids, talk.learned, talk.is_guessed
+class Reader:
+    """Rows of documents to tokens: texts, prompts with completions, or conversations."""
 
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._whole = Encoder(tokenizer)
+        self._following = Encoder(tokenizer, with_specials=False)
 
-def completed(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], completions: Sequence[str]
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Token ids of each prompt, as it is read alone, and of what follows it, with the end token."""
-    following = _ids(tokenizer, completions, add_special_tokens=False)
-    for prompt, completion in zip(_ids(tokenizer, prompts), following, strict=True):
-        if len(prompt) > 1 and prompt[-1] == tokenizer.eos_token_id:
-            prompt.pop()  # nothing follows an end
-        yield prompt, _ended(completion, tokenizer)
+    def read(self, batch: Batch, rows: range) -> Marked:
+        """All of the documents of some rows.
 
+        Raises:
+            DataError: tokenised data is not this tokenizer's, or a conversation is none for the
+                chat template.
+        """
+        is_guessed = np.zeros(len(rows), bool)
+        if TOKEN_IDS in batch:
+            tokens.check_ids(batch[TOKEN_IDS], self._tokenizer, rows.start)
+            ids = store.flat(batch[TOKEN_IDS], np.int32)
+            lengths = store.lengths_of(batch[TOKEN_IDS])
+            return Marked(ids, np.ones(len(ids), bool), lengths, is_guessed)
+        if TEXT in batch:
+            ids, _, lengths = self._whole.encode(batch[TEXT])
+            if (end := self._tokenizer.eos_token_id) is not None:
+                ends = np.cumsum(lengths)
+                is_open = lengths == 0
+                is_open[~is_open] = ids[ends[~is_open] - 1] != end
+                ids = np.insert(ids, ends[is_open], end)
+                lengths = lengths + is_open
+            return Marked(ids, np.ones(len(ids), bool), lengths, is_guessed)
+        documents: list[tuple[list[int], list[bool]]] = []
+        if PROMPT in batch:
+            for prompt, completion in self.completed(batch[PROMPT], batch[COMPLETION]):
+                learned = [False] * len(prompt) + [True] * len(completion)
+                documents.append((prompt + completion, learned))
+        else:
+            for row, messages in zip(rows, batch[MESSAGES], strict=True):
+                try:
+                    talk = chat.encode(self._tokenizer, json.loads(messages))
+                except TemplateError as error:
+                    raise DataError(
+                        f"The tokenizer's chat template refuses the conversation of row {row} "
+                        f"(from 0): {error}",
+                        "Correct the row or remove it.",
+                    ) from error
+                documents.append((talk.ids, talk.learned))
+                is_guessed[row - rows.start] = talk.is_guessed
+        all_ids, all_learned = zip(*documents, strict=True)
+        return Marked(
+            store.flat(all_ids, np.int32),
+            store.flat(all_learned, bool),
+            store.lengths_of(all_ids),
+            is_guessed,
+        )
 
-def _ids(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], **options: bool
-) -> list[list[int]]:
-    encoded = tokenizer(list(texts), return_attention_mask=False, verbose=False, **options)
-    ids: list[list[int]] = encoded["input_ids"]
-    return ids
-
-
-def _ended(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    end = tokenizer.eos_token_id
-    return ids if end is None or ids[-1:] == [end] else [*ids, end]
+    def completed(
+        self, prompts: Sequence[str], completions: Sequence[str]
+    ) -> Iterator[tuple[list[int], list[int]]]:
+        """Token ids of each prompt, as it is read alone, and of what follows it, with the end
+        token."""
+        end = self._tokenizer.eos_token_id
+        read, following = self._whole.rows(prompts)[0], self._following.rows(completions)[0]
+        for prompt, completion in zip(read, following, strict=True):
+            if len(prompt) > 1 and prompt[-1] == end:
+                prompt.pop()  # nothing follows an end
+            if end is not None and completion[-1:] != [end]:
+                completion.append(end)
+            yield prompt, completion

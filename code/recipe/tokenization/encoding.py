@@ -63,17 +63,29 @@ def encode(
 
 
 class Encoder:
-    """Many texts, or pairs of texts, to arrays of tokens: what `encode` and `encode_pairs` give.
+    """Many texts, or pairs of texts, to arrays of tokens: what `encode` and `encode_pairs` give; or
+    without a longest length, what the tokenizer gives that is asked for all of each text.
 
     Asks the tokenizers library itself, which then keeps no places of tokens in their texts and
     fills no lists of them: three quarters of the time. Where a tokenizer's class changes what the
     library answers, which a few texts tell, transformers is asked as ever.
+
+    Args:
+        max_length: Where texts are cut; None for nowhere, which pairs cannot be.
+        with_specials: Whether with the model's special tokens; asked for where texts are not cut.
     """
 
     _TRIED = 32
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int | None = None,
+        *,
+        with_specials: bool = True,
+    ) -> None:
         self._tokenizer, self._max_length = tokenizer, max_length
+        self._with_specials = with_specials
         self._is_plain: bool | None = None
 
     def encode(
@@ -85,18 +97,7 @@ class Encoder:
         Args:
             texts: One at least.
         """
-        if self._is_plain is None:
-            some = slice(self._TRIED)
-            few = texts[some], None if pairs is None else pairs[some]
-            calls = [getattr(type(self._tokenizer), name, None)
-                     for name in ("__call__", "_encode_plus", "_batch_encode_plus")]  # fmt: skip
-            is_usual = all(
-                call is None or call.__module__.startswith("transformers.tokenization_utils")
-                for call in calls
-            )
-            self._is_plain = is_usual and self._quickly(*few) == self._as_ever(*few)
-        answer = self._quickly(texts, pairs) if self._is_plain else None
-        rows, types = answer or self._as_ever(texts, pairs)
+        rows, types = self.rows(texts, pairs)
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
 
         def flat(lists: list[list[int]], kind: Any) -> Tokens:
@@ -104,9 +105,36 @@ class Encoder:
 
         return flat(rows, np.int32), None if types is None else flat(types, np.int8), lengths
 
+    def rows(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None
+    ) -> tuple[list[list[int]], list[list[int]] | None]:
+        """As `encode`, the token ids and the types of each text."""
+        if self._is_plain is None:
+            some = slice(self._TRIED)
+            few = texts[some], None if pairs is None else pairs[some]
+            calls = [getattr(type(self._tokenizer), name, None)
+                     for name in ("__call__", "_encode_plus", "_batch_encode_plus")]  # fmt: skip
+            is_usual = self._tokenizer.is_fast and all(
+                call is None or call.__module__.startswith("transformers.tokenization_utils")
+                for call in calls
+            )
+            self._is_plain = is_usual and self._quickly(*few) == self._as_ever(*few)
+        answer = self._quickly(texts, pairs) if self._is_plain else None
+        return answer or self._as_ever(texts, pairs)
+
     def _as_ever(
         self, texts: Sequence[str], pairs: Sequence[str] | None
     ) -> tuple[list[list[int]], list[list[int]] | None]:
+        if self._max_length is None:
+            encoded = self._tokenizer(
+                list(texts),
+                add_special_tokens=self._with_specials,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,
+            )
+            ids: list[list[int]] = encoded[TOKEN_IDS]
+            return ids, None
         if pairs is None:
             return encode(self._tokenizer, texts, self._max_length), None
         return encode_pairs(self._tokenizer, texts, pairs, self._max_length)
@@ -116,22 +144,27 @@ class Encoder:
     ) -> tuple[list[list[int]], list[list[int]] | None] | None:
         """None where a pair is so long that `encode_pairs` has to look at its beginnings."""
         tokenizer, backend = self._tokenizer, self._tokenizer.backend_tokenizer
-        if pairs is None:
-            heads: Any = [beginning(tokenizer, text, self._max_length) for text in texts]
-        else:
-            longest = _FEW_CHARACTERS * self._max_length
-            if max(map(len, (*texts, *pairs))) > longest:
-                return None
-            heads = list(zip(texts, pairs, strict=True))
-        # What `beginning` asked of it may have changed how it cuts.
-        wanted = {"max_length": self._max_length, "stride": 0, "strategy": "longest_first",
-                  "direction": tokenizer.truncation_side}  # fmt: skip
-        if backend.truncation != wanted:
+        heads: Any = list(texts)
+        wanted = None
+        if self._max_length is not None:
+            wanted = {"max_length": self._max_length, "stride": 0, "strategy": "longest_first",
+                      "direction": tokenizer.truncation_side}  # fmt: skip
+            if pairs is None:
+                heads = [beginning(tokenizer, text, self._max_length) for text in texts]
+            else:
+                longest = _FEW_CHARACTERS * self._max_length
+                if max(map(len, (*texts, *pairs))) > longest:
+                    return None
+                heads = list(zip(texts, pairs, strict=True))
+        # What `beginning`, or another call, asked of it may have changed how it cuts.
+        if wanted is None and backend.truncation is not None:
+            backend.no_truncation()
+        elif wanted is not None and backend.truncation != wanted:
             backend.enable_truncation(**wanted)
         if backend.padding is not None:
             backend.no_padding()
         backend.encode_special_tokens = tokenizer.split_special_tokens
-        made = backend.encode_batch_fast(heads)
+        made = backend.encode_batch_fast(heads, add_special_tokens=self._with_specials)
         ids = [each.ids for each in made]
         if pairs is None or TYPE_IDS not in tokenizer.model_input_names:
             return ids, None

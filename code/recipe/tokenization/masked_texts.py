@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import datasets
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from recipe.batching.masked_batches import BACK, NEVER, MaskedTexts, Masking, words_of
+from recipe.batching.masked_batches import BACK, NEVER, MaskedTexts, Masking
 from recipe.console import say
 from recipe.data.column_names import TEXT, TOKEN_IDS
 from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import TRUNCATE, Hyperparameters
+from recipe.tokenization import store
 from recipe.tokenization import texts as tokens
+from recipe.tokenization.encoding import Encoder
 
 _ROW = "row"
 _LOOKED_AT = 200
-Encoded = tuple[list[int], list[int | None]]
-"""Token ids of a text without special tokens, and the number of each token's word."""
+_NO_WORD = -1
+Batch = Mapping[str, list[Any]]
 
 
 def tokenise(
@@ -39,29 +42,28 @@ def tokenise(
         HyperparameterError: whole words were asked for, and the tokenizer does not tell them apart.
     """
     whole_words = hyperparameters.whole_word_masking
-    if TOKEN_IDS in split.column_names:
-        tokens.check_ids(split[TOKEN_IDS][:], tokenizer)
     if whole_words:
         _check_words(split, tokenizer)
     truncates = hyperparameters.long_texts == TRUNCATE
+    reader = _Reader(tokenizer, whole_words)
+
+    def make(batch: Batch, rows: range) -> dict[str, store.Column]:
+        return reader.pieces_of(*reader.read(batch, rows), rows, max_length, truncates)
+
     ways = ("masked", str(whole_words), str(truncates))
-    encoded = tokens.cached(
-        split,
-        tokens.key(split, tokenizer, max_length, *ways),
-        functools.partial(_rows, tokenizer, max_length, whole_words, truncates),
-        with_indices=True,
-        remove_columns=split.column_names,
-    )
-    if len(encoded) == 0:
-        raise DataError(f"The {name} data has {len(split)} texts, and none has a token.")
+    made = store.tokens_of(split, store.key(split, tokenizer, max_length, *ways), make)
     masking = Masking(
         probability=hyperparameters.mlm_probability,
         mask_id=int(tokenizer.mask_token_id),
         vocabulary=len(tokenizer),
         pad_id=int(tokenizer.pad_token_id),
     )
-    samples = MaskedTexts.drawn_from(encoded, masking, is_fixed=name != "train")
-    kept = len(set(encoded[_ROW][:]))
+    samples = MaskedTexts.drawn_from(
+        made[TOKEN_IDS], made[store.STARTS], made[BACK], masking, is_fixed=name != "train"
+    )
+    if len(samples) == 0:
+        raise DataError(f"The {name} data has {len(split)} texts, and none has a token.")
+    kept = len(np.unique(made[_ROW]))
     line = f"{name}: {kept} texts in {len(samples)} pieces, {len(samples.token_ids)} tokens, "
     line += f"{masking.probability:.0%} of {'words' if whole_words else 'tokens'} masked"
     if name != "train":
@@ -74,15 +76,18 @@ def tokenise(
 
 def lengths(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Tokens of each text, uncut, with special tokens."""
-    before, after = _around(tokenizer)
-    special = len(before) + len(after)
-    return [len(ids) + special for ids, _ in _encoded(tokenizer, split[:], False)]
+    reader = _Reader(tokenizer, whole_words=False)
+    _, _, inner = reader.read(split[:], range(len(split)))
+    return [int(length) + len(reader.before) + len(reader.after) for length in inner]
 
 
-def pieces(words: Sequence[int | None], room: int, truncates: bool) -> Iterator[slice]:
+def pieces(words: store.Column, room: int, truncates: bool) -> Iterator[slice]:
     """Where the pieces of a text are in it, each of `room` tokens at most.
 
     A piece ends between words, unless one of more than half of it stands there.
+
+    Args:
+        words: The number of each token's word, _NO_WORD for none.
     """
     count = len(words)
     if truncates:
@@ -93,63 +98,104 @@ def pieces(words: Sequence[int | None], room: int, truncates: bool) -> Iterator[
         left = count - start
         end = start + -(-left // -(-left // room))
         at = end
-        while at < count and at > start + room // 2 and words[at] == words[at - 1] is not None:
+        while at < count and at > start + room // 2 and words[at] == words[at - 1] != _NO_WORD:
             at -= 1
         end = at if at == count or words[at] != words[at - 1] else end
         yield slice(start, end)
         start = end
 
 
-def _rows(
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    whole_words: bool,
-    truncates: bool,
-    batch: Mapping[str, Sequence[Any]],
-    rows: Sequence[int],
-) -> dict[str, list[Any]]:
-    """The pieces of some texts."""
-    before, after = _around(tokenizer)
-    room = max_length - len(before) - len(after)
-    columns: dict[str, list[Any]] = {TOKEN_IDS: [], BACK: [], _ROW: []}
-    never = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    for row, (ids, words) in zip(rows, _encoded(tokenizer, batch, whole_words), strict=True):
-        numbers = [None if id_ in never else word for id_, word in zip(ids, words, strict=True)]
-        for piece in pieces(numbers, room, truncates) if ids else ():
-            inner = words_of(numbers[piece])
-            columns[TOKEN_IDS].append([*before, *ids[piece], *after])
-            columns[BACK].append([*(NEVER for _ in before), *inner, *(NEVER for _ in after)])
-            columns[_ROW].append(row)
-    return columns
+class _Reader:
+    """Rows of texts to tokens and their words."""
 
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, whole_words: bool) -> None:
+        self._tokenizer, self._whole_words = tokenizer, whole_words
+        self._encoder = Encoder(tokenizer, with_specials=False)
+        encoded = tokenizer("a", return_special_tokens_mask=True)
+        ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
+        first, last = special.index(0), len(ids) - special[::-1].index(0)
+        self.before, self.after = ids[:first], ids[last:]
+        """The special tokens that stand before and after each text."""
 
-def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """The special tokens that stand before and after each text."""
-    encoded = tokenizer("a", return_special_tokens_mask=True)
-    ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
-    first = special.index(0)
-    last = len(ids) - special[::-1].index(0)
-    return ids[:first], ids[last:]
+    def read(self, batch: Batch, rows: range) -> tuple[store.Column, store.Column, store.Column]:
+        """Token ids [tokens] of texts without special tokens, the number of each token's word in
+        its text (_NO_WORD for none), and the tokens of each text [texts].
 
+        Raises:
+            DataError: tokenised data is not this tokenizer's.
+        """
+        if TOKEN_IDS in batch:
+            tokens.check_ids(batch[TOKEN_IDS], self._tokenizer, rows.start)
+            before, after = self.before, self.after
+            inner = []
+            for row in batch[TOKEN_IDS]:
+                if before and row[: len(before)] == before:
+                    row = row[len(before) :]
+                if after and row[-len(after) :] == after:
+                    row = row[: -len(after)]
+                inner.append(row)
+            ids, lengths = store.flat(inner, np.int32), store.lengths_of(inner)
+        elif self._whole_words:
+            encoded: Any = self._tokenizer(
+                batch[TEXT], add_special_tokens=False, return_attention_mask=False, verbose=False
+            )
+            ids = store.flat(encoded[TOKEN_IDS], np.int32)
+            numbers = itertools.chain.from_iterable(map(encoded.word_ids, range(len(rows))))
+            words = (_NO_WORD if word is None else word for word in numbers)
+            return ids, np.fromiter(words, np.int64, len(ids)), store.lengths_of(encoded[TOKEN_IDS])
+        else:
+            ids, _, lengths = self._encoder.encode(batch[TEXT])
+        # Each token is a word.
+        return ids, np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths), lengths
 
-def _encoded(
-    tokenizer: PreTrainedTokenizerBase, batch: Mapping[str, Sequence[Any]], whole_words: bool
-) -> Iterator[Encoded]:
-    if TOKEN_IDS in batch:
-        before, after = _around(tokenizer)
-        for row in batch[TOKEN_IDS]:
-            ids = list(row)
-            if before and ids[: len(before)] == before:
-                ids = ids[len(before) :]
-            if after and ids[-len(after) :] == after:
-                ids = ids[: -len(after)]
-            yield ids, list(range(len(ids)))
-        return
-    encoded: Any = tokenizer(
-        list(batch[TEXT]), add_special_tokens=False, return_attention_mask=False, verbose=False
-    )
-    for row, ids in enumerate(encoded["input_ids"]):
-        yield ids, encoded.word_ids(row) if whole_words else list(range(len(ids)))
+    def pieces_of(
+        self,
+        ids: store.Column,
+        words: store.Column,
+        lengths: store.Column,
+        rows: range,
+        max_length: int,
+        truncates: bool,
+    ) -> dict[str, store.Column]:
+        """The pieces of some texts, as `read` gives them."""
+        special = len(self.before) + len(self.after)
+        never = set(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
+        words = np.where(np.isin(ids, sorted(never)), _NO_WORD, words)
+        starts = np.cumsum(lengths) - lengths
+        cut: list[list[slice]] = [
+            [slice(0, length)] if 0 < length <= max_length - special
+            else list(pieces(words[start : start + length], max_length - special, truncates))
+            if length else []
+            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
+        ]  # fmt: skip
+        counts = store.lengths_of(cut)
+        owners = np.repeat(np.arange(len(cut)), counts)
+        begins = np.fromiter((p.start or 0 for some in cut for p in some), np.int64, len(owners))
+        inner = np.fromiter((p.stop for some in cut for p in some), np.int64, len(owners)) - begins
+        begins += starts[owners]
+        of_pieces = np.cumsum(inner) - inner  # where each begins, without special tokens
+        places = np.repeat(begins - of_pieces, inner) + np.arange(int(inner.sum()))
+        # A piece's first token begins a word, whatever came before it.
+        kept_words = words[places]
+        goes_on = np.concatenate([[False], kept_words[1:] == kept_words[:-1]])[: len(places)]
+        goes_on[of_pieces] = False
+        at = np.arange(len(places))
+        back = at - np.maximum.accumulate(np.where(goes_on, 0, at))
+        back[kept_words == _NO_WORD] = NEVER
+        # Special tokens around each piece.
+        whole = inner + special
+        into = np.repeat(np.cumsum(whole) - whole + len(self.before) - of_pieces, inner) + at
+        columns: dict[str, store.Column] = {
+            TOKEN_IDS: np.empty(int(whole.sum()), np.int32),
+            BACK: np.full(int(whole.sum()), NEVER, np.int16),
+        }
+        columns[TOKEN_IDS][into], columns[BACK][into] = ids[places], back
+        firsts, ends = np.cumsum(whole) - whole, np.cumsum(whole)
+        for offset, token in enumerate(self.before):
+            columns[TOKEN_IDS][firsts + offset] = token
+        for offset, token in enumerate(self.after):
+            columns[TOKEN_IDS][ends - len(self.after) + offset] = token
+        return {**columns, store.LENGTHS: whole, _ROW: owners + rows.start}
 
 
 def _check_words(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -165,11 +211,12 @@ def _check_words(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) ->
             "Leave it out, or give a model with a tokenizer.json.",
         )
     first_rows = split.select(range(min(_LOOKED_AT, len(split))))
-    counts = [len(set(words)) for _, words in _encoded(tokenizer, first_rows[:], True)]
+    encoded: Any = tokenizer(first_rows[TEXT][:], add_special_tokens=False, verbose=False)
+    count = sum(len(set(encoded.word_ids(row))) for row in range(len(first_rows)))
     written = [len(str(text).split()) for text in first_rows[TEXT]]
-    if sum(counts) < sum(written) / 2:
+    if count < sum(written) / 2:
         raise HyperparameterError(
-            f"{reason} the model's tokenizer tells {sum(counts)} words apart in "
+            f"{reason} the model's tokenizer tells {count} words apart in "
             f"{len(first_rows)} texts of {sum(written)} words.",
             "Leave it out: tokens are masked one by one.",
         )

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import datasets
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from recipe.batching.pair_batches import TARGET_IDS, Pairs
+from recipe.batching.pair_batches import Pairs
 from recipe.console import say
 from recipe.data.column_names import TOKEN_IDS
 from recipe.data.kinds.text_pairs import SOURCE, TARGET
-from recipe.tokenization import texts as tokens
+from recipe.tokenization import store
 from recipe.tokenization.encoding import beginning
 
 
@@ -34,36 +35,45 @@ def tokenise(
     """
     marks = [str(getattr(tokenizer, each, None)) for each in ("src_lang", "tgt_lang")]
     ways = ("pairs", prefix, str(longest_target), *marks)
-    encoded_rows = tokens.cached(
+    made = store.tokens_of(
         split,
-        tokens.key(split, tokenizer, longest_source, *ways),
-        functools.partial(_rows, tokenizer, prefix, longest_source, longest_target),
-        remove_columns=split.column_names,
+        store.key(split, tokenizer, longest_source, *ways),
+        functools.partial(_pairs_of, tokenizer, prefix, longest_source, longest_target),
     )
-    pairs = Pairs.tokenised(encoded_rows.select_columns([TOKEN_IDS, TARGET_IDS]), split)
+    pairs = Pairs(made[TOKEN_IDS], made[store.STARTS], made[_TARGETS], made[_SOURCES], split)
     line = f"{name}: {len(pairs)} pairs, {int(pairs.sources.sum())} tokens of sources and "
     line += f"{int(pairs.labels.sum())} of targets"
     for what, column in (("sources", _CUT_SOURCE), ("targets", _CUT_TARGET)):
-        if cut := sum(encoded_rows[column][:]):
+        if cut := int(made[column].sum()):
             line += f"; {cut} {what} are cut ({cut / len(pairs):.1%})"
     say(line)
     return pairs
 
 
+_SOURCES, _TARGETS = "sources", "targets"
 _CUT_SOURCE, _CUT_TARGET = "source_is_cut", "target_is_cut"
 
 
-def _rows(
+def _pairs_of(
     tokenizer: PreTrainedTokenizerBase,
     prefix: str,
     longest_source: int,
     longest_target: int,
-    batch: Mapping[str, Sequence[Any]],
-) -> dict[str, list[Any]]:
+    batch: Mapping[str, list[Any]],
+    rows: range,
+) -> dict[str, store.Column]:
     sources = [prefix + text for text in batch[SOURCE]]
     read, cut = encoded(tokenizer, sources, longest_source)
     written, ends = encoded(tokenizer, batch[TARGET], longest_target, is_target=True)
-    return {TOKEN_IDS: read, TARGET_IDS: written, _CUT_SOURCE: cut, _CUT_TARGET: ends}
+    of_sources, of_targets = store.lengths_of(read), store.lengths_of(written)
+    return {
+        TOKEN_IDS: store.flat([a + b for a, b in zip(read, written, strict=True)], np.int32),
+        store.LENGTHS: of_sources + of_targets,
+        _SOURCES: of_sources,
+        _TARGETS: of_targets,
+        _CUT_SOURCE: np.array(cut, bool),
+        _CUT_TARGET: np.array(ends, bool),
+    }
 
 
 def encoded(

@@ -7,25 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import datasets
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from recipe.batching.window_batches import (
-    BEGINS,
-    ENDS,
-    EXAMPLE,
-    NONE_AT,
-    NOWHERE,
-    SPAN,
-    Windows,
-)
+from recipe.batching.window_batches import NOWHERE, Windows
 from recipe.console import say
 from recipe.data.column_names import TOKEN_IDS, TYPE_IDS
 from recipe.data.kinds.questions import ANSWERS, CONTEXT, QUESTION, STARTS
 from recipe.errors import ModelError
-from recipe.tokenization import texts as tokens
+from recipe.tokenization import store
 
-_CUT = "cut"
-Batch = Mapping[str, Sequence[Any]]
+_BEGINS, _ENDS, _LABELS, _CUT = "begins", "ends", "labels", "cut"
+Batch = Mapping[str, list[Any]]
 
 
 def tokenise(
@@ -56,15 +49,16 @@ def tokenise(
             "text.",
             "Give a model with a fast tokenizer (tokenizer.json).",
         )
-    encoded = tokens.cached(
+    made = store.tokens_of(
         split,
-        tokens.key(split, tokenizer, max_length, "questions", str(stride)),
-        functools.partial(_rows, tokenizer, max_length, stride),
-        with_indices=True,
-        remove_columns=split.column_names,
+        store.key(split, tokenizer, max_length, "questions", str(stride)),
+        functools.partial(_windows_of, tokenizer, max_length, stride),
     )
-    windows = Windows.of_split(encoded, judged)
-    cut = len({row for row, is_cut in zip(encoded[EXAMPLE], encoded[_CUT], strict=True) if is_cut})
+    windows = Windows(
+        made[TOKEN_IDS], made[store.STARTS], made[_LABELS], made[_BEGINS], made[_ENDS], judged,
+        types=made.get(TYPE_IDS),
+    )  # fmt: skip
+    cut = len(np.unique(windows.labels[made[_CUT], 2]))
     within = int((windows.labels[:, 0] != windows.labels[:, 3]).sum())
     line = f"{name}: {len(split)} questions in {len(windows)} windows, {within} with an answer"
     say(f"{line}; {cut} questions were cut to leave room for their context" if cut else line)
@@ -77,9 +71,10 @@ def lengths(split: datasets.Dataset, tokenizer: Any) -> list[int]:
     return [len(ids) for ids in encoded[TOKEN_IDS]]
 
 
-def _rows(
-    tokenizer: Any, max_length: int, stride: int, batch: Batch, numbers: Sequence[int]
-) -> dict[str, list[Any]]:
+def _windows_of(
+    tokenizer: Any, max_length: int, stride: int, batch: Batch, rows: range
+) -> dict[str, store.Column]:
+    """The windows of some questions."""
     most = max_length - stride - tokenizer.num_special_tokens_to_add(pair=True) - 1
     bare = tokenizer(
         list(batch[QUESTION]), add_special_tokens=False, return_offsets_mapping=True, verbose=False
@@ -99,10 +94,7 @@ def _rows(
         return_offsets_mapping=True,
     )
     of_context = 1 if asks_first else 0
-    columns: dict[str, list[Any]] = {TOKEN_IDS: encoded[TOKEN_IDS]}
-    if TYPE_IDS in encoded:
-        columns[TYPE_IDS] = encoded[TYPE_IDS]
-    columns |= {name: [] for name in (SPAN, BEGINS, ENDS, EXAMPLE, NONE_AT, _CUT)}
+    all_begins, all_ends, labels, is_cut = [], [], [], []
     for window, at in enumerate(encoded["overflow_to_sample_mapping"]):
         owners, places = encoded.sequence_ids(window), encoded["offset_mapping"][window]
         own = [owner == of_context for owner in owners]
@@ -116,11 +108,20 @@ def _rows(
         if batch[ANSWERS][at]:
             first = batch[STARTS][at][0]
             span = _span(begins, ends, first, first + len(batch[ANSWERS][at][0])) or span
-        for name, value in (
-            (SPAN, span), (BEGINS, begins), (ENDS, ends), (EXAMPLE, numbers[at]),
-            (NONE_AT, nowhere), (_CUT, cut[at]),
-        ):  # fmt: skip
-            columns[name].append(value)
+        all_begins.append(begins)
+        all_ends.append(ends)
+        labels.append([*span, rows[at], nowhere])
+        is_cut.append(cut[at])
+    columns = {
+        TOKEN_IDS: store.flat(encoded[TOKEN_IDS], np.int32),
+        _BEGINS: store.flat(all_begins, np.int32),
+        _ENDS: store.flat(all_ends, np.int32),
+        store.LENGTHS: store.lengths_of(encoded[TOKEN_IDS]),
+        _LABELS: np.array(labels, np.int64),
+        _CUT: np.array(is_cut, bool),
+    }
+    if TYPE_IDS in encoded:
+        columns[TYPE_IDS] = store.flat(encoded[TYPE_IDS], np.int8)
     return columns
 
 

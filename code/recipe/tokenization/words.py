@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import datasets
+import numpy as np
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from recipe.batching.document_batches import NOT_LEARNED
@@ -16,12 +18,12 @@ from recipe.console import say
 from recipe.data.column_names import TAGS, TOKEN_IDS, TOKENS
 from recipe.errors import DataError, ModelError
 from recipe.hyperparameters import TRUNCATE
-from recipe.tokenization import texts as tokens
+from recipe.tokenization import store
 
-SENTENCE = "sentence"
+_LABELS = "labels"
 _CONTEXT_BEFORE, _CONTEXT_AFTER = 4, 8
 """Of the tokens of a window, one in so many are for words that another window learns."""
-Batch = Mapping[str, Sequence[Any]]
+Batch = Mapping[str, list[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,18 +110,22 @@ def tokenise(
             f"The tokenizer ({type(tokenizer).__name__}) does not say which word a token is of.",
             "Give a model with a fast tokenizer (tokenizer.json).",
         )
-    encoded = tokens.cached(
+    ways = ("tags", repr(tagging))
+    made = store.tokens_of(
         split,
-        tokens.key(split, tokenizer, max_length, "tags", repr(tagging)),
-        functools.partial(_rows, tokenizer, max_length, tagging),
-        with_indices=True,
-        remove_columns=split.column_names,
+        store.key(split, tokenizer, max_length, *ways),
+        functools.partial(_windows_of, tokenizer, max_length, tagging),
     )
-    if len(encoded) == 0:
+    if not len(made[_LABELS]):
         raise DataError(f"No word of the {name} data has a tag that could be learned.")
-    samples = TaggedSamples.of_split(encoded, judged)
-    tagged = sum(tag is not None for row in split[TAGS] for tag in row)
-    sentences, heads = len(set(encoded[SENTENCE][:])), int(samples.heads.sum())
+    samples = TaggedSamples(
+        made[TOKEN_IDS], made[store.STARTS], made[_LABELS], made[TAG_IDS], made[HEADS], judged
+    )
+    tagged = 0
+    for table in store.tables(split.select_columns([TAGS])):
+        tags = pc.list_flatten(table[TAGS])
+        tagged += len(tags) - tags.null_count
+    sentences, heads = len(np.unique(samples.labels[:, 1])), int(np.count_nonzero(samples.heads))
     line = f"{name}: {sentences} sentences in {len(samples)} windows, {heads} words with tags"
     if lost := tagged - heads:
         how = f"cut at {max_length} tokens" if tagging.long_texts == TRUNCATE else "no tokens"
@@ -149,12 +155,16 @@ def _encoded(tokenizer: Any, words: Sequence[Sequence[str]]) -> Any:
     )
 
 
-def _rows(
-    tokenizer: Any, max_length: int, tagging: Tagging, batch: Batch, numbers: Sequence[int]
-) -> dict[str, list[Any]]:
+def _windows_of(
+    tokenizer: Any, max_length: int, tagging: Tagging, batch: Batch, rows: range
+) -> dict[str, store.Column]:
+    """The windows of some sentences in which a word has a tag."""
     encoded = _encoded(tokenizer, batch[TOKENS])
-    rows_made: list[tuple[Any, ...]] = []
-    for at, (number, tags) in enumerate(zip(numbers, batch[TAGS], strict=True)):
+    all_ids: list[list[int]] = []
+    all_tags: list[list[int]] = []
+    all_heads: list[list[bool]] = []
+    numbers: list[int] = []
+    for at, (number, tags) in enumerate(zip(rows, batch[TAGS], strict=True)):
         ids, owners = encoded[TOKEN_IDS][at], encoded.word_ids(at)
         inner = [place for place, word in enumerate(owners) if word is not None]
         if not inner:
@@ -179,13 +189,18 @@ def _rows(
                 tag_ids += [first, *([other] * (len(kept) - 1))]
                 heads += [tag is not None, *([False] * (len(kept) - 1))]
             if any(heads):
-                row += after
-                tag_ids += [NOT_LEARNED] * len(after)
-                heads += [False] * len(after)
-                rows_made.append((row, tag_ids, heads, number))
-    columns = zip(*rows_made, strict=True) if rows_made else ([], [], [], [])
-    names = (TOKEN_IDS, TAG_IDS, HEADS, SENTENCE)
-    return dict(zip(names, map(list, columns), strict=True))
+                all_ids.append(row + after)
+                all_tags.append(tag_ids + [NOT_LEARNED] * len(after))
+                all_heads.append(heads + [False] * len(after))
+                numbers.append(number)
+    learned_tokens = [sum(tag != NOT_LEARNED for tag in tag_ids) for tag_ids in all_tags]
+    return {
+        TOKEN_IDS: store.flat(all_ids, np.int32),
+        TAG_IDS: store.flat(all_tags, np.int16),
+        HEADS: store.flat(all_heads, bool),
+        store.LENGTHS: store.lengths_of(all_ids),
+        _LABELS: np.array([learned_tokens, numbers], np.int64).T,
+    }
 
 
 def windows(sizes: Sequence[int], room: int, is_split: bool) -> Iterator[tuple[range, range]]:

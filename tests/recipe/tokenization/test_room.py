@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 
 from recipe.errors import OutputError
-from recipe.tokenization import texts
+from recipe.tokenization import store, texts
 
 
 @pytest.fixture
@@ -25,6 +26,22 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("file systems cannot be mounted here: that takes root's rights")
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_store_without_room_is_an_error_and_nothing_of_it_stays(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", small_disk)
+    split = datasets.Dataset.from_dict({"text": ["word"] * 20_000})
+
+    def make(batch: Any, rows: range) -> dict[str, store.Column]:
+        return {"ids": np.ones(2 * len(rows), np.int32), store.LENGTHS: np.full(len(rows), 2)}
+
+    with pytest.raises(OutputError, match=r"tokens of 20000 rows .* HF_DATASETS_CACHE"):
+        store.tokens_of(split, "abc", make)
+    assert list((small_disk / "tokens").iterdir()) == []
+    few = store.tokens_of(split.select(range(100)), "abc", make)
+    assert len(few["ids"]) == 200 and few[store.STARTS].tolist() == list(range(0, 201, 2))
 
 
 # What `datasets` leaves open when it cannot write.

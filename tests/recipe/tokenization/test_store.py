@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from recipe.batching.samples import Samples
 from recipe.errors import DataError
+from recipe.tokenization import store
 from recipe.tokenization import texts as module
 from tests.support import causal_kit, serving_kit
 
@@ -48,7 +49,7 @@ def tokenizers(kind: str, tiny_model: Path) -> Any:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
-    monkeypatch.setattr(module, "_AT_ONCE", 40)
+    monkeypatch.setattr(store, "_AT_ONCE", 40)
     return tmp_path / "tokens"
 
 
@@ -84,7 +85,7 @@ def test_a_store_is_whole_and_is_read_again(tiny_model: Path, cache: Path) -> No
     split = datasets.Dataset.from_dict({"text": ["the film", "good"] * 90, "label": [0, 1] * 90})
     first = module.samples(split, tokenizer, 8)
     (kept,) = cache.iterdir()
-    assert {path.name for path in kept.iterdir()} == {"input_ids", "starts"}
+    assert {path.name for path in kept.iterdir()} == {"contents.json", "input_ids", "starts"}
     written = (kept / "input_ids").stat().st_mtime_ns
     assert module.samples(split, tokenizer, 8).fingerprint() == first.fingerprint()
     assert (kept / "input_ids").stat().st_mtime_ns == written

@@ -1,21 +1,53 @@
-"""JSON and JSON Lines to an Arrow table, row by row, so that an error names its line."""
+"""JSON and JSON Lines to an Arrow table, some rows at a time; an error names its line."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data.column_names import LABEL, SPLIT_COLUMN, TEXT, split_of
+from recipe.data.column_names import LABEL, MESSAGES_NAMES, SPLIT_COLUMN, TEXT, split_of
+from recipe.data.files import records
 from recipe.data.files.part import Part, open_text, token_data
 from recipe.errors import DataError
 
 _METADATA = "-metadata"
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_SPACE = re.compile(r"[ \t\n\r]*")
+_LINES = (".jsonl", ".ndjson")
+_OF_FILES = ("data", "rows", "records", "examples", "instances", "items", "samples")
+"""What a list of all rows is called."""
+_OF_ROWS = (
+    *MESSAGES_NAMES,
+    *("entities", "spans", "annotations", "paragraphs", "qas", "answers", "chosen", "rejected"),
+)
+"""What a list of records is called that is one row's."""
+_ROWS_AT_ONCE, _CHARACTERS_AT_ONCE = 10_000, 1 << 22
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Some rows, as JSON has them."""
+
+    values: list[Any]
+    lines: list[int] | None
+    """The line of each; None where rows are not lines."""
+
+
+Read = Callable[[], Iterator[_Block]]
+"""Each call reads all rows from the first one on."""
+
+
+class _NoList(Exception):
+    """A document is no list of values, or not a whole one."""
 
 
 def read_json(path: Path, encoding: str) -> Part:
@@ -24,18 +56,64 @@ def read_json(path: Path, encoding: str) -> Part:
     Raises:
         DataError: it is no JSON, or no rows (with its line).
     """
-    with open_text(path, encoding) as stream:
-        text = stream.read()
+    try:
+        return _part(path, "json", lambda: _items(path, encoding))
+    except _NoList:
+        with open_text(path, encoding) as stream:
+            text = stream.read()
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _bad_json(path, getattr(error, "lineno", 1), error) from error
-    return _records(path, "json", _rows_of(path, document), lines=None)
+    rows = _rows_of(path, document)
+    return _part(path, "json", lambda: iter([_Block(rows, None)]))
+
+
+def _items(path: Path, encoding: str) -> Iterator[_Block]:
+    """The items of a document that is a list of some, a few megabytes at a time.
+
+    Raises:
+        _NoList: at any time; what came before is of no use then.
+    """
+    decode, rest, opening = json.JSONDecoder().raw_decode, "", "["
+    with open_text(path, encoding) as stream:
+        while read := stream.read(max(_CHARACTERS_AT_ONCE, len(rest))):
+            text, done, values = rest + read, 0, list[Any]()
+            while True:
+                at = _no_space(text, done)
+                if at < len(text) and text[at] == "]" and opening == ",":
+                    if text[at + 1 :].strip() or stream.read().strip():
+                        raise _NoList
+                    yield _Block(values, None)
+                    return
+                if at < len(text) and text[at] != opening:
+                    raise _NoList
+                try:
+                    value, end = decode(text, _no_space(text, at + 1))
+                except json.JSONDecodeError:
+                    break  # it ends further on, if at all
+                except (RecursionError, ValueError) as error:
+                    raise _NoList from error
+                if _no_space(text, end) == len(text):
+                    break  # so may a number
+                values.append(value)
+                done, opening = end, ","
+            rest = text[done:]
+            if values:
+                yield _Block(values, None)
+    raise _NoList
+
+
+def _no_space(text: str, at: int) -> int:
+    """Where the first character from `at` on is that is no space, or the end of the text."""
+    match = _SPACE.match(text, at)
+    return len(text) if match is None else match.end()
 
 
 def _rows_of(path: Path, document: Any) -> list[Any]:
     """The rows in [row ...], {"data": [row ...]}, {"train": [row ...], "test": [row ...]},
-    {"column": [value ...]} or pandas' to_json."""
+    {"column": [value ...]} or pandas' to_json; or the document as the only row: one of messages,
+    say, and an object on the only line of a file that is called .jsonl."""
     if isinstance(document, list):
         return document
     values = list(document.values())
@@ -44,6 +122,11 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
         for key, value in document.items()
         if isinstance(value, list) and value and all(isinstance(item, dict) for item in value)
     }
+    if any(key in _OF_ROWS for key in tables) or (
+        path.suffix.lower() in _LINES
+        and not any(key in _OF_FILES or split_of(key) is not None for key in tables)
+    ):
+        return [document]
     if len(tables) == 1:
         return next(iter(tables.values()))
     if tables:
@@ -66,21 +149,48 @@ def read_json_objects(path: Path, encoding: str) -> Part:
     Raises:
         DataError: a line is no JSON object (with its number).
     """
-    records, lines = [], []
+    if ".json" in path.suffixes and not _is_on_a_line(path, encoding):
+        return read_json(path, encoding)
+    blocks = _objects(path, encoding)
+    first = next(blocks, _Block([], []))
+    is_only = len(first.values) == 1 and next(blocks, None) is None
+    if is_only and len(rows := _rows_of(path, first.values[0])) > 1:
+        return _part(path, "json", lambda: iter([_Block(rows, None)]))
+    return _part(path, "jsonl", lambda: _objects(path, encoding))
+
+
+def _is_on_a_line(path: Path, encoding: str) -> bool:
+    """Whether the first line that is not empty is JSON by itself."""
+    with open_text(path, encoding) as stream:
+        try:
+            json.loads(next((line for line in stream if line.strip()), ""))
+        except (ValueError, RecursionError):
+            return False
+    return True
+
+
+def _objects(path: Path, encoding: str) -> Iterator[_Block]:
+    """The values on the lines of a file, some thousands or some megabytes at a time.
+
+    Raises:
+        DataError: a line is no JSON (with its number).
+    """
+    values, lines, size = list[Any](), list[int](), 0
     with open_text(path, encoding) as stream:
         for number, line in enumerate(stream, 1):
             if not line.strip():
                 continue
             try:
-                records.append(json.loads(line))
+                values.append(json.loads(line))
             except (ValueError, RecursionError) as error:
-                if not records and ".json" in path.suffixes:
-                    return read_json(path, encoding)
                 raise _bad_json(path, number, error) from error
             lines.append(number)
-    if len(records) == 1 and len(rows := _rows_of(path, records[0])) > 1:
-        return _records(path, "json", rows, lines=None)
-    return _records(path, "jsonl", records, lines)
+            size += len(line)
+            if len(lines) == _ROWS_AT_ONCE or size > _CHARACTERS_AT_ONCE:
+                yield _Block(values, lines)
+                values, lines, size = [], [], 0
+    if lines:
+        yield _Block(values, lines)
 
 
 def _bad_json(path: Path, line: int, error: Exception) -> DataError:
@@ -93,48 +203,74 @@ def _bad_json(path: Path, line: int, error: Exception) -> DataError:
     )
 
 
-def _records(path: Path, name: str, records: list[Any], lines: list[int] | None) -> Part:
-    part = Part(path=path, format=name, table=pa.table({}), lines=lines)
-    # As spaCy's examples have it: a text and what is said of it.
-    records = [
-        {TEXT: each[0], **each[1]}
-        if isinstance(each, list) and [type(item) for item in each] == [str, dict]
-        else each
-        for each in records
-    ]
-    for row, record in enumerate(records):
-        if not isinstance(record, dict):
-            raise DataError(
-                f"{part.where(row)} is no object but {json.dumps(record)[:60]}.",
-                'Write each row as {"text": "...", "label": "..."}.',
-            )
-    if any(_METADATA in key for key in (records or [{}])[0]) or ".manifest" in path.suffixes:
-        records = _of_ground_truth(part, records)
-        name = "Ground Truth manifest"
-    names = list(dict.fromkeys(key for record in records for key in record))
+def _part(path: Path, name: str, read: Read) -> Part:
+    """The rows that `read` reads."""
+    begun = read()
+    first = next(begun, _Block([], [] if name == "jsonl" else None))
+    head = _objects_of(path, first, 0)[:1]
+    if any(_METADATA in key for key in itertools.chain(*head)) or ".manifest" in path.suffixes:
+        # What its rows are, all of them say.
+        every = [first, *begun]
+        lines = None if first.lines is None else [n for each in every for n in each.lines or ()]
+        whole = _Block([value for each in every for value in each.values], lines)
+        part = Part(path=path, format=name, table=pa.table({}), lines=lines)
+        labelled = _of_ground_truth(part, _objects_of(path, whole, 0))
+        first, begun = _Block(labelled, lines), iter([])
+        name, read = "Ground Truth manifest", lambda: iter([first])
+    # What was begun is gone on with; it is read again where types turn out to be others.
+    passes = itertools.chain([itertools.chain([first], begun)], (read() for _ in itertools.count()))
+    starts: list[Any] = []
+
+    def objects() -> Iterator[list[dict[str, Any]]]:
+        row = 0
+        starts.clear()
+        for block in next(passes):
+            yield _objects_of(path, block, row)
+            row += len(block.values)
+            if block.lines is not None:
+                starts.append(np.asarray(block.lines, np.int64))
+
     try:
-        table = pa.table({key: _column([each.get(key) for each in records]) for key in names})
+        made = records.of_blocks(objects)
     except UnicodeEncodeError as error:
-        row = next(
-            row
-            for row, record in enumerate(records)
-            if _SURROGATE.search(json.dumps(record, ensure_ascii=False))
+        of_rows = ((each, at) for each in read() for at in range(len(each.values)))
+        where = next(
+            f"row {row}" if block.lines is None else f"line {block.lines[at]}"
+            for row, (block, at) in enumerate(of_rows)
+            if _SURROGATE.search(json.dumps(block.values[at], ensure_ascii=False))
         )
         raise DataError(
-            f"{part.where(row)} holds half of a surrogate pair (an escape such as \\ud83d alone).",
+            f"{path} {where} holds half of a surrogate pair (an escape such as \\ud83d alone).",
             "Write the character itself, or both escapes.",
         ) from error
-    mixed = {
-        key: part.where(containers[0])
-        for key in names
-        if pa.types.is_string(table.schema.field(key).type)
-        and (
-            containers := [
-                at for at, each in enumerate(records) if isinstance(each.get(key), (list, dict))
-            ]
-        )
-    }
-    return Part(path=path, format=name, table=table, lines=lines, mixed=mixed)
+    part = Part(
+        path=path,
+        format=name,
+        table=made.table,
+        lines=None if first.lines is None else np.concatenate([np.empty(0, np.int64), *starts]),
+    )
+    return dataclasses.replace(part, mixed={k: part.where(row) for k, row in made.mixed.items()})
+
+
+def _objects_of(path: Path, block: _Block, first: int) -> list[dict[str, Any]]:
+    """The rows of a block, of which `first` is the first one.
+
+    Raises:
+        DataError: one is no object.
+    """
+    objects = []
+    for at, value in enumerate(block.values):
+        # As spaCy's examples have it: a text and what is said of it.
+        if isinstance(value, list) and [type(item) for item in value] == [str, dict]:
+            value = {TEXT: value[0], **value[1]}
+        if not isinstance(value, dict):
+            where = f"row {first + at}" if block.lines is None else f"line {block.lines[at]}"
+            raise DataError(
+                f"{path} {where} is no object but {json.dumps(value)[:60]}.",
+                'Write each row as {"text": "...", "label": "..."}.',
+            )
+        objects.append(value)
+    return objects
 
 
 def _of_ground_truth(part: Part, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -168,16 +304,3 @@ def _of_ground_truth(part: Part, records: Sequence[dict[str, Any]]) -> list[dict
             row[LABEL] = row[attributes[0]]
         rows.append({TEXT: record.get("source"), **row})
     return rows
-
-
-def _column(values: list[Any]) -> pa.Array:
-    try:
-        return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        # Values of several types, such as 1 and "1": as text, they still compare.
-        return pa.array(
-            [
-                value if value is None or isinstance(value, str) else json.dumps(value)
-                for value in values
-            ]
-        )

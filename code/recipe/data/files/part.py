@@ -6,7 +6,7 @@ import dataclasses
 import gzip
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.errors import DataError, near
 
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 10_000, 1 << 24
 TAG = re.compile(r"O|[BIESLU]-\S+")
 """A tag of a word in named entity data: `B-PER`, `I-ORG`, `O`."""
 
@@ -81,6 +82,15 @@ class Part:
     def named(self, column: str, names: Sequence[str]) -> Part:
         """With names for the classes of a column, whose integers are their positions."""
         return dataclasses.replace(self, class_names={**self.class_names, column: list(names)})
+
+    def batches(self, names: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Some columns, some rows at a time, each time with the number of the first of these."""
+        chosen, first = self.table.select(list(names)), 0
+        bytes_of_row = chosen.nbytes / max(1, chosen.num_rows)
+        at_once = min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, bytes_of_row))
+        for batch in chosen.to_batches(max(1, int(at_once))):
+            yield first, batch
+            first += batch.num_rows
 
     def select(self, rows: Sequence[int]) -> Part:
         """Some of the rows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import datasets
@@ -91,3 +91,19 @@ class Spool:
         folder = Path(datasets.config.HF_DATASETS_CACHE)
         folder.mkdir(parents=True, exist_ok=True)
         return shutil.disk_usage(folder).free > 4 * self._bytes + _SPARE
+
+
+def spooled(schema: pa.Schema, tables: Iterable[pa.Table]) -> pa.Table:
+    """Tables of one schema as one.
+
+    Raises:
+        OutputError: the disk is full.
+    """
+    rows = Spool()
+    try:
+        rows.add(schema.empty_table())
+        for table in tables:
+            rows.add(table)
+        return rows.table()
+    finally:
+        rows.close()

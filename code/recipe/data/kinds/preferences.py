@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from recipe.data import held_out
 from recipe.data.column_names import PROMPT, PROMPT_NAMES, plain
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files.part import Part
+from recipe.data.files.spool import spooled
 from recipe.data.language_modeling import conversation
 from recipe.data.layout import channels as layout
 from recipe.data.reading import describe, read_parts
@@ -45,6 +46,8 @@ _MOST_WITHOUT_PROMPT = 0.1
 """A larger share of rows without a shared beginning says that the prompt is in another column."""
 _LAST_WORD = re.compile(r"\S*\Z")
 _DECODERS = ("ForCausalLM", "LMHeadModel")
+_AT_ONCE = 10_000
+_SCHEMA = pa.schema([(name, pa.large_string()) for name in (PROMPT, CHOSEN, REJECTED)])
 Message = dict[str, Any]
 Triple = tuple[Any, Any, Any]
 """Prompt, chosen and rejected: texts, or lists of messages."""
@@ -76,21 +79,23 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pref
     places = layout.find(channels, hyperparameters.dataset_config_name)
     notes, problems = list(places.notes), Problems()
     read: dict[str, list[Part]] = {}
-    rows: dict[str, list[Triple]] = {}
+    tables: dict[str, list[pa.Table]] = {}
     like: dict[str, str] = {}
     kinds: dict[bool, Path] = {}
+    is_prefixed = True
     for split, part in read_parts(places, notes):
         with problems.noted():
             columns = _columns(part, hyperparameters, like)
             like = like or columns
-            are_talks, triples, left_out = _triples(part, columns)
-            kinds.setdefault(are_talks, part.path)
+            usable = _usable(part, columns)
+            kinds.setdefault(usable.are_talks, part.path)
             read.setdefault(split, []).append(part)
-            rows.setdefault(split, []).extend(triples)
-            for why, at in left_out.items():
+            tables.setdefault(split, []).append(usable.table)
+            is_prefixed = is_prefixed and usable.is_prefixed
+            for why, (count, first) in usable.left_out.items():
                 notes.append(
-                    f"{len(at)} of {part.table.num_rows} pairs are not used: {why} (the first: "
-                    f"{part.where(at[0])})."
+                    f"{count} of {part.table.num_rows} pairs are not used: {why} (the first: "
+                    f"{part.where(first)})."
                 )
     problems.check()
     if len(kinds) > 1:
@@ -98,26 +103,22 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pref
             f"{kinds[True]} has conversations, and {kinds[False]} has texts.",
             "Give answers of one kind in all files.",
         )
-    if empty := [split for split in read if not rows[split]]:
+    whole = {split: pa.concat_tables(of_split) for split, of_split in tables.items()}
+    are_talks = True in kinds
+    if not are_talks and is_prefixed:
+        notes.append("Every answer begins with its prompt, which is read once.")
+        whole = {split: spooled(_SCHEMA, _without_prompts(each)) for split, each in whole.items()}
+    if empty := [split for split in read if not whole[split].num_rows]:
         told = " ".join(note for note in notes if "not used" in note)
         raise DataError(
             f"The {empty[0]} data has no pair that can be used. {told}",
             "Give a prompt and two different answers in each row.",
         )
-    every = [triple for some in rows.values() for triple in some]
-    are_talks = True in kinds
-    if not are_talks and all(a.startswith(p) and b.startswith(p) for p, a, b in every):
-        notes.append("Every answer begins with its prompt, which is read once.")
-        rows = {
-            split: [(p, a[len(p) :], b[len(p) :]) for p, a, b in some if p not in (a, b)]
-            for split, some in rows.items()
-        }
-    built = {}
-    for split, some in rows.items():
-        texts = [[json.dumps(each) if are_talks else each for each in row] for row in some]
-        columns_of = zip((PROMPT, CHOSEN, REJECTED), zip(*texts, strict=True), strict=True)
-        table = pa.table({name: pa.array(cells, pa.large_string()) for name, cells in columns_of})
-        built[split] = datasets.Dataset(table, fingerprint=uuid.uuid4().hex)
+    built = {
+        # A name instead of a hash of all rows, which nothing here caches by.
+        split: datasets.Dataset(table, fingerprint=uuid.uuid4().hex)
+        for split, table in whole.items()
+    }
     shown = ", ".join(f"{what} column {name!r}" for what, name in like.items())
     shown += "" if PROMPT in like else "; the prompt is what both answers begin with"
     found = [
@@ -161,50 +162,71 @@ def _columns(
     return chosen
 
 
-def _triples(
-    part: Part, columns: Mapping[str, str]
-) -> tuple[bool, list[Triple], dict[str, list[int]]]:
-    """Whether these are conversations, the rows that can be used, and the others by the reason.
+@dataclass(frozen=True, kw_only=True)
+class _Usable:
+    """The rows of a part that can be used, and why others cannot."""
+
+    table: pa.Table
+    """Of texts; of lists of messages as JSON."""
+    are_talks: bool
+    is_prefixed: bool
+    """Whether each answer is a text that begins with its prompt."""
+    left_out: Mapping[str, tuple[int, int]]
+    """By the reason: how many rows, and the first of them."""
+
+
+def _usable(part: Part, columns: Mapping[str, str]) -> _Usable:
+    """The rows that can be used.
 
     Raises:
         DataError: a row has another kind of value than others, or too many have no prompt.
     """
-    cells = {what: part.table[name].to_pylist() for what, name in columns.items()}
-    talks = {what for what in cells if any(map(_is_talk, cells[what]))}
+    talks = {
+        what
+        for what, name in columns.items()
+        if any(
+            _is_talk(value)
+            for _, batch in part.batches([name])
+            for value in batch[name].to_pylist()
+        )
+    }
     if len(talks - {PROMPT}) == 1:
         raise DataError(
             f"{part.path} has conversations in only one of the columns {columns[CHOSEN]!r} and "
             f"{columns[REJECTED]!r}.",
             "Give both answers as texts, or both as lists of messages.",
         )
-    for what, values in cells.items():
-        for row, value in enumerate(values):
-            if value is None:
-                values[row] = None if what in talks else ""
-            elif what in talks:
-                values[row] = json.loads(conversation(part, row, value, columns[what]))
-            elif isinstance(value, (list, dict)):
-                raise DataError(
-                    f"{part.where(row)} has no text in column {columns[what]!r}, but "
-                    f"{json.dumps(value, default=str)[:60]}.",
-                    'Give texts, or messages: [{"role": "assistant", "content": "..."}].',
-                )
-            else:
-                values[row] = str(value)
-    usable: list[Triple] = []
-    left_out: dict[str, list[int]] = {}
-    prompts = cells.get(PROMPT, [None] * part.table.num_rows)
-    for row, triple in enumerate(zip(prompts, cells[CHOSEN], cells[REJECTED], strict=True)):
-        prompt, *answers = triple
-        if talks and CHOSEN not in talks:
-            answers = [[{"role": "assistant", "content": text}] for text in answers]
-        of_kind = of_talks if talks else of_texts
-        parted = of_kind(prompt, *answers)
-        if isinstance(parted, str):
-            left_out.setdefault(parted, []).append(row)
-        else:
-            usable.append(parted)
-    without = len(left_out.get(NO_PROMPT, ()))
+    left_out: dict[str, tuple[int, int]] = {}
+    is_prefixed = True
+
+    def triples() -> Iterator[pa.Table]:
+        nonlocal is_prefixed
+        for first, batch in part.batches(list(columns.values())):
+            cells = {
+                what: _values(part, first, batch[name].to_pylist(), name, what in talks)
+                for what, name in columns.items()
+            }
+            usable: list[Triple] = []
+            prompts = cells.get(PROMPT, [None] * batch.num_rows)
+            rows = zip(prompts, cells[CHOSEN], cells[REJECTED], strict=True)
+            for row, (prompt, *answers) in enumerate(rows, first):
+                if talks and CHOSEN not in talks:
+                    answers = [[{"role": "assistant", "content": text}] for text in answers]
+                parted = of_talks(prompt, *answers) if talks else of_texts(prompt, *answers)
+                if isinstance(parted, str):
+                    count, first_such = left_out.get(parted, (0, row))
+                    left_out[parted] = count + 1, first_such
+                    continue
+                if talks:
+                    parted = json.dumps(parted[0]), json.dumps(parted[1]), json.dumps(parted[2])
+                elif not all(answer.startswith(parted[0]) for answer in parted[1:]):
+                    is_prefixed = False
+                usable.append(parted)
+            of_columns = list(zip(*usable, strict=True)) or [(), (), ()]
+            yield pa.table(dict(zip(_SCHEMA.names, of_columns, strict=True)), _SCHEMA)
+
+    table = spooled(_SCHEMA, triples())
+    without, _ = left_out.get(NO_PROMPT, (0, 0))
     if PROMPT not in columns and without > _MOST_WITHOUT_PROMPT * part.table.num_rows:
         raise DataError(
             f"{part.path} has no column of prompts that is known by its name, and in {without} of "
@@ -212,7 +234,39 @@ def _triples(
             f"{', '.join(part.table.column_names)}.",
             "Name the column of prompts in the hyperparameter prompt_column.",
         )
-    return bool(talks), usable, left_out
+    return _Usable(table=table, are_talks=bool(talks), is_prefixed=is_prefixed, left_out=left_out)
+
+
+def _values(part: Part, first: int, cells: list[Any], column: str, are_talks: bool) -> list[Any]:
+    """Some values of a column as texts, or as lists of messages.
+
+    Raises:
+        DataError: a row, of which `first` is the first one, has another kind of value.
+    """
+    for row, value in enumerate(cells, first):
+        if value is None:
+            cells[row - first] = None if are_talks else ""
+        elif are_talks:
+            cells[row - first] = json.loads(conversation(part, row, value, column))
+        elif isinstance(value, (list, dict)):
+            raise DataError(
+                f"{part.where(row)} has no text in column {column!r}, but "
+                f"{json.dumps(value, default=str)[:60]}.",
+                'Give texts, or messages: [{"role": "assistant", "content": "..."}].',
+            )
+        else:
+            cells[row - first] = str(value)
+    return cells
+
+
+def _without_prompts(table: pa.Table) -> Iterator[pa.Table]:
+    """Rows whose answers begin with their prompt without that beginning; and without those rows of
+    which nothing follows it."""
+    for batch in table.to_batches(_AT_ONCE):
+        texts = zip(*(batch[name].to_pylist() for name in _SCHEMA.names), strict=True)
+        rows = [(p, a[len(p) :], b[len(p) :]) for p, a, b in texts if p not in (a, b)]
+        of_columns = list(zip(*rows, strict=True)) or [(), (), ()]
+        yield pa.table(dict(zip(_SCHEMA.names, of_columns, strict=True)), _SCHEMA)
 
 
 def _is_talk(value: Any) -> bool:

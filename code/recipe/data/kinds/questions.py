@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import held_out, values
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files.part import Part
+from recipe.data.files.spool import spooled
 from recipe.data.layout import channels as layout
 from recipe.data.reading import read_parts
 from recipe.errors import DataError, Problems
@@ -27,6 +32,8 @@ _STARTS = (
     *("answer_start", "answer_starts", "start", "starts", "start_position", "start_char"),
 )
 _NONE_THERE = ("is_impossible", "is_unanswerable")
+_IDS = ("id", "guid", "qid", "question_id")
+_AT_ONCE, _ROWS_AT_ONCE = 10_000, 2_000
 _LOOKED_AT = 100
 _KINDS = {
     ID: pa.string(),
@@ -79,15 +86,15 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Ques
     """
     places = layout.find(channels, hyperparameters.dataset_config_name)
     notes = list(places.notes)
-    rows: dict[str, list[_Row]] = {}
+    tables: dict[str, list[pa.Table]] = {}
     columns_of_split: dict[str, list[str]] = {}
     problems = Problems()
     for split, part in read_parts(places, notes):
         with problems.noted():
             of_part, mended = _rows(part)
-            rows.setdefault(split, []).extend(of_part)
+            tables.setdefault(split, []).append(of_part)
             columns_of_split.setdefault(split, []).append(
-                f"{len(of_part)} questions from {part.path}"
+                f"{of_part.num_rows} questions from {part.path}"
             )
             if mended:
                 notes.append(
@@ -97,24 +104,22 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Ques
     problems.check()
     built = {}
     findings = []
-    for split, of_split in rows.items():
-        ids = [each[0] for each in of_split]
-        if len(set(ids)) < len(ids):
-            of_split = [(str(at), *row[1:]) for at, row in enumerate(of_split)]
+    for split, of_split in tables.items():
+        table = pa.concat_tables(of_split)
+        if not table.num_rows:
+            raise DataError(f"The {split} data has no question.", "Give some, or leave it out.")
+        if pc.count_distinct(table[ID]).as_py() < table.num_rows:
+            numbers = pc.cast(pa.array(np.arange(table.num_rows)), pa.string())
+            table = table.set_column(table.column_names.index(ID), ID, numbers)
             notes.append(f"{split} data: some questions share an id: they are numbered instead.")
-        columns = list(zip(*of_split, strict=True)) or [()] * len(_KINDS)
-        built[split] = datasets.Dataset(
-            pa.table({
-                name: pa.array(list(column), kind)
-                for (name, kind), column in zip(_KINDS.items(), columns, strict=True)
-            })
-        )  # fmt: skip
-        unanswered = sum(not each[3] for each in of_split)
+        built[split] = datasets.Dataset(table, fingerprint=uuid.uuid4().hex)
         findings.append(
-            f"{split} data: {'; '.join(columns_of_split[split])}; {unanswered} without an answer"
+            f"{split} data: {'; '.join(columns_of_split[split])}; {_unanswered(built[split])} "
+            "without an answer"
         )
     train, evaluation, test, rule = held_out.assign(built, None, hyperparameters)
-    if not any(train[ANSWERS]):
+    unanswered = _unanswered(train)
+    if unanswered == len(train):
         raise DataError(
             "No question of the training data has an answer.",
             'Give answers as {"text": ["Ada"], "answer_start": [0]}.',
@@ -123,39 +128,54 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Ques
         train=train,
         evaluation=evaluation,
         test=test,
-        has_unanswerable=not all(train[ANSWERS]),
+        has_unanswerable=unanswered > 0,
         found=[*notes, *findings, rule],
     )
 
 
-def _rows(part: Part) -> tuple[list[_Row], int]:
+def _unanswered(split: datasets.Dataset) -> int:
+    """How many of the questions have no answer."""
+    batches = split.select_columns([ANSWERS]).with_format("arrow").iter(_AT_ONCE)
+    counts = [pc.list_value_length(batch[ANSWERS]).to_numpy() for batch in batches]
+    return sum(int((each == 0).sum()) for each in counts)
+
+
+def _rows(part: Part) -> tuple[pa.Table, int]:
     """The questions of a part, and how many answers' starts were mended."""
-    question_rows: list[_Row] = []
     mended = 0
     problems = Problems()
-    nested = _nested_column(part)
-    records = _flat(part) if nested is None else _nested(part, nested)
-    for number, (row, name, question, context, texts, starts) in enumerate(records):
-        with problems.noted():
-            if not isinstance(question, str) or not question.strip():
-                raise _wrong(part, row, "has no question")
-            if not isinstance(context, str) or not context.strip():
-                raise _wrong(part, row, "has no context")
-            if len(texts) != len(starts):
-                raise _wrong(part, row, f"has {len(texts)} answers and {len(starts)} starts")
-            right = []
-            for text, start in zip(texts, starts, strict=True):
-                place = _place(context, text, start)
-                if place is None:
-                    what = f"has the answer {str(text)[:60]!r}, which is not in its context"
-                    raise _wrong(part, row, what)
-                mended += place != start
-                right.append(place)
-            question_rows.append(
-                (str(number if name is None else name), question, context, texts, right)
-            )
+
+    def question_rows() -> Iterator[_Row]:
+        nonlocal mended
+        nested = _nested_column(part)
+        records = _flat(part) if nested is None else _nested(part, nested)
+        for number, (row, name, question, context, texts, starts) in enumerate(records):
+            with problems.noted():
+                if not isinstance(question, str) or not question.strip():
+                    raise _wrong(part, row, "has no question")
+                if not isinstance(context, str) or not context.strip():
+                    raise _wrong(part, row, "has no context")
+                if len(texts) != len(starts):
+                    raise _wrong(part, row, f"has {len(texts)} answers and {len(starts)} starts")
+                right = []
+                for text, start in zip(texts, starts, strict=True):
+                    place = _place(context, text, start)
+                    if place is None:
+                        what = f"has the answer {str(text)[:60]!r}, which is not in its context"
+                        raise _wrong(part, row, what)
+                    mended += place != start
+                    right.append(place)
+                yield str(number if name is None else name), question, context, texts, right
+
+    def tables() -> Iterator[pa.Table]:
+        rows = question_rows()
+        while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+            columns = zip(_KINDS.items(), zip(*some, strict=True), strict=True)
+            yield pa.table({name: pa.array(list(cells), kind) for (name, kind), cells in columns})
+
+    table = spooled(pa.schema(list(_KINDS.items())), tables())
     problems.check()
-    return question_rows, mended
+    return table, mended
 
 
 def _place(context: str, text: Any, start: Any) -> int | None:
@@ -185,7 +205,8 @@ def _nested_column(part: Part) -> str | None:
 
 
 def _nested(part: Part, column: str) -> Iterator[tuple[int, Any, Any, Any, list[Any], list[Any]]]:
-    for row, cell in enumerate(part.table[column].to_pylist()):
+    cells = (cell for _, batch in part.batches([column]) for cell in batch[column].to_pylist())
+    for row, cell in enumerate(cells):
         articles = cell if column == "data" else [{"paragraphs": cell}]
         for paragraph in [each for article in articles or [] for each in article["paragraphs"]]:
             for question in paragraph.get("qas") or []:
@@ -201,21 +222,26 @@ def _nested(part: Part, column: str) -> Iterator[tuple[int, Any, Any, Any, list[
 def _flat(part: Part) -> Iterator[tuple[int, Any, Any, Any, list[Any], list[Any]]]:
     by_plain = {name.strip().lower().replace(" ", "_"): name for name in part.table.column_names}
 
-    def column(known: Sequence[str]) -> list[Any] | None:
-        name = next((by_plain[each] for each in known if each in by_plain), None)
-        return None if name is None else part.table[name].to_pylist()
-
-    questions, contexts, texts = column(_QUESTIONS), column(_CONTEXTS), column(_TEXTS)
-    if questions is None or contexts is None or texts is None:
+    known = (_QUESTIONS, _CONTEXTS, _TEXTS, _STARTS, _IDS, _NONE_THERE)
+    names = [next((by_plain[each] for each in some if each in by_plain), None) for some in known]
+    if None in names[:3]:
         raise DataError(
             f"{part.path} has the columns {', '.join(part.table.column_names)}: questions, "
             "contexts or answers are not among them.",
             "Give question, context and answers (text, answer_start), or SQuAD's own files.",
         )
-    starts, ids = column(_STARTS), column(("id", "guid", "qid", "question_id"))
-    impossible = column(_NONE_THERE)
-    for row, (question, context, text) in enumerate(zip(questions, contexts, texts, strict=True)):
-        parsed, start = _parsed(text), None if starts is None else _parsed(starts[row])
+    has_starts, says_impossible = names[3] is not None, names[5] is not None
+    read = list(dict.fromkeys(name for name in names if name is not None))
+
+    def cells() -> Iterator[tuple[Any, ...]]:
+        for _, batch in part.batches(read):
+            none = [None] * batch.num_rows
+            yield from zip(
+                *(none if name is None else batch[name].to_pylist() for name in names), strict=True
+            )
+
+    for row, (question, context, text, first_start, name, impossible) in enumerate(cells()):
+        parsed, start = _parsed(text), _parsed(first_start) if has_starts else None
         if isinstance(parsed, dict):  # a record that was written as JSON
             start = parsed.get("answer_start", parsed.get("start"))
             parsed = parsed.get("text")
@@ -224,12 +250,11 @@ def _flat(part: Part) -> Iterator[tuple[int, Any, Any, Any, list[Any], list[Any]
             parsed = [item.get("text") for item in parsed]
         listed = parsed if isinstance(parsed, list) else [] if parsed in (None, "") else [parsed]
         first = start if isinstance(start, list) else [start] * len(listed)
-        if impossible is not None and str(impossible[row]).lower() in ("true", "1"):
+        if says_impossible and str(impossible).lower() in ("true", "1"):
             listed, first = [], []
         if listed and None in first and len(first) == len(listed):
             raise _wrong(part, row, "does not say where its answer begins (answer_start)")
         whole = [int(each) if isinstance(each, (float, str)) else each for each in first]
-        name = None if ids is None else ids[row]
         yield row, name, question, context, listed, whole
 
 

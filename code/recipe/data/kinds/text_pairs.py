@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from recipe.data import held_out
 from recipe.data.column_names import plain
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files.part import Part
+from recipe.data.files.spool import spooled
 from recipe.data.layout import channels as layout
 from recipe.data.reading import read_parts
 from recipe.errors import DataError, Problems
@@ -169,21 +170,25 @@ def _texts(part: Part, source: str, target: str) -> pa.Table:
                 f"{part.path} has texts and other values in column {name!r}: {part.mixed[name]}.",
                 "Give texts.",
             )
-    columns = [part.table[name].to_pylist() for name in (source, target)]
-    for name, values in zip((source, target), columns, strict=True):
-        strange = next((n for n, each in enumerate(values) if isinstance(each, (list, dict))), None)
-        if strange is not None:
-            raise DataError(
-                f"{part.where(strange)} has no text in column {name!r}, but "
-                f"{str(values[strange])[:60]}.",
-                "Give texts.",
-            )
-    texts = [["" if value is None else str(value) for value in values] for values in columns]
-    rows = [(a, b) for a, b in zip(*texts, strict=True) if a.strip() and b.strip()]
-    return pa.table({
-        SOURCE: pa.array([a for a, _ in rows], pa.large_string()),
-        TARGET: pa.array([b for _, b in rows], pa.large_string()),
-    })  # fmt: skip
+    schema = pa.schema([(SOURCE, pa.large_string()), (TARGET, pa.large_string())])
+
+    def pairs() -> Iterator[pa.Table]:
+        for first, batch in part.batches([source, target]):
+            columns = [batch[name].to_pylist() for name in (source, target)]
+            for name, cells in zip((source, target), columns, strict=True):
+                for at, cell in enumerate(cells):
+                    if isinstance(cell, (list, dict)):
+                        raise DataError(
+                            f"{part.where(first + at)} has no text in column {name!r}, but "
+                            f"{str(cell)[:60]}.",
+                            "Give texts.",
+                        )
+            texts = [["" if cell is None else str(cell) for cell in cells] for cells in columns]
+            rows = [(a, b) for a, b in zip(*texts, strict=True) if a.strip() and b.strip()]
+            both = {SOURCE: [a for a, _ in rows], TARGET: [b for _, b in rows]}
+            yield pa.table(both, schema)
+
+    return spooled(schema, pairs())
 
 
 def recognise_summaries(evidence: Evidence) -> Recognised | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
+import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from recipe.data.column_names import TAGS, TOKENS, plain
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import formats
 from recipe.data.files.part import Part
+from recipe.data.files.spool import spooled
 from recipe.data.kinds import spans
 from recipe.data.layout import channels as layout
 from recipe.data.layout.class_names import ClassNames
@@ -36,6 +38,11 @@ _TAG = re.compile(r"([BIESLUMW])-(.+)", re.DOTALL)
 _STARTING, _ENDING = set("BSUW"), set("ESLUW")
 _LOOKED_AT = 100
 _SURE = 0.9
+_AT_ONCE = 10_000
+_SCHEMA = pa.schema([
+    (TOKENS, pa.large_list(pa.large_string())),
+    (TAGS, pa.large_list(pa.large_string())),
+])  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +63,11 @@ class Tagged:
 @dataclass(frozen=True, kw_only=True)
 class _Read:
     part: Part
-    words: list[list[str]]
-    tags: list[list[str | None]]
+    table: pa.Table
+    """Columns `tokens` and `tags`; no row is without words."""
+    words: int
+    tags: Counter[str]
+    """How many words have each tag."""
     columns: tuple[str, str]
 
 
@@ -109,8 +119,8 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagg
     built = {split: _build(split, each, names, are_entities) for split, each in read.items()}
     findings = []
     for split, files in read.items():
-        sentences = [row for file in files for row in file.words]
-        count = f"{len(sentences)} sentences of {sum(map(len, sentences))} words"
+        sentences = sum(file.table.num_rows for file in files)
+        count = f"{sentences} sentences of {sum(file.words for file in files)} words"
         words, tags = files[0].columns
         columns_read = f"word column {words!r}, label column {tags!r}"
         findings.append(
@@ -133,7 +143,7 @@ def _tag_names(files: Sequence[_Read], notes: list[str]) -> tuple[tuple[str, ...
     Raises:
         DataError: there is one tag only.
     """
-    counts = Counter(tag for file in files for row in file.tags for tag in row if tag is not None)
+    counts = sum((file.tags for file in files), Counter[str]())
     in_use = set(counts)
     column = files[0].columns[1]
     if len(in_use) < 2:
@@ -218,7 +228,7 @@ def _list(value: Any) -> Any:
 def _read(
     part: Part, columns: tuple[str, str], class_names: Sequence[ClassNames], notes: list[str]
 ) -> _Read:
-    words_column, tags_column = columns
+    tags_column = columns[1]
     codes = values.integers(part, tags_column)
     if codes and tags_column not in part.class_names:
         for each in class_names:
@@ -233,34 +243,45 @@ def _read(
                 f"tags: column {tags_column!r} of {part.path} has numbers without names: scored by "
                 "accuracy. Entities have names such as B-PER"
             )
-    words: list[list[str]] = []
-    tags: list[list[str | None]] = []
-    trimmed = empty = 0
+    counts: Counter[str] = Counter()
+    word_count = trimmed = empty = 0
     problems = Problems()
-    cells = zip(part.table[words_column].to_pylist(), part.table[tags_column].to_pylist(),
-                strict=True)  # fmt: skip
-    for row, (text, cell_tags) in enumerate(cells):
-        with problems.noted():
-            listed = _list(text)
-            if isinstance(listed, list):
-                names_of_row = _tags(part, row, listed, _list(cell_tags), columns)
-                words_of_row = [str(word) for word in listed]
-            elif isinstance(text, str):
-                words_of_row, span_tags, cut = spans.words_of(part, row, text, cell_tags or [])
-                names_of_row, trimmed = list(span_tags), trimmed + cut
-            else:
-                words_of_row, names_of_row = [], []
-            if not words_of_row:
-                empty += 1
-                continue
-            words.append(words_of_row)
-            tags.append(names_of_row)
+
+    def sentences() -> Iterator[pa.Table]:
+        nonlocal word_count, trimmed, empty
+        for start, batch in part.batches(list(dict.fromkeys(columns))):
+            words: list[list[str]] = []
+            tags: list[list[str | None]] = []
+            cells = (batch[name].to_pylist() for name in columns)
+            for row, (text, cell_tags) in enumerate(zip(*cells, strict=True), start):
+                with problems.noted():
+                    listed = _list(text)
+                    if isinstance(listed, list):
+                        names_of_row = _tags(part, row, listed, _list(cell_tags), columns)
+                        words_of_row = [str(word) for word in listed]
+                    elif isinstance(text, str):
+                        words_of_row, span_tags, cut = spans.words_of(
+                            part, row, text, cell_tags or []
+                        )
+                        names_of_row, trimmed = list(span_tags), trimmed + cut
+                    else:
+                        words_of_row, names_of_row = [], []
+                    if not words_of_row:
+                        empty += 1
+                        continue
+                    words.append(words_of_row)
+                    tags.append(names_of_row)
+                    word_count += len(words_of_row)
+                    counts.update(tag for tag in names_of_row if tag is not None)
+            yield pa.table({TOKENS: words, TAGS: tags}, _SCHEMA)
+
+    table = spooled(_SCHEMA, sentences())
     problems.check()
     if empty:
         notes.append(f"{empty} rows of {part.path} have no words and are not used.")
     if trimmed:
         notes.append(f"{trimmed} spans of {part.path} had space at their edges, which is left out.")
-    return _Read(part=part, words=words, tags=tags, columns=columns)
+    return _Read(part=part, table=table, words=word_count, tags=counts, columns=columns)
 
 
 def _tags(
@@ -301,26 +322,30 @@ def _build(
     split: str, parts: Sequence[_Read], names: Sequence[str], are_entities: bool
 ) -> datasets.Dataset:
     problems = Problems()
-    rows: list[list[str | None]] = []
-    for each in parts:
-        for row, row_tags in enumerate(each.tags):
-            tags = iob2(row_tags) if are_entities else row_tags
-            rows.append(tags)
-            strange = next((tag for tag in tags if tag is not None and tag not in names), None)
-            with problems.noted():
-                if strange is not None:
-                    raise DataError(
-                        f"{each.part.path}, sentence {row + 1}, has the tag {strange!r}, which is "
-                        f"in the {split} data but not in the training data "
-                        f"({', '.join(names[:20])}).",
-                        "Give training sentences with that tag, or remove it.",
-                    )
+    known = set(names)
+
+    def sentences() -> Iterator[pa.Table]:
+        for each in parts:
+            first = 1
+            for batch in each.table.to_batches(_AT_ONCE):
+                rows = batch[TAGS].to_pylist()
+                rows = [iob2(tags) for tags in rows] if are_entities else rows
+                for row, tags in enumerate(rows, first):
+                    strange = next((tag for tag in tags if not (tag is None or tag in known)), None)
+                    with problems.noted():
+                        if strange is not None:
+                            raise DataError(
+                                f"{each.part.path}, sentence {row}, has the tag {strange!r}, which "
+                                f"is in the {split} data but not in the training data "
+                                f"({', '.join(names[:20])}).",
+                                "Give training sentences with that tag, or remove it.",
+                            )
+                first += len(rows)
+                yield pa.table({TOKENS: batch[TOKENS], TAGS: rows}, _SCHEMA)
+
+    table = spooled(_SCHEMA, sentences())
     problems.check()
-    words = [row for each in parts for row in each.words]
-    if not words:
+    if not table.num_rows:
         raise DataError(f"The {split} data has no words.", "Give sentences of one word or more.")
-    table = {
-        TOKENS: pa.array(words, pa.large_list(pa.large_string())),
-        TAGS: pa.array(rows, pa.large_list(pa.large_string())),
-    }
-    return datasets.Dataset(pa.table(table))
+    # A name instead of a hash of all rows, which nothing here caches by.
+    return datasets.Dataset(table, fingerprint=uuid.uuid4().hex)

@@ -1,0 +1,167 @@
+"""Records of JSON to Arrow tables, some at a time, with the types that all of them have together.
+
+Arrow's own reader of JSON takes strings that look like times for times, and a column's type from
+the rows that it has seen so far; so records are Python's, but never all at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from recipe.data.files.spool import Spool, spooled
+
+Record = Mapping[str, Any]
+Blocks = Callable[[], Iterator[Sequence[Record]]]
+"""Each call reads all records from the first one on."""
+_NO_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
+
+
+@dataclass(frozen=True)
+class Records:
+    """A table of records, and where values in it are not what they seem."""
+
+    table: pa.Table
+    mixed: Mapping[str, int]
+    """Columns in which some values are lists or records and others are none, with the first such
+    row: these are written as JSON."""
+
+
+def of_blocks(blocks: Blocks) -> Records:
+    """All records as one table, as `pyarrow.array` of all values of a column would make it; values
+    that have no type in common as texts, JSON but for strings.
+
+    Raises:
+        UnicodeEncodeError: a text holds half of a surrogate pair.
+    """
+    seen, rows, schema, is_alike = _Seen(), Spool(), None, True
+    try:
+        for block in blocks():
+            arrays = seen.add(block)
+            if not is_alike:
+                continue
+            if schema is None and arrays is not None:
+                schema = pa.schema([(name, array.type) for name, array in arrays.items()])
+            if arrays is not None and schema is not None and [*arrays] == schema.names:
+                like = [
+                    pa.nulls(len(block), kind) if pa.types.is_null(array.type) else array
+                    for array, kind in zip(arrays.values(), schema.types, strict=True)
+                ]
+                if [array.type for array in like] == schema.types:
+                    rows.add(pa.table(like, schema=schema))
+                    continue
+            is_alike = False
+            rows.close()
+            rows = Spool()
+        if is_alike and schema is None:
+            return Records(pa.table({}), {})
+        table = rows.table() if is_alike else _again(blocks, seen.kinds())
+    finally:
+        rows.close()
+    strings = {each.name for each in table.schema if pa.types.is_string(each.type)}
+    return Records(table, {name: row for name, row in seen.containers.items() if name in strings})
+
+
+class _Seen:
+    """What columns there are, and of which types."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, dict[pa.DataType, None] | None] = {}
+        """The types of each column, in the order of the rows; None of one that has no type."""
+        self.containers: dict[str, int] = {}
+        """The first row of each column that holds a list or a record."""
+        self._rows = 0
+
+    def add(self, block: Sequence[Record]) -> dict[str, pa.Array] | None:
+        """The columns of some more records; None where one has no type."""
+        for record in block:
+            for name in record:
+                self._kinds.setdefault(name, {})
+        arrays: dict[str, pa.Array] | None = {}
+        for name, kinds in self._kinds.items():
+            values = [record.get(name) for record in block]
+            if name not in self.containers:
+                is_one = (at for at, value in enumerate(values) if isinstance(value, (list, dict)))
+                if (at := next(is_one, None)) is not None:
+                    self.containers[name] = self._rows + at
+            if kinds is None:
+                continue
+            try:
+                try:
+                    array = pa.array(values)
+                    kinds[array.type] = None
+                    if arrays is not None:
+                        arrays[name] = array
+                except UnicodeEncodeError:  # which is no matter where others make it a text
+                    kinds[pa.infer_type(values)] = None
+                    arrays = None
+            except _NO_TYPE:
+                self._kinds[name] = arrays = None
+        self._rows += len(block)
+        return None if None in self._kinds.values() else arrays
+
+    def kinds(self) -> dict[str, pa.DataType | None]:
+        """The type of each column; None of one that has none."""
+        of_all: dict[str, pa.DataType | None] = {}
+        for name, kinds in self._kinds.items():
+            try:
+                of_all[name] = None if kinds is None else pa.infer_type(list(map(_example, kinds)))
+            except _NO_TYPE:
+                of_all[name] = None
+        return of_all
+
+
+def _example(kind: pa.DataType) -> Any:
+    """A value that is of this type."""
+    if pa.types.is_struct(kind):
+        return {each.name: _example(each.type) for each in kind}
+    if pa.types.is_list(kind):
+        return [_example(kind.value_type)]
+    if pa.types.is_null(kind):
+        return None
+    if pa.types.is_uint64(kind):
+        return 2**64 - 1
+    return {pa.int64(): 0, pa.float64(): 0.5, pa.bool_(): False, pa.string(): ""}[kind]
+
+
+def _again(blocks: Blocks, kinds: dict[str, pa.DataType | None]) -> pa.Table:
+    """All records with columns of these types; of None, and where a value turns out to have no
+    place in its type, as texts."""
+    while True:
+        # A type of no fields is not true.
+        fields = [(n, pa.string() if kind is None else kind) for n, kind in kinds.items()]
+        try:
+            return spooled(pa.schema(fields), (_typed(block, kinds) for block in blocks()))
+        except _Unfit as unfit:
+            kinds = {**kinds, unfit.column: None}
+
+
+class _Unfit(Exception):
+    """A value of a column is not of the column's type."""
+
+    def __init__(self, column: str) -> None:
+        super().__init__(column)
+        self.column = column
+
+
+def _typed(block: Sequence[Record], kinds: Mapping[str, pa.DataType | None]) -> pa.Table:
+    arrays = {}
+    for name, kind in kinds.items():
+        values = [record.get(name) for record in block]
+        if kind is None:
+            # Values of several types, such as 1 and "1": as text, they still compare.
+            values = [
+                value if value is None or isinstance(value, str) else json.dumps(value)
+                for value in values
+            ]
+        try:
+            arrays[name] = pa.array(values, pa.string() if kind is None else kind)
+        except _NO_TYPE as error:
+            if kind is None:
+                raise
+            raise _Unfit(name) from error
+    return pa.table(arrays)

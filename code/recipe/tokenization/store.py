@@ -1,0 +1,144 @@
+"""The tokens of a data set in files, made once for a host, which its processes map.
+
+Rows are read, tokenised and written some at a time, so that neither their texts nor their tokens
+are ever all in a process's own memory. A job that is started again finds the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]
+from transformers import PreTrainedTokenizerBase
+
+from recipe.errors import OutputError
+from recipe.storage import number_files
+
+Column = npt.NDArray[Any]
+LENGTHS, STARTS = "lengths", "starts"
+_AT_ONCE = 10_000
+_BYTES_AT_ONCE = 1 << 22
+"""Of the rows that are tokenised together; the tokenizer's own answers take some 50 times that."""
+_HASHED_AT_ONCE = 1_000
+_FORMAT = "number files 1"
+
+
+def tokens_of(
+    split: datasets.Dataset,
+    key: str,
+    make: Callable[[Mapping[str, list[Any]], range], Mapping[str, Column]],
+) -> dict[str, Column]:
+    """What `make` makes of the rows of a data set, a row at least, mapped; and `starts`.
+
+    Args:
+        key: What the result is kept by: see `key`.
+        make: Gives, for the columns of some rows and the numbers of these, the same columns each
+            time: `lengths` [samples], how many tokens each of its samples has; of other columns,
+            values for the tokens [tokens] or for the samples [samples, ...].
+
+    Returns:
+        The columns; in place of `lengths`, `starts` int64 [samples + 1]: where the tokens of each
+        sample begin, and the last ones end.
+
+    Raises:
+        DataError: what was kept is not whole any more.
+        OutputError: there is no room for the tokens.
+    """
+    folder = tokens_folder() / key
+    if not folder.is_dir():
+        with room(folder.parent, len(split)):
+            number_files.write(folder, _parts(split, make))
+    return number_files.read(folder)
+
+
+def _parts(
+    split: datasets.Dataset,
+    make: Callable[[Mapping[str, list[Any]], range], Mapping[str, Column]],
+) -> Iterator[dict[str, Column]]:
+    row = end = 0
+    yield {STARTS: np.zeros(1, np.int64)}
+    for table in tables(split):
+        columns = dict(make(table.to_pydict(), range(row, row + table.num_rows)))
+        ends = end + np.cumsum(columns.pop(LENGTHS), dtype=np.int64)
+        yield {**columns, STARTS: ends}
+        row += table.num_rows
+        end = int(ends[-1]) if len(ends) else end
+
+
+def tables(split: datasets.Dataset) -> Iterator[pa.Table]:
+    """The rows of a data set, at most some thousands and some megabytes at a time; of a longer row,
+    that row."""
+    bytes_of_row = split.data.nbytes / max(1, split.data.num_rows)
+    at_once = int(min(_AT_ONCE, max(1, _BYTES_AT_ONCE // max(1, bytes_of_row))))
+    for gathered in split.with_format("arrow").iter(at_once):
+        table = gathered.combine_chunks()
+        parts = min(table.num_rows, -(-table.nbytes // (2 * _BYTES_AT_ONCE)))
+        rows = -(-table.num_rows // max(1, parts))
+        yield from (table.slice(first, rows) for first in range(0, table.num_rows, rows))
+
+
+def flat(rows: Sequence[Sequence[Any]], kind: Any) -> Column:
+    """The items of lists, one list after the other."""
+    return np.fromiter(itertools.chain.from_iterable(rows), kind, sum(map(len, rows)))
+
+
+def lengths_of(rows: Sequence[Sequence[Any]]) -> Column:
+    """How many items each of some lists has."""
+    return np.fromiter(map(len, rows), np.int64, len(rows))
+
+
+def tokens_folder() -> Path:
+    """The folder that tokens are kept in."""
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "tokens"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def room(folder: Path, rows: int) -> Iterator[None]:
+    """Says what to do where writing the tokens of so many rows finds the disk full."""
+    before = set(folder.iterdir())
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        free = shutil.disk_usage(folder).free / 1e9
+        for half in set(folder.glob("tmp*")) - before:  # which `datasets` leaves there
+            half.unlink()
+        raise OutputError(
+            f"The tokens of {rows} rows cannot be kept in {folder}, where {free:.1f} GB are "
+            f"free: {error}.",
+            "Give the job a larger volume, or name a folder on another one in HF_DATASETS_CACHE.",
+        ) from error
+
+
+def key(
+    split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *how: str
+) -> str:
+    """The same for the same texts, labels, tokenizer, length and ways only."""
+    ways = (*how, _FORMAT)
+    digest = hashlib.sha256(f"{datasets.__version__} {max_length} {tokenizer} {ways}".encode())
+    parts = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}
+    # How it was called last, not what it is.
+    parts |= {"truncation": None, "padding": None, "all": tokenizer.get_vocab()}
+    digest.update(json.dumps(parts, sort_keys=True).encode())
+    # The same rows are of the same batches, however they lie in files.
+    for table in split.with_format("arrow").iter(_HASHED_AT_ONCE):
+        # A batch may be of several chunks, and a slice of one: as Arrow writes it, it is neither.
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema.remove_metadata()) as stream:
+            stream.write_table(table.replace_schema_metadata().combine_chunks())
+        digest.update(sink.getvalue())
+    return digest.hexdigest()[:32]
