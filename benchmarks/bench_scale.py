@@ -53,8 +53,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="*", default=[], help="read and tokenised")
     parser.add_argument("--formats", nargs="*", default=["csv"], choices=["csv", "parquet"])
-    parser.add_argument("--tasks", nargs="*", default=[], choices=list(_TASKS),
-                        help="of which rows are tokenised, JSON Lines, in place of labelled texts")  # fmt: skip
+    what = "whose rows of JSON Lines are tokenised, in place of labelled texts"
+    parser.add_argument("--tasks", nargs="*", default=[], choices=list(_TASKS), help=what)
     parser.add_argument("--planned", type=int, nargs="*", default=[], help="lengths only")
     parser.add_argument("--hosts", type=int, default=0)
     parser.add_argument("--processes", type=int, default=8, help="of each host")
