@@ -228,7 +228,8 @@ def _read_csv(body: bytes) -> Request:
     """
     stream = io.StringIO(_decoded(body), newline="")
     try:
-        rows = [row for row in csv.reader(stream, strict=True) if any(row)]
+        # A blank line is no row; a row of empty fields is one, and has its answer.
+        rows = [row for row in csv.reader(stream, strict=True) if row]
     except csv.Error as error:
         raise BadRequest(f"The body is not valid CSV: {error}.") from error
     header = [plain(cell) for cell in rows[0]] if rows else []
