@@ -7,6 +7,7 @@
 #   make test-versions the recipe under older versions of transformers
 #   make test-xla      the recipe on torch-xla, in an environment of its own (.venv-xla, 7.5 GB)
 #   make test-docker   build the images on stand-in bases, and run them
+#   make docs          the documentation site, in build/site; a warning or a broken link fails it
 #
 # PYTHON          the Python to make .venv with, 3.11 or later (default: python3)
 # TORCH_PIP_ARGS  for the pip that installs torch. On Linux the package index's torch brings CUDA
@@ -28,7 +29,7 @@ SAGEMAKER_TRAINING = $(shell grep '^sagemaker-training==' container/locks/gpu.tx
 
 export TORCH_PIP_ARGS
 
-.PHONY: gpu-kit gpu-truth gpu-speed gpu-serve gpu-smoke ordeal licences setup demo test test-heavy test-long test-versions test-xla test-docker lint lock clean bench-serve bench-train
+.PHONY: docs gpu-kit gpu-truth gpu-speed gpu-serve gpu-smoke ordeal licences setup demo test test-heavy test-long test-versions test-xla test-docker lint lock clean bench-serve bench-train
 
 setup: .venv/.made
 
@@ -86,6 +87,10 @@ test-xla: .venv-xla/.made
 
 test-docker: setup
 	$(BIN)/python -m pytest -m docker tests/docker
+
+docs: setup
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs/site -d build/doctrees docs build/site
+	@echo build/site/index.html
 
 lint: setup
 	$(BIN)/ruff check .
