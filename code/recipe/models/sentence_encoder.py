@@ -137,17 +137,20 @@ def _forward(
     # Cached losses, whose gradients these are: all vectors first, then each part's own again.
     rows, length = present["input_ids"].shape
     bounds = [rows * number // parts for number in range(parts + 1)]
-    embedded, owned = [], []
+    embedded = []
     for start, end in itertools.pairwise(bounds):
         part = {name: present[name][start:end] for name in _OF_ROWS if name in present}
-        if (first := present.get("first")) is not None:
-            mine = ((first >= start * length) & (first < end * length)).nonzero().squeeze(1)
-            part["first"] = first[mine] - start * length
-            owned.append(mine)
-        embedded.append(checkpoint(vectors_of, part, use_reentrant=False))
+        if (first := present.get("first")) is None:
+            embedded.append(checkpoint(vectors_of, part, use_reentrant=False))
+            continue
+        # Of all texts, those of other parts at any place: how many are this part's own, a process
+        # would have to wait for its device to know.
+        is_own = (first >= start * length) & (first < end * length)
+        part["first"] = torch.where(is_own, first - start * length, 0)
+        vectors = checkpoint(vectors_of, part, use_reentrant=False)
+        vectors = torch.where(is_own[:, None], vectors, 0)
+        embedded = [embedded[0] + vectors if embedded else vectors]
     vectors = torch.cat(embedded)
-    if owned:
-        vectors = torch.zeros_like(vectors).index_copy(0, torch.cat(owned), vectors)
     return SequenceClassifierOutput(logits=vectors)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,116 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support import causal_kit, ranking_jobs, texts_and_pictures
-from tests.support.words import WORDS
+from tests.support.task_cases import CASES, make
 from tests.support.worlds import Training, run
 
 pytestmark = pytest.mark.heavy
 STEPS = ("--max_steps", "6", "--save_strategy", "steps", "--save_steps", "3")
 ARGUMENTS = (*STEPS, "--save_total_limit", "9", "--logging_steps", "1", "--lr", "2e-3")
-LORA = ("--lora_r", "4", "--lora_alpha", "8")
-Rows = Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is trained: a task of a model's class, on rows or on what a maker writes."""
-
-    task: str
-    model: str
-    make: Callable[[], Rows] | None = None
-    more: tuple[str, ...] = ()
-
-
-def texts() -> Rows:
-    return [{"text": f"the film number {at} was {WORDS[3 + at % 4]}", "label": "np"[at % 4 < 2]}
-            for at in range(64)]  # fmt: skip
-
-
-def pairs() -> Rows:
-    return [{"premise": f"the film number {at}", "hypothesis": f"film number {at + at % 2}",
-             "label": "yn"[at % 2]} for at in range(64)]  # fmt: skip
-
-
-def marks() -> Rows:
-    return [{"text": f"the film number {at} was good", "label": at % 7 / 2} for at in range(64)]
-
-
-def tagged() -> Rows:
-    kinds = [("good", "B-PER"), ("bad", "B-LOC"), ("the", "O"), ("was", "O")]
-    rows = []
-    for at in range(64):
-        words = [kinds[(at * 7 + place) % 4] for place in range(2 + at % 6)]
-        rows.append({"tokens": [word for word, _ in words], "ner_tags": [tag for _, tag in words]})
-    return rows
-
-
-def asked() -> Rows:
-    rows = []
-    for at in range(64):
-        context = " ".join([*["the film was"] * (at % 5), f"number {at % 10}", "good great"])
-        answers = {"text": [str(at % 10)], "answer_start": [context.index("number") + 7]}
-        rows.append({"id": str(at), "question": "the number", "context": context,
-                     "answers": answers})  # fmt: skip
-    return rows
-
-
-CASES = {
-    "classes": Case("text-classification", "bert", texts),
-    "pairs": Case("text-classification", "bert", pairs),
-    "numbers": Case("text-classification", "bert", marks, ("--problem_type", "regression")),
-    "classes, LoRA": Case("text-classification", "bert", texts, LORA),
-    "tags": Case("token-classification", "bert", tagged),
-    "questions": Case("question-answering", "bert", asked),
-    "embeddings": Case("sentence-embedding", "bert", lambda: ranking_jobs.triplets(64)),
-    "embeddings in parts": Case(
-        "sentence-embedding", "bert", lambda: ranking_jobs.triplets(64), ("--mini_batch_size", "2")
-    ),
-    "ranks": Case(
-        "reranking", "bert", lambda: ranking_jobs.rows_of(ranking_jobs.lists(40)),
-    ),
-    "ranks of lists": Case(
-        "reranking", "bert", lambda: ranking_jobs.lists(64), ("--listwise", "True")
-    ),
-    "completions of gpt2": Case("causal-lm", "gpt2", lambda: causal_kit.pairs(72)),
-    "completions of llama": Case("causal-lm", "llama", lambda: causal_kit.pairs(72)),
-    "completions, LoRA": Case("causal-lm", "llama", lambda: causal_kit.pairs(72), LORA),
-    "completions, an adapter": Case(
-        "causal-lm", "llama", lambda: causal_kit.pairs(72), (*LORA, "--lora_save", "adapter")
-    ),
-    "masked words": Case("masked-lm", "made"),
-    "summaries": Case("summarization", "made"),
-    "summaries, LoRA": Case("summarization", "made", None, LORA),
-    "pictures": Case("image-classification", "made"),
-    "pictures, LoRA": Case("image-classification", "made", None, LORA),
-}  # fmt: skip
 IN_EVERY_CHECK = ("completions, LoRA",)
-
-
-def made(case: Case, folder: Path, tiny_model: Path) -> tuple[Path, str, dict[str, str], list[str]]:
-    """The model, without dropout; training data; the variables of other channels; arguments."""
-    if case.make is None:
-        kind = texts_and_pictures.make(case.task, folder / "kind")
-        test = {"SM_CHANNEL_TEST": str(kind.channels["test"])}
-        return kind.model, str(kind.channels["train"]), test, kind.arguments
-    data = ranking_jobs.write(folder / "data", case.make())
-    from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
-
-    start, kind_of_model, length = tiny_model, AutoModel, "40"
-    if case.model != "bert":
-        start = causal_kit.make_model(case.model, folder / "start")
-        kind_of_model, length = AutoModelForCausalLM, "64"
-    # A head is drawn as large as the rest, so that the losses of samples differ.
-    large: Any = {"initializer_range": 0.3}
-    if case.model == "bert":
-        large |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    model = kind_of_model.from_pretrained(start, **large)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight *= 10 if weight.ndim > 1 else 1
-    model.save_pretrained(folder / "model")
-    AutoTokenizer.from_pretrained(start).save_pretrained(folder / "model")
-    return folder / "model", str(data), {}, ["--max_length", length]
 
 
 def losses(training: Training) -> tuple[dict[int, float], list[float]]:
@@ -142,7 +38,7 @@ def test_shards_in_bfloat16_learn_what_one_process_does(
     name: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     case = CASES[name]
-    model, data, environment, arguments = made(case, tmp_path, tiny_model)
+    model, data, environment, arguments = make(case, tmp_path, tiny_model)
     argv = ["--task", case.task, "--model_id", str(model), *ARGUMENTS, *arguments, *case.more]
     sharded = [*argv, "--batch_size", "4", "--bf16", "True", "--mp_parameters", "partitions=2"]
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoTokenizer,
     BertConfig,
@@ -40,6 +39,7 @@ from tests.support.packed_batches import (
     samples_of,
     tweet_lengths,
 )
+from tests.support.waits import Waits
 
 
 def as_graphs_do(module: Any, _: Any) -> Callable[..., Any]:
@@ -121,26 +121,6 @@ def test_buffers_are_sent_where_a_step_changes_them() -> None:
     assert not distribution.has_changing_buffers(own)
     own.register_buffer("sum", torch.zeros(2))
     assert distribution.has_changing_buffers(own)
-
-
-class Waits(TorchDispatchMode):
-    """Counts the operations for whose result a process would wait for its GPU."""
-
-    NAMES = ("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "unique", "equal")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name().partition("::")[2].partition(".")[0]
-        # By a mask, of which it must know how many places are True.
-        by_mask = name in ("index", "index_put_", "index_put") and any(
-            each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1]
-        )
-        if name.startswith(self.NAMES) or by_mask:
-            self.found.append(name)
-        return func(*args, **(kwargs or {}))
 
 
 class Watch(TrainerCallback):
