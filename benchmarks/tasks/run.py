@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OURS, THEIRS = "recipe", "reference"
 TASKS = [
     *("token_classification", "question_answering"),
-    *("masked_lm", "summarization", "image_classification"),
+    *("masked_lm", "summarization", "image_classification", "preference"),
 ]
 
 

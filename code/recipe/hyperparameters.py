@@ -145,9 +145,10 @@ class Hyperparameters:
     )
     long_texts: str | None = _documented(
         None,
-        "task=causal-lm, masked-lm, token-classification: what becomes of texts of more than "
-        "max_length tokens: split or truncate. Default: texts are split, completions and "
-        "conversations truncated.",
+        "task=causal-lm, masked-lm, token-classification, text-classification: what becomes of "
+        "texts of more than max_length tokens: split or truncate. Default: texts are split, "
+        "completions, conversations and texts to classify truncated. A classifier's answer for a "
+        "split text is the mean of its windows' logits.",
     )
     mlm_probability: float = _documented(
         0.15, "task=masked-lm: share of tokens (or words) that are masked."
@@ -224,7 +225,12 @@ class Hyperparameters:
     per_device_eval_batch_size: int = _documented(
         64, "Texts in an evaluation step, for each process.", "eval_batch_size"
     )
-    learning_rate: float = _documented(5e-5, "Peak learning rate of AdamW.", "lr")
+    learning_rate: float | None = _documented(
+        None,
+        "Peak learning rate of AdamW. Default: by the task, and by whether lora_r is given "
+        "(docs/TRAINING.md); a line says which.",
+        "lr",
+    )
     warmup_steps: float = _documented(
         0.1, "Steps of linear warm-up; below 1, their share of all steps.", "warmup_ratio"
     )

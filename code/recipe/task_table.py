@@ -26,6 +26,9 @@ class TaskRow:
     """The module below `recipe/` whose function `recognise` (or the one that is named behind a
     colon) tells the data of this task, given a `recipe.data.evidence.Evidence`. It is imported
     where no task is named, whatever the task: so it should import little."""
+    learning_rates: tuple[float, float] = (5e-5, 2e-4)
+    """The peak where none is given: where all weights are trained, and where LoRA's adapters are.
+    docs/TRAINING.md says where each is from."""
 
 
 CLASSIFICATION, CAUSAL_LM = "text-classification", "causal-lm"
@@ -38,25 +41,28 @@ _OF_TEXTS = (
     *("num_beams", "generated_rows", "label_smoothing_factor", "do_predict"),
     *("source_lang", "target_lang"),
 )
+_RATES_OF_TEXTS = 1e-4, 3e-4
 EMBEDDING, RERANKING = "sentence-embedding", "reranking"
 TOKENS, QUESTIONS = "token-classification", "question-answering"
 TASKS: Mapping[str, TaskRow] = {
     CLASSIFICATION: TaskRow(
         "text_classification",
         ("text_pair_column", "label_column", "problem_type", "label_separator", "class_weight",
-         "tune_thresholds", "num_labels", "label_smoothing_factor", "do_predict"),
+         "tune_thresholds", "num_labels", "label_smoothing_factor", "long_texts", "do_predict"),
         recognised_by="data.classification",
     ),
     CAUSAL_LM: TaskRow(
         "causal_lm",
         ("prompt_column", "completion_column", "messages_column", "sample_by", "long_texts"),
         recognised_by="data.language_modeling",
+        learning_rates=(2e-5, 2e-4),
     ),
     PREFERENCE: TaskRow(
         "preference",
         ("prompt_column", "chosen_column", "rejected_column", "beta", "loss_type",
          "label_smoothing"),
         recognised_by="data.kinds.preferences",
+        learning_rates=(1e-6, 5e-6),
     ),
     TOKENS: TaskRow(
         "token_classification",
@@ -64,7 +70,10 @@ TASKS: Mapping[str, TaskRow] = {
         recognised_by="data.kinds.word_tags",
     ),
     QUESTIONS: TaskRow(
-        "question_answering", ("doc_stride", "do_predict"), recognised_by="data.kinds.questions"
+        "question_answering",
+        ("doc_stride", "do_predict"),
+        recognised_by="data.kinds.questions",
+        learning_rates=(3e-5, 2e-4),
     ),
     MASKED_LM: TaskRow(
         "masked_lm",
@@ -72,10 +81,16 @@ TASKS: Mapping[str, TaskRow] = {
         recognised_by="data.language_modeling:recognise_for_encoders",
     ),
     SUMMARIES: TaskRow(
-        "text_to_text", _OF_TEXTS, recognised_by="data.kinds.text_pairs:recognise_summaries"
+        "text_to_text",
+        _OF_TEXTS,
+        recognised_by="data.kinds.text_pairs:recognise_summaries",
+        learning_rates=_RATES_OF_TEXTS,
     ),
     TRANSLATIONS: TaskRow(
-        "text_to_text", _OF_TEXTS, recognised_by="data.kinds.text_pairs:recognise_translations"
+        "text_to_text",
+        _OF_TEXTS,
+        recognised_by="data.kinds.text_pairs:recognise_translations",
+        learning_rates=_RATES_OF_TEXTS,
     ),
     PICTURES: TaskRow(
         "image_classification",
@@ -84,20 +99,35 @@ TASKS: Mapping[str, TaskRow] = {
         recognised_by="data.kinds.pictures",
     ),
     TEXTS: TaskRow(
-        "text_to_text", _OF_TEXTS, recognised_by="data.kinds.text_pairs:recognise_others"
+        "text_to_text",
+        _OF_TEXTS,
+        recognised_by="data.kinds.text_pairs:recognise_others",
+        learning_rates=_RATES_OF_TEXTS,
     ),
     EMBEDDING: TaskRow(
         "sentence_embedding",
         ("text_pair_column", "label_column", "negative_columns", "scale", "mini_batch_size",
          "matryoshka_dims", "query_prompt", "document_prompt"),
         recognised_by="data.relevance",
+        learning_rates=(2e-5, 1e-4),
     ),
     RERANKING: TaskRow(
         "reranking",
         ("text_pair_column", "label_column", "negative_columns", "listwise"),
         recognised_by="data.reranking",
+        learning_rates=(2e-5, 1e-4),
     ),
 }  # fmt: skip
+
+
+def learning_rate(task: str | None, adapts: bool) -> float:
+    """The peak learning rate where none is given.
+
+    Args:
+        task: As `load` takes it.
+        adapts: Whether adapters are trained (lora_r), not all weights.
+    """
+    return TASKS[task or CLASSIFICATION].learning_rates[adapts]
 
 
 def load(name: str | None) -> Any:

@@ -181,13 +181,16 @@ def padding(material: Material) -> str:
     if not most:
         return ""
     real, size = int(lengths.sum()), material.facts.hyperparameters.per_device_train_batch_size
+    computed = f"Of the tokens computed, {1 - real / material.places:.1%} were padding."
+    if lengths.max(initial=0) > most:  # texts in windows: laid out otherwise, they would be cut
+        return computed
     shuffled = np.random.default_rng(0).permutation(lengths)
     batches = [shuffled[at : at + size] for at in range(0, len(shuffled), size)]
     to_longest = sum(len(batch) * int(batch.max()) for batch in batches)
     return (
-        f"Of the tokens computed, {1 - real / material.places:.1%} were padding. It would have "
-        f"been {1 - real / (len(lengths) * most):.1%} with every text padded to {most} tokens, and "
-        f"{1 - real / to_longest:.1%} with random batches of {size} padded to their longest text."
+        f"{computed} It would have been {1 - real / (len(lengths) * most):.1%} with "
+        f"every text padded to {most} tokens, and {1 - real / to_longest:.1%} with random batches "
+        f"of {size} padded to their longest text."
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from recipe import task_table
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import head
 from recipe.data.files.part import Part
@@ -28,14 +29,31 @@ _OTHER = "set task to choose another"
 def find(
     hyperparameters: Hyperparameters, channels: Mapping[str, Path]
 ) -> tuple[Hyperparameters, str]:
-    """The hyperparameters with a task, and in a line which it is and why.
+    """The hyperparameters with a task and a learning rate, and in a line which they are and why.
+
+    The learning rate is the task's own where none is given.
+
+    Raises:
+        HyperparameterError: several tasks can be meant; it lists them with their reasons.
+    """
+    hyperparameters, why = _with_task(hyperparameters, channels)
+    if hyperparameters.learning_rate is not None or not hyperparameters.trains:
+        return hyperparameters, why
+    adapts = hyperparameters.lora_r is not None
+    rate = task_table.learning_rate(hyperparameters.task, adapts)
+    of_what = "with LoRA" if adapts else "for all weights"
+    why += f"; learning_rate {rate:g}, its default {of_what}"
+    return dataclasses.replace(hyperparameters, learning_rate=rate), why
+
+
+def _with_task(
+    hyperparameters: Hyperparameters, channels: Mapping[str, Path]
+) -> tuple[Hyperparameters, str]:
+    """The hyperparameters with a task, and which it is and why.
 
     A task that is named is taken. Else one that alone takes all that is given, or of those that do
     the only one whose data this is; else the one whose data this certainly is; else text
     classification, as ever.
-
-    Raises:
-        HyperparameterError: several tasks can be meant; it lists them with their reasons.
     """
     if hyperparameters.task is not None:
         return hyperparameters, f"{hyperparameters.task} (as given)"

@@ -171,13 +171,13 @@ class Preference:
 
     def _rate_is_high(self) -> bool:
         given = self._hyperparameters
-        return given.lora_r is None and given.learning_rate > _HIGH_RATE
+        return given.lora_r is None and (given.learning_rate or 0) > _HIGH_RATE
 
     def _of_rate(self) -> str:
         rate = self._hyperparameters.learning_rate
         return (
-            f"learning_rate={rate:g} is high for preferences, where all weights are trained: 1e-6 "
-            "to 5e-6 are usual, with lora_r ten times as much"
+            f"learning_rate={rate:g} is high for preferences, where all weights are trained: 5e-7 "
+            "to 5e-6 are usual, with lora_r up to ten times as much"
         )
 
     def load(self, source: Source) -> Model:

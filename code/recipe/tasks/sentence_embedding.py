@@ -52,6 +52,9 @@ from recipe.tokenization import texts as text_tokens
 SIMILARITY = ("spearman", "pearson")
 """What an evaluation gives of scored pairs."""
 _UNCUT = 10**6
+_CONTRASTED = 64
+"""Rows that an evaluation's loss contrasts with each other, at most: a number of its own, so that
+the loss is the same however training is cut into batches and processes."""
 _SHOWN_ROWS = 3
 _SHOWN_CHARS = 70
 _SPLITS = ("evaluation", "test")
@@ -81,7 +84,6 @@ class Alike(Objective):
 
     def __init__(self, kind: str, hyperparameters: Hyperparameters) -> None:
         self._kind, self._scale = kind, hyperparameters.scale
-        self._size = hyperparameters.per_device_train_batch_size
         self._at_once = hyperparameters.mini_batch_size
         self._parts = 1
         self.sizes: tuple[int, ...] = ()
@@ -142,7 +144,7 @@ class Alike(Objective):
         split = _SPLITS[int(np.asarray(prediction.label_ids)[0])]
         judged, known = self.judged[split], torch.from_numpy(vectors)
         losses = []
-        for span in ranking_scores.in_batches(len(judged.members), self._size):
+        for span in ranking_scores.in_batches(len(judged.members), _CONTRASTED):
             members = torch.from_numpy(judged.members[span])
             labels = torch.from_numpy(judged.labels[span])
             each = self._of_rows(known[members.clamp(min=0)], labels, across=False)

@@ -19,7 +19,7 @@ from recipe.data import classification
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS
 from recipe.data.labels import NUMBER, SEVERAL, SINGLE, balanced_weights
 from recipe.errors import HyperparameterError, ModelError
-from recipe.hyperparameters import Hyperparameters
+from recipe.hyperparameters import SPLIT, Hyperparameters
 from recipe.models import loading, losses, packed_encoders
 from recipe.models.loading import Source
 from recipe.reports import model_card
@@ -131,6 +131,16 @@ class TextClassification:
         self.splits = classification.load(channels, hyperparameters)
         self.train, self.found = self.splits.train, self.splits.found
         self._tuned: Mapping[str, float] = {}
+        self._is_split = hyperparameters.long_texts == SPLIT
+        self._window = 0
+        columns = self.splits.train.column_names
+        if self._is_split and (PAIR in columns or TEXT not in columns):
+            what = "are pairs of texts" if PAIR in columns else "came tokenised"
+            raise HyperparameterError(
+                f"Hyperparameter long_texts has value {SPLIT}, but the data {what}: windows are "
+                "made of rows of one text.",
+                "Leave it out: what is longer than max_length is cut. Or give one text in a row.",
+            )
         check_best(hyperparameters, SCORES_OF[self.splits.labels.problem])
         if hyperparameters.tune_thresholds and self.splits.labels.problem != SEVERAL:
             raise HyperparameterError(
@@ -177,27 +187,44 @@ class TextClassification:
             names = self.splits.labels.names
             self.objective = _Classes(np.array([kept.get(name, 0.5) for name in names]))
             say(f"thresholds of the model: {_listed(kept)}")
-        is_text = TEXT in self.train.column_names
+        columns = self.train.column_names
+        is_text = TEXT in columns
+        if not self._hyperparameters.trains and self._hyperparameters.long_texts is None:
+            # As it was trained, and is served.
+            is_model_split = getattr(model.config, "long_texts", None) == SPLIT
+            self._is_split = is_model_split and is_text and PAIR not in columns
+        elif hasattr(model.config, "long_texts"):
+            del model.config.long_texts  # of a training before this one
+        if self._is_split:
+            model.config.long_texts = SPLIT
         model.config.text_columns = list(self.splits.text_columns) if is_text else None
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
         """Where longer texts are cut, by what serves the model, too."""
         length = loading.longest_input(model, tokenizer, self._hyperparameters.max_length)
-        special = tokenizer.num_special_tokens_to_add(pair=True)
-        if PAIR in self.train.column_names and length < special + 2:
+        is_pair = PAIR in self.train.column_names
+        special = tokenizer.num_special_tokens_to_add(pair=is_pair)
+        if (is_pair or self._is_split) and length < special + 2:
+            what = "a pair of texts" if is_pair else "a window"
             raise HyperparameterError(
-                f"Hyperparameter max_length has value {length}: of a pair of texts, {special} "
-                "tokens are the tokenizer's own.",
+                f"Hyperparameter max_length has value {length}: of {what}, {special} tokens are "
+                "the tokenizer's own.",
                 f"Give {special + 2} or more.",
             )
+        self._window = length - special
         tokenizer.model_max_length = length
         return length
 
     def samples(
         self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
     ) -> dict[str, Samples]:
-        """A sample for each text."""
+        """A sample for each text, or for each of its windows."""
+        if self._is_split:
+            return {
+                name: text_tokens.windows(name, split, tokenizer, max_length)
+                for name, split in named(self.splits, rows)
+            }
         return {
             name: text_tokens.samples(split, tokenizer, max_length)
             for name, split in named(self.splits, rows)
@@ -216,12 +243,21 @@ class TextClassification:
         return [len(tokens) for tokens in ids]
 
     def pieces(self, length: int, longest: int) -> int:
-        """One: a long text is cut."""
-        return 1
+        """One, where a long text is cut; else its windows."""
+        special = longest - self._window
+        return len(encoding.spans(length - special, self._window)) if self._is_split else 1
 
     def about(self) -> About:
         """A classifier of these labels."""
         about = model_card.of_labels(self.splits.labels, self.splits.text_columns)
+        if self._is_split:
+            purpose = (
+                f"{about.purpose}. A text of more than the {self._window} tokens of a window is "
+                "read in windows, whose logits' mean is the answer (`long_texts` in config.json): "
+                "in training, its scores, and served by the image that trained it; "
+                "transformers' pipeline reads the beginning only"
+            )
+            about = dataclasses.replace(about, purpose=purpose)
         if not self._tuned:
             return about
         return dataclasses.replace(

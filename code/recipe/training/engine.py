@@ -367,20 +367,24 @@ class Engine(Resumable):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Logits, labels and metrics of all samples, each once and in the order of the data."""
+        """Logits, labels and metrics of all samples, each once and in the order of the data; of
+        texts in windows those of the texts."""
         samples: Samples = dataloader
         logits, each = self._answers(samples, self._eval_layout, self.args.eval_batch_size)
         weight = samples.weight(np.arange(len(samples)))
+        labels = samples.labels
+        if samples.text_of is not None:
+            logits, labels = samples.pooled(logits)
+            said, wanted = torch.from_numpy(logits), torch.from_numpy(labels)
+            each, weight = self._objective.losses(said, wanted, 0.0).numpy(), len(labels)
         scores = {"loss": float(each.sum(dtype=np.float64) / weight)}
         if self.compute_metrics is not None:
-            scores |= self.compute_metrics(
-                EvalPrediction(predictions=logits, label_ids=samples.labels)
-            )
+            scores |= self.compute_metrics(EvalPrediction(predictions=logits, label_ids=labels))
         if isinstance(self._objective, Writing):
             scores |= self._objective.written_scores(self, samples)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
         return EvalLoopOutput(
-            predictions=logits, label_ids=samples.labels, metrics=metrics, num_samples=len(samples)
+            predictions=logits, label_ids=labels, metrics=metrics, num_samples=len(logits)
         )
 
 

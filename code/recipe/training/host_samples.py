@@ -26,7 +26,8 @@ _UNEVEN = 1.1
 def same_task(
     hyperparameters: Hyperparameters, channels: Mapping[str, Path], hosts: Hosts
 ) -> Hyperparameters:
-    """With the task that hosts with training data have told by it; others had nothing to tell by.
+    """With the task that hosts with training data have told by it, and its learning rate; others
+    had nothing to tell by.
 
     Raises:
         DistributedError: their data tells different tasks.
@@ -36,17 +37,17 @@ def same_task(
         has_data = bool(layout.find(channels, requested, hosts.sharded).files.get("train"))
     except DataError:
         has_data = False  # what reads it says what is wrong
-    tasks = hosts.each((hyperparameters.task, has_data))
-    tasks_of_hosts = {task for task, has in tasks if has}
-    if len(tasks_of_hosts) > 1:
-        each = [f"{name}: {task}" for name, (task, _) in zip(hosts.names, tasks, strict=True)]
+    tasks = hosts.each((hyperparameters.task, has_data, hyperparameters.learning_rate))
+    rates_of_tasks = {task: rate for task, has, rate in tasks if has}
+    if len(rates_of_tasks) > 1:
+        each = [f"{name}: {task}" for name, (task, *_) in zip(hosts.names, tasks, strict=True)]
         raise DistributedError(
             f"The hosts' parts of the data are told to be for different tasks: {', '.join(each)}.",
             "Give the hyperparameter task.",
         )
-    return dataclasses.replace(
-        hyperparameters, task=next(iter(tasks_of_hosts), hyperparameters.task)
-    )
+    unchanged = hyperparameters.task, hyperparameters.learning_rate
+    task, rate = next(iter(rates_of_tasks.items()), unchanged)
+    return dataclasses.replace(hyperparameters, task=task, learning_rate=rate)
 
 
 def check_same_model(model: PreTrainedModel, hosts: Hosts) -> None:

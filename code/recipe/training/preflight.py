@@ -81,7 +81,8 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         drawn = random.Random(hyperparameters.seed).sample(range(rows), min(_SAMPLE_ROWS, rows))
         lengths = sorted(task.lengths(tokenizer, sorted(drawn)))
         if lengths:
-            yield from _length_findings(lengths, longest, hyperparameters)
+            is_split = task.pieces(longest + 1, longest) > 1
+            yield from _length_findings(lengths, longest, is_split, hyperparameters)
     except RecipeError as error:
         yield Finding(level=ERROR, what=what, detail=str(error))
         return
@@ -100,7 +101,7 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
 
 
 def _length_findings(
-    lengths: list[int], longest: int, hyperparameters: Hyperparameters
+    lengths: list[int], longest: int, is_split: bool, hyperparameters: Hyperparameters
 ) -> Iterator[Finding]:
     """Of `lengths`, the tokens of each of a sample of the training texts, uncut, sorted."""
     at = {
@@ -110,12 +111,10 @@ def _length_findings(
     detail = f"half {at[0.5]}, 90 % {at[0.9]}, 99 % {at[0.99]}, longest {lengths[-1]} tokens"
     yield Finding(level=OK, what="lengths", detail=f"{detail} (of {len(lengths)} texts)")
     cut = sum(length > longest for length in lengths) / len(lengths)
-    yield Finding(
-        level=WARNING if cut > _TRUNCATED_SHARE else OK,
-        what="truncation",
-        detail=f"{cut:.1%} of the texts are longer than {longest} tokens"
-        + (" (raise max_length)" if cut > _TRUNCATED_SHARE else ""),
-    )
+    is_lossy = cut > _TRUNCATED_SHARE and not is_split
+    detail = f"{cut:.1%} of the texts are longer than {longest} tokens"
+    detail += ", and are split" if is_split else " (raise max_length)" if is_lossy else ""
+    yield Finding(level=WARNING if is_lossy else OK, what="truncation", detail=detail)
     kept = [min(length, longest) for length in lengths]
     size = hyperparameters.per_device_train_batch_size
     to_longest = 1 - sum(kept) / (len(kept) * longest)

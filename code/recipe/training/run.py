@@ -144,6 +144,7 @@ def _make(
     hosts = shards.of_job(environ)
     if hosts.sharded:
         hyperparameters = host_samples.same_task(hyperparameters, places.channels, hosts)
+        arguments.learning_rate = hyperparameters.learning_rate or arguments.learning_rate
     kind = task_table.load(hyperparameters.task)
     if hosts.sharded and not hasattr(kind, "sharded"):
         raise DistributedError(
@@ -162,7 +163,9 @@ def _make(
         model, tokenizer = task.load(source)
     max_length = task.longest(model, tokenizer)
     parameters = sum(weight.numel() for weight in model.parameters())
-    cut = f", texts cut at {max_length} tokens" if max_length else ""
+    is_split = max_length and task.pieces(max_length + 1, max_length) > 1
+    how = "in pieces of at most" if is_split else "cut at"
+    cut = f", texts {how} {max_length} tokens" if max_length else ""
     say(f"model: {source.name}, {parameters / 1e6:.1f} M parameters{cut}")
     watch.lap("model")
     with waits():
@@ -244,7 +247,8 @@ def training_arguments(
         "max_steps": hyperparameters.max_train_steps or -1,
         "per_device_train_batch_size": hyperparameters.per_device_train_batch_size,
         "per_device_eval_batch_size": hyperparameters.per_device_eval_batch_size,
-        "learning_rate": hyperparameters.learning_rate,
+        "learning_rate": hyperparameters.learning_rate
+        or task_table.learning_rate(hyperparameters.task, hyperparameters.lora_r is not None),
         warmup: steps if is_share else int(steps),
         "weight_decay": hyperparameters.weight_decay,
         "seed": hyperparameters.seed,

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from recipe import task_table
 from recipe.arguments import parse
 from recipe.errors import HyperparameterError
 from recipe.tasks import detection
@@ -87,3 +88,33 @@ def test_the_first_rows_of_large_files_are_enough(tmp_path: Path) -> None:
         else:
             pq.write_table(pa.Table.from_pylist(turns), data / name)
         assert detection.find(parse([]), {"train": data})[0].task == "causal-lm"
+
+
+@pytest.mark.parametrize(
+    ("argv", "rate"),
+    [
+        ([], 5e-5),
+        (["--lora_r", "4"], 2e-4),
+        (["--task", "causal-lm"], 2e-5),
+        (["--task", "preference"], 1e-6),
+        (["--task", "preference", "--lora_r", "4"], 5e-6),
+        (["--task", "summarization"], 1e-4),
+        (["--task", "reranking", "--lora_r", "4"], 1e-4),
+        (["--task", "preference", "--lr", "5e-5"], 5e-5),
+    ],
+)
+def test_a_learning_rate_that_is_not_given_is_the_tasks(
+    tmp_path: Path, argv: list[str], rate: float
+) -> None:
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, REVIEWS)))
+    given = parse(["--model_id", model(tmp_path / "model", "BertModel"), *argv])
+    resolved, why = detection.find(given, {"train": tmp_path})
+    assert resolved.learning_rate == rate
+    assert (f"learning_rate {rate:g}, its default" in why) == ("--lr" not in argv)
+    assert ("with LoRA" in why) == ("--lora_r" in argv)
+
+
+def test_each_task_takes_more_for_adapters() -> None:
+    for name, row in task_table.TASKS.items():
+        whole, adapters = row.learning_rates
+        assert 1e-6 <= whole < adapters <= 3e-4, name

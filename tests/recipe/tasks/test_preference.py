@@ -412,7 +412,8 @@ def test_doctor_tells_of_it(start: Path, tmp_path: Path) -> None:
         checkpoints=tmp_path,
         tensorboard=tmp_path,
     )
-    found = {each.what: each for each in preflight.inspect(["--max_length", "16"], places, 1)}
+    argv = ["--max_length", "16", "--lr", "5e-5"]
+    found = {each.what: each for each in preflight.inspect(argv, places, 1)}
     assert found["task"].detail.startswith("preference (columns chosen and rejected")
     assert "of 76 texts" in found["lengths"].detail, "two of each row that is not held out"
     assert found["learning rate"].level == "warning"

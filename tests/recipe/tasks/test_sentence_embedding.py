@@ -301,3 +301,12 @@ def test_its_settings_say_what_was_learned(trained: tuple[Path, Any]) -> None:
     settings = json.loads((trained[0] / "model" / "config_sentence_transformers.json").read_text())
     assert settings["similarity_fn_name"] == "cosine"
     assert not (trained[0] / "model" / "config.json").read_text().count("after_encoder")
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
+def test_an_evaluations_loss_is_of_groups_of_nearly_one_size(count: int) -> None:
+    spans = ranking_scores.in_batches(count, 64)
+    assert [at for span in spans for at in range(count)[span]] == list(range(count))
+    sizes = [span.stop - span.start for span in spans]
+    assert max(sizes) <= 64
+    assert max(sizes) - min(sizes) <= 1

@@ -11,13 +11,15 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from recipe.errors import ModelError
+from recipe.hyperparameters import SPLIT
 from recipe.inference import loaded_model
 from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Label, Request, Text, a_text_or_pair
-from recipe.inference.rows import Reading
+from recipe.inference.rows import Reading, TokenRow
 from recipe.inference.tasks import ranking
 from recipe.inference.tasks.ranking import Ranking
+from recipe.tokenization.encoding import around, windows_of
 
 PARAMETERS = {
     "top_k", "function_to_apply", "return_all_scores", "return_text", "threshold",
@@ -69,7 +71,44 @@ class Classifier:
                 'threshold is "tuned", but the model has no label_thresholds in its config.json '
                 "(training with tune_thresholds=True writes them). Give a number from 0 to 1."
             )
-        return [len(ids) for ids in self.loaded.encode(request)]
+        return [sum(len(row.ids) for row in windows) for windows in self._windows(request)]
+
+    def _windows(self, request: Request) -> list[list[TokenRow]]:
+        """What the model reads of each text: one row, or the windows of a long one, if it was
+        trained on windows (long_texts=split) and the request does not say truncation.
+
+        Raises:
+            BadRequest: A text is too long and not to be cut, or has no windows.
+        """
+        asked = request.parameters
+        is_split = getattr(self.loaded.model.config, "long_texts", None) == SPLIT
+        if not is_split or asked.get("truncation") in (True, "longest_first"):
+            ids = self.loaded.encode(request)
+            types = request.type_ids or [None] * len(ids)
+            return [[TokenRow(*row)] for row in zip(ids, types, strict=True)]
+        if request.prepared is None:
+            if not all(isinstance(text, str) for text in request.texts):
+                raise BadRequest(
+                    "The model reads long texts in windows (long_texts=split), and an input is a "
+                    "pair of texts, which has none. Send single texts."
+                )
+            limit = min(self.loaded.max_length, asked.get("max_length") or self.loaded.max_length)
+            special = sum(map(len, around(self.loaded.tokenizer)))
+            if limit <= special:
+                raise BadRequest(
+                    f"max_length is {limit}, and {special} tokens of a window are the tokenizer's "
+                    f"own. Give {special + 1} or more, or leave it out."
+                )
+            ids_of, types_of = windows_of(self.loaded.tokenizer, request.texts, limit)
+            request.prepared = [
+                [
+                    TokenRow(ids, types_of[text][at] if types_of and self.loaded.typed else None)
+                    for at, ids in enumerate(windows)
+                ]
+                for text, windows in enumerate(ids_of)
+            ]
+        rows: list[list[TokenRow]] = request.prepared
+        return rows
 
     def text_or_pair(self, value: Any) -> Text:
         """An input; a pair also by the names that its columns had in training.
@@ -100,7 +139,14 @@ class Classifier:
         each label if a text may have several, or there is but one; of a regression the number
         itself; and of a cross-encoder what its own configuration names.
         """
-        logits = self.loaded.rows(requests, Reading.LABELS)
+        rows_of = [self._windows(request) for request in requests]
+        each_row = [row for texts in rows_of for windows in texts for row in windows]
+        said = iter(self.loaded.forward(each_row, Reading.LABELS))
+        # Of a text in windows the mean, as in training (`Samples.pooled`).
+        logits = [
+            [torch.stack([next(said) for _ in windows]).mean(0) for windows in texts]
+            for texts in rows_of
+        ]
         answers = []
         for request, rows in zip(requests, logits, strict=True):
             name = request.parameters.get("function_to_apply", "default")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -148,8 +149,11 @@ def of_lists(scores: Array, lists: JudgedLists, hits: Found) -> dict[str, float]
 
 
 def in_batches(count: int, size: int) -> list[slice]:
-    """The samples of an evaluation in the batches that its loss is a mean over."""
-    return [slice(start, start + size) for start in range(0, count, size)]
+    """The samples of an evaluation in the batches that its loss is a mean over: as few as there can
+    be of at most `size`, all of nearly one size, so that none has nothing to be contrasted with."""
+    batches = -(-count // size)
+    ends = [number * count // batches for number in range(batches + 1)]
+    return [slice(start, end) for start, end in itertools.pairwise(ends)]
 
 
 def mean(losses: Sequence[tuple[float, int]]) -> Mapping[str, float]:
