@@ -139,13 +139,13 @@ def environment(base: Path, processes: int = 1, port: int = 8080) -> dict[str, s
 
 
 @contextlib.contextmanager
-def served(base: Path) -> Iterator[str]:
+def served(base: Path, **streams: int) -> Iterator[str]:
     """`amphora serve` on a free port, from its first healthy /ping until the block ends."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     say(f"serving {base / 'model'} on port {port}")
-    server = subprocess.Popen(amphora("serve"), env=environment(base, port=port))
+    server = subprocess.Popen(amphora("serve"), env=environment(base, port=port), **streams)
     url = f"http://127.0.0.1:{port}"
     try:
         for _ in range(600):

@@ -1,0 +1,86 @@
+"""The notebooks: valid, executed from top to bottom, without this machine's paths; and executed again."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .aws import SAGEMAKER, violations
+
+FOLDER = Path(__file__).parents[2] / "examples" / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+
+def code_cells(path: Path) -> list[dict[str, Any]]:
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+def printed(cells: list[dict[str, Any]]) -> list[str]:
+    """What each cell wrote, errors too."""
+    texts = [
+        "".join("".join(each.get("text", "")) for each in cell["outputs"]).strip() for cell in cells
+    ]
+    return [text for text in texts if text]
+
+
+def check(cells: list[dict[str, Any]]) -> None:
+    """A curve, an answer of the server, and a request that AWS takes."""
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert not [output for output in outputs if output["output_type"] == "error"]
+    assert not [output for output in outputs if output.get("name") == "stderr"]
+    assert [output for output in outputs if "image/png" in output.get("data", {})]
+    told = printed(cells)
+    assert re.search(r"(everyday|incident|fear|LABEL_[01]).*\d\.\d\d", "\n".join(told), re.DOTALL)
+    shape = SAGEMAKER.operation_model("CreateTrainingJob").input_shape
+    assert shape is not None
+    assert list(violations(shape, json.loads(told[-1]))) == []
+
+
+def test_there_is_one_for_each_flow() -> None:
+    assert [path.stem for path in NOTEBOOKS] == [
+        "compiler", "emotion", "hf_training", "trainium_bert", "tweets",
+    ]  # fmt: skip
+    table = (FOLDER.parent / "README.md").read_text()
+    assert all(f"`notebooks/{path.name}`" in table for path in NOTEBOOKS)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_as_it_was_executed(path: Path) -> None:
+    import nbformat
+
+    nbformat.validate(nbformat.read(path, as_version=4))
+    cells = code_cells(path)
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    check(cells)
+    text = re.sub(r'"image/png": "[^"]*"', "", path.read_text(encoding="utf-8"))
+    own = re.findall(r"(?<![\w.])/(?:work|home|root|tmp|usr|Users|private)/[^\s\"']*", text)
+    assert not own, "a path of the machine that executed it"
+
+
+# Half a minute of CPU and more each; what they hold was checked above, in every run.
+@pytest.mark.heavy
+@pytest.mark.long
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    # The kernel's connection file and history.
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    notebook = nbformat.read(path, as_version=4)
+    kept = len(code_cells(path))
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    NotebookClient(
+        notebook, timeout=280, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+    ).execute()
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert len(cells) == kept
+    check(cells)
