@@ -1,4 +1,5 @@
-"""A disk without room for the tokens, really mounted: an error says so, and nothing half is left."""
+"""A disk without room for rows or tokens, really mounted: an error says so, and nothing half is
+left."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
-from recipe.errors import OutputError
+from recipe.data.files import spool
+from recipe.errors import DataError, OutputError
 from recipe.tokenization import store, texts
 
 
@@ -61,3 +64,43 @@ def test_tokens_without_room_are_an_error_and_not_found_by_the_next_start(
     assert shutil.disk_usage(small_disk).used < 50_000
     few = texts.cached(split.select(range(100)), "abc", make, remove_columns=["text"])
     assert len(few) == 100
+
+
+@pytest.mark.parametrize("rows", [1_000, 11_000, 60_000])
+def test_rows_without_room_are_an_error_and_leave_no_file(
+    rows: int, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full at once, at the file's end, or with the next rows."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", small_disk)
+    monkeypatch.setattr(spool, "_IN_MEMORY", 1)
+    monkeypatch.setattr(spool.Spool, "_has_room", lambda self: True)
+    kept = spool.Spool()
+    if rows == 1_000:
+        (small_disk / "other").write_bytes(bytes(190_000))
+
+    def fill() -> None:
+        for _ in range(2):
+            kept.add(pa.table({"text": ["x" * 10] * rows}))
+        kept.table()
+
+    with pytest.raises(OutputError, match=r"rows of the data .* HF_DATASETS_CACHE"):
+        fill()
+    assert list(small_disk.glob("*.rows")) == []
+
+
+def test_tokens_whose_file_is_cut_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    split = datasets.Dataset.from_dict({"text": ["word"] * 100})
+
+    def make(batch: Any, rows: range) -> dict[str, store.Column]:
+        return {"ids": np.ones(2 * len(rows), np.int32), store.LENGTHS: np.full(len(rows), 2)}
+
+    store.tokens_of(split, "abc", make)
+    (folder,) = (tmp_path / "tokens").iterdir()
+    (ids,) = folder.glob("ids*")
+    whole = ids.read_bytes()
+    ids.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"not whole.*Remove that folder"):
+        store.tokens_of(split, "abc", make)
