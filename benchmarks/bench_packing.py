@@ -1,4 +1,5 @@
-"""Texts of a call with their padding, and end to end in rows of several lengths, taking turns.
+"""Texts of a call with their padding, and end to end in rows of several lengths, with plain
+weights and with those that lie as kernels read them (`AMPHORA_BLOCKED_WEIGHTS`), taking turns.
 
     .venv/bin/python benchmarks/bench_packing.py [--rounds 5] [--rows 512,2048] [--dtype bfloat16]
 
@@ -34,6 +35,7 @@ SETS: Mapping[str, tuple[int, Callable[[Any, int], Any]]] = {
     "64 texts of 64 tokens": (64, lambda random, count: np.full(count, 64)),
     "64 tweets": (64, lambda random, count: np.clip(random.normal(28, 12, count), 4, 80)),
     "16 tweets": (16, lambda random, count: np.clip(random.normal(28, 12, count), 4, 80)),
+    "1 tweet": (1, lambda random, count: np.clip(random.normal(28, 12, count), 4, 80)),
     "4 tweets": (4, lambda random, count: np.clip(random.normal(28, 12, count), 4, 80)),
 }
 """What a call holds: how many texts, and how their lengths are drawn."""
@@ -99,8 +101,11 @@ def main() -> None:
         from transformers import AutoModelForSequenceClassification
 
         origin = Origin.find(f"{scratch}/model", environ)
-        loaded = LoadedModel.load(origin, AutoModelForSequenceClassification, environ)
-        ways = ways_of(loaded, [int(most) for most in asked.rows.split(",")])
+        lengths, ways = [int(most) for most in asked.rows.split(",")], {}
+        for is_blocked, weights in ((0, ""), (1, ", blocked weights")):
+            environ["AMPHORA_BLOCKED_WEIGHTS"] = str(is_blocked)
+            loaded = LoadedModel.load(origin, AutoModelForSequenceClassification, environ)
+            ways |= {f"{way}{weights}": each for way, each in ways_of(loaded, lengths).items()}
         print("| CPU-ms a text (other labels) | " + " | ".join(ways) + " |")
         print("|---|" + "---|" * len(ways))
         for name in SETS:

@@ -32,7 +32,7 @@ from recipe.inference import packed_rows, turns
 from recipe.inference.origin import Origin
 from recipe.inference.packed_rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request, Text
-from recipe.inference.rows import Reading, TokenRow, are_close, of_padded, tolerance_of
+from recipe.inference.rows import Reading, TokenRow, are_close, lay_out, of_padded, tolerance_of
 from recipe.runtime import device
 from recipe.tokenization.encoding import beginning, encode, encode_pairs
 
@@ -117,6 +117,10 @@ class LoadedModel:
             # int8 has one scale for a call's activations, and what torch.compile made is padded.
             if loaded.merging == PADDED and name != "int8" and not is_compiled:
                 loaded = loaded.with_packing(architecture.__name__, reading, environ)
+            # Of other kinds it is not known that nothing else computes with a layer's weights.
+            if loaded.packed is not None:
+                alone = replace(loaded, packed=None, merging=ALONE)
+                lay_out(model, environ, lambda: alone.forward(alone._probes(), reading))
         if name == "int8":
             quantisation: Any = torch.ao.quantization
             # A scale for each row of a weight halves the labels that change, at no cost.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
+
+from recipe.runtime import blocked_weights
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,30 @@ def of_padded(
         own[: len(row.ids)] if row.keep is None else own[row.keep]
         for row, own in zip(rows, values, strict=True)
     ]
+
+
+def lay_out(
+    model: PreTrainedModel, environ: Mapping[str, str], answers: Callable[[], Sequence[Tensor]]
+) -> None:
+    """Let the linear layers of `model` keep their weights as its CPU's kernels read them, if it has
+    such kernels and the model answers as before; else the log says why not.
+
+    Args:
+        model: In the precision that it answers in.
+        environ: AMPHORA_BLOCKED_WEIGHTS.
+        answers: Those of the model to a few texts.
+
+    Raises:
+        ValueError: AMPHORA_BLOCKED_WEIGHTS is neither 0 nor 1.
+    """
+    if blocked_weights.why_not(model, model.dtype, environ) is not None:
+        return
+
+    def are_same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+        return are_close(one, other, tolerance_of(other, model.dtype))
+
+    if fault := blocked_weights.use(model, answers, are_same):
+        print(f"weights: as PyTorch has them: {fault}", flush=True)
 
 
 def tolerance_of(expected: Sequence[Tensor], dtype: torch.dtype, exact: float = 1e-3) -> float:

@@ -162,15 +162,15 @@ def attend(
             window_size_right=0 if causal and window is not None else window,
         )[0]
         return output[None], None
-    parts, ends = [], itertools.groupby(itertools.pairwise(starts.tolist()), _length)
-    for length, places in ends:
+    parts, groups = [], itertools.groupby(itertools.pairwise(starts.tolist()), _length)
+    for length, places in groups:
         if not length:
             continue
         # Samples of one length that stand side by side are rows of one call.
-        of_group = list(places)
-        begin, end = of_group[0][0], of_group[-1][1]
+        samples = list(places)
+        begin, end = samples[0][0], samples[-1][1]
         queries, keys, values = (
-            each[0, :, begin:end].reshape(each.shape[1], len(of_group), length, -1).transpose(0, 1)
+            each[0, :, begin:end].reshape(each.shape[1], len(samples), length, -1).transpose(0, 1)
             for each in (query, key, value)
         )
         attended = functional.scaled_dot_product_attention(

@@ -21,7 +21,7 @@ from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE
 from recipe.inference.origin import Origin
 from recipe.inference.packed_rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request
-from recipe.inference.rows import TokenRow
+from recipe.inference.rows import TokenRow, lay_out
 from recipe.tokenization.encoding import beginning
 
 _AFTER_POOLING = {"Dense", "Normalize", "LayerNorm", "Dropout"}
@@ -81,7 +81,11 @@ class SentenceVectors:
             f"{model.max_seq_length} tokens at most",
             flush=True,
         )
-        return cls(model, _packing(model, environ))
+        served = cls(model, _packing(model, environ))
+        if served.packed is not None:
+            texts = ["a b c", "d " * 12]
+            lay_out(model[0].auto_model, environ, lambda: list(served.encode(texts, {}).float()))
+        return served
 
     def count(self, request: Request) -> list[int]:
         """Tokens of each text with its prompt; what is longer than the model reads is noted.
