@@ -43,7 +43,7 @@ _TASKS: dict[str, dict[str, Any]] = {
     "token-classification": {},
     "question-answering": {},
     "summarization": {"text_column": "source", "label_column": "target"},
-    "preference-tuning": {},
+    "preference": {},
 }
 """Each with its further hyperparameters."""
 
@@ -191,7 +191,7 @@ def _row_of(task: str, words: list[str], draw: random.Random) -> dict[str, Any]:
             "answers": {"text": [some[0]], "answer_start": [0]},
         },
         "summarization": {"source": text, "target": other},
-        "preference-tuning": {"prompt": other, "chosen": text, "rejected": f"{other} {some[0]}"},
+        "preference": {"prompt": other, "chosen": text, "rejected": f"{other} {some[0]}"},
     }
     return rows.get(task, {"text": text})
 

@@ -28,8 +28,9 @@ from recipe.storage import number_files
 Column = npt.NDArray[Any]
 LENGTHS, STARTS = "lengths", "starts"
 _AT_ONCE = 10_000
-_BYTES_AT_ONCE = 1 << 22
-"""Of the rows that are tokenised together; the tokenizer's own answers take some 50 times that."""
+_BYTES_AT_ONCE = 1 << 20
+"""Of the rows that are tokenised together; the answers of the tokenizer take a hundred times that
+and more, where they say which characters each token is of."""
 _HASHED_AT_ONCE = 1_000
 _FORMAT = "number files 1"
 
