@@ -263,6 +263,10 @@ class Conversation:
     def _send(self, item: Item, encoded: tuple[Any, str]) -> None:
         runner = self._runner
         body, content_type = encoded
+        if self._takes_turns and not isinstance(body, bytes) and item.id not in self._jobs:
+            # Only output_fn has told that it is a stream: its reader may be slow.
+            self._add_jobs([item], partial(self._stream, encoded=encoded))
+            return
         chunks: Iterator[Any] | None = None
         if not isinstance(body, bytes):
             # The first chunk is awaited before the status is sent, so that a generator that fails
@@ -295,6 +299,13 @@ class Conversation:
         finally:
             del self._credit[item.id]
         self._tell({"id": item.id, "more": False, "closed": runner.ends_session(item)})
+
+    def _stream(self, item: Item, encoded: tuple[Any, str]) -> None:
+        """Send a stream, or what has broken it."""
+        try:
+            self._send(item, encoded)
+        except Exception as error:
+            self._send_error(item, error)
 
     def _send_error(self, item: Item, error: Exception) -> None:
         if not isinstance(error, Fault):

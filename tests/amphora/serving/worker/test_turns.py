@@ -39,6 +39,8 @@ SLICES = """
         return [predict(data, model) for data in inputs]
 
     def predict(data, model):
+        if "written" in data:
+            return data
         if "stream" in data:
             return (f"piece{number} " for number in range(data["stream"]))
         def count():
@@ -58,6 +60,8 @@ SLICES = """
         return predict(data, model)()
 
     def output_fn(prediction, accept):
+        if isinstance(prediction, dict):
+            return (f"piece{number} " for number in range(prediction["written"]))
         return prediction if hasattr(prediction, "__next__") else json.dumps(prediction)
 """
 
@@ -265,8 +269,9 @@ def test_a_request_that_breaks_harms_no_other(front: Front) -> None:
     assert seen["one"][0] == 1
 
 
-def test_two_streams_that_nobody_reads_hold_up_no_other(front: Front) -> None:
-    front.send(first={"stream": 1000}, second={"stream": 10})
+@pytest.mark.parametrize("kind", ["stream", "written"])
+def test_two_streams_that_nobody_reads_hold_up_no_other(front: Front, kind: str) -> None:
+    front.send(first={kind: 1000}, second={kind: 10})
     frames = front.until("rests")
     sent = sum(header.get("id") == "first" and header.get("more") for header, _ in frames)
     assert sent == framing.CHUNKS_AHEAD + 1  # the head, and what goes ahead
