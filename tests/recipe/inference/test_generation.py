@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,38 @@ def test_what_cannot_be_is_refused_with_the_reason(
         ask(chained, {"inputs": "0123456789", "parameters": body})
     for word in words:
         assert word in str(caught.value)
+
+
+def test_what_streams_draw_does_not_depend_on_who_is_at_work_beside(model_dir: Path) -> None:
+    model = load(model_dir)
+
+    def body(seed: int, stream: bool) -> dict[str, Any]:
+        drawn = {"do_sample": True, "seed": seed, "temperature": 2.0}
+        drawn |= {"max_new_tokens": 12, "min_new_tokens": 12}
+        return {"inputs": TEXTS[0], "parameters": drawn, "stream": stream}
+
+    def streamed(seed: int) -> Any:
+        request = reading.read(json.dumps(body(seed, True)).encode(), "application/json", "/")
+        model.measure(request)
+        return iter(model.predict([request])[0])
+
+    alone = [list(streamed(seed)) for seed in (1, 2)]
+    assert alone[0] != alone[1] and len(alone[0]) == 12
+    (whole,) = ask(model, body(3, False))
+    together: list[list[Any]] = [[], []]
+    streams = [streamed(1), streamed(2)]
+    for step in range(12):
+        for one, told in zip(streams, together, strict=True):
+            told.append(next(one))
+        if step == 5:
+            assert ask(model, body(3, False)) == [whole]
+    assert together == alone
+    assert [list(each) for each in streams] == [[], []]
+    # Nothing is computed ahead of a reader, and one that leaves ends its thread.
+    left = streamed(1)
+    next(left)
+    left.close()
+    assert not [each for each in threading.enumerate() if each.name.startswith("Thread-")]
 
 
 def test_a_bias_of_a_token_that_is_not_there_is_refused(chained: Generator) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import Queue
-from threading import Thread
+from threading import Semaphore, Thread
 from typing import Any
 
 import torch
@@ -332,37 +332,50 @@ class Generator:
         }
 
     def _events(self, request: Request) -> Iterator[Event]:
-        """The request's texts, token by token as they are generated."""
+        """The request's texts, token by token as they are generated.
+
+        Its thread computes while the next token is waited for, and not otherwise: what is drawn
+        does not depend on other requests at work, and nothing is computed ahead of a slow reader.
+        """
         prompts = self._prompts(request)
         queue: Queue[Event | BaseException | None] = Queue()
+        is_asked, is_left = Semaphore(0), False
         watches: list[Watch] = []
+        devices = [self.loaded.model.device] if self.loaded.model.device.type == "cuda" else []
 
         def tell(written: Completion, text: str) -> None:
+            if is_left:
+                return
             finished = written if written.finish else None
             event = Event(written.prompt, written.place, written.tokens[-1], text, finished)
             queue.put(event)
+            with torch.random.fork_rng(devices):
+                is_asked.acquire()
 
         def generate() -> None:
             try:
                 for group in _groups(prompts):
-                    if not any(watch.is_left.is_set() for watch in watches):
+                    if not is_left:
                         self._generate(group, follows=True, tell=tell, start=watches.append)
             except BaseException as error:
                 queue.put(error)
             else:
                 queue.put(None)
 
-        thread = Thread(target=generate)
+        thread = Thread(target=generate, daemon=True)  # a reader may never come back
         thread.start()
         try:
             while (event := queue.get()) is not None:
                 if isinstance(event, BaseException):
                     raise event
                 yield event
+                is_asked.release()
         finally:
             # The reader may have left before the end.
+            is_left = True
             for watch in watches:
                 watch.is_left.set()
+            is_asked.release()
             thread.join()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-from recipe.inference import loaded_model, turns
+from recipe.inference import loaded_model
 from recipe.inference.loaded_model import BATCH, LoadedModel
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
@@ -62,7 +62,6 @@ class TextGenerator:
                 settings a model's configuration may hold (task_specific_params).
         """
         loaded = LoadedModel.load(origin, AutoModelForSeq2SeqLM)
-        turns.pause_before_calls(loaded.model)
         name = environ.get("HF_TASK") or task
         config: Any = loaded.model.config
         own: Any = loaded.model.generation_config
