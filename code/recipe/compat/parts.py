@@ -107,6 +107,11 @@ PARTS = (
     Seam("torch.ops:aten", "_flash_attention_forward", "samples end to end on a GPU"),
     Seam("torch.ops:aten", "_scaled_dot_product_efficient_attention",
          "the estimate of a GPU's memory"),
+    *(
+        Seam("torch.ops:mkldnn", name, "serving: weights laid out for oneDNN, where it is there",
+             majors=())
+        for name in ("_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise")
+    ),
     Seam("torch.nn:Module", "_parameters", "whole weights in the place of shards", inside=True),
 )  # fmt: skip
 """All of them."""

@@ -88,12 +88,14 @@ def test_texts_are_cut_and_keep_their_special_tokens(tiny_model: Path) -> None:
 def test_data_that_came_tokenised_is_cut_and_checked(tiny_model: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     split = datasets.Dataset.from_dict({"input_ids": [[2, 5, 6, 7, 3], [2, 3]], "label": [0, 1]})
-    assert list(tokens.tokenise(split, tokenizer, 4)["input_ids"]) == [[2, 5, 6, 3], [2, 3]]
+    cut = tokens.samples(split, tokenizer, 4)
+    assert cut.token_ids.tolist() == [2, 5, 6, 3, 2, 3]
+    assert cut.starts.tolist() == [0, 4, 6]
     strange = datasets.Dataset.from_dict({"input_ids": [[2, 999, 3]], "label": [0]})
     with pytest.raises(DataError, match="token id 999"):
-        tokens.tokenise(strange, tokenizer, 4)
+        tokens.samples(strange, tokenizer, 4)
     with pytest.raises(DataError, match=r"Row 1 .*has no tokens"):
-        tokens.tokenise(
+        tokens.samples(
             datasets.Dataset.from_dict({"input_ids": [[2, 3], []], "label": [0, 1]}), tokenizer, 4
         )
 

@@ -7,6 +7,7 @@ beside the request, with what ours answers.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -15,6 +16,7 @@ import re
 import socket
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -143,12 +145,20 @@ def ask(loaded: runner.ModelRunner, question: Question) -> tuple[int, str, bytes
     entry = {"id": "x", "size": len(question.body), "session": "", "headers": {}}
     entry |= {"content_type": question.content_type, "accept": question.accept}
     ours, theirs = socket.socketpair()
-    with ours, theirs:
-        batches.answer(
-            theirs, loaded, list(batches.items(loaded, {"items": [entry]}, question.body))
-        )
-        theirs.close()
-        header, body = framing.receive(ours)
+
+    def serve() -> None:
+        with theirs, contextlib.suppress(EOFError):
+            batches.serve(theirs, loaded)
+
+    worker = threading.Thread(target=serve)
+    worker.start()
+    with ours:
+        framing.send(ours, {"op": "batch", "items": [entry]}, question.body)
+        told = [framing.receive(ours)]
+        while told[-1][0].get("op") != "idle":
+            told.append(framing.receive(ours))
+    ((header, body),) = (each for each in told if "op" not in each[0])
+    worker.join()
     return (
         header["status"],
         header.get("type", ""),
