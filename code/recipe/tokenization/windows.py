@@ -82,7 +82,12 @@ def _windows_of(
     questions, cut = [], []
     for question, spans in zip(batch[QUESTION], bare["offset_mapping"], strict=True):
         cut.append(len(spans) > most)
-        questions.append(question[: spans[most - 1][1]] if cut[-1] else question)
+        while len(spans) > most:
+            # What is left of a word may be more tokens than that part of the word was.
+            question = question[: min(spans[most - 1][1], len(question) - 1)]
+            again = tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)
+            spans = again["offset_mapping"]
+        questions.append(question)
     asks_first = tokenizer.padding_side == "right"
     contexts = list(batch[CONTEXT])
     encoded = tokenizer(

@@ -90,7 +90,8 @@ def setup(job: Job, environ: Mapping[str, str]) -> Setup:
     option = _CACHE_OPTION.search(environ.get("NEURON_CC_FLAGS", "")) if stack == XLA else None
     chosen = option[1] if option else environ.get(variable)
     place = chosen or str(job.paths.checkpoints / CACHE_FOLDER)
-    cache = None if "://" in place else Path(place.removeprefix("file://"))
+    local = place.removeprefix("file://")
+    cache = None if "://" in local else Path(local)
     flags = environ.get("NEURON_CC_FLAGS", _DEFAULTS[stack].get("NEURON_CC_FLAGS", ""))
     completed = {}
     if stack == XLA and cache is not None and not option and "--no-cache" not in flags:

@@ -62,6 +62,8 @@ def test_what_the_user_sets_is_never_overridden(tree: Tree) -> None:
     own = xla(tree, NEURON_COMPILE_CACHE_URL="s3://bucket/cache", NEURON_CC_FLAGS="-O1")
     assert (own.environ[URL], own.environ[FLAGS]) == ("s3://bucket/cache", "-O1")
     assert own.cache is None and "compiled programs are kept in s3://bucket/cache" in own.notes
+    local = xla(tree, NEURON_COMPILE_CACHE_URL="file:///tmp/c", NEURON_CC_FLAGS="-O1")
+    assert local.cache == Path("/tmp/c")
     # The compiler's own option beats the variable.
     assert xla(tree, NEURON_CC_FLAGS="-O1 --cache_dir=/tmp/c").cache == Path("/tmp/c")
     native = plan(

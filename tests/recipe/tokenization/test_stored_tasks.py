@@ -202,3 +202,21 @@ def test_token_ids_of_another_tokenizer_are_refused(tiny_model: Path, cache: Pat
         with pytest.raises(DataError, match=says):
             documents.tokenise("train", split.remove_columns("label"), tokenizer, LONGEST, None)
     assert not list(cache.iterdir()), "of what failed nothing stays"
+
+
+@pytest.mark.parametrize("kind", ["bytes", "words"])
+def test_long_questions_leave_room_for_their_context(kind: str, tiny_model: Path) -> None:
+    """What a cut leaves of a character or a word may be more tokens than it was."""
+    is_bytes = kind == "bytes"
+    tokenizer: Any = (
+        causal_kit.make_tokenizer() if is_bytes else AutoTokenizer.from_pretrained(tiny_model)
+    )
+    questions = ["🙂" * 9, "1234567890" * 3, "é东" * 9, "the film" * 9, *map(str, TEXTS["text"])]
+    for question in questions:
+        rows = datasets.Dataset.from_dict(
+            {windows.QUESTION: [question], windows.CONTEXT: ["it was 7 in the film 🙂 or 8 " * 3],
+             windows.ANSWERS: [[]], windows.STARTS: [[]]}
+        )  # fmt: skip
+        for longest, stride in ((12, 2), (16, 5), (24, 9)):
+            made = windows._windows_of(tokenizer, longest, stride, rows[:], range(1))
+            assert max(made[store.LENGTHS]) <= longest and len(made[store.LENGTHS]) > 1
