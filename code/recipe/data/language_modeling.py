@@ -86,20 +86,20 @@ def load(
     requested = {name: getattr(hyperparameters, f"{name}_column") for name in _NAMED}
 
     def units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
-        calls: list[Callable[[], Part]] = []
-        for path in paths:
-            if path.is_file() and path.name.lower().removesuffix(".gz").endswith(_PLAIN):
-                by = hyperparameters.sample_by
-                calls.append(functools.partial(formats.read_texts, path, by))
-            else:
-                calls.append(functools.partial(formats.read, path, lone_column=True))
-        return calls
+        return [
+            functools.partial(formats.read_texts, path, hyperparameters.sample_by)
+            if path.is_file() and path.name.lower().removesuffix(".gz").endswith(_PLAIN)
+            else functools.partial(formats.read, path, lone_column=True)
+            for path in paths
+        ]
 
     with hosts.together():
         places = layout.find(channels, hyperparameters.dataset_config_name, hosts.sharded)
         unused = [each.source for each in places.class_names if each.column is None]
-        notes = [f"{source} has names of classes and is not used." for source in unused]
-        notes = [*places.notes, *notes]
+        notes = [
+            *places.notes,
+            *(f"{each} has names of classes and is not used." for each in unused),
+        ]
         parts = read_parts(places, notes, units)
         first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
         own = None if first is None else columns.of_documents(first, requested, None, kinds)

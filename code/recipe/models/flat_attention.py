@@ -162,7 +162,22 @@ def attend(
             window_size_right=0 if causal and window is not None else window,
         )[0]
         return output[None], None
-    parts, groups = [], itertools.groupby(itertools.pairwise(starts.tolist()), _length)
+    parts = _by_samples(query, key, value, starts.tolist(), dropout, scale, causal, window)
+    return torch.cat(parts)[None], None
+
+
+def _by_samples(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: list[int],
+    dropout: float,
+    scale: float,
+    causal: bool,
+    window: int | None,
+) -> list[Tensor]:
+    """Attention on a CPU, [tokens, heads, width] of samples one after the other."""
+    parts, groups = [], itertools.groupby(itertools.pairwise(starts), _length)
     for length, places in groups:
         if not length:
             continue
@@ -183,7 +198,7 @@ def attend(
             enable_gqa=query.shape[1] != key.shape[1],
         )
         parts.append(attended.transpose(1, 2).flatten(0, 1))
-    return torch.cat(parts)[None], None
+    return parts
 
 
 def _length(place: tuple[int, int]) -> int:
