@@ -113,6 +113,8 @@ class WorkerConnection:
         self.is_open = False
         """Whether it takes requests beside those that it has."""
         self.born = time.monotonic()
+        self.busy_since = 0.0
+        """When it was last idle."""
         self.sent_at = 0.0
         self.sent_size = 0
         self.batch = 0
@@ -127,7 +129,10 @@ class WorkerConnection:
         """Send it a batch to answer."""
         # What comes beside other work says nothing about how long a batch takes.
         self.sent_size = len(batch) if self.idle else 0
-        self.sent_at, self.idle = time.monotonic(), False
+        self.sent_at = time.monotonic()
+        if self.idle:
+            self.busy_since = self.sent_at
+        self.idle = False
         self.batch += 1
         for call in batch:
             call.batch = self.batch

@@ -33,6 +33,9 @@ _RESTART_PAUSE = 0.1
 _JUST_STARTED_SECONDS = 5.0
 # Batches' worth of requests that a worker has at once at most, where it takes turns.
 _BATCHES_AT_WORK = 4
+# How long a worker is at work before it gets requests beside. Batches that take less are better
+# waited for: a request each time makes small calls, a third fewer in all.
+_LONG_WORK_SECONDS = 0.25
 
 
 class Pool:
@@ -180,8 +183,13 @@ class Pool:
                 self._send(connection, batch)
 
     def _give_beside(self) -> None:
-        """Give what waits to workers that are at work and take turns, the least busy first."""
+        """Give what waits to workers that are at long work and take turns, the least busy first."""
         most = _BATCHES_AT_WORK * self.settings.batch_size
+        now = time.monotonic()
+        ages = [now - each.busy_since for each in self._connections.values() if each.takes_turns]
+        if younger := [age for age in ages if age < _LONG_WORK_SECONDS]:
+            pause = _LONG_WORK_SECONDS - max(younger)
+            self._alarm = asyncio.get_running_loop().call_later(pause, self._dispatch)
         calls = [call for call in self._queue if not call.retried and not call.reply.done()]
         # What has killed a worker before, goes to one that has nothing else: the least busy is
         # spared, so that there will be one.
@@ -191,7 +199,9 @@ class Pool:
             room = [
                 each
                 for each in connections[spared:]
-                if each.is_open and each.has_room(most, 2 * self.settings.max_body)
+                if each.is_open
+                and now - each.busy_since >= _LONG_WORK_SECONDS
+                and each.has_room(most, 2 * self.settings.max_body)
             ]
             if not room:
                 return
