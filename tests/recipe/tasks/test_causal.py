@@ -282,6 +282,7 @@ def test_perplexity_is_of_all_tokens_alike() -> None:
     assert scores == {"perplexity": pytest.approx(np.exp(2.0)), "token_accuracy": 0.5}
 
 
+@pytest.mark.heavy
 def test_a_run_whose_model_is_served_at_once(
     tmp_path: Path, train: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -285,6 +285,7 @@ def trained(start: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return base, run(base, start, channels, *argv)
 
 
+@pytest.mark.heavy
 def test_a_run_learns_what_is_preferred_and_is_served(
     trained: tuple[Path, dict[str, float]], start: Path
 ) -> None:

@@ -90,6 +90,7 @@ def reviews(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.heavy
+@pytest.mark.long
 def test_tuned_thresholds_are_kept_and_used(tmp_path: Path, tiny_model: Path, train: Run) -> None:
     import inference
 

@@ -161,6 +161,7 @@ def test_the_handlers_answer_from_it(trained: Trained, monkeypatch: pytest.Monke
     assert sum(entry["score"] for entry in ranked) == pytest.approx(1.0)
 
 
+@pytest.mark.heavy
 def test_two_processes_are_one_job(
     tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run
 ) -> None:
