@@ -232,12 +232,12 @@ def packing(stage: Stage, base: Path) -> Values:
 
 def generation(stage: Stage, base: Path) -> Values:
     """32 prompts at once, beside one after the other by `generate`; greedy answers must agree."""
+    from jobs import save_decoder
     from transformers import AutoModelForCausalLM
-    from truth import _save_decoder
 
     count, new = (4, 8) if stage.smoke else (32, 64)
     folder = base / "decoder" / "model"
-    _save_decoder(folder)
+    save_decoder(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder).to(stage.device).eval()
     prompts = [TEXTS[number][: 8 + number] for number in range(count)]

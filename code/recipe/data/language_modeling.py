@@ -96,10 +96,8 @@ def load(
     with hosts.together():
         places = layout.find(channels, hyperparameters.dataset_config_name, hosts.sharded)
         unused = [each.source for each in places.class_names if each.column is None]
-        notes = [
-            *places.notes,
-            *(f"{each} has names of classes and is not used." for each in unused),
-        ]
+        notes = [*places.notes]
+        notes += [f"{source} has names of classes and is not used." for source in unused]
         parts = read_parts(places, notes, units)
         first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
         own = None if first is None else columns.of_documents(first, requested, None, kinds)

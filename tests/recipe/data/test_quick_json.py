@@ -100,27 +100,32 @@ def test_many_rows_are_a_mapped_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
 
 
+OBJECTS = [
+    ("a.jsonl", {"messages": MESSAGES}, 1),
+    ("a.json", {"messages": MESSAGES}, 1),
+    ("a.json", {"text": "Ada", "entities": [{"start": 0}, {"start": 1}]}, 1),
+    ("a.jsonl", {"tokens": ["a", "b"], "tags": ["O", "O"]}, 1),
+    ("a.ndjson", {"text": "x", "turns": MESSAGES}, 1),
+    ("a.json", {"text": ["a", "b"], "label": [0, 1]}, 2),
+    ("a.json", {"version": 2, "data": MESSAGES}, 2),
+    ("a.jsonl", {"data": MESSAGES}, 2),
+    ("a.jsonl", {"train": MESSAGES, "test": MESSAGES}, 4),
+    ("a.json", {"articles": MESSAGES}, 2),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "document", "rows"),
+    ("name", "document", "rows", "indent"),
     [
-        ("a.jsonl", {"messages": MESSAGES}, 1),
-        ("a.json", {"messages": MESSAGES}, 1),
-        ("a.json", {"text": "Ada", "entities": [{"start": 0}, {"start": 1}]}, 1),
-        ("a.jsonl", {"tokens": ["a", "b"], "tags": ["O", "O"]}, 1),
-        ("a.ndjson", {"text": "x", "turns": MESSAGES}, 1),
-        ("a.json", {"text": ["a", "b"], "label": [0, 1]}, 2),
-        ("a.json", {"version": 2, "data": MESSAGES}, 2),
-        ("a.jsonl", {"data": MESSAGES}, 2),
-        ("a.jsonl", {"train": MESSAGES, "test": MESSAGES}, 4),
-        ("a.json", {"articles": MESSAGES}, 2),
+        (name, document, rows, indent)
+        for name, document, rows in OBJECTS
+        # Lines hold an object each.
+        for indent in ([None, 1] if name.endswith(".json") else [None])
     ],
 )
-@pytest.mark.parametrize("indent", [None, 1])
 def test_an_object_alone_is_a_row_or_holds_rows(
     name: str, document: dict[str, Any], rows: int, indent: int | None, tmp_path: Path
 ) -> None:
-    if indent and not name.endswith(".json"):
-        pytest.skip("a line is an object there")
     (tmp_path / name).write_text(json.dumps(document, indent=indent))
     assert formats.read(tmp_path / name).table.num_rows == rows
 

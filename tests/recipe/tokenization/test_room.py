@@ -19,6 +19,10 @@ from recipe.errors import DataError, OutputError
 from recipe.tokenization import store, texts
 
 
+def two_of_each(batch: Any, rows: range) -> dict[str, store.Column]:
+    return {"ids": np.ones(2 * len(rows), np.int32), store.LENGTHS: np.full(len(rows), 2)}
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder with room for 200 kB."""
@@ -37,13 +41,10 @@ def test_a_store_without_room_is_an_error_and_nothing_of_it_stays(
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", small_disk)
     split = datasets.Dataset.from_dict({"text": ["word"] * 20_000})
 
-    def make(batch: Any, rows: range) -> dict[str, store.Column]:
-        return {"ids": np.ones(2 * len(rows), np.int32), store.LENGTHS: np.full(len(rows), 2)}
-
     with pytest.raises(OutputError, match=r"tokens of 20000 rows .* HF_DATASETS_CACHE"):
-        store.tokens_of(split, "abc", make)
+        store.tokens_of(split, "abc", two_of_each)
     assert list((small_disk / "tokens").iterdir()) == []
-    few = store.tokens_of(split.select(range(100)), "abc", make)
+    few = store.tokens_of(split.select(range(100)), "abc", two_of_each)
     assert len(few["ids"]) == 200 and few[store.STARTS].tolist() == list(range(0, 201, 2))
 
 
@@ -94,13 +95,10 @@ def test_tokens_whose_file_is_cut_are_noticed(
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     split = datasets.Dataset.from_dict({"text": ["word"] * 100})
 
-    def make(batch: Any, rows: range) -> dict[str, store.Column]:
-        return {"ids": np.ones(2 * len(rows), np.int32), store.LENGTHS: np.full(len(rows), 2)}
-
-    store.tokens_of(split, "abc", make)
+    store.tokens_of(split, "abc", two_of_each)
     (folder,) = (tmp_path / "tokens").iterdir()
     (ids,) = folder.glob("ids*")
     whole = ids.read_bytes()
     ids.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"not whole.*Remove that folder"):
-        store.tokens_of(split, "abc", make)
+        store.tokens_of(split, "abc", two_of_each)
