@@ -6,8 +6,6 @@ import contextlib
 import errno
 import json
 import math
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -16,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recipe.errors import DataError
+from recipe.storage import claims
 
 Column = npt.NDArray[Any]
 _CONTENTS = "contents.json"
@@ -32,9 +31,8 @@ def write(folder: Path, parts: Iterable[Mapping[str, Column]]) -> None:
     Raises:
         OSError: the disk is full; nothing stays of `folder`.
     """
-    aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     contents: dict[str, tuple[str, list[int]]] = {}
-    try:
+    with claims.claimed(folder.parent, folder.name) as aside:
         with contextlib.ExitStack() as stack:
             files: dict[str, IO[bytes]] = {}
             for part in parts:
@@ -55,8 +53,6 @@ def write(folder: Path, parts: Iterable[Mapping[str, Column]]) -> None:
             # Another process on this host was quicker.
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def read(folder: Path) -> dict[str, Column]:

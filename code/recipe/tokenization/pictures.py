@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from recipe.data.column_names import LABEL
 from recipe.data.kinds.decoding import Unreadable, picture
 from recipe.data.kinds.pictures import BYTES, FILE, PLACE
 from recipe.errors import DataError, ModelError, Problems
+from recipe.storage import claims
 
 _SPARE = 1 << 28  # bytes
 
@@ -57,9 +57,10 @@ def read(
                 f"{width} x {height} pixels, and {folder} has not so much room.",
                 "Give the job a larger volume, or set HF_DATASETS_CACHE to a folder on one.",
             )
-        aside = path.with_suffix(f".{os.getpid()}")
-        _fill(np.memmap(aside, np.uint8, "w+", shape=shape), split, processor)
-        aside.replace(path)
+        with claims.claimed(folder, digest) as own:
+            aside = own / path.name
+            _fill(np.memmap(aside, np.uint8, "w+", shape=shape), split, processor)
+            aside.replace(path)
     pixels = np.memmap(path, np.uint8, "r", shape=shape)
     say(f"{name}: {len(split)} pictures of {width} x {height} pixels")
     count = len(split)

@@ -14,6 +14,7 @@ from recipe.batching.samples import Samples, column
 from recipe.console import say
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.errors import DataError
+from recipe.storage import claims
 from recipe.tokenization import store
 from recipe.tokenization.encoding import Encoder, encode, encode_pairs, windows_of
 
@@ -131,6 +132,7 @@ def cached(
         options: Further arguments of Dataset.map.
     """
     folder = store.tokens_folder()
+    claims.sweep(folder)
     with store.room(folder, len(split)):
         return split.map(
             make,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -27,7 +29,7 @@ class Spool:
     def __init__(self) -> None:
         self._held: list[pa.Table] = []
         self._bytes = 0
-        self._file: Path | None = None
+        self._file: IO[bytes] | None = None
         self._writer: pa.ipc.RecordBatchFileWriter | None = None
 
     def add(self, table: pa.Table) -> None:
@@ -43,9 +45,9 @@ class Spool:
                 return
             with self._room():
                 folder = Path(datasets.config.HF_DATASETS_CACHE)
-                with tempfile.NamedTemporaryFile(dir=folder, suffix=".rows", delete=False) as file:
-                    self._file = Path(file.name)
-                self._writer = pa.ipc.new_file(str(self._file), table.schema)
+                # Nothing of it stays, however this process ends.
+                self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+                self._writer = pa.ipc.new_file(self._path(), table.schema)
             tables, self._held = self._held, []
         else:
             tables = [table]
@@ -63,15 +65,20 @@ class Spool:
             return pa.concat_tables(self._held)
         with self._room():
             self._writer.close()  # what is still held back is written
-            # The mapping keeps what has no name any more.
-            whole = pa.ipc.open_file(pa.memory_map(str(self._file))).read_all()
+            # The mapping keeps what has no name.
+            whole = pa.ipc.open_file(pa.memory_map(self._path())).read_all()
         self.close()
         return whole
 
     def close(self) -> None:
-        """Take the name of the file, and so the file of rows that nobody has asked for."""
+        """Give up the file of rows that nobody has asked for."""
         if self._file is not None:
-            self._file.unlink(missing_ok=True)
+            self._file.close()
+
+    def _path(self) -> str:
+        """Of the file, for who opens one by a path."""
+        assert self._file is not None
+        return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
 
     @contextlib.contextmanager
     def _room(self) -> Iterator[None]:
