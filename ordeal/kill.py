@@ -38,13 +38,19 @@ PROMISES = (WEIGHTS, CHOSEN, STOPPED, MODEL)
 
 BUDGET = 20.0
 WHOLE = 20
-WEIGHTS_SHARDED, ROWS_SHARDED = "FSDP2", "sharded rows"
+WEIGHTS_SHARDED = "FSDP2"
+ROWS_SHARDED = "sharded rows"
+HOST_WITHOUT_ROWS = "sharded rows, a host without"
+TWO_ON_A_HOST = "sharded rows, two processes a host"
+ARE_HOSTS = (ROWS_SHARDED, HOST_WITHOUT_ROWS, TWO_ON_A_HOST)
 CASES = (
     *((processes, "") for processes in (1, 2, 3, 4)),
     *((processes, WEIGHTS_SHARDED) for processes in (2, 3, 4)),
     *((processes, ROWS_SHARDED) for processes in (2, 3, 4)),
+    *((processes, HOST_WITHOUT_ROWS) for processes in (2, 3, 4)),
+    (4, TWO_ON_A_HOST),
 )
-"""Processes, and how they share weights or rows (each process is a host with rows of its own)."""
+"""Processes, and how they share weights or rows (mostly each is a host with rows of its own)."""
 
 
 class Job:
@@ -84,7 +90,7 @@ class Job:
             os.dup2(out, 1)
             os.dup2(out, 2)
             ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if self.processes > 1 else {}
-            if self.how == ROWS_SHARDED:
+            if self.how in ARE_HOSTS:
                 ranks |= self._own_rows(rank)
             environ = clean_environ(**{**variables, **ranks})
             os.environ.clear()
@@ -108,18 +114,25 @@ class Job:
             os._exit(code)
 
     def _own_rows(self, rank: int) -> dict[str, str]:
-        """A host's variables, and its part of the rows; parts are not equal."""
-        part = self.base / f"part-{rank}"
-        part.mkdir(exist_ok=True)
+        """A process's variables, and its host's part of the rows; parts are not equal."""
+        of_each = 2 if self.how == TWO_ON_A_HOST else 1
+        host, hosts = rank // of_each, self.processes // of_each
         header, *rows = self.data.read_text().splitlines()
-        shares = [max(0, number % (self.processes + 1) - 1) for number in range(len(rows))]
-        own = [row for row, share in zip(rows, shares, strict=True) if share == rank]
-        (part / "train.csv").write_text("\n".join([header, *own, ""]))
+        with_rows = hosts - (self.how == HOST_WITHOUT_ROWS)
+        shares = [max(0, number % (with_rows + 1) - 1) for number in range(len(rows))]
+        own = [row for row, share in zip(rows, shares, strict=True) if share == host]
+        part = self.base / f"part-{host}"
+        part.mkdir(exist_ok=True)
+        if own:
+            whole = self.base / f"part-{host}.of-{rank}"
+            whole.write_text("\n".join([header, *own, ""]))
+            whole.replace(part / "train.csv")  # the host's other process may read it
         channels = {"train": {"S3DistributionType": "ShardedByS3Key"}}
         return {
             "SM_CHANNEL_TRAIN": str(part), "SM_INPUT_DATA_CONFIG": json.dumps(channels),
-            "SM_HOSTS": json.dumps([f"algo-{each + 1}" for each in range(self.processes)]),
-            "SM_CURRENT_HOST": f"algo-{rank + 1}", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+            "SM_HOSTS": json.dumps([f"algo-{each + 1}" for each in range(hosts)]),
+            "SM_CURRENT_HOST": f"algo-{host + 1}",
+            "LOCAL_RANK": str(rank % of_each), "LOCAL_WORLD_SIZE": str(of_each),
         }  # fmt: skip
 
     def whole(self) -> list[int]:
@@ -150,7 +163,7 @@ def run(trial: Trial) -> None:
     while _disturbed(trial) < wanted and trial.has_time():
         case = processes, how = cases[round_ % len(cases)]
         if case not in references:
-            name = f"whole-{processes}-{how.replace(' ', '-')}"
+            name = f"whole-{processes}-{how.replace(',', '').replace(' ', '-')}"
             job = Job(trial.folder / name, model, data, processes, how)
             began = time.monotonic()
             codes = [_code(pid, 300) for pid in job.fork()]
@@ -173,7 +186,7 @@ def _torment(trial: Trial, job: Job, seconds: float, wanted: int) -> None:
     patience = seconds * 0.7
     while True:
         # `amphora train` on one machine is one host.
-        is_whole = trial.random.randrange(WHOLE) == 0 and job.how != ROWS_SHARDED
+        is_whole = trial.random.randrange(WHOLE) == 0 and job.how not in ARE_HOSTS
         number = trial.random.choice((signal.SIGKILL, signal.SIGTERM))
         pids = job.whole() if is_whole else job.fork()
         disturbs = _disturbed(trial) < wanted
