@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,11 +29,21 @@ from transformers import (
 
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import packed_rows, turns
+from recipe.inference import packed_rows, packing_choice, turns
 from recipe.inference.origin import Origin
 from recipe.inference.packed_rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request, Text
-from recipe.inference.rows import Reading, TokenRow, are_close, lay_out, of_padded, tolerance_of
+from recipe.inference.rows import (
+    Coming,
+    Reading,
+    TokenRow,
+    Values,
+    are_close,
+    lay_out,
+    of_padded,
+    padded,
+    tolerance_of,
+)
 from recipe.runtime import device
 from recipe.tokenization.encoding import beginning, encode, encode_pairs
 
@@ -40,6 +51,8 @@ BATCH = 32
 """Texts that go through a model at once."""
 ENCODED_AT_ONCE = 512
 """Texts that are made tokens between two turns of others."""
+CALLS_AHEAD: Mapping[str, int] = {"cuda": 1}
+"""Calls that a device computes while another one is laid out; on others none."""
 _STEP = 8
 """Lengths are multiples of it: each shape has kernels of its own to make (docs/LAB.md)."""
 PARAMETERS = {"truncation", "max_length", "padding"}
@@ -204,21 +217,38 @@ class LoadedModel:
         """What is wanted of each row, in float32 on the CPU."""
         results: list[torch.Tensor] = [torch.empty(0)] * len(rows)
         lengths = [len(row.ids) for row in rows]
+        ahead = CALLS_AHEAD.get(self.model.device.type, 0)
+        coming: deque[tuple[list[int], Coming]] = deque()
+
+        def take_first() -> None:
+            places, values = coming.popleft()
+            for place, own in zip(places, values.wait(), strict=True):
+                results[place] = own
+
         for places in self._batches(lengths) if self.packed is None else self.packed.cuts(lengths):
             together = [rows[place] for place in places]
-            # Texts of one length have no padding between them.
-            if self.packed is not None and len({lengths[place] for place in places}) > 1:
-                parts = self.packed.values(self.model, together, reading)
-            else:
-                batch, mask = self._padded(together)
-                parts = of_padded(reading, self.model(**batch), mask, together)
-            # One copy from the device, which is waited for, instead of one for each text.
-            flat: Any = torch.cat([part.float().flatten() for part in parts]).cpu()
-            brought = flat.split([part.numel() for part in parts])
-            for place, part, numbers in zip(places, parts, brought, strict=True):
-                results[place] = numbers.view(part.shape)
+            coming.append((places, Coming(self._values(together, reading))))
+            # The device computes this call while the host lays out the next one.
+            if len(coming) > ahead:
+                take_first()
             turns.pause()
+        while coming:
+            take_first()
         return results
+
+    def _values(self, rows: Sequence[TokenRow], reading: Reading) -> Values:
+        """What is wanted of each of the rows, which go through the model together."""
+        # Texts of one length have no padding between them.
+        if self.packed is not None and (
+            self.packed.graphs is not None or len({len(row.ids) for row in rows}) > 1
+        ):
+            return self.packed.values(self.model, rows, reading)
+        longest = max(len(row.ids) for row in rows)
+        if self.merging == PADDED:
+            longest = min(self.max_length, -(-longest // _STEP) * _STEP)
+        batch = padded(rows, longest, self.tokenizer.pad_token_id or 0, self.model.device)
+        taken = {name: tensor for name, tensor in batch.items() if name in self.inputs}
+        return of_padded(reading, self.model(**taken), batch["attention_mask"], rows)
 
     def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         """The places of the rows that go through the model together, shorter ones first."""
@@ -232,29 +262,6 @@ class LoadedModel:
             ):  # fmt: skip
                 yield order[start:end]
                 start = end
-
-    def _padded(self, rows: Sequence[TokenRow]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """What the model is called with, and the mask, each of shape (rows, longest)."""
-        longest = max(len(row.ids) for row in rows)
-        if self.merging == PADDED:
-            longest = min(self.max_length, -(-longest // _STEP) * _STEP)
-        pad = self.tokenizer.pad_token_id or 0
-        ids = torch.full((len(rows), longest), pad, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for place, row in enumerate(rows):
-            ids[place, : len(row.ids)] = torch.tensor(row.ids, dtype=torch.long)
-            mask[place, : len(row.ids)] = 1
-        batch = {"input_ids": ids}
-        if "attention_mask" in self.inputs:
-            batch["attention_mask"] = mask
-        if "token_type_ids" in self.inputs and any(row.types for row in rows):
-            types = torch.zeros_like(ids)
-            for place, row in enumerate(rows):
-                if row.types:
-                    types[place, : len(row.ids)] = torch.tensor(row.types, dtype=torch.long)
-            batch["token_type_ids"] = types
-        target = self.model.device
-        return {name: tensor.to(target) for name, tensor in batch.items()}, mask.to(target)
 
     def with_safe_merging(self, reading: Reading) -> LoadedModel:
         """The same with the widest merging whose answers are those of each row alone.
@@ -294,10 +301,10 @@ class LoadedModel:
         Args:
             architecture: The name of the Auto class that loaded the model.
             reading: What its answers are made of.
-            environ: AMPHORA_PACKING.
+            environ: AMPHORA_PACKING and AMPHORA_GRAPHS.
 
         Raises:
-            ValueError: AMPHORA_PACKING is neither 0 nor 1.
+            ValueError: One of them is neither 0 nor 1.
         """
         first, second = self._probes()
         rows = [second, first, first, TokenRow(second.ids[:-1]), second]
@@ -306,6 +313,7 @@ class LoadedModel:
             PackedRows.of(self.model, architecture, self.inputs, environ),
             lambda packed: replace(self, merging=ALONE, packed=packed).forward(rows, reading),
         )
+        packed = packing_choice.settled(self.model, packed, self.max_length, environ)
         return replace(self, packed=packed)
 
     def _probes(self) -> list[TokenRow]:

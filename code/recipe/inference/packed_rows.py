@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,21 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from recipe.data.column_names import TYPE_IDS
-from recipe.inference.rows import Reading, TokenRow, are_close, tolerance_of
+from recipe.inference.rows import (
+    Reading,
+    TokenRow,
+    Values,
+    are_close,
+    places_kept,
+    sent,
+    tolerance_of,
+)
+from recipe.inference.token_graphs import Graphs, Shape
 from recipe.models import flat_attention, packed_encoders
 from recipe.models.packed_encoders import Family
 
-ROW_TOKENS: Mapping[str, int] = {"cpu": 2048, "cuda": 8192}
+ROW_TOKENS: Mapping[str, int] = {"cpu": 2048, "cuda": 16384}
 """The most tokens of a row that holds several texts, by device."""
-_USUAL = frozenset({"cpu"})
-"""Devices that it was found to be faster on; on others it is asked for (AMPHORA_PACKING)."""
 _STEP = 64
 """Lengths of rows are multiples of it, or powers of two below it."""
 _LEAST = 16
@@ -50,6 +57,8 @@ class PackedRows:
     most: int
     """Tokens of a row of several texts."""
     takes_types: bool
+    graphs: Graphs | None = field(default=None, compare=False)
+    """What computes rows of some lengths; None if all are computed call by call."""
 
     @classmethod
     def of(
@@ -71,7 +80,7 @@ class PackedRows:
         Raises:
             ValueError: AMPHORA_PACKING is neither 0 nor 1.
         """
-        asked = environ.get("AMPHORA_PACKING") or str(int(model.device.type in _USUAL))
+        asked = environ.get("AMPHORA_PACKING") or "1"
         if asked not in ("0", "1"):
             raise ValueError(
                 f"AMPHORA_PACKING is {asked!r}. Give 1 (texts end to end, where the model allows "
@@ -103,55 +112,76 @@ class PackedRows:
             yield order[start:]
 
     def states(self, model: PreTrainedModel, rows: Sequence[TokenRow]) -> tuple[Tensor, Any]:
-        """The last hidden states of the texts of one row.
+        """The last hidden states of the texts of one row, in memory that nothing else writes to.
 
         Returns:
             [tokens, hidden] on the model's device, and the tokens of each text.
         """
-        lengths = np.asarray([len(row.ids) for row in rows])
-        ends = np.cumsum(lengths)
-        real = int(ends[-1])
-        length = _rounded(real)
-        tail = length - real
-        pad = int(getattr(model.config, "pad_token_id", None) or 0)
-        ids = np.full(length, pad, dtype=np.int64)
-        ids[:real] = list(itertools.chain.from_iterable(row.ids for row in rows))
-        starts = np.concatenate([[0], ends, [length] if tail else []]).astype(np.int32)
+        lengths = np.asarray([len(row.ids) for row in rows], dtype=np.int64)
+        real = int(lengths.sum())
+        has_types = self.takes_types and any(row.types for row in rows)
+        graph = None if self.graphs is None else self.graphs.fitting(lengths, has_types)
+        if graph is None:
+            tokens = _rounded(real)
+            longest = max(int(lengths.max()), tokens - real)
+            shape = Shape(tokens, len(rows), longest, has_types)
+            numbers = sent(self._numbers(model.config, rows, lengths, shape), model.device)
+            return self.computed(model, numbers, shape)[:real], lengths
+        assert self.graphs is not None
+        numbers = self._numbers(model.config, rows, lengths, graph.shape)
+        pinned = numbers.pin_memory() if model.device.type == "cuda" else numbers
+        return self.graphs.run(graph, pinned, real), lengths
+
+    def computed(self, model: PreTrainedModel, numbers: Tensor, shape: Shape) -> Tensor:
+        """The last hidden states [tokens, hidden] of a row by the numbers that describe it."""
+        ids, positions, types, starts = shape.parts(numbers)
         inputs: dict[str, Any] = {
-            "input_ids": torch.from_numpy(ids[None]),
-            "position_ids": torch.from_numpy(self._positions(model.config, ids, lengths)[None]),
-            "starts": torch.from_numpy(starts),
+            "input_ids": ids,
+            "position_ids": positions,
+            "starts": starts.to(torch.int32),
+            "longest": shape.longest,
         }
-        if self.takes_types and any(row.types for row in rows):
+        if types is not None:
+            inputs[TYPE_IDS] = types
+        # A row without blocks looks at the segments for their shape only.
+        return packed_encoders.states(model, self.family, inputs, positions)[0]
+
+    def _numbers(self, config: Any, rows: Sequence[TokenRow], lengths: Any, shape: Shape) -> Tensor:
+        """What describes a row to `computed`, int64 on the host."""
+        real, pad = int(lengths.sum()), int(getattr(config, "pad_token_id", None) or 0)
+        ids = np.full(shape.tokens, pad, dtype=np.int64)
+        ids[:real] = list(itertools.chain.from_iterable(row.ids for row in rows))
+        parts = [ids, self._positions(config, ids, lengths)]
+        if shape.has_types:
             types = np.zeros_like(ids)
             each = (row.types or [0] * len(row.ids) for row in rows)
             types[:real] = list(itertools.chain.from_iterable(each))
-            inputs[TYPE_IDS] = torch.from_numpy(types[None])
-        inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
-        inputs["longest"] = max(int(lengths.max()), tail)
-        segments = inputs["position_ids"]  # which a row without blocks looks at for its shape only
-        return packed_encoders.states(model, self.family, inputs, segments)[0, :real], lengths
+            parts.append(types)
+        return torch.from_numpy(np.concatenate([*parts, shape.starts(lengths)]))
 
-    def values(
-        self, model: PreTrainedModel, rows: Sequence[TokenRow], reading: Reading
-    ) -> list[Tensor]:
-        """What is wanted of each of the texts of one row, on the model's device."""
+    def values(self, model: PreTrainedModel, rows: Sequence[TokenRow], reading: Reading) -> Values:
+        """What is wanted of each of the texts of one row."""
         hidden, lengths = self.states(model, rows)
         begins = np.cumsum(lengths) - lengths
         if reading is Reading.TOKENS:
-            return self._of_tokens(model, hidden, rows, begins)
+            counts = lengths.tolist()
+            if any(row.keep is not None for row in rows):
+                places, counts = places_kept(rows, begins)
+                hidden = hidden[sent(places, hidden.device)]
+            head = getattr(self.family, self.head) if self.head else None
+            return Values(hidden if head is None else head(model, hidden), counts)
         of_mean = reading is Reading.MEAN
         if of_mean or self.family.pools_mean(model.config):
-            owners = torch.from_numpy(np.repeat(np.arange(len(rows)), lengths)).to(hidden.device)
-            counts = torch.from_numpy(lengths).to(hidden.device)[:, None]
+            owners = torch.from_numpy(np.repeat(np.arange(len(rows)), lengths))
             sums = hidden.new_zeros((len(rows), hidden.shape[-1]), dtype=torch.float32)
-            means = sums.index_add_(0, owners, hidden.float()) / counts
+            sums.index_add_(0, sent(owners, hidden.device), hidden.float())
+            means = sums / sent(torch.from_numpy(lengths), hidden.device)[:, None]
             if of_mean:
-                return list(means)
+                return Values(means)
             pooled = means.to(hidden.dtype)
         else:
-            pooled = hidden[torch.from_numpy(begins).to(hidden.device)]
-        return list(self.family.head(model, pooled))
+            pooled = hidden[sent(torch.from_numpy(begins), hidden.device)]
+        return Values(self.family.head(model, pooled))
 
     def _positions(self, config: Any, ids: Any, lengths: Any) -> Any:
         """Position ids [length]: counted anew for each text; of the row's end all the first."""
@@ -166,21 +196,6 @@ class PackedRows:
         else:
             positions[:real] = np.arange(real) - begins
         return positions
-
-    def _of_tokens(
-        self, model: PreTrainedModel, hidden: Tensor, rows: Sequence[TokenRow], begins: Any
-    ) -> list[Tensor]:
-        """The head's values of the tokens that are kept, or these tokens' states, for each text."""
-        counts = [len(row.ids) if row.keep is None else len(row.keep) for row in rows]
-        kept = hidden
-        if any(row.keep is not None for row in rows):
-            places = [
-                begin + np.asarray(range(len(row.ids)) if row.keep is None else row.keep, np.int64)
-                for begin, row in zip(begins, rows, strict=True)
-            ]
-            kept = hidden[torch.from_numpy(np.concatenate(places)).to(hidden.device)]
-        values = getattr(self.family, self.head)(model, kept) if self.head else kept
-        return list(values.split(counts))
 
 
 def checked(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from recipe.inference import turns
 from recipe.runtime import blocked_weights
 
 
@@ -33,9 +35,44 @@ class Reading(enum.Enum):
     MEAN = "the mean of the last hidden states [hidden], in float32"
 
 
-def of_padded(
-    reading: Reading, output: Any, mask: Tensor, rows: Sequence[TokenRow]
-) -> list[Tensor]:
+@dataclass(frozen=True)
+class Values:
+    """What is wanted of the rows of one call, in one tensor on the model's device."""
+
+    whole: Tensor
+    counts: Sequence[int] | None = None
+    """How many of its first dimension are each row's; None: one, without that dimension."""
+
+    def split(self) -> list[Tensor]:
+        """Those of each row."""
+        if self.counts is None:
+            return list(self.whole)
+        return list(torch.split(self.whole, list(self.counts)))
+
+
+def padded(
+    rows: Sequence[TokenRow], longest: int, pad: int, device: torch.device
+) -> dict[str, Tensor]:
+    """What a model is called with: `input_ids`, `attention_mask` and, if a row has some,
+    `token_type_ids`, each [rows, longest], on the device.
+
+    Args:
+        pad: The id of what fills a row up.
+    """
+    ids = torch.full((len(rows), longest), pad, dtype=torch.long)
+    batch = {"input_ids": ids, "attention_mask": torch.zeros_like(ids)}
+    if any(row.types for row in rows):
+        batch["token_type_ids"] = torch.zeros_like(ids)
+    for place, row in enumerate(rows):
+        ids[place, : len(row.ids)] = torch.tensor(row.ids, dtype=torch.long)
+        batch["attention_mask"][place, : len(row.ids)] = 1
+        if row.types:
+            types = torch.tensor(row.types, dtype=torch.long)
+            batch["token_type_ids"][place, : len(row.ids)] = types
+    return {name: sent(tensor, device) for name, tensor in batch.items()}
+
+
+def of_padded(reading: Reading, output: Any, mask: Tensor, rows: Sequence[TokenRow]) -> Values:
     """What is wanted of each row of a padded batch.
 
     Args:
@@ -45,19 +82,65 @@ def of_padded(
         rows: Those of the batch.
     """
     if reading is Reading.LABELS:
-        return list(output.logits)
+        return Values(output.logits)
     if reading is Reading.MEAN:
         states = output.last_hidden_state.float()
         weights = mask.unsqueeze(-1).float()
-        return list((states * weights).sum(1) / weights.sum(1))
+        return Values((states * weights).sum(1) / weights.sum(1))
     if "start_logits" in output:
         values = torch.stack([output.start_logits, output.end_logits], dim=-1)
     else:
         values = output.logits if "logits" in output else output[0]
-    return [
-        own[: len(row.ids)] if row.keep is None else own[row.keep]
-        for row, own in zip(rows, values, strict=True)
+    if all(row.keep is None and len(row.ids) == values.shape[1] for row in rows):
+        return Values(values.flatten(0, 1), [values.shape[1]] * len(rows))
+    begins = range(0, len(rows) * values.shape[1], values.shape[1])
+    places, counts = places_kept(rows, begins)
+    return Values(values.flatten(0, 1)[sent(places, values.device)], counts)
+
+
+def places_kept(rows: Sequence[TokenRow], begins: Iterable[int]) -> tuple[Tensor, list[int]]:
+    """Where the tokens whose values are wanted are, one row's after the other's, and how many of
+    each row there are.
+
+    Args:
+        rows: Those of one call.
+        begins: Where each row's first token is.
+    """
+    kept = [range(len(row.ids)) if row.keep is None else row.keep for row in rows]
+    places = [
+        begin + np.asarray(own, dtype=np.int64) for own, begin in zip(kept, begins, strict=True)
     ]
+    return torch.from_numpy(np.concatenate(places)), [len(own) for own in kept]
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device. A CUDA device is not waited for: the copy is from pinned
+    memory, which torch gives to nobody else before it is made."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+class Coming:
+    """Values on their way from the device, in float32: one copy, for which nobody waits yet."""
+
+    def __init__(self, values: Values) -> None:
+        self._counts = values.counts
+        self._is_there: Any = None
+        whole = values.whole.float()
+        if whole.device.type == "cuda":
+            self._whole = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True)
+            self._whole.copy_(whole, non_blocking=True)
+            self._is_there = torch.cuda.current_stream(whole.device).record_event()
+        else:
+            self._whole = whole.cpu()
+
+    def wait(self) -> list[Tensor]:
+        """Those of each row. While the device computes, others have their turn."""
+        if self._is_there is not None:
+            turns.wait(self._is_there.query)
+            self._is_there.synchronize()
+        return Values(self._whole, self._counts).split()
 
 
 def lay_out(

@@ -35,6 +35,16 @@ def pause(until: Until | None = None) -> None:
         _pause(until)
 
 
+def wait(is_done: Until) -> None:
+    """Let others have their turns (make tokens, say) until a device has done what it was given.
+
+    Where predictions take no turns it returns at once: who needs the device's answer waits for it
+    then.
+    """
+    while _pause is not None and not is_done():
+        _pause(None)
+
+
 def pause_before_calls(model: torch.nn.Module) -> None:
     """Make each call of a model begin with a pause, where others' code calls it many times."""
     model.register_forward_pre_hook(lambda *_: pause())

@@ -58,7 +58,7 @@ def alone(model: Any, row: TokenRow, reading: Reading) -> torch.Tensor:
     if row.types is not None:
         inputs["token_type_ids"] = torch.tensor([row.types])
     mask = torch.ones_like(inputs["input_ids"])
-    (value,) = of_padded(reading, model(**inputs, attention_mask=mask), mask, [row])
+    (value,) = of_padded(reading, model(**inputs, attention_mask=mask), mask, [row]).split()
     return value
 
 
@@ -85,7 +85,7 @@ def test_each_text_is_answered_as_if_it_were_alone(kind: str, head: str) -> None
     assert packed is not None
     flat_attention.use(model)
     with torch.inference_mode():
-        together = packed.values(model, rows, reading)
+        together = packed.values(model, rows, reading).split()
     for one, other in zip(together, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 

@@ -16,12 +16,12 @@ from transformers import PreTrainedModel
 
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import loaded_model, packed_rows, turns
+from recipe.inference import loaded_model, packed_rows, packing_choice, turns
 from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE
 from recipe.inference.origin import Origin
 from recipe.inference.packed_rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request
-from recipe.inference.rows import TokenRow, lay_out
+from recipe.inference.rows import Coming, TokenRow, Values, lay_out, sent
 from recipe.tokenization.encoding import beginning
 
 _AFTER_POOLING = {"Dense", "Normalize", "LayerNorm", "Dropout"}
@@ -128,13 +128,15 @@ class SentenceVectors:
         rows: dict[int, list[torch.Tensor]] = {}
         for group in alike.values():
             texts = [text for request in group for text in request.texts]
-            vectors = iter(self.encode(texts, group[0].parameters).float().cpu())
+            vectors = iter(Coming(Values(self.encode(texts, group[0].parameters))).wait())
             rows |= {id(request): [next(vectors) for _ in request.texts] for request in group}
         return [rows[id(request)] for request in requests]
 
     def encode(self, texts: Sequence[str], parameters: Mapping[str, Any]) -> torch.Tensor:
         """The vectors [texts, width] of texts, all with a request's parameters."""
-        if self.packed is not None and len(texts) > 1:
+        # One text has no padding, but a graph of its row may be faster.
+        least = 2 if self.packed is None or self.packed.graphs is None else 1
+        if self.packed is not None and len(texts) >= least:
             return self._encode_packed(self.packed, texts, parameters)
         encoded: torch.Tensor = self.model.encode(
             list(texts),
@@ -163,23 +165,27 @@ class SentenceVectors:
             )
             for place, is_real in enumerate(tokens["attention_mask"].bool())
         ]
-        vectors: list[torch.Tensor] = [torch.empty(0)] * len(rows)
+        parts, order = [], []
         for places in packed.cuts([len(row.ids) for row in rows]):
             states, lengths = packed.states(
                 self.model[0].auto_model, [rows[place] for place in places]
             )
-            starts = torch.tensor([0, *lengths.cumsum()], dtype=torch.int32, device=states.device)
+            starts = torch.tensor([0, *lengths.cumsum()], dtype=torch.int32)
             # As the library gives its pooling what flash attention has computed without padding.
-            features = {"token_embeddings": states[None], "cu_seq_lens_q": starts}
+            features = {
+                "token_embeddings": states[None],
+                "cu_seq_lens_q": sent(starts, states.device),
+            }
             if "prompt_length" in tokens:
                 features["prompt_length"] = tokens["prompt_length"]
             for module in list(self.model)[1:]:
                 features = module(features)
-            for place, vector in zip(places, features["sentence_embedding"], strict=True):
-                vectors[place] = vector
+            parts.append(features["sentence_embedding"])
+            order += places
             turns.pause()
         width = parameters.get("truncate_dim") or self.model.truncate_dim
-        together = torch.stack(vectors)[:, :width]
+        back = torch.tensor(order).argsort()
+        together = torch.cat(parts)[sent(back, parts[0].device)][:, :width]
         is_normal = parameters.get("normalize", False)
         return torch.nn.functional.normalize(together, dim=1) if is_normal else together
 
@@ -201,6 +207,8 @@ def _packing(model: Any, environ: Mapping[str, str]) -> PackedRows | None:
     inputs = frozenset(inspect.signature(encoder.forward).parameters)
     packed = PackedRows.of(encoder, "AutoModel", inputs, environ)
     texts = ["d " * 12, "a b c", "a b d", "d " * 11]
-    return packed_rows.checked(
+    packed = packed_rows.checked(
         encoder, packed, lambda how: list(SentenceVectors(model, how).encode(texts, {}).float())
     )
+    longest = model.max_seq_length or encoder.config.max_position_embeddings
+    return packing_choice.settled(encoder, packed, longest, environ)
