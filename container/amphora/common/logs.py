@@ -22,7 +22,7 @@ MIN_SECRET_CHARS = 6
 _SECRET_WORDS = re.compile(
     r"(?:^|[_.-])(?:secret|passw(?:or)?d|passphrase|pwd|credentials?|authorization"
     r"|(?:api|access|secret|private|auth|account|signing|encryption)[_-]?key(?:_id)?|apikey|pat"
-    r"|token)(?:$|[_.-](?:id|value|key|v\d)$)",
+    r"|token|otlp(?:_[a-z]+)?_headers)(?:$|[_.-](?:id|value|key|v\d)$)",
     re.IGNORECASE,
 )
 # Tokens of a vocabulary, not of an account.

@@ -135,6 +135,8 @@ class AccessLog:
                     "bytes_in": int(headers.get(b"content-length", "0")),
                     "bytes_out": bytes_out,
                 }
+                if (trace := scope.get("state", {}).get("trace")) is not None:
+                    line["trace_id"] = trace.id
                 self._logger.info("%s", json.dumps(line, ensure_ascii=False))
 
     def note_refusal(self, status: int, identifier: str) -> None:

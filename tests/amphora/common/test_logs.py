@@ -17,7 +17,8 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "name",
     ["HF_TOKEN", "hf_token", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "db_password", "api-key",
-     "WANDB_API_KEY", "token", "client.secret", "DB_PWD", "GITHUB_PAT"],
+     "WANDB_API_KEY", "token", "client.secret", "DB_PWD", "GITHUB_PAT",
+     "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"],
 )  # fmt: skip
 def test_names_of_secrets(name: str) -> None:
     assert logs.is_secret_name(name)

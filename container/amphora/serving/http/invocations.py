@@ -136,6 +136,7 @@ class Invocations:
             path=connection.scope["path"],
             deadline=loop.time() + self._settings.timeout,
             reply=loop.create_future(),
+            trace=connection.scope.get("state", {}).get("trace"),
         )
 
     async def _wait(self, request: Request, pool: Pool, call: Call) -> Reply:

@@ -35,6 +35,7 @@ from amphora.serving.http.websocket import WebSocketInvocations
 from amphora.serving.pool.pool import Pool
 from amphora.serving.settings import MOST_TRANSFORM_MB, ServerSettings
 from amphora.serving.settings import read as read_settings
+from amphora.serving.tracing import TracedApp, Tracing
 
 LOG = logging.getLogger("amphora.server")
 # SageMaker kills 30 s after SIGTERM.
@@ -80,6 +81,7 @@ class Front:
         self.settings = settings
         self.invocations = Invocations(settings)
         self.metrics = metrics.Metrics()
+        self.tracing = Tracing(environ)
         self._dropped_before = 0
         self.models: MultiModel | None = None
         self.pool: Pool | None = None
@@ -103,7 +105,9 @@ class Front:
             client_routes = ClientRoutes(self.settings, self.invocations, self.models)
             routes += [*client_routes.routes, *self.models.routes]
         elif self.pool is not None:
-            web_socket = WebSocketInvocations(self.settings, self.invocations, self.pool)
+            web_socket = WebSocketInvocations(
+                self.settings, self.invocations, self.pool, self.tracing
+            )
             routes += [
                 Route("/invocations", self.invoke, methods=["POST"]),
                 Route("/invocations/", self.invoke, methods=["POST"]),
@@ -117,6 +121,8 @@ class Front:
         # A redirect would name whatever host the client's Host header names.
         app.router.redirect_slashes = False
         self._access_log = metrics.AccessLog(app, self.metrics, metrics.access_logger())
+        if self.tracing.is_wanted:
+            return TracedApp(self._access_log, self.tracing)
         return self._access_log
 
     def note_refusal(self, refusal: Refusal, identifier: str) -> None:
@@ -141,7 +147,8 @@ class Front:
 
     async def ping(self, request: Request) -> Response:
         """Tell whether a model is ready to answer."""
-        return self.invocations.reply(200 if self.pool is None or self.pool.is_ready else 503)
+        is_ready = (self.pool is None or self.pool.is_ready) and self.tracing.is_settled
+        return self.invocations.reply(200 if is_ready else 503)
 
     async def show_metrics(self, request: Request) -> Response:
         """Give the metrics in Prometheus' text format."""
@@ -213,6 +220,9 @@ async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socke
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     stopping = asyncio.create_task(stop.wait())
     ends: list[asyncio.Future[Any]] = [serving, stopping]
+    if front.tracing.is_wanted:
+        installed = None if front.pool is None else front.pool.loaded
+        tracing = asyncio.create_task(front.tracing.start(installed))
     if front.pool is not None:
         front.pool.start()
         ends.append(front.pool.failed)
@@ -225,6 +235,9 @@ async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socke
     await serving
     stopping.cancel()
     await front.close()
+    if front.tracing.is_wanted:
+        tracing.cancel()
+        await front.tracing.close()
     if front.pool is not None and front.pool.failed.done():
         raise front.pool.failed.result()
     LOG.info("All requests are answered; good bye.")

@@ -17,13 +17,17 @@ from amphora.serving.pool.pool import Pool, too_late
 from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
+from amphora.serving.tracing import Tracing
 
 
 class WebSocketInvocations:
     """The WebSocket route of one model."""
 
-    def __init__(self, settings: ServerSettings, invocations: Invocations, pool: Pool) -> None:
+    def __init__(
+        self, settings: ServerSettings, invocations: Invocations, pool: Pool, tracing: Tracing
+    ) -> None:
         self._settings = settings
+        self._tracing = tracing
         self._invocations = invocations
         self._pool = pool
 
@@ -45,8 +49,11 @@ class WebSocketInvocations:
 
     async def _answer(self, socket: WebSocket, body: bytes) -> None:
         identifier = uuid.uuid4().hex
+        trace = self._tracing.begin("WebSocket message", socket.scope)
+        error = "cancelled"
         try:
             call = self._invocations.call(socket, identifier, body)
+            call.trace = trace
             if len(body) > self._settings.max_body:
                 raise Fault(413, "payload_too_large", f"{len(body)} bytes are too many.")
             self._pool.submit(call)
@@ -60,11 +67,16 @@ class WebSocketInvocations:
                 raise
             if reply.chunks is None:
                 await _send(socket, reply.body, reply.content_type)
-                return
-            async for chunk in chunks(call, reply, self._pool):
-                await _send(socket, chunk, reply.content_type)
+            else:
+                async for chunk in chunks(call, reply, self._pool):
+                    await _send(socket, chunk, reply.content_type)
+            error = ""
         except Fault as fault:
+            error = fault.code if fault.status >= 500 else ""
             await socket.send_text(error_body(fault.code, str(fault), identifier).decode())
+        finally:
+            if trace is not None:
+                trace.end(error, {"amphora.request_id": identifier})
 
 
 async def _send(socket: WebSocket, body: bytes, content_type: str) -> None:

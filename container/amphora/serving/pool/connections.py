@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from amphora.serving.pool.sessions import Session
 from amphora.serving.protocol import framing
 from amphora.serving.protocol.media_types import Fault
+from amphora.serving.tracing import RequestTrace
 
 # Taken chunks that are told to a worker together.
 _CREDIT = framing.CHUNKS_AHEAD // 4
@@ -63,6 +64,8 @@ class Call:
     retried: bool = False
     batch: int = 0
     """The number of the batch in which its worker got it."""
+    trace: RequestTrace | None = None
+    """Its spans, where traces are wanted."""
     taken: int = 0
     """Chunks of its stream that its client has taken, and its worker does not know of."""
 

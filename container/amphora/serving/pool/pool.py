@@ -209,6 +209,10 @@ class Pool:
             self._send(room[0], [call])
 
     def _send(self, connection: WorkerConnection, batch: list[Call]) -> None:
+        for call in batch:
+            if call.trace is not None:
+                waited = time.monotonic() - call.arrived
+                call.headers = call.trace.sent(call.headers, connection.pid, len(batch), waited)
         connection.send(batch)
         connection.watch(self.settings.timeout, self._hangs)
         self._metrics.batch_size.observe(len(batch))
@@ -316,6 +320,11 @@ class Pool:
             self.sessions.end(call.session.id)
         if not header.get("more"):
             del connection.calls[call.id]
+        if call.trace is not None:
+            if not header.get("more"):
+                call.trace.answered(header.get("error", {}).get("code", ""))
+            elif "status" in header:
+                call.trace.streams()
         if "error" in header:
             call.fail(Fault(header["status"], header["error"]["code"], header["error"]["message"]))
         elif "status" in header:
