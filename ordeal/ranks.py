@@ -1,8 +1,8 @@
-"""One of two processes, or one of two hosts, killed, stopped or made to raise, in every phase.
+"""One of 1 to 4 processes, or of 2 to 4 hosts, killed, stopped or made to raise, in every phase.
 
-The script trains by gloo, whose time-out is 25 s here: only by that is a stopped process seen.
-It writes a model at its end; the hosts are network namespaces, as in
-tests/amphora/training/test_hosts.py.
+A script of a few lines trains by gloo, whose time-out is 25 s here, and writes a model at its end.
+With shards it is the recipe that trains, each host on rows of its own: parts are not equal, and a
+host may have none. The hosts are network namespaces, as in tests/amphora/training/test_hosts.py.
 """
 
 from __future__ import annotations
@@ -13,17 +13,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ordeal.common import (
+    ROOT,
     Trial,
     clean_environ,
     configure,
     descendants,
     failure,
     kill_tree,
+    made_elsewhere,
+    reviews,
     send,
 )
 
@@ -37,10 +41,9 @@ STALL_SECONDS = 20
 """A process that is stopped is noticed by this, before a collective's time-out of 25 s."""
 PHASES = ("start", "training", "evaluation", "saving")
 ACTS = ("KILL", "STOP", "raise")
-SCRIPT = """
+_PHASE = """
 import os, pathlib, sys, time
-import torch, torch.distributed as dist
-rank = int(os.environ["RANK"])
+rank = int(os.environ.get("RANK", "0"))
 def phase(name):
     folder = pathlib.Path(os.environ["ORDEAL_FOLDER"])
     if os.environ["ORDEAL_PHASE"] == name and str(rank) == os.environ["ORDEAL_RANK"]:
@@ -49,7 +52,10 @@ def phase(name):
             raise ValueError(f"rank {rank} gave up in {name}")
         time.sleep(300)
 phase("start")
+"""
+SCRIPT = f"""{_PHASE}
 import datetime
+import torch, torch.distributed as dist
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=25))
 total = torch.ones(1)
 for name in ("training", "evaluation", "saving"):
@@ -60,6 +66,24 @@ dist.barrier()
 if rank == 0:
     pathlib.Path(os.environ["SM_MODEL_DIR"], "model.safetensors").write_bytes(b"whole")
 """
+RECIPE = f"""{_PHASE}
+sys.path.insert(0, {str(ROOT / "code")!r})
+import train
+from recipe.training.resuming import Resumable
+def struck(name, method, least):
+    def call(self, *arguments, **options):
+        if self.state.global_step >= least:
+            phase(name)
+        return method(self, *arguments, **options)
+    return call
+Resumable.training_step = struck("training", Resumable.training_step, 2)
+Resumable.evaluate = struck("evaluation", Resumable.evaluate, 1)
+Resumable._save_checkpoint = struck("saving", Resumable._save_checkpoint, 1)
+train.main(sys.argv[1:])
+"""
+"""The image's recipe, which comes past the phases that SCRIPT has."""
+PARTS = (40, 12, 25, 7)
+"""Rows of each host."""
 
 
 def run(trial: Trial) -> None:
@@ -69,12 +93,15 @@ def run(trial: Trial) -> None:
     if trial.short:
         # A stopped process takes the collective's whole time-out to be missed.
         cases = [case for case in cases if case[1] != "STOP"]
+    model = made_elsewhere(trial.folder / "pretrained")
     with _network() as spaces:
         for number, (phase, act, processes) in enumerate(cases[: 1 if trial.short else None]):
             if trial.has_time():
                 _processes(trial, number, phase, act, processes)
             if trial.has_time() and spaces:
                 _hosts(trial, number, spaces, phase, act, 1 + processes % 2)
+            if trial.has_time() and spaces:
+                _shards(trial, number, spaces, phase, act, processes, model)
 
 
 def _variables(folder: Path, phase: str, act: str, rank: int) -> dict[str, str]:
@@ -84,12 +111,13 @@ def _variables(folder: Path, phase: str, act: str, rank: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _prepared(base: Path, **files: object) -> Path:
-    hyperparameters = {"sagemaker_program": "script.py"}
+def _prepared(base: Path, script: str = SCRIPT, more: dict[str, Any] | None = None,
+              **files: object) -> Path:  # fmt: skip
+    hyperparameters: dict[str, Any] = {"sagemaker_program": "script.py", **(more or {})}
     hyperparameters["sagemaker_torch_distributed_enabled"] = "true"
     configure(base, hyperparameters, **files)
     (base / "code").mkdir()
-    (base / "code" / "script.py").write_text(SCRIPT)
+    (base / "code" / "script.py").write_text(script)
     return base
 
 
@@ -123,7 +151,7 @@ def _strike(folder: Path, act: str, victims: list[int] | None = None) -> None:
 
 
 def _await(folder: Path) -> None:
-    end = time.monotonic() + 90
+    end = time.monotonic() + 240  # four hosts import the recipe on one machine
     while not (folder / "here").exists() and time.monotonic() < end:
         time.sleep(0.05)
 
@@ -148,28 +176,30 @@ def _judge(
         said = failure(base)
         first = said.splitlines()[0] if said else ""
         words = {"raise": "gave up", "KILL": "SIGKILL", "STOP": "Stalled"}[act]
-        lost = "failed first" in first and name.startswith("hosts")
+        lost = "failed first" in first and not name.startswith("processes")
         about = words in first or lost or "communication" in said[:1024]
         trial.check(CAUSE, bool(first) and about, f"{name} {host}: {said[:500]}")
         left = list((base / "model").glob("*"))
         trial.check(EMPTY, not left, f"{name} {host}: {left}")
 
 
+def _resources(host: str, hosts: Sequence[str]) -> dict[str, Any]:
+    return {"current_host": host, "hosts": list(hosts), "network_interface_name": "eth0"}
+
+
 def _hosts(
     trial: Trial, number: int, spaces: dict[str, str], phase: str, act: str, processes: int
 ) -> None:
-    victim = trial.random.choice(list(spaces))
-    rank = list(spaces).index(victim) * processes + trial.random.randrange(processes)
+    hosts = list(spaces)[:2]
+    victim = trial.random.choice(hosts)
+    rank = hosts.index(victim) * processes + trial.random.randrange(processes)
     folder = trial.folder / f"hosts-{number}"
     folder.mkdir()
     jobs = {}
-    for host, space in spaces.items():
-        resources = {
-            "current_host": host, "hosts": list(spaces), "network_interface_name": "eth0",
-        }  # fmt: skip
-        base = _prepared(folder / host, resourceconfig=resources)
+    for host in hosts:
+        base = _prepared(folder / host, resourceconfig=_resources(host, hosts))
         environ = {**_variables(folder, phase, act, rank), "AMPHORA_NPROC_PER_NODE": str(processes)}
-        jobs[host] = (_start(base, ["ip", "netns", "exec", space], environ), base)
+        jobs[host] = (_start(base, ["ip", "netns", "exec", spaces[host]], environ), base)
     lost, _ = jobs[victim]
     _await(folder)
     _strike(folder, act, [lost.pid, *descendants(lost.pid)])
@@ -180,7 +210,45 @@ def _hosts(
     lost.wait()
 
 
-HOSTS = {"algo-1": "10.213.78.1", "algo-2": "10.213.78.2"}
+def _shards(
+    trial: Trial, number: int, spaces: dict[str, str], phase: str, act: str, world: int, model: Path
+) -> None:
+    """The recipe on hosts with rows of their own; the last one of two or more may have none."""
+    processes = 2 if world == 4 and number % 2 else 1
+    hosts = list(spaces)[: world // processes]
+    rows = list(PARTS[: len(hosts)])
+    if len(hosts) > 1 and trial.random.random() < 0.5:
+        rows[-1] = 0
+    rank = trial.random.randrange(world)
+    victim = hosts[rank // processes]
+    folder = trial.folder / f"shards-{number}"
+    folder.mkdir()
+    jobs = {}
+    more = {"model_name_or_path": str(model), "epochs": 2, "batch_size": 4, "logging_steps": 1}
+    for host, count in zip(hosts, rows, strict=True):
+        base = _prepared(
+            folder / host, RECIPE, more, resourceconfig=_resources(host, hosts),
+            inputdataconfig={"train": {"S3DistributionType": "ShardedByS3Key"}},
+        )  # fmt: skip
+        channel = base / "input" / "data" / "train"
+        channel.mkdir(parents=True)
+        if count:
+            reviews(channel / "part.csv", count)
+        environ = {**_variables(folder, phase, act, rank), "AMPHORA_NPROC_PER_NODE": str(processes)}
+        jobs[host] = (_start(base, ["ip", "netns", "exec", spaces[host]], environ), base)
+    lost, _ = jobs[victim]
+    _await(folder)
+    is_whole_host = act != "raise" and len(hosts) > 1 and trial.random.random() < 0.5
+    _strike(folder, act, [lost.pid, *descendants(lost.pid)] if is_whole_host else None)
+    others = {host: job for host, job in jobs.items() if not is_whole_host or host != victim}
+    what = f"host {victim}" if is_whole_host else f"rank {rank}"
+    _judge(trial, f"shards: {rows} rows, {world} processes, {phase} {act} {what}", others, act)
+    trial.count(f"with shards by {world} processes{', a host without rows' * (not rows[-1])}")
+    kill_tree(lost.pid)
+    lost.wait()
+
+
+HOSTS = {f"algo-{number}": f"10.213.78.{number}" for number in (1, 2, 3, 4)}
 
 
 def _ip(*words: str, check: bool = True) -> int:
@@ -191,17 +259,20 @@ def _ip(*words: str, check: bool = True) -> int:
 def _network() -> Iterator[dict[str, str]]:
     """Host name to network namespace; empty without the right to make them."""
     spaces = {host: f"ordeal-{os.getpid()}-{host}" for host in HOSTS}
-    if shutil.which("ip") is None or _ip("netns", "add", spaces["algo-1"], check=False):
+    # All wires end in one more namespace, whose packets the machine's own rules do not see.
+    switch = f"ordeal-{os.getpid()}-switch"
+    if shutil.which("ip") is None or _ip("netns", "add", switch, check=False):
         yield {}
         return
-    _ip("netns", "add", spaces["algo-2"])
-    wires = {host: f"or{os.getpid() % 100000}-{n}" for n, host in enumerate(HOSTS)}
-    _ip("link", "add", wires["algo-1"], "type", "veth", "peer", "name", wires["algo-2"])
     try:
-        for host, address in HOSTS.items():
-            space = spaces[host]
-            _ip("link", "set", wires[host], "netns", space)
-            _ip("-n", space, "link", "set", wires[host], "name", "eth0")
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge", "up")
+        for number, (host, address) in enumerate(HOSTS.items()):
+            space, plug = spaces[host], f"or{os.getpid() % 100000}-{number}"
+            _ip("netns", "add", space)
+            _ip("-n", switch, "link", "add", plug, "type", "veth",
+                "peer", "name", "eth0", "netns", space)  # fmt: skip
+            _ip("-n", switch, "link", "set", plug, "master", "bridge", "up")
             _ip("-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
             _ip("-n", space, "link", "set", "eth0", "up")
             _ip("-n", space, "link", "set", "lo", "up")
@@ -211,6 +282,6 @@ def _network() -> Iterator[dict[str, str]]:
             names.write_text("".join(f"{address} {host}\n" for host, address in lines.items()))
         yield spaces
     finally:
-        for space in spaces.values():
+        for space in (*spaces.values(), switch):
             _ip("netns", "delete", space, check=False)
             shutil.rmtree(Path("/etc/netns") / space, ignore_errors=True)
