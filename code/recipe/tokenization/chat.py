@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from recipe.console import say
 from recipe.data.kinds.preferences import alike
+from recipe.errors import DataError
+from recipe.tokenization.encoding import Encoder
 
 SIMPLE = (
     "{% for message in messages %}{{ message['role'] + ':\\n' + message['content'] }}"
@@ -42,14 +46,42 @@ def see_to_template(tokenizer: PreTrainedTokenizerBase) -> None:
         say("chat template: a simple one (`role:`, what is said), as the tokenizer has none")
 
 
-def encode(
+@dataclass(frozen=True)
+class Written:
+    """A conversation as its chat template writes it, in pieces that are encoded apart, as a prompt
+    is that is to be answered."""
+
+    parts: list[tuple[str, bool]]
+    """Each with whether it is learned."""
+    is_guessed: bool
+
+
+@contextlib.contextmanager
+def row_named(row: int) -> Iterator[None]:
+    """Names the row, from 0, where the chat template refuses it.
+
+    Raises:
+        DataError: it does.
+    """
+    try:
+        yield
+    except TemplateError as error:
+        raise DataError(
+            f"The tokenizer's chat template refuses the conversation of row {row} (from 0): "
+            f"{error}",
+            "Correct the row or remove it.",
+        ) from error
+
+
+def write(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], first: int = 0
-) -> Conversation:
+) -> Written | Conversation:
     """A conversation as its chat template writes it; the assistant's turns are learned.
 
-    Whose a token is, the template's own generation marks tell; without them, a turn is what is
-    added to the prompt that the template makes for it. A turn that the template writes otherwise
-    once others follow (without its thoughts, say) is not learned; where that leaves none, all is.
+    Whose a token is, the template's own generation marks tell, in tokens; without them, a turn is
+    what is added to the prompt that the template makes for it. A turn that the template writes
+    otherwise once others follow (without its thoughts, say) is not learned; where that leaves none,
+    all is.
 
     Args:
         first: The number of the first turn that may be learned; those before it are its prompt.
@@ -73,14 +105,30 @@ def encode(
     parts = _parts(tokenizer, messages, first)
     has_answer = any(message["role"] == "assistant" for message in messages)
     is_guessed = has_answer and not any(learned for _, learned in parts)
-    ids: list[int] = []
-    learned = []
-    for text, is_learned in parts:
-        # Apart, as a prompt is encoded that is to be answered.
-        added = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        ids += added
-        learned += [is_learned or is_guessed] * len(added)
-    return Conversation(ids, learned, is_guessed)
+    return Written([(text, is_guessed or learned) for text, learned in parts], is_guessed)
+
+
+def in_tokens(encoder: Encoder, talks: Sequence[Written | Conversation]) -> list[Conversation]:
+    """Conversations in tokens, of which all pieces are encoded together, on all cores.
+
+    Args:
+        encoder: Of the tokenizer that wrote them, without special tokens.
+        talks: One at least.
+    """
+    pieces = [text for talk in talks if isinstance(talk, Written) for text, _ in talk.parts]
+    rows = iter(encoder.rows(pieces)[0] if pieces else [])
+    encoded = []
+    for talk in talks:
+        if isinstance(talk, Written):
+            ids: list[int] = []
+            learned: list[bool] = []
+            its_rows = itertools.islice(rows, len(talk.parts))
+            for (_, is_learned), added in zip(talk.parts, its_rows, strict=True):
+                ids += added
+                learned += [is_learned] * len(added)
+            talk = Conversation(ids, learned, talk.is_guessed)
+        encoded.append(talk)
+    return encoded
 
 
 def _parts(
@@ -94,9 +142,10 @@ def _parts(
         # Before the first turn there is no prompt, and transformers refuses to write one.
         if message["role"] != "assistant" or number < max(1, first):
             continue
+        is_last = number + 1 == len(messages)
         try:
             prompt = _written(tokenizer, messages[:number], add_generation_prompt=True)
-            answered = _written(tokenizer, messages[: number + 1])
+            answered = whole if is_last else _written(tokenizer, messages[: number + 1])
         except TemplateError:
             continue  # no prompt comes before this turn
         if done <= len(prompt) and answered.startswith(prompt) and whole.startswith(answered):

@@ -9,7 +9,6 @@ from typing import Any
 
 import datasets
 import numpy as np
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from recipe.batching.document_batches import Documents
@@ -154,7 +153,7 @@ class Reader:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._whole = Encoder(tokenizer)
-        self._following = Encoder(tokenizer, with_specials=False)
+        self.following = Encoder(tokenizer, with_specials=False)
 
     def read(self, batch: Batch, rows: range) -> Marked:
         """All of the documents of some rows.
@@ -184,17 +183,13 @@ class Reader:
                 learned = [False] * len(prompt) + [True] * len(completion)
                 documents.append((prompt + completion, learned))
         else:
+            written = []
             for row, messages in zip(rows, batch[MESSAGES], strict=True):
-                try:
-                    talk = chat.encode(self._tokenizer, json.loads(messages))
-                except TemplateError as error:
-                    raise DataError(
-                        f"The tokenizer's chat template refuses the conversation of row {row} "
-                        f"(from 0): {error}",
-                        "Correct the row or remove it.",
-                    ) from error
+                with chat.row_named(row):
+                    written.append(chat.write(self._tokenizer, json.loads(messages)))
+            for at, talk in enumerate(chat.in_tokens(self.following, written)):
                 documents.append((talk.ids, talk.learned))
-                is_guessed[row - rows.start] = talk.is_guessed
+                is_guessed[at] = talk.is_guessed
         all_ids, all_learned = zip(*documents, strict=True)
         return Marked(
             store.flat(all_ids, np.int32),
@@ -209,7 +204,7 @@ class Reader:
         """Token ids of each prompt, as it is read alone, and of what follows it, with the end
         token."""
         end = self._tokenizer.eos_token_id
-        read, following = self._whole.rows(prompts)[0], self._following.rows(completions)[0]
+        read, following = self._whole.rows(prompts)[0], self.following.rows(completions)[0]
         for prompt, completion in zip(read, following, strict=True):
             if len(prompt) > 1 and prompt[-1] == end:
                 prompt.pop()  # nothing follows an end

@@ -9,7 +9,6 @@ from typing import Any
 
 import datasets
 import numpy as np
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from recipe.batching.document_batches import Documents
@@ -156,18 +155,15 @@ def _encoded(
                 False,
             )
         return
+    written = []
     for row, *talks in zip(rows, batch[PROMPT], batch[CHOSEN], batch[REJECTED], strict=True):
         prompt, *both = map(json.loads, talks)
-        try:
-            written = [chat.encode(tokenizer, prompt + each, len(prompt)) for each in both]
-        except TemplateError as error:
-            raise DataError(
-                f"The tokenizer's chat template refuses the conversation of row {row} (from 0): "
-                f"{error}",
-                "Correct the row or remove it.",
-            ) from error
-        pair = [(talk.ids, talk.learned) for talk in written]
-        guessed = any(talk.is_guessed for talk in written)
+        with chat.row_named(row):
+            written += [chat.write(tokenizer, prompt + each, len(prompt)) for each in both]
+    encoded = chat.in_tokens(reader.following, written)
+    for two in zip(encoded[::2], encoded[1::2], strict=True):
+        pair = [(talk.ids, talk.learned) for talk in two]
+        guessed = any(talk.is_guessed for talk in two)
         if guessed:
             shared = alike(*(ids for ids, _ in pair))
             pair = [(ids, [at >= shared for at in range(len(ids))]) for ids, _ in pair]

@@ -91,8 +91,13 @@ def test_documents_are_those_of_each_row(kind: str, long_texts: str | None) -> N
     expected: list[tuple[list[int], list[bool]]] = []
     for row in split:
         if kind == "messages":
-            told = chat.encode(tokenizer, json.loads(row["messages"]))
-            ids, learned = told.ids, told.learned
+            written = chat.write(tokenizer, json.loads(row["messages"]))
+            assert isinstance(written, chat.Written)
+            ids, learned = [], []
+            for part, is_learned in written.parts:
+                added = tokenizer(part, add_special_tokens=False)["input_ids"]
+                ids += added
+                learned += [is_learned] * len(added)
         elif kind == "prompt":
             prompt = tokenizer(row["prompt"])["input_ids"]
             prompt = prompt[:-1] if len(prompt) > 1 and prompt[-1] == end else prompt
