@@ -221,6 +221,40 @@ def sharded_decoder(stage: Stage) -> Values:
     return {"processes": processes, **{k: metrics[k] for k in ("eval_loss", "train_loss")}}
 
 
+def four_bits(stage: Stage) -> Values:
+    """Adapters learn on weights of 4 bits what they learn on the weights themselves, in less
+    memory; a CPU refuses."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "decoder"
+        save_decoder(model)
+        for way, more in (("whole", []), ("4 bits", ["--load_in_4bit", "True"])):
+            environ = write_job(Path(folder) / way.replace(" ", "-"), stage, 96)
+            arguments = ["--task", "causal-lm", "--model_name_or_path", str(model)]
+            arguments += ["--text_column", "text", "--batch_size", "8", "--epochs", "2"]
+            arguments += ["--lr", "1e-2", "--lora_r", "16", "--lora_save", "adapter", *more]
+            done = subprocess.run(
+                train_command(environ, *arguments),
+                env=environ, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            if more and "Hyperparameter load_in_4bit has value True, but" in done.stderr:
+                reason = done.stderr.partition("value True, but ")[2][:100]
+                if stage.device.type == "cuda" and "bitsandbytes is not here" not in reason:
+                    raise Failed("refused", reason=reason)
+                return {**found, "refused": reason}
+            if done.returncode:
+                raise Failed(f"{way}: exit code {done.returncode}", stderr=done.stderr[-1500:])
+            base = Path(environ["SAGEMAKER_BASE_DIR"])
+            metrics = json.loads((base / "output" / "data" / "metrics.json").read_text())
+            memory = [line for line in done.stdout.splitlines() if line.startswith("device mem")]
+            found[way] = {"eval_loss": metrics["eval_loss"], "memory": memory}
+            if "quantization_config" in json.loads((base / "model" / "config.json").read_text()):
+                raise Failed("the saved configuration says how it was trained")
+    if abs(found["4 bits"]["eval_loss"] - found["whole"]["eval_loss"]) > 0.3:
+        raise Failed("the losses differ", **found)
+    return found
+
+
 def save_decoder(folder: Path) -> None:
     """A small random one with a tokenizer of bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

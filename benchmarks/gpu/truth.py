@@ -306,6 +306,7 @@ def main() -> None:
     stage.check("doctor, train, serve", 90, lambda: jobs.the_whole_way(stage))
     stage.check("kill and resume", 90, lambda: jobs.kill_and_resume(stage))
     stage.check("fsdp2, causal-lm", 60, lambda: jobs.sharded_decoder(stage))
+    stage.check("4 bits under adapters", 60, lambda: jobs.four_bits(stage))
     stage.end()
 
 

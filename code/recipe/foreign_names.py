@@ -146,7 +146,7 @@ LEFTOVERS: Mapping[str, tuple[tuple[str, ...] | None, str, str]] = {
     "load_in_8bit": (
         _OFF,
         "no weights are quantized",
-        "Leave it out: lora_r trains with little memory; weights are not quantized in training.",
+        "Leave it out: lora_r trains with little memory, and load_in_4bit=True with less.",
     ),
     "torch_dtype": (
         ("auto", "float32", "torch.float32", "fp32"),
@@ -230,7 +230,6 @@ LEFTOVERS: Mapping[str, tuple[tuple[str, ...] | None, str, str]] = {
 }  # fmt: skip
 """Values that change nothing here (None: all), what is said of them, what to do with another."""
 for _name, _like in {
-    "load_in_4bit": "load_in_8bit",
     "int8_quantization": "load_in_8bit",
     "quantization": "load_in_8bit",
     "use_int4": "load_in_8bit",

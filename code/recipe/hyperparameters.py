@@ -256,6 +256,12 @@ class Hyperparameters:
     lora_save: str = _documented(
         "merged", "What is saved of a LoRA training: a merged model, or the adapter alone."
     )
+    load_in_4bit: bool = _documented(
+        False,
+        "task=causal-lm, preference: keep the weights under LoRA's adapters in 4 bits (QLoRA, by "
+        "bitsandbytes): an NVIDIA GPU, lora_r and lora_save=adapter.",
+        "use_4bit",
+    )
     compile: bool = _documented(False, "Compile the model with torch.compile.")
     mp_parameters: str | None = _documented(
         None,
@@ -359,6 +365,18 @@ class Hyperparameters:
                 f"Hyperparameter profile_steps has value {self.profile_steps!r}. Give one step of "
                 f"the training, 10, or up to {_MOST_PROFILED} in a row, 10-12."
             )
+        if self.load_in_4bit and self.lora_r is None:
+            yield (
+                "load_in_4bit=True keeps the model's weights as they are, and needs adapters to "
+                "train. Give lora_r, such as 16."
+            )
+        if self.load_in_4bit and self.lora_save != "adapter":
+            yield (
+                "load_in_4bit=True trains an adapter for weights of 4 bits, and what is saved "
+                "cannot be merged into these. Give lora_save=adapter."
+            )
+        if self.load_in_4bit and not self.trains:
+            yield "load_in_4bit is for training, and do_train is False. Leave it out."
         if self.push_to_hub and not self.hub_model_id:
             yield "push_to_hub=True needs the repository's name. Give hub_model_id=owner/name."
         if self.push_to_hub and not self.trains:

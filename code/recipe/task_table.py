@@ -53,14 +53,15 @@ TASKS: Mapping[str, TaskRow] = {
     ),
     CAUSAL_LM: TaskRow(
         "causal_lm",
-        ("prompt_column", "completion_column", "messages_column", "sample_by", "long_texts"),
+        ("prompt_column", "completion_column", "messages_column", "sample_by", "long_texts",
+         "load_in_4bit"),
         recognised_by="data.language_modeling",
         learning_rates=(2e-5, 2e-4),
     ),
     PREFERENCE: TaskRow(
         "preference",
         ("prompt_column", "chosen_column", "rejected_column", "beta", "loss_type",
-         "label_smoothing"),
+         "label_smoothing", "load_in_4bit"),
         recognised_by="data.kinds.preferences",
         learning_rates=(1e-6, 5e-6),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -25,7 +27,7 @@ from recipe.data.labels import Labels
 from recipe.data.layout.model_channel import MODEL_CHANNELS, model_folder
 from recipe.errors import UNLOADABLE, HyperparameterError, ModelError, near, why_unloadable
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import lora
+from recipe.models import lora, quantized
 from recipe.storage import checksums
 
 _LONGEST = 512
@@ -193,8 +195,13 @@ def read(
         # transformers passes a token argument on to some of its requests only.
         os.environ["HF_TOKEN"] = hyperparameters.hf_token
     options = {**in_precision(torch.float32), "output_loading_info": True, **more, **trusted}
+    options |= quantized.options(hyperparameters)
+    settings: dict[str, Any] = {}
     with checksums.verified(source.name):
         try:
+            with contextlib.suppress(OSError):  # which the next lines meet, too, or do without
+                settings, _ = PretrainedConfig.get_config_dict(source.name, **trusted)
+            quantized.check_base(source.name, settings, None, hyperparameters)
             tokenizer = reader.from_pretrained(source.name, **trusted)
             model, report = architecture.from_pretrained(source.name, **options)
         except Exception as error:
@@ -214,6 +221,7 @@ def read(
                 "files in S3, give that prefix as the channel called model, and leave "
                 "model_name_or_path out.",
             ) from error
+    quantized.check_base(source.name, settings, model, hyperparameters)
     if reader is AutoTokenizer:
         _see_to_padding(source, model, tokenizer)
     return model, tokenizer, report

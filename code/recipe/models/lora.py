@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -104,6 +105,9 @@ def save(
     model.save_pretrained(folder)
     if hyperparameters.lora_r is not None and hyperparameters.lora_save == "adapter":
         base = model.get_base_model()
-        base.config.save_pretrained(folder)
+        config = copy.deepcopy(base.config)
+        if hasattr(config, "quantization_config"):  # how it was trained, not what the base is
+            del config.quantization_config
+        config.save_pretrained(folder)
         if base.can_generate():
             base.generation_config.save_pretrained(folder)

@@ -10,8 +10,10 @@ that they have there.
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +71,10 @@ class Setting:
     checkpoints: bool = False
     """Whether activations are computed again (gradient_checkpointing)."""
     smoothing: float = 0.0
+    in_4_bits: Sequence[nn.Linear] = ()
+    """The frozen layers whose weights will be in 4 bits, which are read here as they are."""
+    bytes_of_4_bits: float = 0.0
+    """Of each of their weights, with its share of the scales."""
 
 
 def of_step(
@@ -98,6 +104,10 @@ def of_step(
     model.train()
     with FakeTensorMode(allow_non_fake_inputs=True) as fakes, contextlib.ExitStack() as stack:
         weights = _without_numbers(model, fakes, setting)
+        for layer in setting.in_4_bits:
+            count = layer.weight.numel()
+            weights -= layer.weight.nbytes - math.ceil(count * setting.bytes_of_4_bits)
+            layer.forward = functools.partial(_of_4_bits, layer)  # type: ignore[method-assign]
         trained = [each for each in model.parameters() if each.requires_grad]
         keeps = setting.processes > 1 or setting.accumulation > 1
         if setting.is_sharded:
@@ -140,6 +150,28 @@ def recompute_activations(model: Any) -> None:
     """Have a model compute its activations again; transformers 4 has an older name for it."""
     newer = getattr(model, "activation_checkpointing_enable", None)
     (newer or model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+
+class _Dequantized(torch.autograd.Function):
+    """A product with a frozen weight that is made of its 4 bits, for the forward pass and again for
+    the backward pass, and not kept between them."""
+
+    @staticmethod
+    def forward(context: Any, inputs: Tensor, weight: Tensor) -> Tensor:
+        context.weight = weight
+        return inputs @ weight.to(inputs.dtype, copy=True).t()
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        return gradient @ context.weight.to(gradient.dtype, copy=True), None
+
+
+def _of_4_bits(layer: nn.Linear, inputs: Tensor) -> Tensor:
+    if torch.is_autocast_enabled("cpu"):
+        inputs = inputs.to(torch.get_autocast_dtype("cpu"))
+    product: Tensor = _Dequantized.apply(inputs, layer.weight)  # type: ignore[no-untyped-call]
+    return product if layer.bias is None else product + layer.bias.to(product.dtype)
 
 
 def _forget(weight: Tensor) -> None:

@@ -19,7 +19,7 @@ from recipe.batching.batches import Training
 from recipe.compat import quieten
 from recipe.errors import RecipeError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import flat_attention, loading, packed_decoders
+from recipe.models import flat_attention, loading, packed_decoders, quantized
 from recipe.paths import Places
 from recipe.runtime import device, distribution, memory, memory_estimate
 from recipe.runtime.distribution import Distribution
@@ -57,6 +57,7 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         args = run.training_arguments(hyperparameters, places, chosen, Distribution())
         several = dataclasses.replace(chosen, processes=processes)
         shared = distribution.choose(hyperparameters, several, os.environ).arguments
+        quantized.check(hyperparameters, chosen, shared)
         yield Finding(level=OK, what=what, detail="every name and value is known")
         for line in hyperparameters.notes:
             yield Finding(level=OK, what=what, detail=line)
@@ -64,7 +65,9 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         hyperparameters, why = detection.find(hyperparameters, places.channels)
         yield Finding(level=OK, what=what, detail=why)
         what = "data"
-        task: Task = task_table.load(hyperparameters.task)(places.channels, hyperparameters)
+        # Its memory is told by the model as it is read, on a CPU.
+        whole = dataclasses.replace(hyperparameters, load_in_4bit=False)
+        task: Task = task_table.load(hyperparameters.task)(places.channels, whole)
         for line in task.found:
             yield Finding(level=OK, what=what, detail=line)
         yield from task.findings()
@@ -172,6 +175,8 @@ def _memory(
             accumulation=args.gradient_accumulation_steps,
             checkpoints=_recomputes(args),
             smoothing=args.label_smoothing_factor,
+            in_4_bits=quantized.layers(model) if job.hyperparameters.load_in_4bit else (),
+            bytes_of_4_bits=quantized.BYTES,
         )
         with contextlib.ExitStack() as stack:
             if setting.on_gpu:

@@ -31,7 +31,7 @@ from recipe.console import has_terminal, is_first_process, say
 from recipe.data import shards
 from recipe.errors import DistributedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import cpu_kernels, loading, lora
+from recipe.models import cpu_kernels, loading, lora, quantized
 from recipe.paths import Places
 from recipe.reports import answers, model_card, report
 from recipe.runtime import device, distribution, turns, xla
@@ -212,6 +212,7 @@ def _set_up(
         xla.join(environ)
     tracking.set_places(places)
     shared = distribution.choose(hyperparameters, chosen, environ)
+    quantized.check(hyperparameters, chosen, shared.arguments)
     arguments = training_arguments(hyperparameters, places, chosen, shared)
     device.settle_on_gpu(arguments.device, os.environ)
     if not graph_extraction.is_on(environ):

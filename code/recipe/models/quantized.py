@@ -1,0 +1,120 @@
+"""A model whose weights are kept in 4 bits under LoRA's adapters (QLoRA), by bitsandbytes."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import BitsAndBytesConfig
+
+from recipe.errors import HyperparameterError, ModelError
+from recipe.hyperparameters import Hyperparameters
+from recipe.runtime import device
+from recipe.runtime.device import Device
+
+BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Of a weight: 4 bits, an 8-bit scale for each 64 of them, a scale of 4 bytes for 256 of these."""
+_REFUSED = "Hyperparameter load_in_4bit has value True, but"
+_REMEDY = "Leave it out: lora_r alone trains with little memory."
+
+
+def check(hyperparameters: Hyperparameters, chosen: Device, shared: Mapping[str, Any]) -> None:
+    """See that weights in 4 bits can be had, if they are asked for.
+
+    Args:
+        shared: Values for TrainingArguments that follow from how processes share the work.
+
+    Raises:
+        HyperparameterError: they cannot, and why.
+    """
+    if not hyperparameters.load_in_4bit:
+        return
+    if chosen.kind != "cuda":
+        raise HyperparameterError(
+            f"{_REFUSED} this host computes on {chosen.kind}: bitsandbytes' layers are used on "
+            "NVIDIA GPUs only.",
+            f"Choose an instance with one, or leave it out: {_REMEDY.partition(': ')[2]}",
+        )
+    if hyperparameters.passed.get("fsdp") or shared.get("fsdp"):
+        raise HyperparameterError(
+            f"{_REFUSED} the model is to be sharded (fsdp, mp_parameters): weights of 4 bits "
+            "belong together with their scales, and are not sharded.",
+            "Leave one of them out: without sharding each process has the whole model, in a "
+            "seventh of the memory.",
+        )
+    if hyperparameters.compile or hyperparameters.passed.get("torch_compile"):
+        raise HyperparameterError(
+            f"{_REFUSED} the model is to be compiled, which bitsandbytes' layers are not tried "
+            "with.",
+            "Leave compile out.",
+        )
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise HyperparameterError(
+            f"{_REFUSED} the package bitsandbytes is not here.",
+            f"Take the image for GPUs on x86_64, which has it. {_REMEDY}",
+        )
+
+
+def check_base(
+    name: str, settings: Mapping[str, Any], model: Any, hyperparameters: Hyperparameters
+) -> None:
+    """See that a model to be trained was saved with the weights themselves, or became whole again.
+
+    Args:
+        name: Its folder, or its name on the hub.
+        settings: What its config.json says.
+        model: It as it was loaded; None before that.
+
+    Raises:
+        ModelError: its weights are quantized. They would stay as they are in a training, or be
+            rounded where adapters are merged into them, or need a library that is not here.
+    """
+    saved = settings.get("quantization_config")
+    if not saved or not hyperparameters.trains:
+        return
+    method = saved.get("quant_method") or "bitsandbytes"
+    # transformers makes whole weights of these where it has no kernels for them.
+    becomes_whole = method == "mxfp4" and not hyperparameters.load_in_4bit
+    if becomes_whole and not getattr(model, "is_quantized", False):
+        return
+    raise ModelError(
+        f"The model {name} was saved with quantized weights ({method}), which cannot be trained.",
+        "Give the model that it was made of; for a decoder, load_in_4bit=True with lora_r and "
+        "lora_save=adapter keeps its weights in 4 bits in a training on a GPU.",
+    )
+
+
+def options(hyperparameters: Hyperparameters) -> dict[str, Any]:
+    """What from_pretrained is called with to read weights into 4 bits; nothing if not asked for.
+
+    They are NF4 with scales that are quantized too, and multiplied in the precision that the
+    training computes in. What is no linear layer, and the head, stays in float32.
+    """
+    if not hyperparameters.load_in_4bit:
+        return {}
+    bf16 = hyperparameters.bf16
+    if bf16 is None:
+        bf16 = device.kind_of("cuda").bf16()[0]
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    if hyperparameters.passed.get("fp16"):
+        dtype = torch.float16
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"quantization_config": config}
+
+
+def layers(model: Any) -> list[nn.Linear]:
+    """The layers of a decoder, maybe with adapters, whose weights would be in 4 bits."""
+    head = model.get_output_embeddings()
+    return [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head and "lora_" not in name
+    ]

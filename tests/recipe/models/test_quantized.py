@@ -1,0 +1,215 @@
+"""Weights of 4 bits under adapters: what is refused, what is asked of bitsandbytes, its memory.
+
+With bitsandbytes in the environment a training is run too, on its layers for CPUs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from recipe.arguments import parse
+from recipe.errors import HyperparameterError, ModelError
+from recipe.models import lora, quantized
+from recipe.paths import Places
+from recipe.runtime import memory_estimate
+from recipe.runtime.device import Device
+from recipe.runtime.memory_estimate import Setting
+from recipe.training import preflight
+from tests.support.causal_kit import make_model
+from tests.support.ranking_jobs import run, write
+
+ASKED = ["--model_id", "any", "--task", "causal-lm", "--load_in_4bit", "True"]
+RIGHT = [*ASKED, "--lora_r", "4", "--lora_save", "adapter"]
+
+
+def on(kind: str) -> Device:
+    return Device(kind=kind, bf16=True, reason="told", processes=1, threads=None)
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (ASKED, ["Give lora_r", "lora_save=adapter"]),
+        ([*ASKED, "--lora_r", "4"], ["Give lora_save=adapter"]),
+        ([*RIGHT, "--do_train", "False", "--do_eval", "True"], ["do_train is False"]),
+        (
+            ["--task", "text-classification", *RIGHT[:2], *RIGHT[4:]],
+            ["belongs to task=causal-lm or task=preference"],
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_told_at_once(argv: list[str], told: list[str]) -> None:
+    with pytest.raises(HyperparameterError) as raised:
+        parse(argv)
+    for each in told:
+        assert each in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "shared", "told"),
+    [
+        ("cpu", [], {}, "computes on cpu"),
+        ("xla", [], {}, "computes on xla"),
+        ("neuron", [], {}, "computes on neuron"),
+        ("cuda", [], {"fsdp": True}, "is to be sharded"),
+        ("cuda", ["--fsdp", "full_shard"], {}, "is to be sharded"),
+        ("cuda", ["--compile", "True"], {}, "is to be compiled"),
+        ("cuda", [], {}, "bitsandbytes is not here"),
+    ],
+)
+def test_where_it_cannot_be_had_it_is_refused(
+    kind: str,
+    more: list[str],
+    shared: dict[str, Any],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(HyperparameterError, match=told):
+        quantized.check(parse([*RIGHT, *more]), on(kind), shared)
+    quantized.check(parse(ASKED[:4]), on(kind), shared)
+
+
+def test_doctor_and_a_training_on_a_cpu_tell_the_same(tmp_path: Path) -> None:
+    base = make_model("llama", tmp_path / "base")
+    data = write(tmp_path / "data", [{"text": "the cat is good"}] * 4)
+    argv = ["--model_name_or_path", str(base), *RIGHT[2:], "--use_cpu", "True"]
+    places = Places(
+        channels={"train": data},
+        model_dir=tmp_path / "model",
+        output_data_dir=tmp_path / "output",
+        checkpoints=tmp_path / "checkpoints",
+        tensorboard=tmp_path / "tensorboard",
+    )
+    *_, last = preflight.inspect(argv, places, 1)
+    assert last.level == "error"
+    assert "computes on cpu" in last.detail
+    with pytest.raises(HyperparameterError, match="computes on cpu"):
+        run(tmp_path / "job", base, {"train": data}, *RIGHT[2:])
+
+
+@pytest.mark.parametrize("method", ["gptq", "bitsandbytes", None])
+@pytest.mark.parametrize("more", [[], RIGHT[4:]])
+def test_a_model_saved_with_quantized_weights_is_not_trained(
+    method: str | None, more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = make_model("llama", tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    config["quantization_config"] = {"load_in_4bit": True, "quant_method": method}
+    (base / "config.json").write_text(json.dumps(config))
+    data = write(tmp_path / "data", [{"text": "the cat is good"}] * 4)
+    monkeypatch.setattr(quantized, "check", lambda *_: None)
+    with pytest.raises(ModelError, match=r"saved with quantized weights .* that it was made of"):
+        run(tmp_path / "job", base, {"train": data}, "--task", "causal-lm", *more)
+
+
+@pytest.mark.parametrize(
+    ("more", "dtype"),
+    [
+        (["--bf16", "True"], torch.bfloat16),
+        (["--bf16", "False"], torch.float32),
+        (["--fp16", "True"], torch.float16),
+    ],
+)
+def test_weights_are_nf4_and_multiplied_as_the_training_computes(
+    more: list[str], dtype: torch.dtype
+) -> None:
+    config = quantized.options(parse([*RIGHT, *more]))["quantization_config"]
+    assert config.load_in_4bit
+    assert config.bnb_4bit_quant_type == "nf4"
+    assert config.bnb_4bit_use_double_quant
+    assert config.bnb_4bit_compute_dtype == dtype
+    assert quantized.options(parse(ASKED[:4])) == {}
+
+
+def test_the_estimate_counts_four_bits_and_no_copies_of_them() -> None:
+    def estimated(in_4_bits: bool, layers: int = 6) -> Any:
+        config = LlamaConfig(
+            vocab_size=64, hidden_size=256, intermediate_size=512, num_attention_heads=4,
+            num_key_value_heads=4, num_hidden_layers=layers,
+        )  # fmt: skip
+        hyperparameters = parse(["--lora_r", "4"])
+        model = lora.wrap(
+            LlamaForCausalLM(config), hyperparameters, (), "CAUSAL_LM", trains_head=False
+        )
+        those = quantized.layers(model) if in_4_bits else []
+        assert len(those) == (7 * layers if in_4_bits else 0)
+        batch = {
+            "input_ids": torch.zeros((2, 8), dtype=torch.long),
+            "labels": torch.zeros(2, dtype=torch.long),
+            "rows": torch.arange(2),
+            "total": torch.ones(1),
+        }
+        setting = Setting(
+            on_gpu=True, dtype=torch.bfloat16, in_4_bits=those, bytes_of_4_bits=quantized.BYTES
+        )
+
+        def losses(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
+            return logits.sum((1, 2))
+
+        return memory_estimate.of_step(model, batch, losses, setting)
+
+    whole, small = estimated(False), estimated(True)
+    count = 6 * (4 * 256 * 256 + 3 * 256 * 512)
+    assert whole.weights - small.weights == pytest.approx(count * (4 - quantized.BYTES), rel=1e-4)
+    assert whole.optimizer == small.optimizer
+    # As they are, all weights have a copy in bfloat16 at the end of the forward pass.
+    assert whole.step - small.step > 0.8 * 2 * count
+    # Of 4 bits, one layer at a time has, however many there are.
+    more = estimated(True, layers=12)
+    assert more.step - small.step < 2 * count / 4
+
+
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_a_training_on_weights_of_4_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    # Its layers compute on a CPU too, which the recipe does not offer: on CPUs with avx512_bf16 an
+    # evaluation leaves them in a form that has no gradients.
+    monkeypatch.setattr(quantized, "check", lambda *_: None)
+    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
+    made: list[Any] = []
+    usual = lora.wrap
+
+    def kept(model: Any, *given: Any, **named: Any) -> Any:
+        made.append(model)
+        return usual(model, *given, **named)
+
+    monkeypatch.setattr(lora, "wrap", kept)
+    base = make_model("llama", tmp_path / "base")
+    # Weights large enough that adapters around them can say something.
+    config = json.loads((base / "config.json").read_text()) | {"initializer_range": 0.3}
+    LlamaForCausalLM(LlamaConfig(**config)).save_pretrained(base)
+    rows = [{"text": f"the {['cat', 'dog', 'bird'][n % 3]} is {n % 3}"} for n in range(120)]
+    channels = {"train": write(tmp_path / "data", rows)}
+    argv = ["--task", "causal-lm", "--load_in_4bit", "True", "--lora_r", "4", "--lora_save"]
+    argv += ["adapter", "--lr", "1e-2", "--batch_size", "8", "--epochs", "4"]
+    argv += ["--save_strategy", "steps", "--save_steps", "10", "--save_total_limit", "9"]
+    first, again = tmp_path / "a", tmp_path / "b"
+    metrics = run(first, base, channels, *argv)
+    four_bits = [each for each in made[0].modules() if isinstance(each, bitsandbytes.nn.Linear4bit)]
+    assert len(four_bits) == 14
+    assert metrics["eval_loss"] < metrics["train_loss"] < 4
+    shutil.copytree(first / "checkpoints" / "checkpoint-10", again / "checkpoints/checkpoint-10")
+    run(again, base, channels, *argv)
+    name = "model/adapter_model.safetensors"
+    assert (first / name).read_bytes() == (again / name).read_bytes()
+    assert "quantization_config" not in json.loads((first / "model/config.json").read_text())
+    adapter = json.loads((first / "model" / "adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == str(base)
+    # On the base as it is: what serves the model has the same words to say.
+    import inference
+
+    served = inference.model_fn(str(first / "model"))
+    body = json.dumps({"inputs": "the cat", "parameters": {"max_new_tokens": 5}}).encode()
+    request = inference.input_fn(body, "application/json")
+    answer, _ = inference.output_fn(inference.predict_fn(request, served), "application/json")
+    assert json.loads(answer)[0]["generated_text"].startswith("the cat is ")
