@@ -101,7 +101,7 @@ def options(hyperparameters: Hyperparameters) -> dict[str, Any]:
     dtype = torch.bfloat16 if bf16 else torch.float32
     if hyperparameters.passed.get("fp16"):
         dtype = torch.float16
-    config = BitsAndBytesConfig(
+    config = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
