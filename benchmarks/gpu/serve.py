@@ -3,11 +3,13 @@
     make gpu-serve                     on a machine with a CUDA device
     python benchmarks/gpu/serve.py --smoke      the same code, small, on a CPU
 
-A classifier of MiniLM's shape behind `amphora serve`, with 1, 2 and 4 workers and 1, 32 and 256
-clients that ask for one short text each; beside it the model alone in batches of 64, and LitServe
-if it is installed. Answers are checked before anything is timed. Then calls of several texts with
-their padding and end to end (`AMPHORA_PACKING`), and generation: 32 prompts at once through the
-server, beside `generate` on one after the other.
+First the truth of rows that CUDA graphs compute, of calls ahead, and of a device that is full. Then
+a classifier of MiniLM's shape behind `amphora serve`, with 1, 2 and 3 workers and 1, 32 and 256
+clients that ask for one short text each, and which number of workers is best; beside it the model
+alone in batches of 64, and LitServe if it is installed. Answers are checked before anything is
+timed. Then calls of several texts with their padding, end to end and by graphs (`AMPHORA_PACKING`,
+`AMPHORA_GRAPHS`), and generation: 32 prompts at once through the server, beside `generate` on one
+after the other.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import serving_rows
 from stage import CODE, ROOT, Failed, Stage, Values, minilm, table, timed
 
 import torch  # isort: skip
@@ -50,7 +54,7 @@ def save_model(stage: Stage, folder: Path) -> None:
 
 
 @contextmanager
-def served(base: Path, workers: int) -> Iterator[int]:
+def served(base: Path, workers: int, **variables: str) -> Iterator[int]:
     """`amphora serve` over base/model; its port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -62,6 +66,7 @@ def served(base: Path, workers: int) -> Iterator[int]:
         "SAGEMAKER_BASE_DIR": str(base),
         "SAGEMAKER_BIND_TO_PORT": str(port),
         "SAGEMAKER_MODEL_SERVER_WORKERS": str(workers),
+        **variables,
     }
     log = (base / f"server-{workers}.log").open("w+")
     with log, subprocess.Popen(
@@ -105,13 +110,20 @@ def alone(stage: Stage, folder: Path) -> tuple[float, list[str]]:
     return len(TEXTS) / seconds, labels
 
 
-def classification(stage: Stage, base: Path, workers: int) -> Values:
-    """Requests a second and latencies with 1, 32 and 256 clients."""
+def classification(
+    stage: Stage, base: Path, workers: int, rates: dict[str, int], **variables: str
+) -> Values:
+    """Requests a second and latencies with 1, 32 and 256 clients.
+
+    Args:
+        rates: Gets the requests a second of the most clients.
+        variables: Of the server's environment.
+    """
     rate, labels = alone(stage, base / "model")
     bodies = base / "bodies.jsonl"
     bodies.write_text("\n".join(json.dumps({"inputs": text}) for text in TEXTS))
     rows = []
-    with served(base, workers) as port:
+    with served(base, workers, **variables) as port:
         # Its first answers are what is timed later: they must be the model's own.
         got = [each["label"] for each in ask(port, {"inputs": TEXTS})]
         same = sum(one == other for one, other in zip(got, labels, strict=True))
@@ -132,8 +144,60 @@ def classification(stage: Stage, base: Path, workers: int) -> Values:
                 "others": sum(found["statuses"].values()) - good,
                 "to the model alone": round(good / found["seconds"] / rate, 2),
             })  # fmt: skip
+    rates[" ".join([f"{workers} worker(s)", *variables.values()])] = rows[-1]["requests/s"]
     print(table(rows), flush=True)
-    return {"rows": rows, "model alone, texts/s": round(rate)}
+    log = (base / f"server-{workers}.log").read_text().splitlines()
+    chosen = [line.partition("batches: ")[2] for line in log if "batches: " in line]
+    return {"rows": rows, "model alone, texts/s": round(rate), "batches": chosen}
+
+
+def long_lists(stage: Stage, base: Path) -> Values:
+    """Two lists of texts one after the other, and at once: the tokens of one are made while the
+    device computes the other. Answers must be the same."""
+    count = 400 if stage.smoke else 4000
+    lists = [{"inputs": [f"{text} {number}" for number, text in enumerate(TEXTS * (count // 64))]}]
+    lists.append({"inputs": lists[0]["inputs"][::-1]})
+    with served(base, 1) as port:
+        wanted = [ask(port, body) for body in lists]
+        began = time.perf_counter()
+        for body in lists:
+            ask(port, body)
+        apart = time.perf_counter() - began
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            began = time.perf_counter()
+            found = list(pool.map(lambda body: ask(port, body), lists))
+            together = time.perf_counter() - began
+    pairs = [
+        (one, other)
+        for own, theirs in zip(found, wanted, strict=True)
+        for one, other in zip(own, theirs, strict=True)
+    ]
+    others = sum(one["label"] != other["label"] for one, other in pairs)
+    if others > 0.01 * len(pairs):
+        raise Failed("other labels where two lists are at work", others=others, of=len(pairs))
+    return {"texts": count, "seconds apart": apart, "seconds together": together}
+
+
+def full(stage: Stage, base: Path) -> Values:
+    """A request that the device has no room for is 507, and the next one is answered."""
+    if stage.device.type != "cuda":
+        return {"not here": "the memory of this device is the host's"}
+    with served(base, 1) as port:
+        ask(port, {"inputs": TEXTS})
+        free, _ = torch.cuda.mem_get_info()
+        held = torch.empty(max(0, free - (64 << 20)), dtype=torch.uint8, device=stage.device)
+        status = 200
+        try:
+            ask(port, {"inputs": [" ".join(WORDS * 30)] * 2000})
+        except urllib.error.HTTPError as error:
+            status = error.code
+        del held
+        torch.cuda.empty_cache()
+        after = len(ask(port, {"inputs": TEXTS}))
+    # What torch has kept for itself may be enough: then nothing was full.
+    if status not in (200, 507) or after != len(TEXTS):
+        raise Failed("a full device", status=status, answered_after=after)
+    return {"status": status, "answered after": after}
 
 
 def litserve(stage: Stage, base: Path) -> Values:
@@ -202,11 +266,20 @@ def packing(stage: Stage, base: Path) -> Values:
     import bench_packing
     from bench_packing import LoadedModel, Origin
 
-    environ = {**os.environ, "AMPHORA_PACKING": "1"}
-    origin = Origin.find(str(base / "model"), environ)
-    loaded = LoadedModel.load(origin, AutoModelForSequenceClassification, environ)
-    if loaded.packed is None:
-        raise Failed("the model is not packed here")
+    origin = Origin.find(str(base / "model"), os.environ)
+    lengths = (512, 2048) if stage.smoke else (2048, 8192, 16384)
+    ways: dict[str, Any] = {}
+    for graphs in ("0", "1"):
+        environ = {**os.environ, "AMPHORA_PACKING": "1", "AMPHORA_GRAPHS": graphs}
+        loaded = LoadedModel.load(origin, AutoModelForSequenceClassification, environ)
+        if loaded.packed is None:
+            raise Failed("the model is not packed here")
+        if graphs == "0":
+            ways |= bench_packing.ways_of(loaded, lengths)
+        elif loaded.packed.graphs is not None:
+            ways["graphs"] = loaded
+        elif stage.device.type == "cuda":
+            raise Failed("no graph was recorded")
     rows = []
 
     def clock() -> float:
@@ -216,7 +289,6 @@ def packing(stage: Stage, base: Path) -> Values:
 
     for name in bench_packing.SETS:
         calls = bench_packing.calls_of(name, 2000 if stage.smoke else 100_000)
-        ways = bench_packing.ways_of(loaded, (512, 2048) if stage.smoke else (2048, 8192, 16384))
         found = bench_packing.compare(ways, calls, 2 if stage.smoke else 5, clock)
         count = sum(map(len, calls))
         for way, (milliseconds, changed) in found.items():
@@ -267,15 +339,35 @@ def generation(stage: Stage, base: Path) -> Values:
     }
 
 
+def workers_chosen(rates: dict[str, int]) -> Values:
+    """The number of workers with the most requests a second, and how to have as many."""
+    best = max(
+        (way for way in rates if way.endswith("worker(s)")), key=rates.__getitem__, default=""
+    )
+    if not best:
+        raise Failed("no number of workers was measured")
+    return {"requests/s": rates, "best": f"SAGEMAKER_MODEL_SERVER_WORKERS={best.split()[0]}"}
+
+
 def main() -> None:
     """All of it; exit code 1 if something failed."""
     stage = Stage("serve", __doc__, seconds=480)
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         save_model(stage, base / "model")
-        for workers in (1,) if stage.smoke else (1, 2, 4):
-            run = functools.partial(classification, stage, base, workers)
-            stage.check(f"classification, {workers} worker(s)", 60, run)
+        stage.check("rows by graphs", 30, lambda: serving_rows.truth(stage))
+        stage.check("choice", 40, lambda: serving_rows.choice(stage, base / "model"))
+        stage.check("calls ahead", 20, lambda: serving_rows.ahead(stage, base / "model"))
+        stage.check("full device", 30, lambda: full(stage, base))
+        rates: dict[str, int] = {}
+        for workers in (1,) if stage.smoke else (1, 2, 3):
+            run = functools.partial(classification, stage, base, workers, rates)
+            stage.check(f"classification, {workers} worker(s)", 50, run)
+        if not stage.smoke:
+            run = functools.partial(classification, stage, base, 1, rates, AMPHORA_PACKING="0")
+            stage.check("classification, padded", 50, run)
+        stage.check("workers", 0, lambda: workers_chosen(rates))
+        stage.check("long lists", 30, lambda: long_lists(stage, base))
         stage.check("packing", 60, lambda: packing(stage, base))
         stage.check("LitServe", 60, lambda: litserve(stage, base))
         stage.check("generation", 60, lambda: generation(stage, base))

@@ -87,6 +87,8 @@ class Choice:
         self._is_packed = environ.get("AMPHORA_PACKING") == "1"
         """Whether it was asked for; no was heeded before."""
         self._graphs_asked = environ.get("AMPHORA_GRAPHS") or ""
+        self.took: dict[int, dict[str, float]] = {}
+        """Seconds of rows of so many tokens, by way, where they were measured."""
         self._end = time.monotonic() + SECONDS
         self._graphs = Graphs(
             tape, model, lambda numbers, shape: packed.computed(model, numbers, shape)
@@ -148,7 +150,7 @@ class Choice:
             if fault := self._check(tokens):
                 self._pad(f"rows of {tokens} tokens: {fault}")
                 return None
-            took = self._times(tokens)
+            took = self.took[tokens] = self._times(tokens)
             plain, graph = took["end to end"], took.get("graph", math.inf)
             is_kept = graph < _GAIN * plain or (self._graphs_asked == "1" and graph < math.inf)
             if is_kept:
@@ -225,25 +227,13 @@ class Choice:
         """The states [tokens, hidden] of texts, one after the other, in each way."""
         model, packed = self._model, self._packed
         ways: dict[str, Callable[[Sequence[TokenRow]], Tensor]] = {
-            "padded": self._states_of_padded,
+            "padded": lambda rows: states_of_padded(model, rows, self._longest),
             "end to end": lambda rows: packed.states(model, rows)[0],
         }
         if tokens in self._graphs.lengths:
             by_graph = dataclasses.replace(packed, graphs=self._graphs)
             ways["graph"] = lambda rows: by_graph.states(model, rows)[0]
         return ways
-
-    @torch.inference_mode()
-    def _states_of_padded(self, rows: Sequence[TokenRow]) -> Tensor:
-        pad, device = int(self._model.config.pad_token_id or 0), self._model.device
-        parts = []
-        for start in range(0, len(rows), _PADDED_TEXTS):
-            some = rows[start : start + _PADDED_TEXTS]
-            longest = min(self._longest, -(-max(len(row.ids) for row in some) // 8) * 8)
-            batch = padded(some, longest, pad, device)
-            hidden = self._model.base_model(**batch).last_hidden_state
-            parts += [own[: len(row.ids)] for row, own in zip(some, hidden, strict=True)]
-        return torch.cat(parts)
 
     def _tell_others(self, lengths: list[int] | None) -> None:
         """Write which graphs are kept, None for padding; who cannot read it measures again."""
@@ -269,6 +259,22 @@ def examples(tokens: int, longest: int, config: Any) -> list[list[TokenRow]]:
         other = pad - 1 if pad else 1
         calls.append([TokenRow(np.where(own == pad, other, own).tolist()) for own in ids])
     return calls
+
+
+@torch.inference_mode()
+def states_of_padded(model: PreTrainedModel, rows: Sequence[TokenRow], longest: int) -> Tensor:
+    """The last hidden states [tokens, hidden] of texts that are padded, one after the other.
+
+    Args:
+        longest: Tokens that the model reads at most.
+    """
+    pad, parts = int(model.config.pad_token_id or 0), []
+    for start in range(0, len(rows), _PADDED_TEXTS):
+        some = rows[start : start + _PADDED_TEXTS]
+        length = min(longest, -(-max(len(row.ids) for row in some) // 8) * 8)
+        hidden = model.base_model(**padded(some, length, pad, model.device)).last_hidden_state
+        parts += [own[: len(row.ids)] for row, own in zip(some, hidden, strict=True)]
+    return torch.cat(parts)
 
 
 def farthest(states: Tensor, expected: Tensor) -> float:

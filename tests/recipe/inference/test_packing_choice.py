@@ -165,7 +165,7 @@ def test_a_device_that_fails_means_padding(
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(Choice, "_states_of_padded", full)
+    monkeypatch.setattr(packing_choice, "states_of_padded", full)
     assert choice(model, AMPHORA_PACKING="1").make() is None
     said = "batches: texts are padded: OutOfMemoryError: CUDA out of memory"
     assert said in capsys.readouterr().out
