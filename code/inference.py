@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from recipe.inference import answers, payloads, registry, turns
+from recipe.inference import adapters, answers, payloads, registry, turns
 from recipe.inference.apis import description, reading
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Request
@@ -44,6 +44,8 @@ def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
 def describe_fn(model_dir: str, model: ServedTask) -> dict[str, Any]:
     """What is served, for the page at / and the routes of clients' APIs."""
     task = registry.chosen(Origin.find(model_dir, os.environ), os.environ)
+    if isinstance(model, adapters.AdaptedTask):
+        return {**description.describe(model.base, task), "adapters": True}
     return description.describe(model, task)
 
 
@@ -59,7 +61,13 @@ def input_fn(body: bytes, content_type: str, context: Any = None) -> Request:
         BadRequest: The body is wrong; the message says how, with an example of what is right.
         UnsupportedContentType: The content type is not supported.
     """
-    return reading.read(body, content_type, getattr(context, "path", "/invocations"))
+    path = getattr(context, "path", "/invocations")
+    if path == adapters.ROUTE:
+        return adapters.load_request(body)
+    request = reading.read(body, content_type, path)
+    if context is not None:
+        request.adapter = context.request_processor[0].get_request_property(adapters.HEADER) or ""
+    return request
 
 
 def tokens_fn(data: Request, model: ServedTask) -> list[int]:
@@ -69,7 +77,10 @@ def tokens_fn(data: Request, model: ServedTask) -> list[int]:
         BadRequest: A parameter is not one of the model's task, or the request is of an API that
             this model does not answer.
     """
-    description.refuse_other_apis(model, data)
+    if not isinstance(model, adapters.AdaptedTask):
+        adapters.refuse(data)
+    if data.route != adapters.ROUTE:
+        description.refuse_other_apis(getattr(model, "base", model), data)
     return model.measure(data)
 
 

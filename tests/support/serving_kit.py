@@ -66,6 +66,12 @@ def save(kind: str, folder: Path, seed: int = 0, **config: Any) -> Path:
             max_position_embeddings=48, bos_token_id=2, eos_token_id=3, decoder_start_token_id=3,
             init_std=0.3, forced_eos_token_id=3, **sizes, **config,
         )  # fmt: skip
+    elif kind.startswith("Llama"):
+        own = {"hidden_size": 32, "intermediate_size": 64, "initializer_range": 0.3}
+        made = transformers.LlamaConfig(
+            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            max_position_embeddings=48, bos_token_id=2, eos_token_id=3, **sizes, **{**own, **config},
+        )  # fmt: skip
     else:
         made = transformers.GPT2Config(
             n_embd=32, n_layer=2, n_head=2, n_positions=48, bos_token_id=2, eos_token_id=3,

@@ -102,7 +102,7 @@ class LoadedModel:
             ValueError: AMPHORA_DTYPE is not the name of a precision.
         """
         kind, name, dtype = precision(environ)
-        model = _load_weights(origin, architecture, dtype).eval().to(kind)
+        model = load_weights(origin, architecture, dtype).eval().to(kind)
         refuse_broken(model, origin)
         tokenizer = load_tokenizer(origin)
         arguments = inspect.signature(model.forward).parameters
@@ -128,7 +128,8 @@ class LoadedModel:
             reading = Reading.LABELS if is_labelled else Reading.TOKENS
             loaded = loaded.with_safe_merging(reading)
             # int8 has one scale for a call's activations, and what torch.compile made is padded.
-            if loaded.merging == PADDED and name != "int8" and not is_compiled:
+            usual = name != "int8" and not is_compiled and origin.weights is None
+            if loaded.merging == PADDED and usual:
                 loaded = loaded.with_packing(architecture.__name__, reading, environ)
             # Of other kinds it is not known that nothing else computes with a layer's weights.
             if loaded.packed is not None:
@@ -357,13 +358,14 @@ def load_tokenizer(origin: Origin) -> PreTrainedTokenizerBase:
             then, to which all texts are the same.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(origin.place, **origin.options)
+        place = origin.tokenizer_place or origin.place
+        tokenizer = AutoTokenizer.from_pretrained(place, **origin.options)
     except UNLOADABLE as error:
         raise ModelError(
-            f"The tokenizer of {origin.place} cannot be loaded: {why_unloadable(error)}",
+            f"The tokenizer of {place} cannot be loaded: {why_unloadable(error)}",
             _TOKENIZER_REMEDY,
         ) from error
-    refuse_empty(tokenizer, origin.place)
+    refuse_empty(tokenizer, place)
     return cast("PreTrainedTokenizerBase", tokenizer)
 
 
@@ -401,9 +403,11 @@ def _encode_one(
     return encoded["input_ids"], encoded.get("token_type_ids")
 
 
-def _load_weights(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
+def load_weights(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
     """The model, all of whose weights were in its files: a new head would answer at random. If only
     a LoRA adapter was saved, its base with the adapter merged."""
+    if origin.weights is not None:
+        return origin.weights(architecture, dtype)
     if origin.adapter:
         from peft import PeftModel
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,10 @@ class Origin:
     """A folder, or a name on the Hugging Face Hub."""
     options: Mapping[str, Any]
     """Arguments for every `from_pretrained`."""
+    weights: Callable[[Any, Any], Any] | None = None
+    """Gives the model, by its Auto class and type, where its weights are shared with others."""
+    tokenizer_place: str = ""
+    """Where the tokenizer lies, if not beside the model."""
 
     @classmethod
     def find(cls, model_dir: str, environ: Mapping[str, str]) -> Origin:

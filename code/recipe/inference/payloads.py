@@ -68,6 +68,12 @@ class Request:
     is_read: bool = False
     route: str = ""
     """The route of a client's API whose body this is; empty for a body of our own."""
+    adapter: str = ""
+    """The adapter that a header names."""
+    model: str = ""
+    """The model that the body names, in OpenAI's API."""
+    served_by: str = ""
+    """The adapter that answers; empty: the model that is served."""
     settings: Any = None
     """How texts are to be generated, if another API than pipelines' says it."""
     form: Callable[[Any, Request], Any] | None = None

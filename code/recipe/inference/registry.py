@@ -12,6 +12,7 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from recipe.compat import quieten
 from recipe.errors import ModelError, near
+from recipe.inference import adapters
 from recipe.inference.generation.generator import Generator
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Request
@@ -111,8 +112,14 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
     with checksums.verified(origin.place):
         name = chosen(origin, environ)
         print(f"task: {name}", flush=True)
+        file = adapters.file_of(environ)
         if name in TASKS:
-            return TASKS[name].load(origin)
+            load = TASKS[name].load
+            return load(origin) if file is None else adapters.AdaptedTask(origin, load, file)
+        if file is not None:
+            raise ValueError(
+                f"AMPHORA_ADAPTERS is set, and {name} takes no adapters: leave it out."
+            )
         return pipelines.Foreign.load(origin, name, environ)
 
 

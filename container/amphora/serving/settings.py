@@ -20,6 +20,9 @@ _TRANSFORM_MB = 6
 # For a transform job without a limit: bodies are held in memory as a whole.
 _UNLIMITED_MIB = 1024
 _LEAST_SECONDS = 0.001
+ADAPTERS, ADAPTER_CONFIG = "adapters", "adapter_config.json"
+"""The folder of the model's LoRA adapters, each in a folder of its name, and what peft writes."""
+_USUAL_ADAPTERS = 64
 # The first that is set counts.
 _TIMEOUTS = (
     "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS",
@@ -90,6 +93,8 @@ class ServerSettings:
     limits: ClientLimits
     session_lifetime: float
     """Seconds after which an unused session ends."""
+    adapters: int
+    """The most LoRA adapters of the model that may be loaded at a time; 0: it takes none."""
     is_multi_model: bool
     shows_page: bool
     """Whether `/` is a page to try the model: on a laptop, not on an endpoint."""
@@ -120,6 +125,7 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
     submitted_path = Path(submitted.removeprefix("file://"))
     is_archive = submitted.startswith("s3://") or submitted_path.is_file()
     is_folder = submitted_path.is_absolute() and submitted_path.is_dir()
+    has_adapters = any(model_dir.glob(f"{ADAPTERS}/*/{ADAPTER_CONFIG}"))
     is_laptop = all(name in _LAPTOP_VARIABLES for name in environ if name.startswith("SAGEMAKER_"))
     settings = ServerSettings(
         model_dir=model_dir,
@@ -143,6 +149,7 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
         transform_payload=min(max(1, max_body // MIB), most_transform),
         limits=_client_limits(env),
         session_lifetime=env.number("AMPHORA_SESSION_SECONDS", 1200.0, least=0),
+        adapters=env.number("AMPHORA_ADAPTERS", _USUAL_ADAPTERS if has_adapters else 0, least=0),
         is_multi_model=env.flag("SAGEMAKER_MULTI_MODEL"),
         shows_page=env.flag("AMPHORA_UI") if env.text("AMPHORA_UI") else is_laptop,
     )

@@ -20,7 +20,7 @@ _REASONS = {LENGTH: "length"}
 
 
 def served_name(environ: Mapping[str, str] = os.environ) -> str:
-    """The model's name in answers: AMPHORA_MODEL_NAME, else HF_MODEL_ID, else `model`."""
+    """The model's own name: AMPHORA_MODEL_NAME, else HF_MODEL_ID, else `model`."""
     return environ.get("AMPHORA_MODEL_NAME") or environ.get("HF_MODEL_ID") or "model"
 
 
@@ -160,7 +160,7 @@ class TextsForm:
                 reason = {"finish_reason": _REASONS.get(text.finish, "stop")}
                 choices.append({"index": len(choices), **choice, **reason})
                 generated += len(text.tokens)
-        body = self._head(self.writer.kind)
+        body = self._head(self.writer.kind, request)
         return Document({**body, "choices": choices, "usage": _usage(request, generated)})
 
     def _noted(self, tokens: Sequence[Token], size: int = 1 << 30) -> list[Token] | None:
@@ -176,12 +176,12 @@ class TextsForm:
             length += len(token.text)
         return kept
 
-    def _head(self, kind: str) -> dict[str, Any]:
+    def _head(self, kind: str, request: Request) -> dict[str, Any]:
         return {
             "id": self.writer.prefix + self.id,
             "object": kind,
             "created": self.created,
-            "model": served_name(),
+            "model": request.served_by or served_name(),
             "system_fingerprint": None,
         }
 
@@ -193,7 +193,7 @@ class TextsForm:
         generated = 0
 
         def chunk(index: int, choice: Mapping[str, Any], reason: str | None = None) -> Any:
-            body = self._head(self.writer.chunk)
+            body = self._head(self.writer.chunk, request)
             entry = {"index": index, **choice, "finish_reason": reason}
             return {**body, "choices": [entry], **({"usage": None} if usage else {})}
 
@@ -217,7 +217,7 @@ class TextsForm:
                         index, self.writer.last(), _REASONS.get(event.finished.finish, "stop")
                     )
         if usage:
-            body = self._head(self.writer.chunk)
+            body = self._head(self.writer.chunk, request)
             yield {**body, "choices": [], "usage": _usage(request, generated)}
         yield "[DONE]"
 
@@ -259,7 +259,8 @@ class EmbeddingsForm:
         ]
         count = sum(map(len, request.token_ids or []))
         usage = {"prompt_tokens": count, "total_tokens": count}
-        body = {"object": "list", "data": data, "model": served_name(), "usage": usage}
+        name = request.served_by or served_name()
+        body = {"object": "list", "data": data, "model": name, "usage": usage}
         return Document(body, prediction.truncated)
 
 

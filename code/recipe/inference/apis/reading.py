@@ -41,6 +41,8 @@ def read(body: bytes, content_type: str, path: str) -> Request:
         return bodies.read_request(body, content_type)
     request: Request = (openai if route in _OPENAI else tei).read(route, document)
     request.route = route
+    if route in _OPENAI:
+        request.model = document.get("model") or ""
     bodies.check_encodable([request.texts, dict(request.parameters)])
     return request
 

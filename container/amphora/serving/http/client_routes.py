@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from amphora import __version__
+from amphora.serving.http.adapters import Adapters
 from amphora.serving.http.invocations import OPENAI_ROUTES, TEI_ROUTES, Invocations
 from amphora.serving.http.multi_model import TARGET_MODEL, MultiModel
 from amphora.serving.pool.pool import Pool
@@ -27,11 +28,16 @@ class ClientRoutes:
     """The clients' routes of one model, or of all that are loaded."""
 
     def __init__(
-        self, settings: ServerSettings, invocations: Invocations, models: Pool | MultiModel
+        self,
+        settings: ServerSettings,
+        invocations: Invocations,
+        models: Pool | MultiModel,
+        adapters: Adapters | None = None,
     ) -> None:
         self._settings = settings
         self._invocations = invocations
         self._models = models
+        self._adapters = adapters
 
     @property
     def routes(self) -> list[Route]:
@@ -50,7 +56,7 @@ class ClientRoutes:
         """
         path = request.scope["path"]
         if isinstance(self._models, Pool):
-            pool, body = self._models, None
+            pool, body, headers = self._models, None, {}
         else:
             body = await self._invocations.body(request)
             name = request.headers.get(TARGET_MODEL, "")
@@ -59,13 +65,14 @@ class ClientRoutes:
                     name = json.loads(body).get("model") or ""
                 except (ValueError, AttributeError, RecursionError):
                     name = ""
-            pool = self._models.select(str(name)).pool
+            model = self._models.select(str(name))
+            pool, headers = model.pool, model.headers
         if pool.is_ready and path not in (routes := pool.description.get("routes", [])):
             known = ", ".join(["/invocations", *routes])
             raise Fault(
                 404, "not_found", f"The model that is loaded does not answer {path}, but {known}."
             )
-        return await self._invocations.invoke(request, pool, body)
+        return await self._invocations.invoke(request, pool, body, headers)
 
     async def list_models(self, request: Request) -> Response:
         """List the loaded models as OpenAI's API does; a single one answers to any name."""
@@ -85,7 +92,7 @@ class ClientRoutes:
         Of several models the query's `model` or the target model's header chooses.
         """
         if isinstance(self._models, Pool):
-            (name,), pool, route = self._entries(), self._models, "/invocations"
+            (name, *_), pool, route = self._entries(), self._models, "/invocations"
         else:
             named = request.query_params.get("model") or request.headers.get(TARGET_MODEL, "")
             model = self._models.select(named)
@@ -110,6 +117,7 @@ class ClientRoutes:
             names = self._models.names
         elif self._models.is_ready:
             names = [self._models.description.get("model", "model")]
+            names += self._adapters.names if self._adapters is not None else []
         else:
             raise Fault(503, "not_ready", "The model is not loaded yet.")
         about = {"object": "model", "created": 0, "owned_by": "amphora"}

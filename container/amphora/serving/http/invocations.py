@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -63,31 +63,45 @@ class Invocations:
         headers = {"content-type": media_types.JSON, **self._closing()}
         return Response(json.dumps(value).encode(), status, headers)
 
-    async def invoke(self, request: Request, pool: Pool, body: bytes | None = None) -> Response:
-        """Answer a request by a pool's model; `body` is the request's, if it is read already."""
+    async def invoke(
+        self,
+        request: Request,
+        pool: Pool,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Response:
+        """Answer a request by a pool's model.
+
+        Args:
+            request: It.
+            pool: The model's workers.
+            body: The request's, if it is read already.
+            headers: What handlers are given instead of the client's headers of these names.
+        """
         if body is None:
             body = await self.body(request)
         call = self.call(request, request_id(request), body)
+        call.headers.update(headers or {})
         try:
             pool.submit(call)
         except Fault as fault:
             if fault.code == "overloaded":
                 await asyncio.sleep(_REFUSAL_SECONDS)
             raise
-        reply = await self._wait(request, pool, call)
-        headers: dict[str, str] = {}
+        reply = await self.wait(request, pool, call)
+        own: dict[str, str] = {}
         # The contract's headers, unless the handler has set its own.
         if attributes := call.headers.get(_ATTRIBUTES, "")[:_MOST_ATTRIBUTES]:
-            headers[_ATTRIBUTES] = attributes
+            own[_ATTRIBUTES] = attributes
         if call.session is not None and call.session.is_new:
-            headers[sessions.NEW_HEADER] = call.session.announcement
+            own[sessions.NEW_HEADER] = call.session.announcement
         if call.session is not None and reply.closes_session:
-            headers[sessions.CLOSED_HEADER] = call.session.id
-        headers = {**headers, **reply.headers, **self._closing()}
-        headers.update({"content-type": reply.content_type, "x-request-id": call.id})
+            own[sessions.CLOSED_HEADER] = call.session.id
+        own = {**own, **reply.headers, **self._closing()}
+        own.update({"content-type": reply.content_type, "x-request-id": call.id})
         if reply.chunks is None:
-            return Response(reply.body, reply.status, headers)
-        return StreamingResponse(chunks(call, reply, pool), reply.status, headers)
+            return Response(reply.body, reply.status, own)
+        return StreamingResponse(chunks(call, reply, pool), reply.status, own)
 
     async def body(self, request: Request) -> bytes:
         """A request's whole body, decoded.
@@ -139,7 +153,7 @@ class Invocations:
             trace=connection.scope.get("state", {}).get("trace"),
         )
 
-    async def _wait(self, request: Request, pool: Pool, call: Call) -> Reply:
+    async def wait(self, request: Request, pool: Pool, call: Call) -> Reply:
         """Wait for the worker, the deadline, or the client's leaving, whatever comes first."""
 
         async def until_disconnected() -> None:

@@ -84,7 +84,14 @@ def describe(settings: ServerSettings) -> dict[str, Any]:
         most = f"An invocation, of at most {settings.max_body / MIB:g} MiB."
         invocation = {"post": _operation(most, _INVOKED, body=True, answers="*/*")}
         parameters = {"get": _operation("What batch transform asks for.", (200,))}
+        listed = _operation("The LoRA adapters that are loaded.", (200,))
+        loaded = _operation(
+            "Load a LoRA adapter: name, src.", (200, 400, 404, 409, 503, 507), body=True
+        )
+        removed = _operation("Unload a LoRA adapter.", (200, 404, 503))
         paths |= {
+            "/adapters": {"get": listed, "post": loaded},
+            "/adapters/{name}": {"delete": removed},
             "/invocations": invocation, "/": invocation, "/execution-parameters": parameters
         }  # fmt: skip
     if settings.shows_page:

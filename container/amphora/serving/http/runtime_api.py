@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -29,9 +29,13 @@ _STRING = 7
 class RuntimeApi:
     """The routes of the runtime API."""
 
-    def __init__(self, invocations: Invocations, pool_of: Callable[[Request], Pool]) -> None:
+    def __init__(
+        self,
+        invocations: Invocations,
+        target_of: Callable[[Request], tuple[Pool, Mapping[str, str]]],
+    ) -> None:
         self._invocations = invocations
-        self._pool_of = pool_of
+        self._target_of = target_of
 
     @property
     def routes(self) -> list[Route]:
@@ -45,7 +49,8 @@ class RuntimeApi:
     async def invoke(self, request: Request) -> Response:
         """Answer boto3's invoke_endpoint."""
         try:
-            return await self._invocations.invoke(request, self._pool_of(request))
+            pool, headers = self._target_of(request)
+            return await self._invocations.invoke(request, pool, headers=headers)
         except Fault as fault:
             error = error_body(fault.code, str(fault), request_id(request)).decode()
             body = {

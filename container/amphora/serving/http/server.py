@@ -26,6 +26,7 @@ from amphora.common import devices
 from amphora.common.errors import ConfigError
 from amphora.serving import log_relay, metrics
 from amphora.serving.http import acceptor, openapi, uvicorn_compat
+from amphora.serving.http.adapters import Adapters
 from amphora.serving.http.client_routes import ClientRoutes
 from amphora.serving.http.invocations import Invocations
 from amphora.serving.http.multi_model import TARGET_MODEL, MultiModel
@@ -88,7 +89,9 @@ class Front:
         if settings.is_multi_model:
             self.models = MultiModel(settings, environ, self.metrics, self.invocations)
         else:
-            self.pool = Pool(settings, environ, self.metrics)
+            self.adapters = Adapters(settings, self.invocations)
+            self.pool = Pool(settings, {**environ, **self.adapters.variables}, self.metrics)
+            self.adapters.pool = self.pool
 
     def application(self) -> ASGIApp:
         """The ASGI application."""
@@ -97,7 +100,7 @@ class Front:
             Route("/ping/", self.ping, methods=["GET", "POST"]),
             Route("/metrics", self.show_metrics, methods=["GET"]),
             Route("/openapi.json", self.describe, methods=["GET"]),
-            *RuntimeApi(self.invocations, self.pool_of).routes,
+            *RuntimeApi(self.invocations, self.target_of).routes,
         ]
         if self.settings.shows_page:
             routes.append(Route("/", self.page, methods=["GET"]))
@@ -113,7 +116,8 @@ class Front:
                 Route("/invocations/", self.invoke, methods=["POST"]),
                 # Clients of Hugging Face's servers post here if they have the server's address.
                 Route("/", self.invoke, methods=["POST"]),
-                *ClientRoutes(self.settings, self.invocations, self.pool).routes,
+                *ClientRoutes(self.settings, self.invocations, self.pool, self.adapters).routes,
+                *self.adapters.routes,
                 Route("/execution-parameters", self.execution_parameters, methods=["GET"]),
                 WebSocketRoute("/invocations-bidirectional-stream", web_socket.converse),
             ]
@@ -138,12 +142,14 @@ class Front:
         """End all workers."""
         await asyncio.gather(*(pool.close() for pool in self.pools))
 
-    def pool_of(self, request: Request) -> Pool:
-        """The pool of the one model, or of the one that the header names. Raises Fault (404)."""
+    def target_of(self, request: Request) -> tuple[Pool, Mapping[str, str]]:
+        """The pool of the one model, or of the one that the header names, and what tells the pool
+        which model is meant. Raises Fault (404)."""
         if self.models is not None:
-            return self.models.find(request.headers.get(TARGET_MODEL, "")).pool
+            model = self.models.find(request.headers.get(TARGET_MODEL, ""))
+            return model.pool, model.headers
         assert self.pool is not None
-        return self.pool
+        return self.pool, {}
 
     async def ping(self, request: Request) -> Response:
         """Tell whether a model is ready to answer."""
@@ -169,7 +175,8 @@ class Front:
 
     async def invoke(self, request: Request) -> Response:
         """Answer a request by the one model."""
-        return await self.invocations.invoke(request, self.pool_of(request))
+        assert self.pool is not None
+        return await self.invocations.invoke(request, self.pool)
 
     async def execution_parameters(self, request: Request) -> Response:
         """Tell batch transform how to send, before it begins; a job's own settings go before these.

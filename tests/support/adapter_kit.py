@@ -1,0 +1,39 @@
+"""LoRA adapters whose every weight was drawn at random, and the same merged into their base."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def adapter(base: Path, folder: Path, auto: Any, seed: int, **settings: Any) -> Path:
+    """An adapter of `base` in `folder` that changes every answer.
+
+    Args:
+        auto: The Auto class that loads the base.
+        settings: Of peft's LoraConfig.
+    """
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(seed)
+    model = get_peft_model(auto.from_pretrained(base), LoraConfig(r=4, **settings))
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.normal_(0, 0.5)
+    model.save_pretrained(folder)
+    return folder
+
+
+def merged(base: Path, folder: Path, to: Path) -> Path:
+    """A copy of `base`, a causal model, with the adapter in `folder` merged by peft."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(folder))
+    model.merge_and_unload().save_pretrained(to)
+    for path in base.iterdir():
+        if not (to / path.name).exists():
+            (to / path.name).write_bytes(path.read_bytes())
+    return to
