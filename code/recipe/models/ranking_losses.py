@@ -2,17 +2,21 @@
 places and over several processes.
 
 tests/recipe/models holds each to the library's, which takes whole batches of texts and a model of
-its own, and gives one number where the engine needs each sample's part.
+its own, and gives one number where the engine needs each sample's part. Samples are groups of
+several texts (`batching.groups`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from recipe.models import lora
 from recipe.runtime.gathering import gathered
 
 COSENT_SCALE = 20.0
@@ -104,3 +108,21 @@ def list_net(logits: Tensor, labels: Tensor) -> Tensor:
         target = labels[..., 0].float().masked_fill(~is_there, -torch.inf).softmax(dim=-1)
         chances = logits.float().masked_fill(~is_there, -torch.inf).log_softmax(dim=-1)
         return -(target * chances.masked_fill(~is_there, 0.0)).sum(dim=-1)
+
+
+def take_groups(model: Any) -> None:
+    """Let `model` take batches of groups beside those it always took.
+
+    Its answer to one has logits [samples, most, labels]; where a sample has no text, of any other.
+    """
+    inner = lora.bare(model)
+    inner.forward = functools.partial(_forward, inner.forward)
+
+
+def _forward(usual: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
+    slots = inputs.pop("slots", None)
+    outputs = usual(*args, **inputs)
+    if slots is not None:
+        # Not by an index, whose gradient CUDA sums in another order each time.
+        outputs.logits = functional.embedding(slots, outputs.logits)
+    return outputs

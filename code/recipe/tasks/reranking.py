@@ -29,7 +29,7 @@ from recipe.data.column_names import LABEL, PAIR, TEXT
 from recipe.data.relevance import QUERY, SCORES, TEXTS
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, lora, packed_encoders, ranking_losses, slots
+from recipe.models import loading, lora, packed_encoders, ranking_losses
 from recipe.models.loading import Source
 from recipe.reports import rankings
 from recipe.reports.model_card import About
@@ -92,7 +92,7 @@ class Relevant(Objective):
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         if packed:
             packed_encoders.take_packed(model)
-        slots.take_groups(model)
+        ranking_losses.take_groups(model)
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         if logits.dim() == 3:

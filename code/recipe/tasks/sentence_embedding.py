@@ -26,7 +26,7 @@ from recipe.data.column_names import LABEL, TEXT
 from recipe.data.relevance import LISTS, PAIRS, QUERY, SCORED, SCORES, TEXTS, Row
 from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, packed_encoders, ranking_losses, sentence_encoder, slots
+from recipe.models import loading, packed_encoders, ranking_losses, sentence_encoder
 from recipe.models.loading import Source
 from recipe.reports import figures, rankings
 from recipe.reports.model_card import About
@@ -123,7 +123,7 @@ class Alike(Objective):
                 "Leave it out, and lower per_device_train_batch_size.",
             )
         sentence_encoder.take_texts(model, self._parts)
-        slots.take_groups(model)
+        ranking_losses.take_groups(model)
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         if logits.dim() == 2:  # of an evaluation, whose loss is made of all its vectors
