@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -78,10 +79,23 @@ class Running:
                 raise AssertionError(
                     f"the server ended with {self.process.returncode}:\n{self.log}"
                 )
-            if self.ping() == 200:
+            # Another test's server may have taken the port before this one came to listen.
+            if self.ping() == 200 and self._listens():
                 return self
             time.sleep(0.02)
         raise AssertionError(f"not ready after {timeout} s:\n{self.log}")
+
+    def _listens(self) -> bool:
+        """Whether it is this server that listens on the port."""
+        rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        # State 0A is LISTEN.
+        inodes = {row[9] for row in rows if row[1].endswith(f":{self.port:04X}") and row[3] == "0A"}
+        sockets = {f"socket:[{inode}]" for inode in inodes}
+        pids = [self.process.pid, *_descendants(self.process.pid)]
+        links = (link for pid in pids for link in Path(f"/proc/{pid}/fd").glob("*"))
+        with contextlib.suppress(OSError):
+            return any(str(link.readlink()) in sockets for link in links)
+        return False
 
     def ping(self) -> int:
         """The status of `/ping`; 0 where nothing listens yet."""
@@ -92,11 +106,16 @@ class Running:
 
     def invoke(self, value: object, **headers: str) -> httpx.Response:
         """POST a value as JSON."""
-        return self.http.post(
-            "/invocations",
-            content=json.dumps(value),
-            headers={"content-type": "application/json", **headers},
-        )
+        try:
+            return self.http.post(
+                "/invocations",
+                content=json.dumps(value),
+                headers={"content-type": "application/json", **headers},
+            )
+        except httpx.TransportError:
+            # Whether the server has ended, or only closed a connection.
+            print(f"exit code {self.process.poll()}; the server's log:\n{self.log}")
+            raise
 
     def workers(self) -> list[int]:
         """Process ids of everything below the server that has no children: the model workers."""
