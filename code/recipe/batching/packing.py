@@ -46,6 +46,10 @@ _BUCKETS_TRIED = 1_024
 # Attention and its mask cost more the longer a block is: at this length as much as all the rest
 # (measured with MiniLM's shape and dropout, see docs/LAB.md).
 _EVEN_LENGTH = 320
+# The same with the attention of recipe.models.cpu_kernels, by which padding is weighed: so little
+# is padded only where it surely pays.
+_EVEN_LENGTH_OF_KERNELS = 900
+_SURELY = 0.95
 
 Rows = npt.NDArray[Any]
 """Positions of samples in a data set, or their lengths in tokens, as integers."""
@@ -359,18 +363,22 @@ def shape(batches: Sequence[Rows]) -> Shape:
 
     Of the shapes with at least 95 % real tokens, the cheapest: many short blocks cost less
     attention and mask memory than few long ones. Where none has that, of those with nearly the
-    most. Found with a few of the fullest batches, and held against some 500 at most: a batch that
-    needs a block more than these can have it (`Shape.place`).
+    most. Samples of nearly one length, such as windows, get a block each instead, where padding
+    them costs less than that attention. Found with a few of the fullest batches, and held
+    against some 500 at most: a batch that needs a block more can have it (`Shape.place`).
     """
     batches = [np.asarray(batch) for batch in batches] or [np.zeros(0, dtype=np.int64)]
     sums = np.asarray([batch.sum() for batch in batches])
     mean, most = sums.mean(), max(1, int(sums.max()))
     wanted_fill = min(_WANTED_FILL, _OF_THE_POSSIBLE * mean / most)
 
+    def cost(tried: Shape, even_length: int) -> float:
+        return tried.tokens * (1 + tried.length / even_length)
+
     def rank(tried: Shape) -> tuple[bool, float, int, int]:
         is_poor = bool(mean < wanted_fill * tried.tokens)
-        cost = tried.tokens * (1.0 if is_poor else 1 + tried.length / _EVEN_LENGTH)
-        return is_poor, cost, tried.length, tried.rows
+        weighed = tried.tokens if is_poor else cost(tried, _EVEN_LENGTH)
+        return is_poor, weighed, tried.length, tried.rows
 
     fullest = [batches[at] for at in np.argsort(-sums, kind="stable")]
     compared = [
@@ -396,7 +404,9 @@ def shape(batches: Sequence[Rows]) -> Shape:
         tried = Shape(rows, length)
         lacking = next((at for at, batch in enumerate(checked) if not tried.holds(batch)), None)
         if lacking is None:
-            return tried
+            apart = Shape(max(1, *map(len, batches)), -(-longest // ALIGNMENT) * ALIGNMENT)
+            costs = [cost(each, _EVEN_LENGTH_OF_KERNELS) for each in (apart, tried)]
+            return apart if costs[0] < _SURELY * costs[1] else tried
         checked.insert(0, checked.pop(lacking))  # what others are likely to lack room for, too
         heappush(ranked, rank(Shape(rows, length + ALIGNMENT)))
 

@@ -84,6 +84,22 @@ def test_nearly_all_tokens_are_real_in_one_shape(size: int) -> None:
         assert filled.max() <= shape.length
 
 
+def test_samples_of_nearly_one_length_get_a_block_each() -> None:
+    """Four in a block would fill 95 % of it, and cost four times the attention."""
+    drawn = np.random.default_rng(0)
+    windows = drawn.integers(80, 129, 2000)
+    windows[0] = 128
+    steps = plan.steps(windows, 16, 7, 0, True)
+    shape = plan.shape([windows[step] for step in steps])
+    assert (shape.rows, shape.length) == (16, 128)
+    for step in steps:
+        assert len(set(shape.place(windows[step]))) == len(step)
+    # Where most are far shorter than the longest, they share blocks as before.
+    windows[1:] = drawn.integers(20, 60, 1999)
+    shape = plan.shape([windows[step] for step in plan.steps(windows, 16, 7, 0, True)])
+    assert windows.mean() * 16 / shape.tokens > 0.93
+
+
 @pytest.mark.parametrize("balanced", [True, False])
 def test_a_step_has_as_many_samples_as_were_asked_for(balanced: bool) -> None:
     lengths = np.asarray(tweet_lengths(403))
