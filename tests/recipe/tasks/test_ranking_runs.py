@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tests.support.ranking_jobs import lists, triplets, write
+from tests.support.paths import CODE
+from tests.support.ranking_jobs import lists, rows_of, triplets, write
+from tests.support.served_jobs import served
 
 pytestmark = pytest.mark.heavy
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -81,6 +84,48 @@ def test_gathered_negatives_have_the_librarys_gradients(tiny_model: Path, tmp_pa
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the same") == 2
+
+
+@pytest.mark.parametrize(
+    "task", ["sentence-embedding", pytest.param("reranking", marks=pytest.mark.long)]
+)
+def test_from_amphora_train_to_an_answered_request(
+    task: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    """What is served says what the library says of the saved model. Pairs are recognised; labelled
+    rows, which may be anything's, are named."""
+    from sentence_transformers import CrossEncoder, SentenceTransformer
+
+    rows = triplets(45) if task == "sentence-embedding" else rows_of(lists(40))
+    write(tmp_path / "input" / "data" / "train", rows)
+    given = {"model_name_or_path": str(tiny_model), "epochs": "1", "lr": "1e-3", "max_length": "40"}
+    given |= {"task": task} if task == "reranking" else {}
+    (tmp_path / "input" / "config").mkdir()
+    (tmp_path / "input" / "config" / "hyperparameters.json").write_text(json.dumps(given))
+    environ = {"SAGEMAKER_BASE_DIR": str(tmp_path), "AMPHORA_CODE_DIR": str(CODE),
+               "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "amphora", "train"], env=os.environ | environ,
+                          capture_output=True, text=True, timeout=280)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"task: {task} (" in done.stdout
+    assert "eval_ndcg_at_10" in metrics_of(tmp_path)
+    folder = str(tmp_path / "model")
+    texts = ["the great film was number 7", "number 3 , truly", "bad"]
+    with served(tmp_path) as http:
+        if task == "sentence-embedding":
+            answer = http.post("/invocations", json={"inputs": texts}).raise_for_status().json()
+            vectors = SentenceTransformer(folder, device="cpu").encode(texts)
+            torch.testing.assert_close(
+                torch.tensor(answer), torch.tensor(vectors), rtol=0, atol=0.03
+            )
+        else:
+            body = {"inputs": {"query": "film number 7", "texts": texts}}
+            answer = http.post("/invocations", json=body).raise_for_status().json()
+            scores = {each["index"]: each["score"] for each in answer}
+            wanted = CrossEncoder(folder, device="cpu").predict(
+                [("film number 7", t) for t in texts]
+            )
+            assert [scores[at] for at in range(3)] == pytest.approx(wanted.tolist(), abs=0.03)
 
 
 @pytest.mark.parametrize("task", ["pairs", "lists"])

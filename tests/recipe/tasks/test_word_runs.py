@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from safetensors.torch import load_file
 
+from tests.support.served_jobs import served
 from tests.support.trainings import CODE
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -69,36 +66,6 @@ def channels(base: Path, task: str, rows: int) -> dict[str, Path]:
         lines = (json.dumps(row) for row in MAKE[task](count))
         (found[name] / "data.jsonl").write_text("\n".join(lines))
     return found
-
-
-@contextlib.contextmanager
-def served(base: Path) -> Iterator[httpx.Client]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = {
-        "SAGEMAKER_BASE_DIR": str(base), "SAGEMAKER_BIND_TO_PORT": str(port),
-        "SAGEMAKER_MODEL_SERVER_WORKERS": "1", "AMPHORA_CODE_DIR": str(CODE),
-        "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    log = base / "server.log"
-    with log.open("wb") as stream:
-        server = subprocess.Popen([sys.executable, "-m", "amphora", "serve"],
-                                  env=os.environ | settings, stdout=stream, stderr=stream)  # fmt: skip
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
-            end = time.monotonic() + 150
-            while time.monotonic() < end and server.poll() is None:
-                with contextlib.suppress(httpx.TransportError):
-                    if http.get("/ping").status_code == 200:
-                        break
-                time.sleep(0.3)
-            else:
-                raise AssertionError(log.read_text())
-            yield http
-    finally:
-        server.terminate()
-        server.wait(60)
 
 
 @pytest.mark.parametrize("task", MAKE)
