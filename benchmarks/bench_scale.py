@@ -6,9 +6,10 @@
     nice -n 10 .venv/bin/python benchmarks/bench_scale.py --hosts 64 --processes 8
 
 Each number of rows is measured in a process of its own. A line of JSON for each: seconds until
-data is read, tokens are kept, and the first batch is laid out, by the clock and of the processors;
-bytes of the file and of the kept tokens; the memory that the process held at most beyond what it
-had before: its own, and with the pages of mapped files, which the system takes back as it needs.
+data is read, tokens are kept, and (of labelled texts) the first batch is laid out, by the clock and
+of the processors; bytes of the file and of the kept tokens; the memory that the process held at
+most beyond what it had before: its own, and with the pages of mapped files, which the system takes
+back as it needs. After all, the table for docs/LAB.md.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ _TASKS: dict[str, dict[str, Any]] = {
     "question-answering": {},
     "summarization": {"text_column": "source", "label_column": "target"},
     "preference": {},
+    "sentence-embedding": {},
+    "reranking": {},
 }
 """Each with its further hyperparameters."""
 
@@ -65,6 +68,7 @@ def main() -> None:
         measured = of_task(rows, kind) if kind in _TASKS else of_rows(rows, kind)
         print(json.dumps(measured), flush=True)
         return
+    table = []
     for rows, kind in itertools.product(options.rows, options.tasks or options.formats):
         with tempfile.TemporaryDirectory() as cache:
             variables = {"HF_DATASETS_CACHE": cache, "HF_HUB_OFFLINE": "1"}
@@ -74,12 +78,29 @@ def main() -> None:
                     command, env={**os.environ, **variables, "TMPDIR": cache},
                     check=True, capture_output=True, text=True,
                 )  # fmt: skip
-                last = done.stdout.splitlines()[-1]
-                print(json.dumps({"state": state, **json.loads(last)}), flush=True)
+                measured = {"state": state, **json.loads(done.stdout.splitlines()[-1])}
+                print(json.dumps(measured), flush=True)
+                table.append(_line(measured))
+    if table:
+        print("| rows | seconds (clock, processors) | MB: file | tokens | its own, at most "
+              "| with mapped files |\n|---|---|---|---|---|---|")  # fmt: skip
+        print("\n".join(table), flush=True)
     for rows in options.planned:
         print(json.dumps(of_plan(rows)), flush=True)
     if options.hosts:
         print(json.dumps(of_hosts(options.hosts, options.processes)), flush=True)
+
+
+def _line(measured: dict[str, Any]) -> str:
+    """A line of the table in docs/LAB.md."""
+    seconds = measured["seconds (clock, processors)"]
+    times = ", ".join(f"{what} {clock} ({used})" for what, (clock, used) in seconds.items())
+    cells = [
+        f"{measured['rows']:,} {measured['of']}, {measured['state']}", times,
+        *(f"{measured[name] / 1e6:.1f}" for name in ("file_bytes", "token_bytes")),
+        *(str(measured[f"megabytes beyond, {what}"]) for what in ("own", "with files")),
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
 
 
 def _memory(name: str) -> int:
@@ -168,6 +189,7 @@ def of_rows(rows: int, kind: str) -> dict[str, Any]:
     peak.end()
     return {
         "rows": rows,
+        "of": kind,
         "file_bytes": sum(path.stat().st_size for path in folder.iterdir()),
         "token_bytes": samples.token_ids.nbytes,
         "seconds (clock, processors)": seconds,
@@ -192,6 +214,8 @@ def _row_of(task: str, words: list[str], draw: random.Random) -> dict[str, Any]:
         },
         "summarization": {"source": text, "target": other},
         "preference": {"prompt": other, "chosen": text, "rejected": f"{other} {some[0]}"},
+        "sentence-embedding": {"anchor": other, "positive": text},
+        "reranking": {"query": other, "positive": text, "negative": f"{other} {some[0]}"},
     }
     return rows.get(task, {"text": text})
 
@@ -218,23 +242,28 @@ def of_task(rows: int, task: str) -> dict[str, Any]:
         tokenizer.eos_token = tokenizer.sep_token
     kind = task_table.load(task)
     own, whole = _memory("RssAnon"), _memory("VmRSS")
-    peak, used = _Peak(), time.process_time()
+    peak, seconds = _Peak(), {}
+    start, used = time.perf_counter(), time.process_time()
+
+    def note(what: str) -> None:
+        clock, processors = time.perf_counter() - start, time.process_time() - used
+        seconds[what] = [round(clock, 2), round(processors, 2)]
+
     peak.start()
     job = kind({"train": folder}, Hyperparameters(task=task, **_TASKS[task]))
-    read = time.process_time() - used
+    note("read after")
     if hasattr(job.objective, "longest_target"):
         job.objective.longest_target = 128
     samples = job.samples(tokenizer, 128)["train"]
-    tokens = time.process_time() - used
+    note("tokens kept after")
     peak.end()
     return {
         "rows": rows,
-        "task": task,
+        "of": task,
         "file_bytes": sum(path.stat().st_size for path in folder.iterdir()),
-        "tokens": len(samples.token_ids),
+        "token_bytes": samples.token_ids.nbytes,
         "fingerprint": samples.fingerprint(),
-        "processors' seconds until read": round(read, 1),
-        "until tokens are kept": round(tokens, 1),
+        "seconds (clock, processors)": seconds,
         "megabytes beyond, own": (peak.own - own) // 10**6,
         "megabytes beyond, with files": (peak.whole - whole) // 10**6,
     }

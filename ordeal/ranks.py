@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -278,7 +279,8 @@ def _network() -> Iterator[dict[str, str]]:
             _ip("-n", space, "link", "set", "lo", "up")
             names = Path("/etc/netns") / space / "hosts"
             names.parent.mkdir(parents=True)
-            lines = {"localhost": "127.0.0.1", **HOSTS}
+            # A container's own name is known in it, too: torchrun asks for it on one host.
+            lines = {"localhost": "127.0.0.1", **HOSTS, socket.gethostname(): address}
             names.write_text("".join(f"{address} {host}\n" for host, address in lines.items()))
         yield spaces
     finally:

@@ -8,10 +8,13 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import TOKENS
 from recipe.data.files.part import TAG, Part, encoding_of, open_text
+from recipe.data.files.spool import spooled
 from recipe.errors import DataError
 
 SUFFIXES = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".bioes")
@@ -20,6 +23,7 @@ _DOCUMENT = "-DOCSTART-"
 _UNIVERSAL = ("upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 """The columns of CoNLL-U behind number, word and lemma."""
 _OF_2003 = ("pos_tags", "chunk_tags", "ner_tags")
+_AT_ONCE = 1_000  # sentences
 _Row = tuple[int, list[str]]
 
 
@@ -49,28 +53,33 @@ def read_conll(path: Path, encoding: str) -> Part:
     Raises:
         DataError: a line has another number of cells than those before it.
     """
-    sentences: list[list[_Row]] = []
-    with open_text(path, encoding) as stream:
-        for has_words, lines in itertools.groupby(_lines(stream), key=lambda row: bool(row[1])):
-            if has_words:
-                sentences.append(list(lines))
-    width = 0
-    for number, cells in itertools.chain(*sentences):
-        width = width or len(cells)
-        if len(cells) != width or width < 2:
-            raise DataError(
-                f"{path} line {number} has {len(cells)} columns"
-                + (f", and the lines before it {width}." if width > 1 else ": a word and no tag."),
-                "Write a word and its tags on each line, an empty line after each sentence.",
-            )
-    # The first column may number the words of each sentence; in CoNLL-U there are 1-2 and 1.1, too.
-    numbers = [[cells[0] for _, cells in rows if cells[0].isdigit()] for rows in sentences]
-    is_counted = bool(numbers) and all(
-        each and each == [str(at) for at in range(1, len(each) + 1)] for each in numbers
-    )
-    is_universal = path.suffix.lower() == ".conllu" or (width == 10 and is_counted)
-    if is_universal and width == 10:
-        sentences = [[row for row in rows if row[1][0].isdigit()] for rows in sentences]
+
+    def sentences() -> Iterator[list[_Row]]:
+        with open_text(path, encoding) as stream:
+            for has_words, lines in itertools.groupby(_lines(stream), key=lambda row: bool(row[1])):
+                if has_words:
+                    yield list(lines)
+
+    width = count = counted = 0
+    for rows in sentences():
+        for number, cells in rows:
+            width = width or len(cells)
+            if len(cells) != width or width < 2:
+                why = f", and the lines before it {width}" if width > 1 else ": a word and no tag"
+                raise DataError(
+                    f"{path} line {number} has {len(cells)} columns{why}.",
+                    "Write a word and its tags on each line, an empty line after each sentence.",
+                )
+        # The first column may number the words of each; in CoNLL-U there are 1-2 and 1.1, too.
+        numbers = [cells[0] for _, cells in rows if cells[0].isdigit()]
+        is_counted = numbers and numbers == [str(at) for at in range(1, len(numbers) + 1)]
+        count, counted = count + 1, counted + bool(is_counted)
+    kind = pa.list_(pa.string())
+    if not count:
+        return Part(path=path, format="CoNLL", table=pa.table({TOKENS: pa.array([], kind)}))
+    is_counted = counted == count
+    is_universal = width == 10 and (path.suffix.lower() == ".conllu" or is_counted)
+    if is_universal:
         names = dict(zip([TOKENS, "lemmas", *_UNIVERSAL], range(1, 10), strict=True))
     else:
         first = 1 if width > 2 and is_counted else 0
@@ -78,13 +87,23 @@ def read_conll(path: Path, encoding: str) -> Part:
         known: Sequence[str] = [*(f"column_{at + 1}" for at in others[:-1]), "tags"]
         names = dict(zip([TOKENS, *(_OF_2003 if len(others) == 3 else known)],
                          [first, *others], strict=True))  # fmt: skip
-    columns = {
-        name: pa.array([[cells[at] for _, cells in rows] for rows in sentences],
-                       pa.list_(pa.string()))
-        for name, at in names.items()
-    }  # fmt: skip
-    starts = [rows[0][0] for rows in sentences]
-    return Part(path=path, format="CoNLL", table=pa.table(columns), lines=starts)
+    starts: list[npt.NDArray[np.int64]] = []
+
+    def tables() -> Iterator[pa.Table]:
+        """The rows some at a time: as Python's objects they are ten times the file."""
+        again = sentences()
+        while some := list(itertools.islice(again, _AT_ONCE)):
+            starts.append(np.array([rows[0][0] for rows in some], np.int64))
+            if is_universal:
+                some = [[row for row in rows if row[1][0].isdigit()] for rows in some]
+            yield pa.table({
+                name: pa.array([[cells[at] for _, cells in rows] for rows in some], kind)
+                for name, at in names.items()
+            })  # fmt: skip
+
+    table = spooled(pa.schema([(name, kind) for name in names]), tables())
+    lines = np.concatenate([np.empty(0, np.int64), *starts])
+    return Part(path=path, format="CoNLL", table=table, lines=lines)
 
 
 def _lines(stream: Iterator[str]) -> Iterator[_Row]:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gzip
+import io
 import itertools
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -29,7 +32,7 @@ from recipe.data.files.delimited import is_table, read_delimited
 from recipe.data.files.fasttext import MARK, is_fasttext, read_fasttext
 from recipe.data.files.json_rows import read_json, read_json_objects
 from recipe.data.files.part import Part, encoding_of, open_text, undecodable
-from recipe.data.files.spool import Spool
+from recipe.data.files.spool import Spool, spooled
 from recipe.data.files.workbooks import is_workbook, read_workbook
 from recipe.errors import DataError, OutputError
 
@@ -118,23 +121,44 @@ def read_texts(path: Path, sample_by: str) -> Part:
 
 
 def _read_plain(path: Path, encoding: str, sample_by: str) -> Part:
+    numbers: list[npt.NDArray[np.int64]] = []
+    schema = pa.schema([(TEXT, pa.large_string())])
+
+    def tables(stream: io.TextIOBase) -> Iterator[pa.Table]:
+        groups = _groups(enumerate(_lines_of(stream), 1), sample_by)
+        while some := list(itertools.islice(groups, _TEXTS_AT_ONCE)):
+            kept = [(number, text) for number, text in some if text.strip()]
+            numbers.append(np.array([number for number, _ in kept], np.int64))
+            texts = [text.strip("\n") for _, text in kept]
+            yield pa.table([pa.array(texts, pa.large_string())], schema=schema)
+
     with open_text(path, encoding) as stream:
-        lines = list(enumerate(stream.read().replace("\r\n", "\n").split("\n"), 1))
-    groups = [lines] if sample_by == "document" else [[line] for line in lines]
-    if sample_by == "paragraph":
-        by_kind = itertools.groupby(lines, key=lambda line: bool(line[1].strip()))
-        groups = [list(group) for _, group in by_kind]
-    texts = ["\n".join(text for _, text in group) for group in groups]
-    kept = [number for number, text in enumerate(texts) if text.strip()]
-    column = pa.array([texts[number].strip("\n") for number in kept], pa.large_string())
-    return Part(
-        path=path,
-        format=f"txt (a text is a {sample_by})",
-        table=pa.table({TEXT: column}),
-        lines=[groups[number][0][0] for number in kept],
-    )
+        table = spooled(schema, tables(stream))
+    lines = np.concatenate([np.empty(0, np.int64), *numbers])
+    return Part(path=path, format=f"txt (a text is a {sample_by})", table=table, lines=lines)
 
 
+def _groups(lines: Iterator[tuple[int, str]], sample_by: str) -> Iterator[tuple[int, str]]:
+    """The texts that lines are, each with the number of its first line."""
+    if sample_by == "line":
+        yield from lines
+        return
+    whole = sample_by == "document"
+    for _, group in itertools.groupby(lines, key=lambda line: whole or bool(line[1].strip())):
+        numbers, texts = zip(*group, strict=True)
+        yield numbers[0], "\n".join(texts)
+
+
+def _lines_of(stream: io.TextIOBase) -> Iterator[str]:
+    """Lines, some at a time: ended by \\n or \\r\\n, not by \\r alone as the stream's own."""
+    rest = ""
+    while read := stream.read(max(_CHARACTERS_AT_ONCE, len(rest))):
+        *ended, rest = (rest + read).split("\n")
+        yield from (line.removesuffix("\r") for line in ended)
+    yield rest
+
+
+_TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 10_000, 1 << 20
 _ROWS_AT_ONCE = 100_000
 _REWRITE = "Write it again, or check that the upload is complete."
 
