@@ -137,7 +137,6 @@ LEFTOVERS: Mapping[str, tuple[tuple[str, ...] | None, str, str]] = {
     "mlm": (_ON, "the task says so", "Give task=masked-lm, or task=causal-lm."),
     "shuffle_train_dataset": (_ANY, "the texts of each epoch are shuffled", ""),
     "low_cpu_mem_usage": (_ANY, "the model is loaded once for each process", ""),
-    "streaming": (_OFF, "data is read as a whole", "Leave it out: data is read as a whole."),
     "model_revision": (
         ("main",),
         "main is what is loaded",

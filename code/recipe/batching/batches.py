@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from recipe.batching import packing
 from recipe.batching.flat import Row
-from recipe.batching.packing import Rows, Shape
+from recipe.batching.packing import ALIGNMENT, Rows, Shape
 from recipe.batching.samples import Samples as Samples
 from recipe.data.column_names import TYPE_IDS
 
@@ -60,7 +60,7 @@ class Packed:
         A batch that the shape has no room for gets the blocks that it lacks, or a longer row.
         """
         lengths = samples.lengths[rows]
-        shape = self.shape.fitting(lengths) if isinstance(self.shape, Row) else self.shape
+        shape = self.shape.fitting(lengths)
         blocks = shape.place(lengths)
         by_block = np.argsort(blocks, kind="stable")
         first_in_block = np.searchsorted(blocks[by_block], blocks[by_block])
@@ -136,7 +136,9 @@ class Padded:
 
     def _length(self, samples: Samples, rows: Rows) -> int:
         longest = int(samples.lengths[rows].max(initial=1))
-        return next(length for length in self.lengths if length >= longest)
+        # Of data that is made tokens as it is trained on, a longer sample may come later.
+        own = -(-longest // ALIGNMENT) * ALIGNMENT
+        return next((length for length in self.lengths if length >= longest), own)
 
     def describe(self) -> str:
         """The lengths."""
@@ -202,6 +204,18 @@ class Training:
             of_hosts.append([rows[step] for step in dealt])
         return Epoch(self, self.samples.in_epoch(self.seed, epoch), of_hosts, balanced)
 
+    def first_part(self) -> Training:
+        """What tells of the whole training: itself, where all of its tokens are known."""
+        return self
+
+    def named(self, numbers: Sequence[int]) -> str:
+        """Which rows those of a batch are, in words."""
+        return f"the rows {', '.join(map(str, numbers))} of the training data, counted from 0"
+
+    def epoch_lengths(self) -> Rows:
+        """Tokens of each text of an epoch."""
+        return self.samples.text_lengths
+
     def rows(self, epochs: int, balanced: bool) -> list[Rows]:
         """The rows of every batch of all processes in the first `epochs` epochs."""
         return [
@@ -261,6 +275,12 @@ class Epoch:
     def __iter__(self) -> Iterator[list[tuple[Rows, int]]]:
         return (self[number] for number in range(len(self)))
 
+    def of(self, number: int, rank: int) -> tuple[Samples, Rows, int, int]:
+        """The samples that a batch is of, its rows in these, the weight of its step, and what is
+        added to the numbers of rows to tell them from those of other samples."""
+        rows, total = self[number][rank]
+        return self.samples, rows, total, 0
+
     def _split_step(self, number: int) -> tuple[list[Rows], int]:
         """The rows of each batch, those of the first accumulated one for all processes first."""
         training, steps = self._training, [steps[number] for steps in self._of_hosts]
@@ -291,8 +311,8 @@ class _Drawn(Dataset[Batch]):
     def __getitem__(self, at: tuple[int, int]) -> Batch:
         epoch, number = at
         drawn = self._epoch(epoch, self._layout.balanced)
-        rows, total = drawn[number][self._training.world.rank]
-        return finish(drawn.samples, self._layout, rows, self._training.size, total)
+        samples, rows, total, first = drawn.of(number, self._training.world.rank)
+        return finish(samples, self._layout, rows, self._training.size, total, first)
 
 
 class _Numbers(BatchSampler):
@@ -371,16 +391,19 @@ def evaluation_batches(
         yield finish(samples, layout, rows, size, weight)
 
 
-def finish(samples: Samples, layout: Layout, rows: Rows, size: int, total: int) -> Batch:
+def finish(
+    samples: Samples, layout: Layout, rows: Rows, size: int, total: int, first: int = 0
+) -> Batch:
     """A batch of the samples at `rows`, at most `size`, with what stands beside the model's inputs.
 
     Args:
         total: The weight of the samples of the whole step.
+        first: What the number of the first of all samples is.
     """
     labels = np.zeros((size, *samples.labels.shape[1:]), dtype=samples.labels.dtype)
     labels[: len(rows)] = samples.labels[rows]
     placed = np.full(size, -1)
-    placed[: len(rows)] = rows
+    placed[: len(rows)] = rows + first
     return {
         **layout.tensors(samples, rows),
         "labels": torch.from_numpy(labels),

@@ -335,6 +335,14 @@ class Shape:
                     break
         return np.asarray(blocks, dtype=np.int64)
 
+    def fitting(self, lengths: Rows) -> Shape:
+        """This shape, or one of blocks of twice the length, or four times, if a sample needs it, as
+        one may that was not known when the shape was made."""
+        longest, length = int(lengths.max(initial=0)), self.length
+        while length < longest:
+            length *= 2
+        return self if length == self.length else Shape(-(-self.tokens // length), length)
+
     def holds(self, lengths: Rows) -> bool:
         """Whether samples of these lengths are placed in no more than `rows` blocks."""
         return int(self.place(lengths).max(initial=-1)) < self.rows

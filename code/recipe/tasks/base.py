@@ -31,11 +31,14 @@ from recipe.reports.answers import PredictedAnswers
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.tasks import evaluation
+from recipe.tokenization import store
 
 Model = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 Batches = Sequence[tuple[Samples, Rows]]
 """The samples of each of some batches."""
 OK, WARNING, ERROR = "ok", "warning", "error"
+ROWS, PIECES = "rows", "pieces"
+"""See `Streaming`."""
 _FEW = 8
 
 
@@ -209,6 +212,35 @@ TaskClass = Callable[[Mapping[str, Path], Hyperparameters], Task]
 """What a task's module calls `TASK`: called with the job's channels and hyperparameters."""
 
 
+@dataclass(frozen=True)
+class Portion(Sequence[int]):
+    """Some rows of the training data that are made tokens by themselves."""
+
+    rows: Rows
+    name: str
+    """What they are kept by: the same for the same rows of the same data only."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.rows[at]
+
+    def of(self, split: datasets.Dataset) -> datasets.Dataset:
+        """These rows of the training data, of a name by which nobody has to read them all."""
+        return split.select(self.rows, new_fingerprint=f"{store.PORTION}{self.name}")
+
+
+class Streaming(Protocol):
+    """A task whose training data may be made tokens while it is trained on, a portion at a time:
+    none of its samples rests on samples of other portions."""
+
+    @property
+    def streams(self) -> str | None:
+        """ROWS where each row is one sample, PIECES where it may be several or none; None where
+        the job's settings need all tokens first."""
+
+
 class NamedSplits(Protocol):
     """The data of a job, by its use."""
 
@@ -240,10 +272,15 @@ def named(
     """The splits that there are, with their names.
 
     Args:
-        rows: Of the training data, if not all are wanted; of the evaluation's then a few.
+        rows: Of the training data, if not all are wanted; of the evaluation's then a few. Of a
+            `Portion`, that of the training data only; of one without rows, all other splits.
     """
+    if isinstance(rows, Portion) and len(rows):
+        return [("train", rows.of(splits.train))]
     named_splits = {"train": splits.train, "evaluation": splits.evaluation, "test": splits.test}
-    if rows is not None:
+    if isinstance(rows, Portion):
+        del named_splits["train"]
+    elif rows is not None:
         few = range(min(_FEW, len(splits.evaluation)))
         named_splits = {
             "train": splits.train.select(rows),
@@ -291,7 +328,8 @@ def layouts(
             f"Leave it out. What can be packed: {', '.join(objective.packable)}.",
         )
     packs = can_pack and asked is not False
-    drawn = [(training.samples, rows) for rows in training.typical(packs)]
+    first = training.first_part()
+    drawn = [(first.samples, rows) for rows in first.typical(packs)]
     evaluated = [
         (samples, rows)
         for samples in evaluations.values()

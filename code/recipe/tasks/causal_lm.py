@@ -22,6 +22,7 @@ from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.tasks import judging
 from recipe.tasks.base import (
+    PIECES,
     Batches,
     Finding,
     Model,
@@ -75,6 +76,11 @@ class CausalLm:
     def sharded(self) -> frozenset[str]:
         """See base.Sharding."""
         return self._texts.sharded
+
+    @property
+    def streams(self) -> str | None:
+        """See base.Streaming."""
+        return PIECES
 
     def load(self, source: Source) -> Model:
         """As it is."""

@@ -24,6 +24,7 @@ from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.tasks import judging
 from recipe.tasks.base import (
+    PIECES,
     Batches,
     Finding,
     Model,
@@ -76,6 +77,11 @@ class MaskedLm:
         channels = judging.channels(channels, hyperparameters)
         self._texts = language_modeling.load(channels, hyperparameters, (TEXT, TOKEN_IDS))
         self.train, self.found = self._texts.train, self._texts.found
+
+    @property
+    def streams(self) -> str | None:
+        """See base.Streaming."""
+        return PIECES
 
     def load(self, source: Source) -> Model:
         """With its head for masked tokens."""

@@ -29,6 +29,7 @@ from recipe.reports.section import Section
 from recipe.tasks import evaluation, judging
 from recipe.tasks.base import (
     OK,
+    ROWS,
     WARNING,
     Batches,
     Finding,
@@ -173,6 +174,11 @@ class TextClassification:
     def sharded(self) -> frozenset[str]:
         """See base.Sharding."""
         return self.splits.sharded
+
+    @property
+    def streams(self) -> str | None:
+        """See base.Streaming: classes weigh by their windows, of which all must be known."""
+        return None if self._is_split else ROWS
 
     def load(self, source: Source) -> Model:
         """With a head for the labels; its configuration says which columns it was trained on."""

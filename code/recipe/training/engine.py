@@ -31,6 +31,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from recipe.batching import batches
 from recipe.batching import packing as plan
 from recipe.batching.batches import Batch, Layout, Samples, World
+from recipe.batching.portions import Announced, Streamed
 from recipe.console import say
 from recipe.errors import DistributedError, DivergedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
@@ -46,7 +47,7 @@ from recipe.training.worlds import Cut
 from recipe.value_ranges import REFUSED
 
 _WATCHED = 16
-_REFERENCES = "references.safetensors"
+_REFERENCES, _PORTIONS = "references.safetensors", "portions.json"
 
 
 def check(args: TrainingArguments) -> None:
@@ -92,14 +93,20 @@ def build(
     check(args)
     cut = worlds.settle(args)
     samples = dict(ready)
-    training = batches.Training(
-        samples=samples.pop("train"),
-        size=cut.size,
-        accumulation=cut.accumulation,
-        at_once=cut.samples,
-        seed=args.seed if args.data_seed is None else args.data_seed,
-        world=World(processes=args.world_size, rank=args.process_index),
-    )
+    train = samples.pop("train")
+    same: dict[str, Any] = {
+        "samples": train,
+        "size": cut.size,
+        "accumulation": cut.accumulation,
+        "at_once": cut.samples,
+        "seed": args.seed if args.data_seed is None else args.data_seed,
+        "world": World(processes=args.world_size, rank=args.process_index),
+    }
+    if isinstance(train, Announced):
+        limit = None if train.portions.one_each else args.max_steps
+        training: batches.Training = Streamed(portions=train.portions, limit=limit, **same)
+    else:
+        training = batches.Training(**same)
     train_layout, eval_layout = base.lay_out(
         model, tokenizer, args, hyperparameters, training, samples, objective
     )
@@ -181,14 +188,16 @@ class Engine(Resumable):
         return self.eval_dataset if eval_dataset is None else eval_dataset
 
     def training_lengths(self) -> Any:
-        """Tokens of each training text."""
-        return self._training.samples.text_lengths
+        """Tokens of each training text of an epoch."""
+        return self._training.epoch_lengths()
 
     def tokens_computed(self) -> int:
         """In the first epoch, by all processes, padding included."""
-        drawn = self._training.rows(1, self._train_layout.balanced)
+        part = self._training.first_part()
+        drawn = part.rows(1, self._train_layout.balanced)
         places = self._train_layout.places
-        return sum(places(self._training.samples, rows) for rows in drawn if len(rows))
+        of_part = sum(places(part.samples, rows) for rows in drawn if len(rows))
+        return of_part * self._training.steps() // max(1, part.steps())
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Samples in a step, by which the Trainer counts how many were trained on."""
@@ -271,10 +280,9 @@ class Engine(Resumable):
         totals = [each.item() for each in sums]
         for (step, _, rows), total in zip(watched, totals, strict=True):
             if not math.isfinite(total):
-                real = [row for row in rows.tolist() if row >= 0]
+                real = self._training.named([row for row in rows.tolist() if row >= 0])
                 raise DivergedError(
-                    f"The loss of step {step} is no number. Its batch has the rows "
-                    f"{', '.join(map(str, real))} of the training data, counted from 0.",
+                    f"The loss of step {step} is no number. Its batch has {real}.",
                     "Lower learning_rate, or look at these rows. The checkpoints in "
                     f"{self.args.output_dir} are from before.",
                 )
@@ -314,13 +322,18 @@ class Engine(Resumable):
         super().before_steps()
 
     def files_beside(self) -> dict[str, bytes]:
-        """With what the untrained model said."""
-        if not isinstance(self._objective, Referring):
-            return {}
-        return {_REFERENCES: self._objective.references()}
+        """With what the untrained model said, and what is known of portions."""
+        files = {}
+        if isinstance(self._objective, Referring):
+            files[_REFERENCES] = self._objective.references()
+        if isinstance(self._training, Streamed):
+            files[_PORTIONS] = self._training.portions.records()
+        return files
 
     def restore(self, files: Mapping[str, bytes]) -> None:
-        """Take back what the untrained model said."""
+        """Take back what `files_beside` gave."""
+        if isinstance(self._training, Streamed):
+            self._training.portions.expect(files[_PORTIONS])
         if isinstance(self._objective, Referring):
             self._objective.restore(files[_REFERENCES])
             self._has_references = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -41,7 +42,7 @@ from recipe.runtime.timer import Stopwatch
 from recipe.storage import atomic, checksums, hub
 from recipe.tasks import detection
 from recipe.tasks.base import Answering, Objective, Saving, Sharding, Task, Tuning
-from recipe.training import engine, graph_extraction, host_samples, profiling, tracking
+from recipe.training import engine, graph_extraction, host_samples, profiling, streaming, tracking
 from recipe.training.engine import Engine
 from recipe.training.progress import Bar, MetricLines, ProgressFile, ProgressLines
 
@@ -82,11 +83,12 @@ def run(
     hyperparameters, why = detection.find(hyperparameters, places.channels)
     say(f"task: {why}")
     chosen, arguments = _set_up(hyperparameters, places, environ)
-    job = _make(hyperparameters, places, arguments, watch, environ)
-    if is_trial:
-        job.trainer.add_callback(graph_extraction.FewSteps())
-    with tracking.run(cast("list[str]", arguments.report_to), hyperparameters):
-        metrics = _train(job, hyperparameters)
+    with contextlib.ExitStack() as stack:  # of what goes on beside training
+        job = _make(hyperparameters, places, arguments, watch, environ, stack)
+        if is_trial:
+            job.trainer.add_callback(graph_extraction.FewSteps())
+        with tracking.run(cast("list[str]", arguments.report_to), hyperparameters):
+            metrics = _train(job, hyperparameters)
     watch.lap("training")
     weights = distribution.whole_weights(job.trainer)
     if is_trial:
@@ -140,6 +142,7 @@ def _make(
     arguments: TrainingArguments,
     watch: Stopwatch,
     environ: Mapping[str, str],
+    stack: contextlib.ExitStack,
 ) -> _Made:
     hosts = shards.of_job(environ)
     if hosts.sharded:
@@ -168,8 +171,9 @@ def _make(
     cut = f", texts {how} {max_length} tokens" if max_length else ""
     say(f"model: {source.name}, {parameters / 1e6:.1f} M parameters{cut}")
     watch.lap("model")
-    with waits():
-        samples: Mapping[str, Samples] = task.samples(tokenizer, max_length)
+    samples: Mapping[str, Samples] = stack.enter_context(
+        streaming.samples(task, tokenizer, max_length, hyperparameters, arguments, hosts)
+    )
     if hosts.sharded:
         host_samples.check_same_model(model, hosts)
     sharded = task.sharded if isinstance(task, Sharding) else frozenset[str]()
