@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-
 from tests.support.trainings import STEPS, Job, Reviews
 
 _ROWS = 128
