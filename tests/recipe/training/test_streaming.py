@@ -57,10 +57,10 @@ class _Streamed(Job):
     "processes",
     [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)],
 )
-def test_it_is_killed_in_a_portion_and_at_the_border_of_one(
+def test_it_is_killed_and_goes_on_at_the_border_of_a_portion(
     tmp_path: Path, tiny_model: Path, data: Path, processes: int
 ) -> None:
-    more = ("--max_train_steps", str(STEPS + 20))
+    more = ("--max_train_steps", str(STEPS + 20), "--save_steps", "8", "--save_total_limit", "99")
     whole = _Streamed(tmp_path / "whole", tiny_model, data, processes, more)
     output = whole.finish()
     assert "799 training rows are made tokens beside training, in 7 portions of 128" in output
@@ -68,16 +68,19 @@ def test_it_is_killed_in_a_portion_and_at_the_border_of_one(
     job = _Streamed(tmp_path / "disturbed", tiny_model, data, processes, more)
     code, _ = job.interrupt(signal.SIGKILL, 9)
     assert code == -signal.SIGKILL
-    # Another host, which has the checkpoints and no tokens; stopped where a portion ends.
+    # Another host, which has the checkpoints and no tokens.
     shutil.rmtree(job.cache)
-    _, resumed = job.interrupt(signal.SIGTERM, 15)
-    assert "resuming from" in resumed
-    shutil.rmtree(job.cache)
-    last = job.finish()
-    assert re.search(r"resuming from .*/checkpoint-1[5-9]", last)
+    killed = job.finish()
+    assert "resuming from" in killed
     assert job.weights() == whole.weights()
+    # Where the first portion has just ended.
+    border = _Streamed(tmp_path / "border", tiny_model, data, processes, more)
+    shutil.copytree(whole.checkpoints / "checkpoint-16", border.checkpoints / "checkpoint-16")
+    went_on = border.finish()
+    assert f"resuming from {border.checkpoints}/checkpoint-16" in went_on
+    assert border.weights() == whole.weights()
     expected = dict(re.findall(r"metric step=(\d+) \S+ (loss=\S+)", output))
-    for number, loss in re.findall(r"metric step=(\d+) \S+ (loss=\S+)", resumed + last):
+    for number, loss in re.findall(r"metric step=(\d+) \S+ (loss=\S+)", killed + went_on):
         assert loss == expected[number], number
 
 
