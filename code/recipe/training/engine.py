@@ -36,10 +36,10 @@ from recipe.console import say
 from recipe.errors import DistributedError, DivergedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.runtime import cuda_graphs, ddp_hook, distribution, gathering
+from recipe.runtime import graph_extraction as trial
 from recipe.storage import checkpoints
 from recipe.tasks import base
 from recipe.tasks.base import Objective, Referring, Writing
-from recipe.training import graph_extraction as trial
 from recipe.training import job_identity, worlds
 from recipe.training.interruptions import Interrupted
 from recipe.training.resuming import Resumable, fingerprint

@@ -35,14 +35,14 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.models import cpu_kernels, loading, lora, quantized
 from recipe.paths import Places
 from recipe.reports import answers, model_card, report
-from recipe.runtime import device, distribution, turns, xla
+from recipe.runtime import device, distribution, graph_extraction, turns, xla
 from recipe.runtime.device import Device
 from recipe.runtime.distribution import Distribution
 from recipe.runtime.timer import Stopwatch
 from recipe.storage import atomic, checksums, hub
 from recipe.tasks import detection
 from recipe.tasks.base import Answering, Objective, Saving, Sharding, Task, Tuning
-from recipe.training import engine, graph_extraction, host_samples, profiling, streaming, tracking
+from recipe.training import engine, host_samples, profiling, streaming, tracking
 from recipe.training.engine import Engine
 from recipe.training.progress import Bar, MetricLines, ProgressFile, ProgressLines
 
@@ -57,7 +57,7 @@ def run(
 ) -> dict[str, float]:
     """Train on a job's channels; write the model, its card and metrics.json.
 
-    A trial run (`recipe.training.graph_extraction`) writes nothing.
+    A trial run (`recipe.runtime.graph_extraction`) writes nothing.
 
     Returns:
         The metrics, as in metrics.json.

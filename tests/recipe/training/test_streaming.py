@@ -47,6 +47,7 @@ class _Streamed(Job):
     ) -> None:
         streamed = ("--streaming", "True", "--streaming_rows", str(_ROWS))
         super().__init__(base, model, data, processes, (*streamed, *more))
+        self.arguments[self.arguments.index("--save_steps") + 1] = "8"
         self.cache = base / "cache"
         self.environment["HF_DATASETS_CACHE"] = str(self.cache)
 
@@ -60,7 +61,7 @@ class _Streamed(Job):
 def test_it_is_killed_and_goes_on_at_the_border_of_a_portion(
     tmp_path: Path, tiny_model: Path, data: Path, processes: int
 ) -> None:
-    more = ("--max_train_steps", str(STEPS + 20), "--save_steps", "8", "--save_total_limit", "99")
+    more = ("--max_train_steps", str(STEPS + 20), "--save_total_limit", "99")
     whole = _Streamed(tmp_path / "whole", tiny_model, data, processes, more)
     output = whole.finish()
     assert "799 training rows are made tokens beside training, in 7 portions of 128" in output
