@@ -46,3 +46,20 @@ lock_alone sbom 3.10 container/locks/sbom.txt
 lock_alone fuzz 3.11 tests/locks/fuzz.txt
 lock_alone sdk2 3.11 tests/locks/sdk2.txt
 lock_alone sdk3 3.11 tests/locks/sdk3.txt
+
+# That each image's Python and C library have a wheel of all that its lock names, but for those that
+# come as source alone: pure Python, except sagemaker-training, for which a base needs a C compiler.
+sources="inotify-simple rouge-score sagemaker-inference sagemaker-training seqeval"
+check_wheels() {
+    as_source=
+    for package in $sources; do as_source="$as_source --no-binary $package"; done
+    # shellcheck disable=SC2086 # one word for each option
+    printf 'torch\npip\n' | "$uv" pip compile "container/locks/$1.txt" --python-version "$2" \
+        --python-platform "x86_64-manylinux_$3" --excludes - --only-binary :all: $as_source --quiet >/dev/null
+    echo "container/locks/$1.txt: wheels for Python $2, glibc $3"
+}
+check_wheels gpu 3.12 2_34
+check_wheels neuron-xla 3.10 2_35
+check_wheels neuron-xla 3.12 2_39
+check_wheels neuron-native 3.12 2_39
+check_wheels neuron-native 3.14 2_39

@@ -23,11 +23,28 @@ def test_the_changelog_begins_with_the_version() -> None:
     assert re.fullmatch(r"unreleased|\d{4}-\d\d-\d\d", headings[0][1])
 
 
-def workflow() -> dict[Any, Any]:
+def workflow(name: str = "check") -> dict[Any, Any]:
     read: dict[Any, Any] = yaml.safe_load(
-        (ROOT / ".github" / "workflows" / "check.yml").read_text()
+        (ROOT / ".github" / "workflows" / f"{name}.yml").read_text()
     )
     return read
+
+
+def test_every_lock_of_an_image_is_audited_and_none_passed_over() -> None:
+    told = workflow("audit")
+    assert told["permissions"] == {"contents": "read"}
+    job = told["jobs"]["audit"]
+    named = {
+        lock
+        for path in ROOT.glob("Dockerfile.*")
+        for lock in re.findall(r"locks/([\w-]+)\.txt", path.read_text())
+    }
+    assert set(job["strategy"]["matrix"]["lock"]) == named - {"sbom"}
+    command = job["steps"][-1]["run"]
+    assert "--strict" in command
+    # The release checklist has the same command.
+    checklist = (ROOT / "docs" / "RELEASING.md").read_text()
+    assert command.split("--requirement")[0] in checklist
 
 
 def test_the_workflow_runs_what_the_one_check_runs() -> None:
