@@ -211,8 +211,9 @@ def _command(
         return program
     torchrun = ["-m", "torch.distributed.run", f"--nproc_per_node={world.processes}"]
     if len(world.hosts) == 1:
-        # A free port of its own, so that two jobs on one machine do not meet.
-        torchrun += ["--nnodes=1", "--standalone"]
+        # A free port of its own, so that two jobs on one machine do not meet; by this address,
+        # since not every container can look its own name up: torchrun tries for five minutes.
+        torchrun += ["--nnodes=1", "--standalone", "--local_addr=127.0.0.1"]
     else:
         torchrun += [
             f"--nnodes={len(world.hosts)}",

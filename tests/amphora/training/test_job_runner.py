@@ -357,6 +357,26 @@ class TestRanks:
         for rank in (0, 1):
             assert f"rank {rank} total 3.0 threads 1" in result.stdout
 
+    def test_a_host_that_does_not_know_its_own_name_is_no_obstacle(self, ranks: Tree) -> None:
+        unshare = ["unshare", "--uts", "sh", "-c", 'hostname nobody-knows.invalid; exec "$@"', "sh"]
+        if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
+            pytest.skip("a name of its own for a process needs root")
+        ranks.script(
+            "import torch.distributed as dist\n"
+            "dist.init_process_group('gloo')\nprint('rank', dist.get_rank())\n"
+            "dist.destroy_process_group()"
+        )
+        result = subprocess.run(
+            [*unshare, *ranks.command()],
+            env=ranks.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr
+        assert "rank 0" in result.stdout and "rank 1" in result.stdout
+
     def test_the_first_failing_rank_is_named(self, ranks: Tree) -> None:
         ranks.script(
             "import os, torch, torch.distributed as dist\n"

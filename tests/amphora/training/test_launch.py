@@ -52,8 +52,9 @@ def test_accelerate_is_told_of_cpus_unless_something_else_may_be_there(tree: Tre
 def test_several_accelerators_mean_torchrun(tree: Tree) -> None:
     for found in (devices(gpus=4), devices(cores=4)):
         started = plan(tree.configure(), found, AMPHORA_NEURON_STACK="xla")
-        assert started.argv[1:6] == (
-            "-m", "torch.distributed.run", "--nproc_per_node=4", "--nnodes=1", "--standalone"
+        assert started.argv[1:7] == (
+            "-m", "torch.distributed.run", "--nproc_per_node=4", "--nnodes=1", "--standalone",
+            "--local_addr=127.0.0.1",
         )  # fmt: skip
         assert started.is_launcher and started.environ["OMP_NUM_THREADS"] == "2"
 

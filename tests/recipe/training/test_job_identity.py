@@ -40,6 +40,7 @@ DECISIVE = {
     "beta",
     "loss_type",
     "label_smoothing",
+    "load_in_4bit",
     "augmentation",
 }
 TABLES = [
