@@ -7,6 +7,7 @@ in a script, nothing pauses, and each prediction is made in one piece.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import torch
 
@@ -43,6 +44,46 @@ def wait(is_done: Until) -> None:
     """
     while _pause is not None and not is_done():
         _pause(None)
+
+
+Result = TypeVar("Result")
+
+
+class Shared(Generic[Result]):
+    """Work that several predictions wait for: one of them does it, with pauses."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        """
+        Args:
+            work: It may be begun again, if what does it is ended at a pause.
+        """
+        self._work = work
+        self._is_at_work = False
+        self._results: list[Result] = []
+        self._error: Exception | None = None
+
+    def result(self) -> Result:
+        """What the work returns, or raises."""
+        while not self._is_over():
+            if self._is_at_work:
+                pause(lambda: self._is_over() or not self._is_at_work)
+                if self._is_at_work and not self._is_over():
+                    # Who takes no turns cannot wait for another's.
+                    return self._work()
+                continue
+            self._is_at_work = True
+            try:
+                self._results.append(self._work())
+            except Exception as error:
+                self._error = error
+            finally:
+                self._is_at_work = False
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+    def _is_over(self) -> bool:
+        return bool(self._results) or self._error is not None
 
 
 def pause_before_calls(model: torch.nn.Module) -> None:

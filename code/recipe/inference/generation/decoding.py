@@ -155,6 +155,11 @@ class Penalties(LogitsProcessor):
         self._presence = presence
         self._bias = bias
 
+    @property
+    def weigh(self) -> bool:
+        """Whether any score is changed."""
+        return bool(self._frequency or self._presence or self._bias)
+
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with penalties and biases; shapes (texts, tokens), (texts, vocabulary)."""
         new = input_ids[:, self._prompt :]
@@ -210,3 +215,24 @@ class Watch(StoppingCriteria):
         left = self.is_left.is_set()
         done = [left or bool(writer.written.finish) for writer in self._writers]
         return torch.tensor(done, device=input_ids.device)
+
+
+class Pauses(StoppingCriteria):
+    """Ends nothing, but lets others have their turn before each step; what these draw meanwhile
+    weighs nothing."""
+
+    def __init__(self, pause: Callable[[], None], *, draws: bool) -> None:
+        """
+        Args:
+            pause: What it raises ends the generation.
+            draws: Whether tokens are drawn.
+        """
+        self._pause = pause
+        self._draws = draws
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+        """That no text is finished, shape (texts,)."""
+        devices = [input_ids.device] if input_ids.device.type == "cuda" else []
+        with torch.random.fork_rng(devices, enabled=self._draws):
+            self._pause()
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)

@@ -1,0 +1,47 @@
+"""What transformers' `generate` is called with for prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from recipe.inference.generation.decoding import Ends
+from recipe.inference.generation.prompts import Prompt
+from recipe.inference.loaded_model import LoadedModel
+
+
+def ends(loaded: LoadedModel, prompt: Prompt) -> Ends:
+    """What ends the texts of a prompt."""
+    model: Any = loaded.model
+    configured = model.generation_config.eos_token_id
+    tokens = [loaded.tokenizer.eos_token_id]
+    if configured is not None:
+        listed = configured if isinstance(configured, list) else [configured]
+        # Chat models often end their turns with a token that only their tokenizer names.
+        tokens = [*listed, *(tokens if prompt.is_chat else [])]
+    return Ends(
+        ids=frozenset(number for number in tokens if number is not None),
+        stop=prompt.settings.stop,
+        most=prompt.new,
+    )
+
+
+def pad_token_id(loaded: LoadedModel) -> int:
+    """The tokenizer's; if it has none, a token that the mask hides."""
+    tokenizer = loaded.tokenizer
+    known: tuple[Any, ...] = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return int(next(number for number in known if number is not None))
+
+
+def inputs(loaded: LoadedModel, prompts: Sequence[list[int]]) -> dict[str, torch.Tensor]:
+    """Prompts padded on the left, so that what is written follows each: shape (prompts, tokens)."""
+    longest = max(map(len, prompts))
+    mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]
+    padded = [[pad_token_id(loaded)] * (longest - len(ids)) + ids for ids in prompts]
+    target = loaded.model.device
+    return {
+        "input_ids": torch.tensor(padded, device=target),
+        "attention_mask": torch.tensor(mask, device=target),
+    }

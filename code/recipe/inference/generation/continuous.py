@@ -1,0 +1,206 @@
+"""Requests whose texts an engine writes: each joins it as it comes, and leaves when it ends."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    EosTokenCriteria,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+)
+
+from recipe.inference.generation import calls
+from recipe.inference.generation.batch import Batch, Rows
+from recipe.inference.generation.decoding import Completion, Event, Notes, Penalties, Writer
+from recipe.inference.generation.engine import Engine, Row
+from recipe.inference.generation.options import GenerationSettings
+from recipe.inference.generation.prompts import Prompt
+from recipe.inference.loaded_model import LoadedModel
+from recipe.runtime import memory
+
+_MEMORY_SHARE = 0.4
+"""Of the memory that is free when a model is loaded; the rest is for what its calls compute."""
+# What a model's own settings may ask `generate` for, and an engine does not do.
+_OTHER_WAYS = (
+    "penalty_alpha", "dola_layers", "prompt_lookup_num_tokens", "guidance_scale",
+    "cache_implementation", "constraints", "force_words_ids", "token_healing", "is_assistant",
+    "assistant_early_exit", "max_time", "sequence_bias",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Continuous:
+    """A causal language model whose texts begin and end at any token."""
+
+    loaded: LoadedModel
+    engine: Engine
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, environ: Mapping[str, str] = os.environ) -> Continuous | None:
+        """The model with an engine; None if texts would then not be what each is alone, and where
+        AMPHORA_CONTINUOUS=0.
+
+        Raises:
+            ValueError: AMPHORA_CONTINUOUS is neither 0 nor 1, or AMPHORA_CACHE_TOKENS no number.
+        """
+        if (wanted := environ.get("AMPHORA_CONTINUOUS", "1")) not in ("0", "1"):
+            raise ValueError(f"AMPHORA_CONTINUOUS is {wanted!r}. Give 0 or 1.")
+        most_tokens = environ.get("AMPHORA_CACHE_TOKENS", "")
+        if most_tokens and not (most_tokens.isdecimal() and int(most_tokens) > 0):
+            raise ValueError(f"AMPHORA_CACHE_TOKENS is {most_tokens!r}. Give a number above 0.")
+        if wanted == "0":
+            return None
+        model: Any = loaded.model
+        vocabulary = model.get_input_embeddings().num_embeddings
+        rows = Rows(model, calls.pad_token_id(loaded))
+        # Tokens of all kinds, none of them special as a rule.
+        tokens = [(7 + 31 * place) % vocabulary for place in range(14)]
+        if loaded.max_length >= 16 and _writes_plainly(model) and rows.is_faithful(tokens):
+            _, batch = rows.extend(Batch(), [tokens])
+            on_device = model.device.type == "cuda"
+            free = torch.cuda.mem_get_info()[0] if on_device else memory.available()
+            room = int((free or 1 << 30) * _MEMORY_SHARE) // max(1, batch.token_bytes)
+            return cls(loaded, Engine(rows, int(most_tokens) if most_tokens else max(1, room)))
+        print(
+            f"batches: {type(model).__name__} answers otherwise if texts join others while these"
+            " are written: texts of equal settings are written together, from first to last",
+            flush=True,
+        )
+        return None
+
+    @staticmethod
+    def takes(settings: GenerationSettings) -> bool:
+        """Whether the engine writes texts of these settings: not those of beams."""
+        return settings.num_beams == 1
+
+    def add(self, prompts: Sequence[Prompt], events: deque[Event] | None = None) -> list[Row]:
+        """Texts to be written for all prompts of a request, in their order.
+
+        Args:
+            prompts: At least one.
+            events: Where their tokens go as they are written.
+        """
+        rows = []
+        for prompt in prompts:
+            own = [self._row(prompt, place, events) for place in range(prompt.settings.sequences)]
+            self.engine.add(own)
+            rows += own
+        return rows
+
+    def texts(
+        self, prompts: Sequence[Prompt], rows: Sequence[Row] | None = None
+    ) -> list[list[Completion]]:
+        """A request's texts, each prompt's in a list, when all are written. Raises what has ended
+        one of them.
+
+        Args:
+            prompts: All of the request.
+            rows: What `add` has made of them, if they were added already.
+        """
+        rows = self.add(prompts) if rows is None else rows
+        self.engine.finish(rows)
+        written = iter(row.writer.written for row in rows)
+        return [[next(written) for _ in range(prompt.settings.sequences)] for prompt in prompts]
+
+    def events(self, prompts: Sequence[Prompt]) -> Iterator[Event]:
+        """The texts of a request, token by token as they are written."""
+        queue: deque[Event] = deque()
+        yield from self.engine.events(self.add(prompts, queue), queue)
+
+    def _row(self, prompt: Prompt, place: int, events: deque[Event] | None) -> Row:
+        """A text that is to be written after a prompt, by what `generate` makes of its settings."""
+        settings = prompt.settings
+        model: Any = self.loaded.model
+        notes = Notes() if settings.logprobs is not None else None
+        penalties = Penalties(
+            len(prompt.ids), settings.frequency_penalty, settings.presence_penalty,
+            settings.logit_bias,
+        )  # fmt: skip
+        own = [*([penalties] if penalties.weigh else []), *([notes] if notes else [])]
+        ends = calls.ends(self.loaded, prompt)
+        processors, criteria, samples = _prepared(
+            model,
+            calls.inputs(self.loaded, [prompt.ids]),
+            **{**settings.options(), "num_return_sequences": 1},
+            max_new_tokens=prompt.new,
+            eos_token_id=sorted(ends.ids) or None,
+            pad_token_id=calls.pad_token_id(self.loaded),
+            logits_processor=LogitsProcessorList(own),
+        )
+        generator = None
+        if samples:
+            generator = torch.Generator(model.device)
+            if settings.seed is None:
+                generator.seed()
+            else:
+                # Another for each text; of the first the request's own.
+                number = prompt.place * settings.sequences + place
+                generator.manual_seed((settings.seed + number * 0x9E3779B97F4A7C15) % 2**64)
+        follows = events is not None or settings.logprobs is not None
+        return Row(
+            ids=list(prompt.ids),
+            longest=len(prompt.ids) + prompt.new,
+            writer=Writer(Completion(prompt.place, place), self.loaded.tokenizer, ends, follows),
+            processors=processors,
+            criteria=criteria,
+            generator=generator,
+            notes=notes,
+            count=settings.logprobs or 0,
+            events=events,
+        )
+
+
+def _prepared(
+    model: Any, inputs: Mapping[str, torch.Tensor], **options: Any
+) -> tuple[LogitsProcessorList, StoppingCriteriaList, bool]:
+    """What `generate` would weigh scores by, what would end its texts beside end tokens and length,
+    and whether it would draw tokens. It stops before the first of them.
+
+    Raises:
+        TypeError: This version of transformers takes no function for `custom_generate`.
+    """
+    seen: list[tuple[Any, Any, Any]] = []
+
+    def see(
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **rest: Any,
+    ) -> torch.Tensor:
+        seen.append((logits_processor, stopping_criteria, generation_config))
+        return input_ids
+
+    model.generate(**inputs, **options, custom_generate=see)
+    if not seen:
+        raise TypeError("generate takes no function")
+    ((processors, criteria, config),) = seen
+    others = [
+        each for each in criteria if not isinstance(each, (MaxLengthCriteria, EosTokenCriteria))
+    ]
+    return processors, StoppingCriteriaList(others), bool(config.do_sample)
+
+
+def _writes_plainly(model: Any) -> bool:
+    """Whether the model's own settings ask for nothing but one token after the other, and
+    transformers tells how."""
+    config = model.generation_config
+    asked = [name for name in _OTHER_WAYS if getattr(config, name, None)]
+    if (config.num_beams or 1) > 1 or config.use_cache is False or asked:
+        return False
+    try:
+        ids = torch.tensor([[1]], device=model.device)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        _prepared(model, inputs, max_new_tokens=1, do_sample=False)
+    except Exception as error:
+        print(f"batches: {type(error).__name__}: {str(error)[:200]}", flush=True)
+        return False
+    return True

@@ -1,0 +1,157 @@
+"""Texts of equal settings that `generate` writes together, from first to last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from queue import Queue
+from threading import Semaphore, Thread
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList, StoppingCriteriaList
+
+from recipe.inference import loaded_model, turns
+from recipe.inference.generation import calls
+from recipe.inference.generation.batch import has_lasting_positions
+from recipe.inference.generation.decoding import (
+    Completion,
+    Event,
+    Notes,
+    Pauses,
+    Penalties,
+    Watch,
+    Writer,
+)
+from recipe.inference.generation.prompts import Prompt
+from recipe.inference.loaded_model import LoadedModel
+
+
+def write(
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    *,
+    follows: bool = False,
+    tell: Callable[[Completion, str], None] | None = None,
+    start: Callable[[Watch], None] | None = None,
+) -> list[list[Completion]]:
+    """The texts of prompts that are one of `groups`, each prompt's in a list.
+
+    Args:
+        loaded: The model.
+        prompts: They are continued together.
+        follows: Whether the tokens' own texts are wanted.
+        tell: Called for each token with its text so far, and what the token adds. Without it
+            others have their turn before each token.
+        start: Called once with what ends the generation early.
+    """
+    settings = prompts[0].settings
+    model: Any = loaded.model
+    ends = calls.ends(loaded, prompts[0])
+    texts = [
+        [Completion(prompt.place, place) for place in range(settings.sequences)]
+        for prompt in prompts
+    ]
+    follows = follows or settings.logprobs is not None
+    writers = [Writer(text, loaded.tokenizer, ends, follows) for own in texts for text in own]
+    inputs = calls.inputs(loaded, [prompt.ids for prompt in prompts])
+    length = inputs["input_ids"].shape[1]
+    notes = Notes() if settings.logprobs is not None else None
+    penalties = Penalties(
+        length, settings.frequency_penalty, settings.presence_penalty, settings.logit_bias
+    )
+    watch = Watch(writers, notes, settings.logprobs or 0, tell)
+    if start is not None:
+        start(watch)
+    if settings.do_sample:
+        # Forks of one process would otherwise all draw the same.
+        torch.seed() if settings.seed is None else torch.manual_seed(settings.seed)
+    has_beams = settings.num_beams > 1
+    # Beams change their places with every token: they are read in the end.
+    criteria: list[Any] = [] if has_beams else [watch]
+    if tell is None:
+        criteria.append(Pauses(turns.pause, draws=settings.do_sample))
+    with torch.inference_mode():
+        output = model.generate(
+            **inputs,
+            **settings.options(),
+            max_new_tokens=prompts[0].new,
+            eos_token_id=sorted(ends.ids) or None,
+            pad_token_id=calls.pad_token_id(loaded),
+            logits_processor=LogitsProcessorList([penalties, *([notes] if notes else [])]),
+            stopping_criteria=StoppingCriteriaList(criteria),
+        )
+    if has_beams:
+        for writer, ids in zip(writers, output[:, length:].tolist(), strict=True):
+            for number in ids:
+                if not writer.written.finish:
+                    writer.take(number)
+    for writer in writers:
+        writer.end()
+    return texts
+
+
+def events(loaded: LoadedModel, prompts: Sequence[Prompt]) -> Iterator[Event]:
+    """The texts of a request, token by token as they are generated.
+
+    Its thread computes while the next token is waited for, and not otherwise: what is drawn does
+    not depend on other requests at work, and nothing is computed ahead of a slow reader.
+    """
+    queue: Queue[Event | BaseException | None] = Queue()
+    is_asked, is_left = Semaphore(0), False
+    watches: list[Watch] = []
+    devices = [loaded.model.device] if loaded.model.device.type == "cuda" else []
+
+    def tell(written: Completion, text: str) -> None:
+        if is_left:
+            return
+        finished = written if written.finish else None
+        event = Event(written.prompt, written.place, written.tokens[-1], text, finished)
+        queue.put(event)
+        with torch.random.fork_rng(devices):
+            is_asked.acquire()
+
+    def generate() -> None:
+        try:
+            for group in alike(loaded, prompts):
+                if not is_left:
+                    write(loaded, group, follows=True, tell=tell, start=watches.append)
+        except BaseException as error:
+            queue.put(error)
+        else:
+            queue.put(None)
+
+    thread = Thread(target=generate, daemon=True)  # a reader may never come back
+    thread.start()
+    try:
+        while (event := queue.get()) is not None:
+            if isinstance(event, BaseException):
+                raise event
+            yield event
+            is_asked.release()
+    finally:
+        # The reader may have left before the end.
+        is_left = True
+        for watch in watches:
+            watch.is_left.set()
+        is_asked.release()
+        thread.join()
+
+
+def alike(loaded: LoadedModel, prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
+    """Prompts that can be continued together, in their order."""
+    found: dict[Any, list[Prompt]] = {}
+    lasting = has_lasting_positions(loaded.model.config)
+    for prompt in prompts:
+        settings = prompt.settings
+        key: list[Any] = [settings, prompt.new, prompt.is_chat]
+        if settings.looks_back or not lasting:
+            key.append(len(prompt.ids))
+        if settings.seed is not None:
+            # What is drawn for one depends on what is drawn beside it.
+            key.append(id(prompt.owner))
+        found.setdefault(tuple(key), []).append(prompt)
+    for group in found.values():
+        rows = max(group[0].settings.sequences, group[0].settings.num_beams)
+        size = max(1, loaded_model.BATCH // rows)
+        for start in range(0, len(group), size):
+            yield group[start : start + size]
