@@ -227,6 +227,29 @@ def test_what_has_no_room_waits_and_nobody_overtakes_it(gpt2: Generator) -> None
     assert [row.writer.written.text for row in rows] == expected
 
 
+def test_engines_of_one_process_share_its_room(gpt2: Generator) -> None:
+    """As those of a base and of its adapters: none fills memory that another one has."""
+    models = []
+    for _ in range(2):
+        engine = Engine(Rows(gpt2.loaded.model, 0), most_tokens=64)
+        models.append(replace(gpt2, continuous=Continuous(gpt2.loaded, engine)))
+    first, second = (engine_of(model) for model in models)
+    asked = [request("anna said", max_new_tokens=24, return_full_text=False) for _ in range(5)]
+    expected = gpt2.predict(asked[:1])[0][0][0]["generated_text"]
+    rows = added(models[0], asked[1]) + added(models[0], asked[2])
+    first.step()
+    assert first.held > 40
+    rows += added(models[1], asked[3]) + added(models[1], asked[4])
+    second.step()
+    second.step()
+    # One goes on without room, since nothing of its own would make room; the other one waits.
+    assert sum(bool(row.writer.written.tokens) for row in rows) == 3
+    while len(first) or len(second):
+        first.step()
+        second.step()
+    assert [row.writer.written.text for row in rows] == [expected] * 4
+
+
 def test_streams_that_are_read_in_turns_are_whole(gpt2: Generator) -> None:
     bodies = [{"max_new_tokens": 7 + place, "stream": True} for place in range(3)]
     expected = [

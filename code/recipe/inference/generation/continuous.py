@@ -26,7 +26,8 @@ from recipe.inference.loaded_model import LoadedModel
 from recipe.runtime import memory
 
 _MEMORY_SHARE = 0.4
-"""Of the memory that is free when a model is loaded; the rest is for what its calls compute."""
+"""Of the memory that is free when a model is loaded; the rest is for what its calls compute. The
+workers of a device divide it."""
 # What a model's own settings may ask `generate` for, and an engine does not do.
 _OTHER_WAYS = (
     "penalty_alpha", "dola_layers", "prompt_lookup_num_tokens", "guidance_scale",
@@ -66,7 +67,8 @@ class Continuous:
             _, batch = rows.extend(Batch(), [tokens])
             on_device = model.device.type == "cuda"
             free = torch.cuda.mem_get_info()[0] if on_device else memory.available()
-            room = int((free or 1 << 30) * _MEMORY_SHARE) // max(1, batch.token_bytes)
+            share = _MEMORY_SHARE / int(environ.get("AMPHORA_SHARERS", "1"))
+            room = int((free or 1 << 30) * share) // max(1, batch.token_bytes)
             return cls(loaded, Engine(rows, int(most_tokens) if most_tokens else max(1, room)))
         print(
             f"batches: {type(model).__name__} answers otherwise if texts join others while these"

@@ -7,8 +7,10 @@ turn after it: there is no thread that writes, and nothing is written that nobod
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -78,13 +80,15 @@ class Engine:
         """
         Args:
             rows: The model.
-            most_tokens: For how many tokens, padding included, there is room. What does not fit
-                beside others waits; a prompt for which there is no room at all is tried alone.
+            most_tokens: For how many tokens, padding included, there is room, which the engines of
+                a process share. What does not fit beside others waits; a prompt for which there is
+                no room at all is tried alone.
             most_rows: How many texts are written at once.
         """
         self._model = rows
         self._most_tokens = most_tokens
         self._most_rows = self._limit = most_rows
+        _ENGINES.add(self)
         self._waiting: deque[_Prompt] = deque()
         self._running: list[Row] = []
         self._batch = Batch()
@@ -93,6 +97,13 @@ class Engine:
         self._tokens_per_second = _FIRST_PIECE / _PIECE_SECONDS
         self._steps = 0
         self._long_is_next = False
+
+    @property
+    def held(self) -> int:
+        """Tokens for which room is kept, padding included."""
+        begun = (prompt.rows for prompt in list(self._waiting) if prompt.read.lengths)
+        inside = [*self._running, *itertools.chain.from_iterable(begun)]
+        return len(inside) * max((row.longest for row in inside), default=0)
 
     def __len__(self) -> int:
         """Texts that are written or wait."""
@@ -209,13 +220,14 @@ class Engine:
         inside = [*self._running, *(row for prompt in begun for row in prompt.rows)]
         longest = max((row.longest for row in inside), default=0)
         count = len(inside)
+        room = self._most_tokens - sum(other.held for other in list(_ENGINES) if other is not self)
         admitted = list(begun)
         for prompt in self._waiting:
             if prompt.read.lengths:
                 continue
             count += len(prompt.rows)
             longest = max(longest, prompt.rows[0].longest)
-            fits = count <= self._limit and count * longest <= self._most_tokens
+            fits = count <= self._limit and count * longest <= room
             if not fits and (inside or admitted):
                 break
             admitted.append(prompt)
@@ -287,6 +299,10 @@ class Engine:
         self._waiting.extendleft(_Prompt([row], is_alone=True) for row in reversed(rows))
         if self._model.model.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+# Those of this process, as adapters of one base have one each.
+_ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 @torch.inference_mode()

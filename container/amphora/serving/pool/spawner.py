@@ -226,6 +226,8 @@ def worker_environment(
     # Before a fork there must be no pool of threads; the forks set their own count.
     child["OMP_NUM_THREADS"] = "1" if share else str(settings.threads)
     child.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # How many keep what they write in the same memory.
+    child["AMPHORA_SHARERS"] = str(-(-settings.workers // max(1, settings.accelerators)))
     if settings.device_kind == devices.CPU:
         # oneDNN keeps compiled kernels for every shape it has seen, and texts come in all shapes: a
         # worker grew by 276 MB; so by 7, for as much CPU (docs/LAB.md).
