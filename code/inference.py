@@ -65,8 +65,7 @@ def input_fn(body: bytes, content_type: str, context: Any = None) -> Request:
     if path == adapters.ROUTE:
         return adapters.load_request(body)
     request = reading.read(body, content_type, path)
-    if context is not None:
-        request.adapter = context.request_processor[0].get_request_property(adapters.HEADER) or ""
+    request.adapter = getattr(context, "headers", {}).get(adapters.HEADER, "")
     return request
 
 

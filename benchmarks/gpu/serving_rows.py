@@ -24,13 +24,14 @@ import numpy as np  # isort: skip
 import torch  # isort: skip
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from recipe.inference import loaded_model, packing_choice
+from recipe.inference import loaded_model
 from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.origin import Origin
-from recipe.inference.packed_rows import PackedRows
-from recipe.inference.packing_choice import examples, farthest, states_of_padded
+from recipe.inference.packed import choice as packing_choice
+from recipe.inference.packed.choice import examples, farthest, states_of_padded
+from recipe.inference.packed.graphs import LENGTHS, CudaTape, Graphs, Shape, Tape
+from recipe.inference.packed.rows import PackedRows
 from recipe.inference.rows import Reading, TokenRow
-from recipe.inference.token_graphs import LENGTHS, CudaTape, Graphs, Shape, Tape
 from recipe.models import flat_attention
 
 

@@ -29,9 +29,11 @@ from transformers import (
 
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import packed_rows, packing_choice, turns
+from recipe.inference import precision, turns
 from recipe.inference.origin import Origin
-from recipe.inference.packed_rows import PackedRows
+from recipe.inference.packed import choice as packing_choice
+from recipe.inference.packed import rows as packed_rows
+from recipe.inference.packed.rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request, Text
 from recipe.inference.rows import (
     Coming,
@@ -44,7 +46,6 @@ from recipe.inference.rows import (
     padded,
     tolerance_of,
 )
-from recipe.runtime import device
 from recipe.tokenization.encoding import beginning, encode, encode_pairs
 
 BATCH = 32
@@ -61,12 +62,6 @@ batch, and what is padded is masked."""
 PADDED, EQUAL, ALONE = "texts of any length", "texts of one length", "one text at a time"
 """What goes through a model together."""
 _INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int8": torch.float32,
-}
 _TOKENIZER_REMEDY = (
     "Pack the files that tokenizer.save_pretrained wrote (tokenizer.json or a vocabulary, and "
     "tokenizer_config.json) beside config.json; or, if the model reads no text, name its task in "
@@ -101,7 +96,10 @@ class LoadedModel:
             ModelError: It cannot be read.
             ValueError: AMPHORA_DTYPE is not the name of a precision.
         """
-        kind, name, dtype = precision(environ)
+        kind, name, dtype = precision.chosen(environ)
+        gives_way = precision.may_replace(kind, name, environ)
+        if gives_way and architecture is AutoModelForCausalLM and precision.is_published_in(origin):
+            name, dtype = "float16", torch.float16
         model = load_weights(origin, architecture, dtype).eval().to(kind)
         refuse_broken(model, origin)
         tokenizer = load_tokenizer(origin)
@@ -126,6 +124,14 @@ class LoadedModel:
         if architecture not in (AutoModelForCausalLM, AutoModelForSeq2SeqLM):
             is_labelled = architecture is AutoModelForSequenceClassification
             reading = Reading.LABELS if is_labelled else Reading.TOKENS
+            if gives_way and origin.weights is None and precision.is_made_for(model):
+                rows = [*loaded._probes(), loaded._longest()]
+                alone = replace(loaded, merging=ALONE)
+                if precision.converted(model, lambda: alone.forward(rows, reading)):
+                    name = "float16"
+                else:
+                    model = load_weights(origin, architecture, dtype).eval().to(kind)
+                    loaded = replace(loaded, model=model)
             loaded = loaded.with_safe_merging(reading)
             # int8 has one scale for a call's activations, and what torch.compile made is padded.
             usual = name != "int8" and not is_compiled and origin.weights is None
@@ -322,6 +328,12 @@ class LoadedModel:
         texts = ["a b c", "d " * 12]
         return [TokenRow(ids) for ids in encode(self.tokenizer, texts, self.max_length)]
 
+    def _longest(self) -> TokenRow:
+        """A text of as many tokens as are read, or of 4,096."""
+        limit = min(self.max_length, 4096)
+        (ids,) = encode(self.tokenizer, ["d e f " * limit], limit)
+        return TokenRow(ids)
+
 
 def refuse_uncut(request: Request, limit: int) -> None:
     """Raises BadRequest if a text was cut at `limit` tokens, and the request forbids that."""
@@ -330,24 +342,6 @@ def refuse_uncut(request: Request, limit: int) -> None:
             f"Input {request.truncated[0] + 1} is longer than the {limit} tokens that are read. "
             "Shorten it, or leave truncation out: it is then cut."
         )
-
-
-def precision(environ: Mapping[str, str]) -> tuple[str, str, torch.dtype]:
-    """The device to answer on, AMPHORA_DTYPE or its default there, and the weights' type.
-
-    Raises:
-        ValueError: AMPHORA_DTYPE is not the name of a precision, or of one that the device lacks.
-    """
-    chosen = device.choose(environ, bf16=None, use_cpu=False, fp16=False)
-    name = environ.get("AMPHORA_DTYPE") or ("bfloat16" if chosen.bf16 else "float32")
-    if name not in _DTYPES:
-        raise ValueError(f"AMPHORA_DTYPE is {name!r}. Give {', '.join(_DTYPES)}.")
-    if name == "int8" and chosen.kind != "cpu":
-        raise ValueError(
-            f"AMPHORA_DTYPE is 'int8', which is computed on a CPU only, and models are served on "
-            f"{chosen.kind} here. Give bfloat16 or float16."
-        )
-    return chosen.kind, name, _DTYPES[name]
 
 
 def load_tokenizer(origin: Origin) -> PreTrainedTokenizerBase:

@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
-from recipe.inference import packed_rows
-from recipe.inference.packed_rows import PackedRows
+from recipe.inference.packed import rows as packed_rows
+from recipe.inference.packed.rows import PackedRows
 from recipe.inference.rows import Reading, TokenRow, of_padded
 from recipe.models import flat_attention
 from tests.support.packed_batches import KINDS, PAD

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from recipe.inference import loaded_model, packing_choice, turns
-from recipe.inference.packed_rows import PackedRows
-from recipe.inference.packing_choice import Choice, examples, farthest
+from recipe.inference import loaded_model, turns
+from recipe.inference.packed import choice as packing_choice
+from recipe.inference.packed.choice import Choice, examples, farthest
+from recipe.inference.packed.rows import PackedRows
 from recipe.inference.rows import Coming, Values
 from recipe.models import flat_attention
 from tests.support.graph_tape import Rerun

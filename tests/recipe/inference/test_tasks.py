@@ -371,7 +371,7 @@ def test_a_users_function_calls_a_pipeline_that_transformers_no_longer_has(
 def test_a_precision_is_computed_or_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recipe.inference import loaded_model
+    from recipe.inference import precision
     from recipe.runtime.device import Device
 
     folder = save("BertForSequenceClassification", tmp_path / "model")
@@ -382,10 +382,10 @@ def test_a_precision_is_computed_or_refused(
     assert answers["float16"] == pytest.approx(answers["float32"], abs=2e-3)
     assert answers["int8"] == pytest.approx(answers["float32"], abs=5e-2)
     gpu = Device(kind="cuda", bf16=False, reason="", processes=1, threads=None)
-    monkeypatch.setattr(loaded_model.device, "choose", lambda *_, **__: gpu)
-    assert loaded_model.precision({"AMPHORA_DTYPE": "float16"})[0] == "cuda"
+    monkeypatch.setattr(precision.device, "choose", lambda *_, **__: gpu)
+    assert precision.chosen({"AMPHORA_DTYPE": "float16"})[0] == "cuda"
     with pytest.raises(ValueError, match=r"int8', which is computed on a CPU only.*cuda here"):
-        loaded_model.precision({"AMPHORA_DTYPE": "int8"})
+        precision.chosen({"AMPHORA_DTYPE": "int8"})
 
 
 def test_a_pair_model_reads_its_own_columns_and_ranks_texts(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ import transformers
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recipe.inference.packed_rows import PackedRows
+from recipe.inference.packed.graphs import Graphs, Shape
+from recipe.inference.packed.rows import PackedRows
 from recipe.inference.rows import TokenRow
-from recipe.inference.token_graphs import Graphs, Shape
 from recipe.models import flat_attention
 from tests.support.graph_tape import Rerun
 from tests.support.packed_batches import KINDS, PAD

@@ -14,7 +14,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import loaded_model
+from recipe.inference import loaded_model, precision
 from recipe.inference.answers import json_values
 from recipe.inference.bodies import MEDIA_PARTS
 from recipe.inference.loaded_model import LoadedModel
@@ -66,7 +66,7 @@ class Foreign:
         """
         # Pipelines make arrays of what models answer, and those have no bfloat16.
         exact = {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
-        kind, name, dtype = loaded_model.precision(exact)
+        kind, name, dtype = precision.chosen(exact)
         if name == "int8":
             raise ValueError(
                 f"AMPHORA_DTYPE is 'int8', which {task} has not. Give float32, bfloat16."

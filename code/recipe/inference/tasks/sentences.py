@@ -16,10 +16,12 @@ from transformers import PreTrainedModel
 
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import loaded_model, packed_rows, packing_choice, turns
+from recipe.inference import loaded_model, precision, turns
 from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE
 from recipe.inference.origin import Origin
-from recipe.inference.packed_rows import PackedRows
+from recipe.inference.packed import choice as packing_choice
+from recipe.inference.packed import rows as packed_rows
+from recipe.inference.packed.rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request
 from recipe.inference.rows import Coming, TokenRow, Values, lay_out, sent
 from recipe.tokenization.encoding import beginning
@@ -50,7 +52,7 @@ class SentenceVectors:
         """
         from sentence_transformers import SentenceTransformer
 
-        kind, name, dtype = loaded_model.precision(environ)
+        kind, name, dtype = precision.chosen(environ)
         if name == "int8":
             raise ValueError("AMPHORA_DTYPE is 'int8', which sentence-transformers has not here.")
         try:

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from recipe.data.column_names import TYPE_IDS
+from recipe.inference.packed.graphs import Graphs, Shape
 from recipe.inference.rows import (
     Reading,
     TokenRow,
@@ -28,7 +29,6 @@ from recipe.inference.rows import (
     sent,
     tolerance_of,
 )
-from recipe.inference.token_graphs import Graphs, Shape
 from recipe.models import flat_attention, packed_encoders
 from recipe.models.packed_encoders import Family
 

@@ -26,9 +26,9 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from recipe.inference.packed_rows import PackedRows
+from recipe.inference.packed.graphs import LENGTHS, CudaTape, Graphs, Shape, Tape
+from recipe.inference.packed.rows import PackedRows
 from recipe.inference.rows import TokenRow, padded
-from recipe.inference.token_graphs import LENGTHS, CudaTape, Graphs, Shape, Tape
 
 SECONDS = 15.0
 """After which nothing more is recorded or measured."""

@@ -1,0 +1,86 @@
+"""The precision that a model is served in: bfloat16 where the device computes in it.
+
+On GPUs that do not (T4, V100) float16 takes its place where the answers stay. It has fewer
+exponents: what a model was not made for overflows, or ends as zero, often only in long texts. So it
+is the default for encoders of known families alone, whose layers end in a normalisation, and for
+decoders whose weights were published in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from recipe.inference.origin import Origin
+from recipe.inference.rows import are_close, tolerance_of
+from recipe.models import packed_encoders
+from recipe.runtime import device
+
+DEVICES = frozenset({"cuda"})
+"""On which float16 is far faster than float32."""
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.float32,
+}
+
+
+def chosen(environ: Mapping[str, str]) -> tuple[str, str, torch.dtype]:
+    """The device to answer on, AMPHORA_DTYPE or its default there, and the weights' type.
+
+    Raises:
+        ValueError: AMPHORA_DTYPE is not the name of a precision, or of one that the device lacks.
+    """
+    found = device.choose(environ, bf16=None, use_cpu=False, fp16=False)
+    name = environ.get("AMPHORA_DTYPE") or ("bfloat16" if found.bf16 else "float32")
+    if name not in _DTYPES:
+        raise ValueError(f"AMPHORA_DTYPE is {name!r}. Give {', '.join(_DTYPES)}.")
+    if name == "int8" and found.kind != "cpu":
+        raise ValueError(
+            f"AMPHORA_DTYPE is 'int8', which is computed on a CPU only, and models are served on "
+            f"{found.kind} here. Give bfloat16 or float16."
+        )
+    return found.kind, name, _DTYPES[name]
+
+
+def may_replace(kind: str, name: str, environ: Mapping[str, str]) -> bool:
+    """Whether float16 may take the place of a precision: of float32 that nobody asked for.
+
+    Args:
+        kind: Of the device.
+        name: The precision.
+        environ: AMPHORA_DTYPE.
+    """
+    return kind in DEVICES and name == "float32" and not environ.get("AMPHORA_DTYPE")
+
+
+def is_published_in(origin: Origin) -> bool:
+    """Whether a model's configuration says that its weights are of float16."""
+    config: Any = origin.config()
+    return getattr(config, "dtype", None) in (torch.float16, "float16")
+
+
+def is_made_for(model: PreTrainedModel) -> bool:
+    """Whether it is an encoder of which it is known that its sums stay small."""
+    return packed_encoders.family_of(model.config) is not None
+
+
+def converted(model: PreTrainedModel, answers: Callable[[], Sequence[Tensor]]) -> bool:
+    """Turn a model's weights into float16, if it answers as in float32.
+
+    Args:
+        model: Its weights are lost where the result is False.
+        answers: Those of the model to a short text and to the longest that it reads.
+    """
+    expected = answers()
+    torch.nn.Module.to(model, dtype=torch.float16)
+    try:
+        return are_close(answers(), expected, tolerance_of(expected, torch.float16) / 6)
+    except RuntimeError as error:
+        print(f"float16: {str(error)[:200]}", flush=True)
+        return False
