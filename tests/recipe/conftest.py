@@ -17,6 +17,13 @@ sys.path.insert(0, str(CODE))
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@pytest.fixture(autouse=True)
+def no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pauses of a worker that ran in this process before."""
+    if (turns := sys.modules.get("recipe.inference.turns")) is not None:
+        monkeypatch.setattr(turns, "_pause", None)
+
+
 @pytest.fixture(scope="session")
 def train(tiny_model: Path) -> Run:
     """Runs code/train.py in a process of its own, as an image does."""

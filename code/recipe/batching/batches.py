@@ -258,7 +258,7 @@ class Epoch:
         of_hosts: Sequence[Sequence[Rows]],
         balanced: bool,
     ) -> None:
-        self._training, self._of_hosts, self._balanced = training, of_hosts, balanced
+        self._training, self._of_hosts, self.balanced = training, of_hosts, balanced
         self.samples = samples
         """As this epoch sees them."""
         self._split = functools.lru_cache(maxsize=1)(self._split_step)
@@ -291,7 +291,7 @@ class Epoch:
         batches: list[Rows] = [np.empty(0, dtype=np.int64)] * (processes * training.accumulation)
         for step, its_ranks in zip(steps, ranks, strict=True):
             parts = len(its_ranks) * training.accumulation
-            dealt = packing.split(step, samples.lengths, parts, training.size, self._balanced)
+            dealt = packing.split(step, samples.lengths, parts, training.size, self.balanced)
             for at, rows in enumerate(dealt):
                 accumulated, process = divmod(at, len(its_ranks))
                 batches[accumulated * processes + its_ranks[process]] = rows

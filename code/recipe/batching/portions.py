@@ -206,4 +206,4 @@ class _StreamedEpoch(Epoch):
 
     def _read(self, place: int) -> tuple[Epoch, int]:
         epoch, portion = self._streamed.portions.plan.at(place)
-        return self._streamed.part(place).epoch(epoch, self._balanced), portion
+        return self._streamed.part(place).epoch(epoch, self.balanced), portion

@@ -76,6 +76,7 @@ PARTS = (
     Seam(TRAINER, "_prepare_inputs", "brings a batch to the device, without waiting",
          ("self", "inputs")),
     Seam("datasets:Dataset", "_fingerprint", "names the file of its tokens", inside=True),
+    Seam("datasets:Dataset", "_indices", "which rows of the table are there", inside=True),
     # What it sets or reads, and training relies on.
     Seam(TRAINER, "current_gradient_accumulation_steps", "scales the loss", inside=True),
     # Of 5.13 or so: older ones always divide a loss, which is seen to where it is not there.
