@@ -319,6 +319,9 @@ class _Shared:
     def _activate(self, number: int | None) -> None:
         if self._peft is None or number == self._active:
             return
+        # peft would compute by the base alone.
+        if number is not None and _key(number) not in self._peft.peft_config:
+            raise UnknownAdapter("The adapter was unloaded before its answer was whole.")
         if number is None:
             self._peft.base_model.disable_adapter_layers()
         else:

@@ -171,6 +171,29 @@ def stream(task: AdaptedTask, name: str) -> Iterator[Any]:
     return iter(events)
 
 
+@pytest.mark.parametrize("continuous", ["1", "0"])
+def test_what_is_being_written_by_an_adapter_that_goes_ends_with_the_reason(
+    base: Path,
+    adapters: list[Path],
+    listing: List,
+    load: Callable[[Path], AdaptedTask],
+    monkeypatch: pytest.MonkeyPatch,
+    continuous: str,
+) -> None:
+    monkeypatch.setenv("AMPHORA_CONTINUOUS", continuous)
+    task = load(base)
+    for place in (0, 1):
+        listing.add(f"a{place}", adapters[place])
+    whole = list(stream(task, "a1"))
+    going, staying = stream(task, "a0"), stream(task, "a1")
+    begun = [next(going), next(staying)]
+    listing.remove("a0")
+    assert ask(task, ("", GENERATE))
+    with pytest.raises(UnknownAdapter, match="unloaded before its answer was whole"):
+        begun += list(going)
+    assert [begun[1], *staying] == whole
+
+
 def test_a_classifiers_head_comes_with_its_adapter(
     tiny_model: Path, listing: List, load: Callable[[Path], AdaptedTask], tmp_path: Path
 ) -> None:
