@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 
@@ -38,6 +39,7 @@ def all_reduce(
     assert kind == xm.REDUCE_SUM
     assert not groups
     tensors = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    torch_xla.sync()  # One graph for all of them: each copy to the host would compile its own.
     flat = torch.cat([tensor.detach().cpu().flatten() for tensor in tensors])
     if what == "all" or (what == "start" and len(flat) == 1):
         dist.all_reduce(flat, group=hosts())
