@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.words import WORDS
+
+# Test processes share the cores: OpenMP's threads, which wait by spinning, take each other's time
+# (half of it on two cores). Read when torch is loaded, here and in what tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture(scope="session")
