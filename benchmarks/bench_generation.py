@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,76 @@ def make_model(folder: Path) -> None:
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
+@dataclass(frozen=True)
+class Workload:
+    """Prompts that all come at once, and the model that continues them."""
+
+    served: Any
+    """A `recipe.inference.generation.generator.Generator`."""
+    prompts: list[tuple[list[int], int]]
+    """Token numbers, and how many are to follow."""
+
+    def alone(self) -> tuple[list[list[int]], list[float]]:
+        """Texts, and when the first token of each was there, one after the other."""
+        import torch
+
+        began, texts, firsts = time.monotonic(), [], []
+        for ids, new in self.prompts:
+            first = time.monotonic() - began
+            inputs = torch.tensor([ids])
+            written = self.served.loaded.model.generate(
+                input_ids=inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=new,
+                do_sample=False,
+            )  # fmt: skip
+            # Nobody sees a token before the text is whole; the first could be shown after a step.
+            firsts.append(first + (time.monotonic() - began - first) / new)
+            texts.append(written[0, len(ids) :].tolist())
+        return texts, firsts
+
+    def batched(self) -> tuple[list[list[int]], list[float]]:
+        """As `alone`, of one batch that is as long as its longest text."""
+        import torch
+
+        began = time.monotonic()
+        longest = max(len(ids) for ids, _ in self.prompts)
+        rows = torch.tensor([[0] * (longest - len(ids)) + ids for ids, _ in self.prompts])
+        mask = torch.tensor(
+            [[0] * (longest - len(ids)) + [1] * len(ids) for ids, _ in self.prompts]
+        )
+        written = self.served.loaded.model.generate(
+            input_ids=rows, attention_mask=mask, do_sample=False,
+            max_new_tokens=max(new for _, new in self.prompts),
+        )  # fmt: skip
+        texts = [
+            row[longest : longest + new].tolist()
+            for row, (_, new) in zip(written, self.prompts, strict=True)
+        ]
+        return texts, [time.monotonic() - began] * len(self.prompts)
+
+    def joining(self) -> tuple[list[list[int]], list[float]]:
+        """As `alone`, by the engine that texts join and leave at every token."""
+        from recipe.inference.payloads import Request
+
+        began = time.monotonic()
+        rows: list[Any] = []
+        for ids, new in self.prompts:
+            request = Request(
+                texts=[" ".join(map(str, ids))],
+                parameters={"max_new_tokens": new, "do_sample": False},
+            )
+            rows += self.served.continuous.add(self.served.prompts.of(request), deque())
+        engine = self.served.continuous.engine
+        firsts: dict[int, float] = {}
+        while not all(row.is_over for row in rows):
+            engine.step()
+            for place, row in enumerate(rows):
+                if place not in firsts and len(row.ids) > len(self.prompts[place][0]):
+                    firsts[place] = time.monotonic() - began
+        engine.leave(rows)
+        texts = [row.ids[len(ids) :] for row, (ids, _) in zip(rows, self.prompts, strict=True)]
+        return texts, [firsts[place] for place in range(len(rows))]
+
+
 def main() -> None:
     """Compare the three."""
     parser = argparse.ArgumentParser()
@@ -55,75 +126,22 @@ def main() -> None:
 
     from recipe.inference.generation.generator import Generator
     from recipe.inference.origin import Origin
-    from recipe.inference.payloads import Request
 
     torch.set_num_threads(1)
     drawn = random.Random(0)
-    asked = [
+    prompts = [
         ([drawn.randrange(2, 8000) for _ in range(drawn.choice([4, 20, 60, 200]))],
          drawn.choice([8, 16, 32, 64, 128]))
         for _ in range(options.prompts)
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder))
-        served = Generator.load(Origin(folder, {}), {})
-    model: Any = served.loaded.model
-    assert served.continuous is not None
-
-    def alone() -> tuple[list[list[int]], list[float]]:
-        began, texts, firsts = time.monotonic(), [], []
-        for ids, new in asked:
-            first = time.monotonic() - began
-            inputs = torch.tensor([ids])
-            written = model.generate(
-                input_ids=inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=new,
-                do_sample=False,
-            )  # fmt: skip
-            # Nobody sees a token before the text is whole; the first could be shown after a step.
-            firsts.append(first + (time.monotonic() - began - first) / new)
-            texts.append(written[0, len(ids) :].tolist())
-        return texts, firsts
-
-    def batched() -> tuple[list[list[int]], list[float]]:
-        began = time.monotonic()
-        longest = max(len(ids) for ids, _ in asked)
-        rows = torch.tensor([[0] * (longest - len(ids)) + ids for ids, _ in asked])
-        mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids, _ in asked])
-        written = model.generate(
-            input_ids=rows, attention_mask=mask, max_new_tokens=max(new for _, new in asked),
-            do_sample=False,
-        )  # fmt: skip
-        texts = [
-            row[longest : longest + new].tolist()
-            for row, (_, new) in zip(written, asked, strict=True)
-        ]
-        return texts, [time.monotonic() - began] * len(asked)
-
-    def joining() -> tuple[list[list[int]], list[float]]:
-        began = time.monotonic()
-        rows: list[Any] = []
-        for ids, new in asked:
-            request = Request(
-                texts=[" ".join(map(str, ids))],
-                parameters={"max_new_tokens": new, "do_sample": False},
-            )
-            rows += served.continuous.add(served.prompts.of(request), deque())
-        engine = served.continuous.engine
-        firsts: dict[int, float] = {}
-        while not all(row.is_over for row in rows):
-            engine.step()
-            for place, row in enumerate(rows):
-                if place not in firsts and len(row.ids) > len(asked[place][0]):
-                    firsts[place] = time.monotonic() - began
-        engine.leave(rows)
-        texts = [row.ids[len(ids) :] for row, (ids, _) in zip(rows, asked, strict=True)]
-        return texts, [firsts[place] for place in range(len(rows))]
-
-    count = sum(new for _, new in asked)
+        workload = Workload(Generator.load(Origin(folder, {}), {}), prompts)
+    assert workload.served.continuous is not None
     ways = {
-        "each alone, `generate`": alone,
-        "one batch, `generate`": batched,
-        "the image's engine": joining,
+        "each alone, `generate`": workload.alone,
+        "one batch, `generate`": workload.batched,
+        "the image's engine": workload.joining,
     }
     best: dict[str, tuple[float, float, list[float]]] = {}
     expected: list[list[int]] = []
@@ -137,7 +155,9 @@ def main() -> None:
             same[name] = sum(one == other for one, other in zip(texts, expected, strict=True))
             if name not in best or spent[1] < best[name][1]:
                 best[name] = (*spent, sorted(firsts))
-    print(f"{options.prompts} prompts, {count} new tokens, {model.dtype}, one thread\n")
+    count = sum(new for _, new in prompts)
+    dtype = workload.served.loaded.model.dtype
+    print(f"{options.prompts} prompts, {count} new tokens, {dtype}, one thread\n")
     print("| way | tokens/s | tokens/CPU-s | first token p50 | p99 | texts as alone |")
     print("|---|---|---|---|---|---|")
     for name, (clock, cpu, firsts) in best.items():

@@ -1,14 +1,32 @@
-"""What the numbers among the hyperparameters must be, and which of the Trainer's are not taken."""
+"""What values hyperparameters may have, and which of the Trainer's are not taken."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from transformers import TrainingArguments
 
+from recipe.task_table import TASKS
+
+PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
+"""What `problem_type` may be, as a model's configuration has it."""
+SPLIT, TRUNCATE = "split", "truncate"
+"""What `long_texts` may be."""
+CHOICES: Mapping[str, Sequence[str]] = {
+    "task": tuple(TASKS),
+    "problem_type": PROBLEMS,
+    "class_weight": ("balanced",),
+    "lora_save": ("merged", "adapter"),
+    "loss_type": ("sigmoid", "robust", "hinge", "ipo"),
+    "augmentation": ("none", "crop", "flip"),
+    "sample_by": ("line", "paragraph", "document"),
+    "long_texts": (SPLIT, TRUNCATE),
+    "hub_strategy": ("end", "every_save"),
+}
+"""What a name may be."""
 _AT_LEAST_1: tuple[Callable[[Any], bool], str] = (lambda value: value >= 1, "1 or more")
 _ABOVE_0: tuple[Callable[[Any], bool], str] = (lambda value: value > 0, "a number above 0")
 _NOT_BELOW_0: tuple[Callable[[Any], bool], str] = (lambda value: value >= 0, "0 or more")
@@ -71,6 +89,10 @@ def problems(values: Mapping[str, Any]) -> Iterator[str]:
             continue
         if not math.isfinite(value) or not holds(value):
             yield f"Hyperparameter {name} has value {value!r}. Give {expected}."
+    for name, known in CHOICES.items():
+        value = values.get(name)
+        if value is not None and value not in known:
+            yield f"Hyperparameter {name} has value {value!r}. Give {' or '.join(known)}."
     usual = {
         item.name: item.default
         if item.default_factory is dataclasses.MISSING

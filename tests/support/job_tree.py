@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 # What the test run itself inherits must not reach the jobs under test.
-_OWN = ("SM_", "SAGEMAKER_", "AMPHORA_", "OMP_", "PYTHONPATH", "TRAINING_JOB_NAME")
+_OWN = ("SM_", "SAGEMAKER_", "AMPHORA_", "OMP_NUM_", "PYTHONPATH", "TRAINING_JOB_NAME")
 
 
 def clean_environ(**extra: str) -> dict[str, str]:

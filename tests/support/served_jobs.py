@@ -1,4 +1,4 @@
-"""`amphora serve` on what a training left behind."""
+"""`amphora train` from hyperparameters, and `amphora serve` on what a training left behind."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import httpx
 
+from tests.support.job_tree import Tree
 from tests.support.paths import CODE
+
+
+def trained(base: Path, hyperparameters: Mapping[str, str]) -> str:
+    """What `amphora train` prints, of a job below `base` with its channels there."""
+    tree = Tree(base, {"AMPHORA_CODE_DIR": str(CODE), "HF_HUB_OFFLINE": "1"})
+    done = tree.configure(hyperparameters).train(timeout=280, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from recipe.batching.masked_batches import MaskedTexts, PackedMasked, PaddedMask
 from recipe.data import language_modeling
 from recipe.data.column_names import TEXT, TOKEN_IDS
 from recipe.errors import HyperparameterError
-from recipe.hyperparameters import TRUNCATE, Hyperparameters
+from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading, masked_models, packed_encoders
 from recipe.models.loading import Source
 from recipe.reports import figures, fillings
@@ -36,6 +36,7 @@ from recipe.tasks.base import (
     shape_for,
 )
 from recipe.tokenization import masked_texts
+from recipe.value_ranges import TRUNCATE
 
 
 class _MaskedTokens(SummedBeside):

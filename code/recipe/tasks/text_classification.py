@@ -19,7 +19,7 @@ from recipe.data import classification
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS
 from recipe.data.labels import NUMBER, SEVERAL, SINGLE, balanced_weights
 from recipe.errors import HyperparameterError, ModelError
-from recipe.hyperparameters import SPLIT, Hyperparameters
+from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading, losses, packed_encoders
 from recipe.models.loading import Source
 from recipe.reports import model_card
@@ -44,6 +44,7 @@ from recipe.tasks.evaluation import Floats, Scores
 from recipe.tokenization import encoding
 from recipe.tokenization import texts as text_tokens
 from recipe.tokenization.encoding import takes_token_types
+from recipe.value_ranges import SPLIT
 
 _UNCUT = 10**6
 _SHOWN_LABELS = 20

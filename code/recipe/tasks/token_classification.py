@@ -23,7 +23,7 @@ from recipe.batching.tagged_batches import PackedTags, PaddedTags, TaggedSamples
 from recipe.data.column_names import TAGS, TOKENS
 from recipe.data.kinds import word_tags
 from recipe.errors import HyperparameterError, ModelError
-from recipe.hyperparameters import TRUNCATE, Hyperparameters
+from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading, packed_encoders, token_heads
 from recipe.models.loading import Source
 from recipe.reports import entities
@@ -45,6 +45,7 @@ from recipe.tasks.base import (
 )
 from recipe.tokenization import words
 from recipe.tokenization.words import Tagging
+from recipe.value_ranges import TRUNCATE
 
 _SHOWN_ROWS, _SHOWN_WORDS = 3, 15
 _FEWEST = 5

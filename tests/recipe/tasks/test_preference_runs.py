@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
 
 from tests.support import causal_kit, worlds
+from tests.support.served_jobs import trained
 from tests.support.trainings import CODE
 
 pytestmark = pytest.mark.heavy
@@ -37,18 +35,12 @@ def talks(count: int) -> list[dict[str, object]]:
 def test_from_train_to_an_answered_request(start: Path, tmp_path: Path) -> None:
     """The task is found; adapters are trained on conversations, merged and served."""
     causal_kit.write(tmp_path / "input" / "data" / "train", talks(120))
-    (tmp_path / "input" / "config").mkdir()
     given = {"model_name_or_path": str(start), "epochs": "4", "lr": "3e-2", "batch_size": "8",
              "lora_r": "16", "metric_for_best_model": "reward_margin",
              "early_stopping_patience": "3", "max_length": "96"}  # fmt: skip
-    (tmp_path / "input" / "config" / "hyperparameters.json").write_text(json.dumps(given))
-    environ = {"SAGEMAKER_BASE_DIR": str(tmp_path), "AMPHORA_CODE_DIR": str(CODE),
-               "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
-    done = subprocess.run([sys.executable, "-m", "amphora", "train"], env=os.environ | environ,
-                          capture_output=True, text=True, timeout=280)  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "task: preference (columns chosen and rejected" in done.stdout
-    assert "the prompt is what both answers begin with; not read: score" in done.stdout
+    log = trained(tmp_path, given)
+    assert "task: preference (columns chosen and rejected" in log
+    assert "the prompt is what both answers begin with; not read: score" in log
     metrics = json.loads((tmp_path / "output" / "data" / "metrics.json").read_text())
     assert metrics["eval_reward_accuracy"] == 1.0
     assert metrics["eval_reward_margin"] > 0.3

@@ -15,7 +15,7 @@ import torch
 
 from tests.support.paths import CODE
 from tests.support.ranking_jobs import lists, rows_of, triplets, write
-from tests.support.served_jobs import served
+from tests.support.served_jobs import served, trained
 
 pytestmark = pytest.mark.heavy
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -69,7 +69,6 @@ def metrics_of(base: Path) -> dict[str, float]:
 
 
 def test_gathered_negatives_have_the_librarys_gradients(tiny_model: Path, tmp_path: Path) -> None:
-    from tests.support.paths import CODE
 
     script = tmp_path / "gradients.py"
     script.write_text(_GRADIENTS)
@@ -100,14 +99,8 @@ def test_from_amphora_train_to_an_answered_request(
     write(tmp_path / "input" / "data" / "train", rows)
     given = {"model_name_or_path": str(tiny_model), "epochs": "1", "lr": "1e-3", "max_length": "40"}
     given |= {"task": task} if task == "reranking" else {}
-    (tmp_path / "input" / "config").mkdir()
-    (tmp_path / "input" / "config" / "hyperparameters.json").write_text(json.dumps(given))
-    environ = {"SAGEMAKER_BASE_DIR": str(tmp_path), "AMPHORA_CODE_DIR": str(CODE),
-               "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
-    done = subprocess.run([sys.executable, "-m", "amphora", "train"], env=os.environ | environ,
-                          capture_output=True, text=True, timeout=280)  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"task: {task} (" in done.stdout
+    log = trained(tmp_path, given)
+    assert f"task: {task} (" in log
     assert "eval_ndcg_at_10" in metrics_of(tmp_path)
     folder = str(tmp_path / "model")
     texts = ["the great film was number 7", "number 3 , truly", "bad"]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.support.served_jobs import served
-from tests.support.trainings import CODE
+from tests.support.served_jobs import served, trained
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 pytestmark = pytest.mark.heavy
@@ -71,17 +68,11 @@ def channels(base: Path, task: str, rows: int) -> dict[str, Path]:
 @pytest.mark.parametrize("task", MAKE)
 def test_from_train_to_an_answered_request(task: str, tiny_model: Path, tmp_path: Path) -> None:
     channels(tmp_path, task, 300)
-    (tmp_path / "input" / "config").mkdir()
     given = {"model_name_or_path": str(tiny_model), "epochs": "5", "lr": "5e-3", "batch_size": "8",
              "max_length": "40", "do_predict": "True", "early_stopping_patience": "4",
              "metric_for_best_model": "f1"}  # fmt: skip
-    (tmp_path / "input" / "config" / "hyperparameters.json").write_text(json.dumps(given))
-    environ = {"SAGEMAKER_BASE_DIR": str(tmp_path), "AMPHORA_CODE_DIR": str(CODE),
-               "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
-    done = subprocess.run([sys.executable, "-m", "amphora", "train"], env=os.environ | environ,
-                          capture_output=True, text=True, timeout=280)  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"task: {task} (column " in done.stdout
+    log = trained(tmp_path, given)
+    assert f"task: {task} (column " in log
     metrics = json.loads((tmp_path / "output" / "data" / "metrics.json").read_text())
     assert metrics["eval_f1"] > (0.99 if task == "token-classification" else 60)
     assert "Worst" in (tmp_path / "output" / "data" / "report.html").read_text()

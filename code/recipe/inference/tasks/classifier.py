@@ -11,7 +11,6 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from recipe.errors import ModelError
-from recipe.hyperparameters import SPLIT
 from recipe.inference import loaded_model
 from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.origin import Origin
@@ -20,6 +19,7 @@ from recipe.inference.rows import Reading, TokenRow
 from recipe.inference.tasks import ranking
 from recipe.inference.tasks.ranking import Ranking
 from recipe.tokenization.encoding import around, windows_of
+from recipe.value_ranges import SPLIT
 
 PARAMETERS = {
     "top_k", "function_to_apply", "return_all_scores", "return_text", "threshold",
