@@ -14,10 +14,11 @@ from recipe.batching.masked_batches import BACK, NEVER, MaskedTexts, Masking
 from recipe.console import say
 from recipe.data.column_names import TEXT, TOKEN_IDS
 from recipe.errors import DataError, HyperparameterError
-from recipe.hyperparameters import TRUNCATE, Hyperparameters
+from recipe.hyperparameters import Hyperparameters
 from recipe.tokenization import store
 from recipe.tokenization import texts as tokens
 from recipe.tokenization.encoding import Encoder
+from recipe.value_ranges import TRUNCATE
 
 _ROW = "row"
 _LOOKED_AT = 200

@@ -17,8 +17,8 @@ from recipe.batching.tagged_batches import HEADS, TAG_IDS, TaggedSamples
 from recipe.console import say
 from recipe.data.column_names import TAGS, TOKEN_IDS, TOKENS
 from recipe.errors import DataError, ModelError
-from recipe.hyperparameters import TRUNCATE
 from recipe.tokenization import store
+from recipe.value_ranges import TRUNCATE
 
 _LABELS = "labels"
 _CONTEXT_BEFORE, _CONTEXT_AFTER = 4, 8
