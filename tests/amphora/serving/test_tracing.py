@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -36,9 +35,6 @@ CODE = """
     def predict_fn(data, model):
         return predict_batch_fn([data], model)[0]
 """
-needs_exporter = pytest.mark.skipif(
-    find_spec("opentelemetry.exporter") is None, reason="no exporter for OTLP is installed"
-)
 SDK = {"OTEL_BSP_SCHEDULE_DELAY": "50", "OTEL_TRACES_EXPORTER": "console"}
 
 
@@ -184,7 +180,6 @@ def collector() -> Iterator[tuple[int, list[Any]]]:
         yield port, got
 
 
-@needs_exporter
 def test_a_collector_gets_otlp(start: Start, collector: tuple[int, list[Any]]) -> None:
     port, got = collector
     server = start(
@@ -206,7 +201,6 @@ def test_a_collector_gets_otlp(start: Start, collector: tuple[int, list[Any]]) -
 
 
 @pytest.mark.heavy
-@needs_exporter
 def test_a_collector_that_is_gone_holds_up_nothing(start: Start) -> None:
     server = start(OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9").ready()
     assert server.invoke(1).status_code == 200
