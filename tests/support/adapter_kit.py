@@ -26,12 +26,15 @@ def adapter(base: Path, folder: Path, auto: Any, seed: int, **settings: Any) -> 
     return folder
 
 
-def merged(base: Path, folder: Path, to: Path) -> Path:
-    """A copy of `base`, a causal model, with the adapter in `folder` merged by peft."""
+def merged(base: Path, folder: Path, to: Path, auto: Any = None) -> Path:
+    """A copy of `base`, a causal model or what `auto` loads, with the adapter in `folder` merged by
+    peft."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(folder))
+    model = PeftModel.from_pretrained(
+        (auto or AutoModelForCausalLM).from_pretrained(base), str(folder)
+    )
     model.merge_and_unload().save_pretrained(to)
     for path in base.iterdir():
         if not (to / path.name).exists():

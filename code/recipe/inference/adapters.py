@@ -307,6 +307,15 @@ class _Shared:
             return forward(view, *args, **kwargs)
 
         view.forward = adapted
+        if view.config.is_encoder_decoder:
+            get_encoder = view.get_encoder
+
+            # `generate` computes the encoder by itself, before the model's first forward pass.
+            def adapted_encoder(*args: Any, **kwargs: Any) -> Any:
+                self._activate(number)
+                return get_encoder(*args, **kwargs)
+
+            view.get_encoder = adapted_encoder  # type: ignore[method-assign]
         if adapter is not None:
             folder = Path(adapter.path)
             if (folder / "config.json").is_file():

@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 import torch
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+)
 
 from recipe.errors import ModelError
 from recipe.inference import registry, turns
@@ -169,6 +173,26 @@ def stream(task: AdaptedTask, name: str) -> Iterator[Any]:
     body = {**GENERATE, "inputs": TEXTS[0], "stream": True}
     (events,) = ask(task, (name, body))
     return iter(events)
+
+
+def test_an_encoder_is_computed_by_its_own_adapter(
+    listing: List, load: Callable[[Path], AdaptedTask], tmp_path: Path
+) -> None:
+    """An encoder-decoder's first call in `generate` is one of its encoder alone."""
+    auto = AutoModelForSeq2SeqLM
+    base = save("T5ForConditionalGeneration", tmp_path / "model", 13)
+    body = {"inputs": TEXTS[0], "parameters": {"max_new_tokens": 8}}
+    expected = {"": registry.load(str(base), {}).predict([request(body)])[0]}
+    for name, seed in (("a0", 1), ("a1", 2)):
+        folder = adapter(base, tmp_path / name, auto, seed, target_modules=["q", "v"])
+        listing.add(name, folder)
+        alone = registry.load(str(merged(base, folder, tmp_path / f"merged-{name}", auto)), {})
+        expected[name] = alone.predict([request(body)])[0]
+    answers = {name: list(answer) for name, answer in expected.items()}
+    assert len({json.dumps(answer) for answer in answers.values()}) == 3, "they must differ"
+    names = ["a0", "", "a1", "a0", "a0", "a1", ""]
+    task = load(base)
+    assert [ask(task, (name, body))[0] for name in names] == [answers[name] for name in names]
 
 
 @pytest.mark.parametrize("continuous", ["1", "0"])
