@@ -24,7 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from recipe_training import cpu_seconds
+
 OURS, THEIRS = "recipe", "reference"
 TASKS = [
     *("token_classification", "question_answering"),
@@ -34,35 +35,10 @@ TASKS = [
 
 def ours(options: argparse.Namespace, folder: Path, more: list[str]) -> float:
     """Train by the recipe; the CPU-seconds of the training."""
-    sys.path.insert(0, str(ROOT / "code"))
-    from recipe import arguments
-    from recipe.paths import Places
-    from recipe.training import run
-    from recipe.training.engine import Engine
-
-    seconds = []
-    usual = Engine.run
-
-    def timed(engine: Engine) -> dict[str, float]:
-        start = time.process_time()
-        metrics = usual(engine)
-        seconds.append(time.process_time() - start)
-        return metrics
-
-    Engine.run = timed  # type: ignore[method-assign]
-    places = Places(
-        channels={"train": folder / "data"},
-        model_dir=folder / "model",
-        output_data_dir=folder / "output",
-        checkpoints=folder / "checkpoints",
-        tensorboard=folder / "tensorboard",
-    )
     argv = ["--model_id", options.model, "--use_cpu", "True", "--bf16", "False"]
     argv += ["--epochs", str(options.epochs), "--lr", str(options.lr)]
     argv += ["--batch_size", str(options.batch_size), "--seed", str(options.seed)]
-    argv += ["--eval_strategy", "no", "--save_strategy", "no", *more]
-    run.run(arguments.parse(argv, places), places, dict(os.environ))
-    return seconds[0]
+    return cpu_seconds([*argv, "--eval_strategy", "no", "--save_strategy", "no", *more], folder)
 
 
 def train_arguments(options: argparse.Namespace, folder: Path) -> Any:

@@ -159,20 +159,41 @@ def load_causal(
             "see those that follow them: it cannot learn to go on with a text.",
             "Give a decoder, such as a Llama, Qwen or GPT-2.",
         )
+    check_head(source, report, "a causal language model")
+    check_vocabulary(source, model, tokenizer)
+    return lora.wrap(model, hyperparameters, (), "CAUSAL_LM", trains_head=False), tokenizer
+
+
+def check_head(source: Source, report: Mapping[str, Any], what: str) -> None:
+    """That the files held all weights.
+
+    Args:
+        report: What `read` found of them.
+        what: The architecture, for the message.
+
+    Raises:
+        ModelError: some are missing.
+    """
     if missing := sorted(report["missing_keys"]):
         raise ModelError(
-            f"The model {source.name} lacks {len(missing)} weights of a causal language model: "
+            f"The model {source.name} lacks {len(missing)} weights of {what}: "
             f"{', '.join(missing[:4])}.",
             "Give a model that was saved with its language modelling head.",
         )
-    embeddings: Any = model.get_input_embeddings()
-    if len(tokenizer) > embeddings.num_embeddings:
+
+
+def check_vocabulary(source: Source, model: Any, tokenizer: Any) -> None:
+    """That the model has an embedding for each token.
+
+    Raises:
+        ModelError: it has fewer.
+    """
+    count = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > count:
         raise ModelError(
-            f"The tokenizer of {source.name} has {len(tokenizer)} tokens, and the model "
-            f"{embeddings.num_embeddings}.",
+            f"The tokenizer of {source.name} has {len(tokenizer)} tokens, and the model {count}.",
             "Resize the model's embeddings, or give its own tokenizer.",
         )
-    return lora.wrap(model, hyperparameters, (), "CAUSAL_LM", trains_head=False), tokenizer
 
 
 def read(

@@ -41,13 +41,7 @@ def load(
             "Give a model that was pretrained by masking, or set mask_token in its "
             "tokenizer_config.json.",
         )
-    embeddings: Any = model.get_input_embeddings()
-    if len(tokenizer) > embeddings.num_embeddings:
-        raise ModelError(
-            f"The tokenizer of {source.name} has {len(tokenizer)} tokens, and the model "
-            f"{embeddings.num_embeddings}.",
-            "Resize the model's embeddings, or give its own tokenizer.",
-        )
+    loading.check_vocabulary(source, model, tokenizer)
     if new := sorted(report["missing_keys"]):
         say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
         lacks = f"The model {source.name} lacks {len(new)} weights of a masked language model"

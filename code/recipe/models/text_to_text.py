@@ -54,19 +54,8 @@ def load(
             f"{_OTHER_LOSSES[config.model_type]}, too: that is not trained here.",
             "Give a T5, BART, Pegasus, Marian, M2M100, NLLB or mBART.",
         )
-    if missing := sorted(report["missing_keys"]):
-        raise ModelError(
-            f"The model {source.name} lacks {len(missing)} weights of an encoder with a decoder: "
-            f"{', '.join(missing[:4])}.",
-            "Give a model that was saved with its language modelling head.",
-        )
-    embeddings: Any = model.get_input_embeddings()
-    if len(tokenizer) > embeddings.num_embeddings:
-        raise ModelError(
-            f"The tokenizer of {source.name} has {len(tokenizer)} tokens, and the model "
-            f"{embeddings.num_embeddings}.",
-            "Resize the model's embeddings, or give its own tokenizer.",
-        )
+    loading.check_head(source, report, "an encoder with a decoder")
+    loading.check_vocabulary(source, model, tokenizer)
     if config.decoder_start_token_id is None and config.model_type != "mbart":
         raise ModelError(
             f"The model {source.name} does not say which token its decoder begins with.",
