@@ -1,0 +1,44 @@
+"""A training by the recipe in this process, timed, for the benchmarks beside it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def cpu_seconds(argv: list[str], folder: Path) -> float:
+    """The CPU-seconds of the training alone, without what comes before and after it.
+
+    Args:
+        argv: Hyperparameters.
+        folder: Holds `data`, the training channel; `model`, `output` ... are written there.
+    """
+    sys.path.insert(0, str(ROOT / "code"))
+    from recipe import arguments
+    from recipe.paths import Places
+    from recipe.training import run
+    from recipe.training.engine import Engine
+
+    seconds = []
+    usual = Engine.run
+
+    def timed(engine: Engine) -> dict[str, float]:
+        start = time.process_time()
+        metrics = usual(engine)
+        seconds.append(time.process_time() - start)
+        return metrics
+
+    Engine.run = timed  # type: ignore[method-assign]
+    places = Places(
+        channels={"train": folder / "data"},
+        model_dir=folder / "model",
+        output_data_dir=folder / "output",
+        checkpoints=folder / "checkpoints",
+        tensorboard=folder / "tensorboard",
+    )
+    run.run(arguments.parse(argv, places), places, dict(os.environ))
+    return seconds[0]
