@@ -71,7 +71,7 @@ class Running:
         """All that the server and its workers have printed."""
         return self.log_path.read_text(errors="replace")
 
-    def ready(self, timeout: float = 30) -> Running:
+    def ready(self, timeout: float = 90) -> Running:
         """Wait for `/ping` to answer 200."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:
