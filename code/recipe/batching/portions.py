@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -107,6 +107,52 @@ class Announced(Samples):
     def fingerprint(self) -> str:
         """What tells this data apart from other data."""
         return self.digest
+
+
+class Later:
+    """A data set of which nobody needs the tokens yet.
+
+    Args:
+        rows: How many it has.
+        digest: Tells the data, and how it is made tokens, apart from others.
+        make: Gives its samples; asked once, when they are first needed.
+    """
+
+    def __init__(self, rows: int, digest: str, make: Callable[[], Samples]) -> None:
+        self._rows, self._digest, self._make = rows, digest, make
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def fingerprint(self) -> str:
+        """What tells this data apart from other data."""
+        return self._digest
+
+    @functools.cached_property
+    def samples(self) -> Samples:
+        """Its samples; waits until they are made."""
+        return self._make()
+
+
+def needed(samples: Samples | Later) -> Samples:
+    """The samples of a data set whose tokens are needed now."""
+    return samples.samples if isinstance(samples, Later) else samples
+
+
+class Needed(Mapping[str, Samples]):
+    """Data sets by name, of which each is waited for when it is looked up."""
+
+    def __init__(self, every: Mapping[str, Samples | Later]) -> None:
+        self._every = every
+
+    def __getitem__(self, name: str) -> Samples:
+        return needed(self._every[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._every)
+
+    def __len__(self) -> int:
+        return len(self._every)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import datasets
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
@@ -22,6 +24,7 @@ from recipe.batching import batches, flat, packing
 from recipe.batching.batches import Layout, Samples
 from recipe.batching.flat import Row
 from recipe.batching.packing import Rows, Shape
+from recipe.batching.portions import Later, needed
 from recipe.console import say
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
@@ -34,6 +37,7 @@ from recipe.tasks import evaluation
 from recipe.tokenization import store
 
 Model = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+LaterLayout = Callable[[], Layout]
 Batches = Sequence[tuple[Samples, Rows]]
 """The samples of each of some batches."""
 OK, WARNING, ERROR = "ok", "warning", "error"
@@ -231,9 +235,16 @@ class Portion(Sequence[int]):
         return split.select(self.rows, new_fingerprint=f"{store.PORTION}{self.name}")
 
 
+NO_PORTION = Portion(np.empty(0, np.int64), "")
+"""None of the training data, but all of the others: see `named`."""
+
+
 class Streaming(Protocol):
     """A task whose training data may be made tokens while it is trained on, a portion at a time:
     none of its samples rests on samples of other portions."""
+
+    def others(self) -> dict[str, datasets.Dataset]:
+        """The data sets beside the training data, before they are tokenised."""
 
     @property
     def streams(self) -> str | None:
@@ -305,10 +316,10 @@ def layouts(
     pad_id: int,
     asked: bool | None,
     training: batches.Training,
-    evaluations: Mapping[str, Samples],
+    evaluations: Mapping[str, Samples | Later],
     evaluation_size: int,
     objective: Objective,
-) -> tuple[Layout, Layout]:
+) -> tuple[Layout, LaterLayout]:
     """How training and evaluation lay out their samples, each in one way for the whole run.
 
     That of training is made for batches of its first epoch, with the longest sample among them:
@@ -316,6 +327,10 @@ def layouts(
 
     Args:
         asked: The hyperparameter packing; None packs where the model can be packed.
+
+    Returns:
+        That of training; and what gives that of evaluation, which is made at once unless its
+        samples come later.
 
     Raises:
         HyperparameterError: packing was asked for, but the model cannot be packed.
@@ -330,20 +345,29 @@ def layouts(
     packs = can_pack and asked is not False
     first = training.first_part()
     drawn = [(first.samples, rows) for rows in first.typical(packs)]
-    evaluated = [
-        (samples, rows)
-        for samples in evaluations.values()
-        for rows in packing.in_order(samples.lengths, evaluation_size, packs)
-    ]
     layout = objective.layout(model, packs, training.size, pad_id, drawn)
-    evaluation = objective.layout(model, packs, evaluation_size, pad_id, evaluated)
+
+    @functools.cache
+    def evaluation() -> Layout:
+        evaluated = [
+            (samples, rows)
+            for samples in map(needed, evaluations.values())
+            for rows in packing.in_order(samples.lengths, evaluation_size, packs)
+        ]
+        made = objective.layout(model, packs, evaluation_size, pad_id, evaluated)
+        if comes_later:
+            say(f"batches: evaluation {made.describe()}")
+        return made
+
+    comes_later = any(isinstance(samples, Later) for samples in evaluations.values())
+    said = "made tokens beside training" if comes_later else evaluation().describe()
     objective.prepare(model, packs)
     places = sum(layout.places(samples, rows) for samples, rows in drawn if len(rows))
     real = sum(int(samples.lengths[rows].sum()) for samples, rows in drawn) / places
     why = f" ({model.config.model_type} cannot be packed)" if asked is None else ""
     say(
         f"batches: {training.size} texts {layout.describe()}{'' if layout.balanced else why}, "
-        f"{real:.1%} of them real; evaluation {evaluation.describe()}"
+        f"{real:.1%} of them real; evaluation {said}"
     )
     return layout, evaluation
 
@@ -354,9 +378,9 @@ def lay_out(
     args: TrainingArguments,
     hyperparameters: Hyperparameters,
     training: batches.Training,
-    evaluations: Mapping[str, Samples],
+    evaluations: Mapping[str, Samples | Later],
     objective: Objective,
-) -> tuple[Layout, Layout]:
+) -> tuple[Layout, LaterLayout]:
     """See `layouts`; the model gets the attention that its device is fastest with.
 
     Raises:

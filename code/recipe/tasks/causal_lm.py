@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from recipe.batching import packing
@@ -22,6 +23,7 @@ from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.tasks import judging
 from recipe.tasks.base import (
+    NO_PORTION,
     PIECES,
     Batches,
     Finding,
@@ -81,6 +83,10 @@ class CausalLm:
     def streams(self) -> str | None:
         """See base.Streaming."""
         return PIECES
+
+    def others(self) -> dict[str, datasets.Dataset]:
+        """See base.Streaming."""
+        return dict(named(self._texts, NO_PORTION))
 
     def load(self, source: Source) -> Model:
         """As it is."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 from torch import Tensor
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
@@ -28,6 +29,7 @@ from recipe.reports.predictions import Predictions
 from recipe.reports.section import Section
 from recipe.tasks import evaluation, judging
 from recipe.tasks.base import (
+    NO_PORTION,
     OK,
     ROWS,
     WARNING,
@@ -180,6 +182,10 @@ class TextClassification:
     def streams(self) -> str | None:
         """See base.Streaming: classes weigh by their windows, of which all must be known."""
         return None if self._is_split else ROWS
+
+    def others(self) -> dict[str, datasets.Dataset]:
+        """See base.Streaming."""
+        return dict(named(self.splits, NO_PORTION))
 
     def load(self, source: Source) -> Model:
         """With a head for the labels; its configuration says which columns it was trained on."""

@@ -2,7 +2,9 @@
 
 A folder for each job tells how far that is: `0.json`, `1.json` ... are there when a portion is
 whole; `wanted` names the place that training has come to; `writer` is locked while the process
-lives; `error` is what it failed with. The tokens themselves lie in files as others do (`store`).
+lives; `error` is what it failed with. Of the other data sets `NAME.asked` is there when somebody
+waits for them, `NAME.begun` while they are made, and `NAME.made` when they are; NAME says which
+they are. The tokens themselves lie in files as others do (`store`), by a key of their contents.
 The process is forked, so that the rows, which are mapped, are read once; it uses no device.
 """
 
@@ -21,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from recipe import errors
 from recipe.batching.portions import Plan
@@ -37,6 +40,17 @@ _LOCK_SECONDS = 10.0
 _NICER = 10
 _PR_SET_PDEATHSIG = 1
 _WANTED, _LOCK, _ERROR = "wanted", "writer", "error"
+_ASKED, _BEGUN, _MADE = ".asked", ".begun", ".made"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Others:
+    """The data sets that a job has beside its training data."""
+
+    name: str
+    """Tells them apart from others, and is the name of files."""
+    make: Callable[[], Any]
+    """Makes them tokens, and keeps these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +69,20 @@ class PortionFiles:
         folder: Of this job: the same for the same rows, ways to make tokens of them, and portions.
         make: Gives the samples of a portion: made, or read where they were made before.
         one_each: Whether each row is one sample.
+        others: What is made beside the portions, once those that are wanted soon are there.
     """
 
     def __init__(
-        self, plan: Plan, folder: Path, make: Callable[[int], Samples], *, one_each: bool
+        self,
+        plan: Plan,
+        folder: Path,
+        make: Callable[[int], Samples],
+        *,
+        one_each: bool,
+        others: Others | None = None,
     ) -> None:
         self._plan, self._folder, self._make = plan, folder, make
-        self.one_each = one_each
+        self.one_each, self._others = one_each, others
         self._records: dict[int, Record] = {}
         self._expected: Mapping[int, Record] = {}
 
@@ -100,6 +121,24 @@ class PortionFiles:
             )
         return samples
 
+    def wait_for_others(self) -> None:
+        """Wait until the other data sets are made tokens, or nobody makes them (any more): whoever
+        needs them then finds them, or makes them.
+
+        Raises:
+            RecipeError: what the process that makes them has failed with.
+        """
+        _write(self._of_others(_ASKED), "")
+        while True:
+            # Asked before the look at the file: what has ended may have made it before.
+            lives = self._is_locked()
+            if self._of_others(_MADE).exists():
+                return
+            self._check_error()
+            if not lives:
+                return
+            time.sleep(_POLL_SECONDS)
+
     def made(self) -> list[Samples]:
         """The samples of the portions that are made by now."""
         self._look()
@@ -135,9 +174,9 @@ class PortionFiles:
                 self._check_expected(portion, record)
                 self._records[portion] = record
                 break
-            if (self._folder / _ERROR).exists():
-                name, text = json.loads((self._folder / _ERROR).read_text())
-                raise getattr(errors, name, RecipeError)(text)
+            self._check_error()
+            if lives and self._others is not None and self._of_others(_BEGUN).exists():
+                started = time.monotonic()  # as long as they take
             waited = time.monotonic() - started
             # It may be about to lock the file.
             if not lives and waited > _LOCK_SECONDS:
@@ -156,6 +195,16 @@ class PortionFiles:
             _write(self._folder / _WANTED, str(place))
             time.sleep(_POLL_SECONDS)
         return self._records[portion]
+
+    def _check_error(self) -> None:
+        if (self._folder / _ERROR).exists():
+            name, text = json.loads((self._folder / _ERROR).read_text())
+            raise getattr(errors, name, RecipeError)(text)
+
+    def _of_others(self, what: str) -> Path:
+        """A file that tells of the other data sets."""
+        assert self._others is not None
+        return self._folder / f"{self._others.name}{what}"
 
     def _check_expected(self, portion: int, record: Record) -> None:
         expected = self._expected.get(portion, record)
@@ -193,8 +242,10 @@ class PortionFiles:
             if not _locked(lock.fileno()):
                 yield
                 return
-            for name in (_WANTED, _ERROR):
-                (self._folder / name).unlink(missing_ok=True)
+            for path in (self._folder / _WANTED, self._folder / _ERROR):
+                path.unlink(missing_ok=True)
+            for what in (_ASKED, _BEGUN) if self._others is not None else ():
+                self._of_others(what).unlink(missing_ok=True)
             with warnings.catch_warnings():  # of Python 3.12 and later, of forks beside threads
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process = multiprocessing.get_context("fork").Process(
@@ -239,7 +290,13 @@ class PortionFiles:
         place = 0
         while os.getppid() == parent:
             portion = self._next(place)
-            if portion is not None:
+            if self._others_are_next(portion):
+                assert self._others is not None
+                _write(self._of_others(_BEGUN), "")
+                self._others.make()
+                _write(self._of_others(_MADE), "")
+                self._of_others(_BEGUN).unlink()
+            elif portion is not None:
                 samples = self._make(portion)
                 record = Record(samples=len(samples), digest=samples.fingerprint())
                 _write(self._folder / f"{portion}.json", json.dumps(asdict(record)))
@@ -254,6 +311,13 @@ class PortionFiles:
         """The portion to make: the first one, then the one that is wanted, and those after it."""
         soon = (self._plan.at(each)[1] for each in range(place, place + AHEAD + 1))
         return next((each for each in (0, *soon) if not self._is_made(each)), None)
+
+    def _others_are_next(self, portion: int | None) -> bool:
+        """Whether the other data sets are to be made now, and not that portion."""
+        if self._others is None or self._of_others(_MADE).exists():
+            return False
+        # Who waits for them waits for no portion.
+        return portion is None or self._of_others(_ASKED).exists()
 
     def _is_made(self, portion: int) -> bool:
         return (self._folder / f"{portion}.json").exists()

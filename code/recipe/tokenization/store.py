@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 from transformers import PreTrainedTokenizerBase
 
+from recipe.data import values
 from recipe.errors import OutputError
 from recipe.storage import number_files
 
@@ -84,7 +85,7 @@ def tables(split: datasets.Dataset) -> Iterator[pa.Table]:
     that row."""
     bytes_of_row = split.data.nbytes / max(1, split.data.num_rows)
     at_once = int(min(_AT_ONCE, max(1, _BYTES_AT_ONCE // max(1, bytes_of_row))))
-    for gathered in split.with_format("arrow").iter(at_once):
+    for gathered in values.tables(split, at_once):
         table = gathered.combine_chunks()
         parts = min(table.num_rows, -(-table.nbytes // (2 * _BYTES_AT_ONCE)))
         rows = -(-table.num_rows // max(1, parts))
@@ -136,15 +137,30 @@ def key(
         return digest.hexdigest()[:32]
     ways = (*how, _FORMAT)
     digest = hashlib.sha256(f"{datasets.__version__} {max_length} {tokenizer} {ways}".encode())
-    parts = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}
-    # How it was called last, not what it is.
-    parts |= {"truncation": None, "padding": None, "all": tokenizer.get_vocab()}
-    digest.update(json.dumps(parts, sort_keys=True).encode())
+    digest.update(_identity(tokenizer))
     # The same rows are of the same batches, however they lie in files.
-    for table in split.with_format("arrow").iter(_HASHED_AT_ONCE):
+    for table in values.tables(split, _HASHED_AT_ONCE):
         # A batch may be of several chunks, and a slice of one: as Arrow writes it, it is neither.
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema.remove_metadata()) as stream:
             stream.write_table(table.replace_schema_metadata().combine_chunks())
         digest.update(sink.getvalue())
     return digest.hexdigest()[:32]
+
+
+_identities: dict[str, bytes] = {}
+"""The last answer of `_identity`, which each data set of a job asks for: of a vocabulary of 250,000
+it is some seconds of work."""
+
+
+def _identity(tokenizer: PreTrainedTokenizerBase) -> bytes:
+    """What tells the rules and the vocabulary of a tokenizer apart from those of others."""
+    rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else "{}"
+    asked = hashlib.sha256(f"{type(tokenizer)} {tokenizer} {rules}".encode()).hexdigest()
+    if asked not in _identities or not tokenizer.is_fast:
+        parts = json.loads(rules)
+        # How it was called last, not what it is.
+        parts |= {"truncation": None, "padding": None, "all": tokenizer.get_vocab()}
+        _identities.clear()
+        _identities[asked] = json.dumps(parts, sort_keys=True).encode()
+    return _identities[asked]

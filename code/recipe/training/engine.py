@@ -31,7 +31,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from recipe.batching import batches
 from recipe.batching import packing as plan
 from recipe.batching.batches import Batch, Layout, Samples, World
-from recipe.batching.portions import Announced, Streamed
+from recipe.batching.portions import Announced, Later, Streamed, needed
 from recipe.console import say
 from recipe.errors import DistributedError, DivergedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
@@ -39,7 +39,7 @@ from recipe.runtime import cuda_graphs, ddp_hook, distribution, gathering
 from recipe.runtime import graph_extraction as trial
 from recipe.storage import checkpoints
 from recipe.tasks import base
-from recipe.tasks.base import Objective, Referring, Writing
+from recipe.tasks.base import LaterLayout, Objective, Referring, Writing
 from recipe.training import job_identity, worlds
 from recipe.training.interruptions import Interrupted
 from recipe.training.resuming import Resumable, fingerprint
@@ -80,10 +80,10 @@ def build(
     tokenizer: PreTrainedTokenizerBase,
     args: TrainingArguments,
     hyperparameters: Hyperparameters,
-    ready: Mapping[str, Samples],
+    ready: Mapping[str, Samples | Later],
     objective: Objective,
 ) -> Engine:
-    """The engine for samples: `train`, `evaluation`, maybe others.
+    """The engine for samples: `train`, which are there or announced, `evaluation`, maybe others.
 
     Raises:
         HyperparameterError: packing was asked for, but the model cannot be packed; or something
@@ -93,7 +93,7 @@ def build(
     check(args)
     cut = worlds.settle(args)
     samples = dict(ready)
-    train = samples.pop("train")
+    train = needed(samples.pop("train"))
     same: dict[str, Any] = {
         "samples": train,
         "size": cut.size,
@@ -128,13 +128,13 @@ def build(
 
 
 class Engine(Resumable):
-    """HF Trainer on `Samples`: `train_dataset` and `eval_dataset` are those.
+    """HF Trainer on `Samples`: `train_dataset` and `eval_dataset` are those (or come `Later`).
 
     Args:
         training: What is trained on.
         cut: How its steps are cut into batches.
         train_layout: How its batches are laid out.
-        eval_layout: How those of an evaluation are laid out.
+        eval_layout: Gives how those of an evaluation are laid out, the same each time.
         objective: What their losses are.
         class_weights: What the loss of a sample of each class is multiplied by in training.
         decisive: What else must be the same for a checkpoint to be of this job (`job_identity`).
@@ -150,7 +150,7 @@ class Engine(Resumable):
         training: batches.Training,
         cut: Cut,
         train_layout: Layout,
-        eval_layout: Layout,
+        eval_layout: LaterLayout,
         objective: Objective,
         class_weights: Sequence[float] | None = None,
         decisive: Mapping[str, Any] | None = None,
@@ -307,7 +307,7 @@ class Engine(Resumable):
 
             def ask(samples: Samples) -> Any:
                 trains = samples is self._training.samples
-                layout = self._train_layout if trains else self._eval_layout
+                layout = self._train_layout if trains else self._eval_layout()
                 size = self._training.size if trains else self.args.eval_batch_size
                 most = 1 if trial.is_on(os.environ) else None
                 return self._answers(samples, layout, size, most)[0]
@@ -382,8 +382,8 @@ class Engine(Resumable):
     ) -> EvalLoopOutput:
         """Logits, labels and metrics of all samples, each once and in the order of the data; of
         texts in windows those of the texts."""
-        samples: Samples = dataloader
-        logits, each = self._answers(samples, self._eval_layout, self.args.eval_batch_size)
+        samples = needed(dataloader)
+        logits, each = self._answers(samples, self._eval_layout(), self.args.eval_batch_size)
         weight = samples.weight(np.arange(len(samples)))
         labels = samples.labels
         if samples.text_of is not None:

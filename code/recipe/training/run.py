@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from recipe import task_table
+from recipe.batching.portions import Later, Needed
 from recipe.batching.samples import Samples
 from recipe.compat import parts, quieten
 from recipe.console import has_terminal, is_first_process, say
@@ -106,7 +107,7 @@ def run(
         _write(job, weights, facts, places)
         watch.lap("saving")
         hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
-        show = functools.partial(job.task.sections, job.trainer, job.samples)
+        show = functools.partial(job.task.sections, job.trainer, Needed(job.samples))
         output = places.output_data_dir
         if hyperparameters.predicts and isinstance(job.task, Answering):
             predictions = job.task.answers(job.trainer)
@@ -132,7 +133,7 @@ class _Made:
     source: loading.Source
     tokenizer: PreTrainedTokenizerBase
     max_length: int
-    samples: Mapping[str, Samples]
+    samples: Mapping[str, Samples | Later]
     trainer: Engine
 
 
@@ -171,7 +172,7 @@ def _make(
     cut = f", texts {how} {max_length} tokens" if max_length else ""
     say(f"model: {source.name}, {parameters / 1e6:.1f} M parameters{cut}")
     watch.lap("model")
-    samples: Mapping[str, Samples] = stack.enter_context(
+    samples: Mapping[str, Samples | Later] = stack.enter_context(
         streaming.samples(task, tokenizer, max_length, hyperparameters, arguments, hosts)
     )
     if hosts.sharded:
@@ -291,7 +292,7 @@ def _trainer(
     tokenizer: PreTrainedTokenizerBase,
     arguments: TrainingArguments,
     hyperparameters: Hyperparameters,
-    ready: Mapping[str, Samples],
+    ready: Mapping[str, Samples | Later],
     objective: Objective,
     environ: Mapping[str, str],
 ) -> Engine:

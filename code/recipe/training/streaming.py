@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import multiprocessing
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import datasets
 import numpy as np
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
-from recipe.batching.portions import Announced, Plan
+from recipe.batching.portions import Announced, Later, Plan
 from recipe.batching.samples import Samples
 from recipe.console import say
 from recipe.data.column_names import LABEL
@@ -23,9 +24,9 @@ from recipe.data.values import column
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.runtime import turns, xla
-from recipe.tasks.base import PIECES, ROWS, Portion, Task
+from recipe.tasks.base import NO_PORTION, PIECES, ROWS, Portion, Streaming, Task
 from recipe.tokenization import store
-from recipe.tokenization.portion_files import PortionFiles
+from recipe.tokenization.portion_files import Others, PortionFiles
 from recipe.training import job_identity
 
 _ROWS, _BYTES = 1 << 17, 1 << 24
@@ -42,33 +43,48 @@ def samples(
     hyperparameters: Hyperparameters,
     arguments: TrainingArguments,
     hosts: Hosts,
-) -> Iterator[dict[str, Samples]]:
+) -> Iterator[dict[str, Samples | Later]]:
     """The samples of a task, for the block; all processes call it together.
 
     Those of the training data are `Announced` where they are made while it is trained on, by a
-    process of the first one of each host, which ends with the block.
+    process of the first one of each host, which ends with the block. It makes the others, too,
+    which are then `Later`: whoever needs them waits for it, or makes them where it has ended.
 
     Raises:
         HyperparameterError: streaming is asked for, and cannot be; all reasons at once.
     """
-    # torch-xla has a rendezvous of its own.
-    waits = arguments.main_process_first if xla.in_use() else turns.first_of_host
     plan = _plan(task, tokenizer, hyperparameters, arguments, hosts)
     if plan is None:
+        # torch-xla has a rendezvous of its own.
+        waits = arguments.main_process_first if xla.in_use() else turns.first_of_host
         with waits():
             every = task.samples(tokenizer, max_length)
-        yield every
+        yield {**every}
         return
-    with waits():
-        digest = _digest(task, tokenizer, max_length, hyperparameters, plan)
+    how = _how(task, tokenizer, hyperparameters, plan)
+    digest = _digest(task, tokenizer, max_length, how)
 
     def make(portion: int) -> Samples:
         rows = Portion(plan.rows_of(portion), f"{digest}-{portion}")
         return task.samples(tokenizer, max_length, rows)["train"]
 
     one_each = getattr(task, "streams", None) == ROWS
+    digests = {
+        name: store.key(split, tokenizer, max_length, "streamed", how)
+        for name, split in cast(Streaming, task).others().items()
+    }
+    others = Others(
+        name=f"others-{hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:32]}",
+        make=functools.cache(lambda: task.samples(tokenizer, max_length, NO_PORTION)),
+    )
     folder = store.tokens_folder() / f"portions-{digest}"
-    files = PortionFiles(plan, folder, make, one_each=one_each)
+    files = PortionFiles(plan, folder, make, one_each=one_each, others=others)
+
+    def of_other(name: str) -> Samples:
+        files.wait_for_others()
+        made: Samples = others.make()[name]
+        return made
+
     limit = "" if one_each else f", to max_steps={hyperparameters.max_train_steps}"
     say(
         f"streamed: {plan.rows} training rows are made tokens beside training, in {plan.count} "
@@ -80,9 +96,11 @@ def samples(
         # Before this process has used the tokenizer, whose threads a fork does not take along.
         if _is_first_of_host(os.environ):
             stack.enter_context(files.making())
-        with waits():
-            others = task.samples(tokenizer, max_length, Portion(np.empty(0, np.int64), ""))
-        yield {"train": Announced.by(labels, digest, files), **others}
+        later = {
+            name: Later(len(split), digests[name], functools.partial(of_other, name))
+            for name, split in cast(Streaming, task).others().items()
+        }
+        yield {"train": Announced.by(labels, digest, files), **later}
 
 
 def _plan(
@@ -147,23 +165,23 @@ def _why_not(
         yield f"the loaders of batches (dataloader_num_workers) are started by {started}, not fork"
 
 
-def _digest(
-    task: Task,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    hyperparameters: Hyperparameters,
-    plan: Plan,
+def _how(
+    task: Task, tokenizer: PreTrainedTokenizerBase, hyperparameters: Hyperparameters, plan: Plan
 ) -> str:
-    """Tells the rows, how they are made tokens, and their portions apart from others."""
+    """Tells how rows are made tokens, and in which portions, apart from other ways."""
     ways: dict[str, Any] = {
         name: getattr(hyperparameters, name) for name in sorted(job_identity.IN_THE_DATA)
     }
     ways |= {"task": hyperparameters.task, "template": str(tokenizer.chat_template)}
     ways |= {"portions": [plan.rows, plan.size, plan.seed]}
-    text = json.dumps(ways, sort_keys=True, default=str)
+    return json.dumps(ways, sort_keys=True, default=str)
+
+
+def _digest(task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int, how: str) -> str:
+    """Tells the rows, how they are made tokens, and their portions apart from others."""
     # All rows as they lie, and which of them train: to gather these takes ten times as long.
     lying = datasets.Dataset(task.train.data, fingerprint="all rows")
-    digest = hashlib.sha256(store.key(lying, tokenizer, max_length, "streamed", text).encode())
+    digest = hashlib.sha256(store.key(lying, tokenizer, max_length, "streamed", how).encode())
     if (chosen := task.train._indices) is not None:
         for chunk in chosen.column(0).chunks:
             digest.update(np.ascontiguousarray(chunk.to_numpy()).data)

@@ -1,4 +1,5 @@
-"""Texts and CoNLL files are read some at a time: the rows and places of all read together."""
+"""Texts and CoNLL files are read some at a time: the rows and places of all read together; and so
+are the rows of data sets."""
 
 from __future__ import annotations
 
@@ -6,8 +7,12 @@ import itertools
 import random
 from pathlib import Path
 
+import datasets
+import numpy as np
+import pyarrow as pa
 import pytest
 
+from recipe.data import values
 from recipe.data.files import conll, formats
 
 
@@ -85,3 +90,33 @@ def test_a_file_without_words_and_a_sentence_of_ranges_alone_have_none(tmp_path:
     read = formats.read(tmp_path / "ranges.conllu")
     assert read.table["tokens"].to_pylist() == [["Ada"], [], ["Ada"]]
     assert read.where(1).endswith("line 3") and read.where(2).endswith("line 5")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_chosen_rows_are_those_of_the_library(seed: int) -> None:
+    random_ = np.random.default_rng(seed)
+    count, pieces = int(random_.integers(1, 400)), []
+    while sum(map(len, pieces)) < count:
+        numbers = random_.integers(0, 9, random_.integers(1, 90))
+        pieces.append(
+            pa.table({
+                "text": pa.array([None if n == 8 else "é" * n for n in numbers], pa.large_string()),
+                "label": numbers,
+                "several": pa.array([[n / 2, 1.0] for n in numbers], pa.list_(pa.float32())),
+                "lists": pa.array([["a"] * n for n in numbers], pa.list_(pa.string())),
+            })
+        )  # fmt: skip
+    split = datasets.Dataset(pa.concat_tables(pieces), fingerprint="whole")
+    drawn = random_.integers(0, len(split), count)
+    for rows in (drawn, np.sort(drawn), np.unique(drawn), drawn[:0], np.arange(len(split))[2:]):
+        for chosen in (split, split.select(rows), split.select(rows).select(range(len(rows) // 2))):
+            for at_once in (7, 1000):
+                wanted = chosen.with_format("arrow").iter(at_once)
+                for table, other in zip(values.tables(chosen, at_once), wanted, strict=True):
+                    assert table.combine_chunks().equals(other.combine_chunks())
+            if len(chosen):
+                library = chosen.with_format("numpy")[:]
+                for name in ("label", "several"):
+                    assert np.array_equal(
+                        values.column(chosen, name), np.stack(list(library[name]))
+                    )

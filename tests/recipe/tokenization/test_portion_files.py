@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from recipe.batching.portions import Plan
 from recipe.batching.samples import Samples
 from recipe.errors import CheckpointError, DataError, OutputError
 from recipe.tokenization import portion_files
-from recipe.tokenization.portion_files import PortionFiles
+from recipe.tokenization.portion_files import Others, PortionFiles
 
 _PLAN = Plan(rows=100, size=10, seed=0)
 
@@ -76,6 +77,63 @@ def test_another_process_makes_portions_ahead_and_no_further(tmp_path: Path) -> 
     with again.making():
         assert len(again.read(5)) == 10
     assert [pid for pid, _ in _log(tmp_path)][count:] == [os.getpid()]
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_other_data_is_made_after_the_portions_wanted_soon_or_when_somebody_waits(
+    tmp_path: Path, is_asked: bool
+) -> None:
+    begin = tmp_path / "begin"
+
+    def make(portion: int) -> Samples:
+        while not begin.exists():
+            time.sleep(0.01)
+        return _kept(tmp_path)(portion)
+
+    others = Others(name="others-1", make=lambda: _kept(tmp_path)(-1))
+    folder = tmp_path / "portions"
+    files = PortionFiles(_PLAN, folder, make, one_each=False, others=others)
+    with files.making():
+        if is_asked:
+            threading.Timer(0.5, begin.touch).start()
+        else:
+            begin.touch()
+            deadline = time.monotonic() + 60
+            while not (folder / "others-1.made").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        files.wait_for_others()
+        made = [portion for _, portion in _log(tmp_path)]
+        # Who asks waits for the portion that was begun.
+        assert made[: made.index(-1)] in ([[], [0]] if is_asked else [[0, 1, 2, 3, 4]])
+        files.read(9)
+    assert [portion for _, portion in _log(tmp_path)].count(-1) == 1
+    # What was made is not made again; what has another name is.
+    for name, count in (("others-1", 1), ("others-2", 2)):
+        others = Others(name=name, make=others.make)
+        again = PortionFiles(_PLAN, folder, _samples, one_each=False, others=others)
+        with again.making():
+            again.wait_for_others()
+        assert [portion for _, portion in _log(tmp_path)].count(-1) == count
+
+
+def test_other_data_that_nobody_makes_any_more_is_not_waited_for(tmp_path: Path) -> None:
+    def ended() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def broken() -> None:
+        raise DataError("Row 3 has no tokens.")
+
+    files = {
+        name: PortionFiles(
+            _PLAN, tmp_path / name, _samples, one_each=False, others=Others(name=name, make=make)
+        )
+        for name, make in (("ended", ended), ("broken", broken))
+    }
+    with files["ended"].making():
+        files["ended"].wait_for_others()
+    with files["broken"].making(), pytest.raises(DataError, match="Row 3 has no tokens"):
+        files["broken"].wait_for_others()
 
 
 def test_what_it_fails_with_ends_those_who_wait(tmp_path: Path) -> None:

@@ -96,3 +96,17 @@ def test_a_store_is_whole_and_is_read_again(tiny_model: Path, cache: Path) -> No
     (kept / "starts").write_bytes((kept / "starts").read_bytes()[:-8])
     with pytest.raises(DataError, match=f"{kept} are not whole"):
         module.samples(split, tokenizer, 8)
+
+
+def test_a_key_tells_tokenizers_apart_that_are_asked_for_in_turn(tiny_model: Path) -> None:
+    split = datasets.Dataset.from_dict({"text": ["the film"], "label": [0]})
+    tokenizers = [AutoTokenizer.from_pretrained(tiny_model) for _ in range(3)]
+    tokenizers[1].backend_tokenizer.add_tokens(["film"])
+    tokenizers[2].backend_tokenizer.normalizer = None
+    keys = [store.key(split, tokenizer, 8) for tokenizer in tokenizers]
+    assert len(set(keys)) == 3
+    assert [store.key(split, tokenizer, 8) for tokenizer in tokenizers] == keys
+    tokenizers[0](["the film"], truncation=True, max_length=2)
+    assert store.key(split, tokenizers[0], 8) == keys[0]
+    tokenizers[0].backend_tokenizer.add_tokens(["film"])
+    assert store.key(split, tokenizers[0], 8) == keys[1]

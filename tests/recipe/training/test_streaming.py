@@ -16,12 +16,13 @@ import pytest
 from transformers import AutoTokenizer, TrainingArguments
 
 from recipe import task_table
-from recipe.batching.portions import Announced
+from recipe.batching.portions import Announced, Later
 from recipe.data import shards
 from recipe.data.shards import Hosts
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.tasks.base import Task
+from recipe.tokenization.encoding import Encoder
 from recipe.training import streaming
 from tests.support.causal_kit import make_model, pairs, write
 from tests.support.trainings import STEPS, Job, Reviews
@@ -68,7 +69,8 @@ def test_it_is_killed_and_goes_on_at_the_border_of_a_portion(
     if 8 % processes == 0:
         assert f"metric step={STEPS} epoch=1 loss" in output
     job = _Streamed(tmp_path / "disturbed", tiny_model, data, processes, more)
-    code, _ = job.interrupt(signal.SIGKILL, 9)
+    # Some steps after a checkpoint, which is written beside training.
+    code, _ = job.interrupt(signal.SIGKILL, 14)
     assert code == -signal.SIGKILL
     # Another host, which has the checkpoints and no tokens.
     shutil.rmtree(job.cache)
@@ -147,7 +149,10 @@ def test_portions_have_the_tokens_of_the_whole(
         train = read["train"]
         assert isinstance(train, Announced)
         assert len(train) == 63
-        assert read["evaluation"].fingerprint() == wanted["evaluation"].fingerprint()
+        held_out = read["evaluation"]
+        assert isinstance(held_out, Later)
+        assert len(held_out) == 7
+        assert held_out.samples.fingerprint() == wanted["evaluation"].fingerprint()
         assert "test" not in read
         pieces: dict[tuple[int, ...], int] = {}
         for place in range(train.portions.plan.count):
@@ -166,6 +171,49 @@ def test_portions_have_the_tokens_of_the_whole(
     never = dataclasses.replace(hyperparameters, streaming=False)
     with streaming.samples(task, tokenizer, 8, never, arguments, shards.ONE) as read:
         assert not isinstance(read["train"], Announced)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_evaluation_data_is_made_tokens_beside_training_and_never_that_of_before(
+    tmp_path: Path, tiny_model: Path, reviews: Reviews, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, validation = tmp_path / "data" / "train.csv", tmp_path / "data" / "validation.csv"
+    train.parent.mkdir()
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny_model))
+    rows, keys = reviews(60), []
+    for held_out in (rows[:8], rows[1:9], rows[:8]):
+        for path, some in ((train, rows[20:]), (validation, held_out)):
+            with path.open("w", newline="") as stream:
+                csv.writer(stream).writerows([("text", "label"), *some])
+        task, hyperparameters = _task(
+            "text-classification", train.parent, streaming=True, streaming_rows=10
+        )
+        with (
+            streaming.samples(
+                task, tokenizer, 8, hyperparameters, _arguments(tmp_path), shards.ONE
+            ) as read,
+            monkeypatch.context() as patch,
+        ):
+            # Not by this process: another one does.
+            patch.setattr(Encoder, "encode", lambda *_: pytest.fail("made here"))
+            later = read["evaluation"]
+            assert isinstance(later, Later)
+            assert later.samples is later.samples
+        keys.append((later.fingerprint(), later.samples.fingerprint()))
+        assert later.samples.fingerprint() == task.samples(tokenizer, 8)["evaluation"].fingerprint()
+    assert keys[0] == keys[2]
+    assert not set(keys[0]) & set(keys[1])
+    # Whoever needs it first after the process that makes tokens has ended makes it.
+    (tmp_path / "more").mkdir()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "more")
+    task, hyperparameters = _task(
+        "text-classification", train.parent, streaming=True, streaming_rows=10
+    )
+    arguments = _arguments(tmp_path)
+    with streaming.samples(task, tokenizer, 8, hyperparameters, arguments, shards.ONE) as read:
+        later = read["evaluation"]
+    assert isinstance(later, Later)
+    assert later.samples.fingerprint() == keys[0][1]
 
 
 @pytest.mark.usefixtures("own_cache")

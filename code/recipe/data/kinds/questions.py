@@ -135,7 +135,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Ques
 
 def _unanswered(split: datasets.Dataset) -> int:
     """How many of the questions have no answer."""
-    batches = split.select_columns([ANSWERS]).with_format("arrow").iter(_AT_ONCE)
+    batches = values.tables(split.select_columns([ANSWERS]), _AT_ONCE)
     counts = [pc.list_value_length(batch[ANSWERS]).to_numpy() for batch in batches]
     return sum(int((each == 0).sum()) for each in counts)
 
