@@ -1,13 +1,15 @@
 """How long a short request waits beside long ones, in milliseconds and in slices of work.
 
-    .venv/bin/python benchmarks/bench_fairness.py [--seconds 15] [--workers 2]
+    .venv/bin/python benchmarks/bench_fairness.py [--seconds 15] [--workers 2] [--models NAME ...]
 
-Two servers, one after the other. A classifier (MiniLM-L6 with a new head of two labels) is asked
+Three servers, one after the other. A classifier (MiniLM-L6 with a new head of two labels) is asked
 for one word, alone and beside two clients that ask for lists of 5,000 texts again and again. A
 decoder of that size, with random weights, is asked for 4 tokens: alone, beside two clients that ask
 for 600, and beside four streams whose readers stand still (its words have 2,000 letters, so that
-streams soon wait for their readers). A short request is sent 20 ms after the last one's answer, and
-every answer has to be the one that was given alone.
+streams soon wait for their readers). An encoder-decoder of T5-small's sizes (60 million random
+weights) is asked for 4 tokens of a text of 12 words, with the image's 4 beams: alone, and beside
+two clients that ask for 600. A short request is sent 20 ms after the last one's answer, and every
+answer has to be the one that was given alone.
 
 How long a slice was, is taken from the run itself, by `amphora_slices_total` of /metrics: what the
 workers had of time, divided by the slices that they made; a dash where they made hardly any. Prints
@@ -68,12 +70,40 @@ def save_decoder(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def written(count: int, **more: Any) -> dict[str, Any]:
+def save_encoder_decoder(folder: Path) -> None:
+    """T5 of T5-small's sizes, whose tokens are words."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+    words = {"<pad>": 0, "</s>": 1, "<unk>": 2}
+    words.update({f"word{number}": number for number in range(3, 32128)})
+    fast = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=fast, unk_token="<unk>", pad_token="<pad>", eos_token="</s>"
+    )
+    torch.manual_seed(0)
+    T5ForConditionalGeneration(T5Config(decoder_start_token_id=0)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+SAVES = {
+    "classifier": save_model,
+    "decoder": save_decoder,
+    "encoder-decoder": save_encoder_decoder,
+}
+
+
+def written(kind: str, count: int, **more: Any) -> dict[str, Any]:
     """A request for so many tokens."""
-    exactly = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False}
-    return {
-        "inputs": "short", "parameters": {**exactly, "return_full_text": False}, **more,
+    exactly: dict[str, Any] = {
+        "max_new_tokens": count, "min_new_tokens": count, "do_sample": False,
     }  # fmt: skip
+    if kind == "decoder":
+        return {"inputs": "short", "parameters": {**exactly, "return_full_text": False}, **more}
+    text = " ".join(f"word{number}" for number in range(100, 112))
+    return {"inputs": text, "parameters": exactly, **more}
 
 
 def answer_of(body: bytes) -> Any:
@@ -204,9 +234,11 @@ def row(title: str, took: list[float], workers: int, begun: tuple[float, float])
 
 
 def measure(kind: str, seconds: float, workers: int) -> Iterator[str]:
-    """The lines of one server: `classifier` or `decoder`."""
-    short: Any = {"inputs": "water"} if kind == "classifier" else written(SHORT_TOKENS)
+    """The lines of one server, by the name of its model in `SAVES`."""
+    short: Any = {"inputs": "water"} if kind == "classifier" else written(kind, SHORT_TOKENS)
     name = "one word" if kind == "classifier" else f"{SHORT_TOKENS} tokens"
+    if kind == "encoder-decoder":
+        name += " of T5"
     took, expected = probe(short, seconds / 3)
     yield row(f"{name}, alone", took, workers, (time.monotonic(), slices()))
     if kind == "classifier":
@@ -214,7 +246,7 @@ def measure(kind: str, seconds: float, workers: int) -> Iterator[str]:
         long = Asking({"inputs": texts}, 2)
         title = f"{name}, beside two lists of {LONG_TEXTS:,} texts"
     else:
-        long = Asking(written(LONG_TOKENS), 2)
+        long = Asking(written(kind, LONG_TOKENS), 2)
         title = f"{name}, beside two of {LONG_TOKENS}"
     with long:
         begun = time.monotonic(), slices()
@@ -223,7 +255,7 @@ def measure(kind: str, seconds: float, workers: int) -> Iterator[str]:
     if long.wrong:
         raise SystemExit(f"long requests were answered {long.wrong}")
     if kind == "decoder":
-        with stalled(written(2000, stream=True), STREAMS):
+        with stalled(written(kind, 2000, stream=True), STREAMS):
             took, _ = probe(short, seconds, expected)
             begun = time.monotonic(), slices()
             # Nothing is cut while the streams stand still, so that there are no slices to count in.
@@ -235,15 +267,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--models", nargs="+", choices=list(SAVES), default=list(SAVES))
     asked = parser.parse_args()
     lines = [
         "| | requests | p50 ms | p99 ms | a slice, ms | p99 in slices |",
         "|---|---|---|---|---|---|",
     ]
-    for kind, save in (("classifier", save_model), ("decoder", save_decoder)):
+    for kind in asked.models:
         with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
             base = Path(scratch)
-            save(base / "model")
+            SAVES[kind](base / "model")
             environ = {
                 "SAGEMAKER_BASE_DIR": str(base),
                 "SAGEMAKER_BIND_TO_PORT": str(PORT),

@@ -59,8 +59,9 @@ def save(kind: str, folder: Path, seed: int = 0, **config: Any) -> Path:
             d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, eos_token_id=3,
             decoder_start_token_id=0, **sizes, **config,
         )  # fmt: skip
-    elif kind.startswith(("Bart", "Marian")):
-        made = getattr(transformers, "BartConfig" if kind.startswith("Bart") else "MarianConfig")(
+    elif kind.startswith(("Bart", "Marian", "M2M100")):
+        family = next(name for name in ("Bart", "Marian", "M2M100") if kind.startswith(name))
+        made = getattr(transformers, f"{family}Config")(
             d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
             decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64,
             max_position_embeddings=48, bos_token_id=2, eos_token_id=3, decoder_start_token_id=3,

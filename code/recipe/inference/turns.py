@@ -6,7 +6,9 @@ in a script, nothing pauses, and each prediction is made in one piece.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -52,13 +54,15 @@ Result = TypeVar("Result")
 class Shared(Generic[Result]):
     """Work that several predictions wait for: one of them does it, with pauses."""
 
-    def __init__(self, work: Callable[[], Result]) -> None:
+    def __init__(self, work: Callable[[Callable[[], None]], Result]) -> None:
         """
         Args:
-            work: It may be begun again, if what does it is ended at a pause.
+            work: It is given what it pauses by. It may be begun again, if what does it is ended at
+                a pause.
         """
         self._work = work
         self._is_at_work = False
+        self._waiting = 0
         self._results: list[Result] = []
         self._error: Exception | None = None
 
@@ -66,21 +70,44 @@ class Shared(Generic[Result]):
         """What the work returns, or raises."""
         while not self._is_over():
             if self._is_at_work:
-                pause(lambda: self._is_over() or not self._is_at_work)
+                self._waiting += 1
+                try:
+                    pause(lambda: self._is_over() or not self._is_at_work)
+                finally:
+                    self._waiting -= 1
                 if self._is_at_work and not self._is_over():
                     # Who takes no turns cannot wait for another's.
-                    return self._work()
+                    return self._work(pause)
                 continue
             self._is_at_work = True
+            ended: list[BaseException] = []
             try:
-                self._results.append(self._work())
+                self._results.append(self._work(partial(self._pause, ended)))
             except Exception as error:
+                # Its frames hold what the work had in memory, and others wait to do theirs.
+                traceback.clear_frames(error.__traceback__)
                 self._error = error
             finally:
                 self._is_at_work = False
+            if ended:
+                raise ended[0]
         if self._error is not None:
             raise self._error
         return self._results[0]
+
+    def _pause(self, ended: list[BaseException]) -> None:
+        """Pause. If that ends the prediction that does the work, it ends after it, as long as
+        others wait: they would have to begin again.
+
+        Args:
+            ended: What has ended it is put there.
+        """
+        try:
+            pause()
+        except BaseException as error:
+            if isinstance(error, Exception) or not self._waiting:
+                raise
+            ended[:] = [error]
 
     def _is_over(self) -> bool:
         return bool(self._results) or self._error is not None

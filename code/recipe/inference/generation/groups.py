@@ -29,6 +29,7 @@ from recipe.inference.loaded_model import LoadedModel
 def write(
     loaded: LoadedModel,
     prompts: Sequence[Prompt],
+    pause: Callable[[], None] = turns.pause,
     *,
     follows: bool = False,
     tell: Callable[[Completion, str], None] | None = None,
@@ -39,9 +40,10 @@ def write(
     Args:
         loaded: The model.
         prompts: They are continued together.
+        pause: Lets others have their turn.
         follows: Whether the tokens' own texts are wanted.
         tell: Called for each token with its text so far, and what the token adds. Without it
-            others have their turn before each token.
+            it pauses before each token.
         start: Called once with what ends the generation early.
     """
     settings = prompts[0].settings
@@ -69,7 +71,7 @@ def write(
     # Beams change their places with every token: they are read in the end.
     criteria: list[Any] = [] if has_beams else [watch]
     if tell is None:
-        criteria.append(Pauses(turns.pause, draws=settings.do_sample))
+        criteria.append(Pauses(pause, draws=settings.do_sample))
     with torch.inference_mode():
         output = model.generate(
             **inputs,

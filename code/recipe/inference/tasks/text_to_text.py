@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, StoppingCriteriaList
 
-from recipe.inference import loaded_model
-from recipe.inference.loaded_model import BATCH, LoadedModel
+from recipe.inference import loaded_model, turns
+from recipe.inference.generation.decoding import Pauses
+from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE, LoadedModel
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 from recipe.tokenization.encoding import beginning
@@ -28,13 +30,24 @@ _LENGTHS = {"max_new_tokens", "max_length"}
 _WRITING = _LENGTHS | {
     "min_new_tokens", "min_length", "num_beams", "do_sample", "temperature", "top_k", "top_p",
     "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "early_stopping",
-    "num_return_sequences",
+    "num_return_sequences", "seed",
 }  # fmt: skip
 PARAMETERS = _WRITING | {"truncation", "clean_up_tokenization_spaces", "prefix"}
 _LANGUAGES = {"src_lang", "tgt_lang"}
 _NEW_TOKENS, _BEAMS, _MOST_BEAMS = 256, 4, 64
 _MOST_TOKENS = 4096
 """Of a text that is written, if the model's positions set no bound."""
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A text that is to be answered."""
+
+    request: int
+    """Which of the requests that are predicted together it is of."""
+    place: int
+    """In its request."""
+    ids: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,14 +122,23 @@ class TextGenerator:
             tokenizer: Any = self.loaded.tokenizer
             limit = self.loaded.max_length
             prefix = request.parameters.get("prefix", self.defaults.get("prefix", ""))
-            texts = [beginning(tokenizer, prefix + text, limit) for text in request.texts]
-            if self.languages:
-                source = request.parameters.get("src_lang") or self.defaults.get("src_lang")
-                tokenizer.src_lang = source or self.defaults["own_src_lang"]
-            ids = tokenizer(texts, truncation=True, max_length=limit + 1)["input_ids"]
-            request.truncated = [place for place, row in enumerate(ids) if len(row) > limit]
+            source = request.parameters.get("src_lang") or self.defaults.get("src_lang")
+            lengths: list[int] = []
+            token_ids: list[list[int]] = []
+            for start in range(0, len(request.texts), ENCODED_AT_ONCE):
+                if start:
+                    turns.pause()
+                if self.languages:
+                    # Others may have set theirs meanwhile.
+                    tokenizer.src_lang = source or self.defaults["own_src_lang"]
+                piece = request.texts[start : start + ENCODED_AT_ONCE]
+                texts = [beginning(tokenizer, prefix + text, limit) for text in piece]
+                whole = tokenizer(texts, truncation=True, max_length=limit + 1)["input_ids"]
+                lengths += map(len, whole)
+                token_ids += tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
+            request.truncated = [place for place, count in enumerate(lengths) if count > limit]
             loaded_model.refuse_uncut(request, limit)
-            request.token_ids = tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
+            request.token_ids = token_ids
             request.prepared = options
         new = request.prepared.get("max_new_tokens") or request.prepared["max_length"]
         return [len(ids) + new for ids in request.token_ids or ()]
@@ -135,6 +157,9 @@ class TextGenerator:
         options = {**usual, **chosen}
         if self.languages:
             options |= self._first_token(parameters)
+        own: Any = self.loaded.model.generation_config
+        if not options.get("do_sample", own.do_sample):
+            options.pop("seed", None)
         positions = getattr(self.loaded.model.config, "max_position_embeddings", None)
         most = positions or _MOST_TOKENS
         for name in ("max_new_tokens", "max_length", "min_length", "min_new_tokens"):
@@ -177,48 +202,106 @@ class TextGenerator:
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """For each request what is written for each text, by the task's name; with
-        num_return_sequences a list for each. Texts of equal parameters are written together."""
-        prompts: list[list[int]] = []
-        alike: dict[str, tuple[dict[str, Any], list[int]]] = {}
-        for request in requests:
+        num_return_sequences a list for each. Texts of equal parameters are written together. Where
+        predictions take turns, an answer is given later, by a function for each request."""
+        parts: list[list[Callable[[], Iterator[tuple[int, list[str]]]]]] = [[] for _ in requests]
+        for group, options in self._groups(requests):
+            together = turns.Shared(partial(self._write, [text.ids for text in group], options))
+            for number in dict.fromkeys(text.request for text in group):
+                parts[number].append(partial(self._own, number, together, group, options))
+        later = [
+            partial(self._answer, request, own)
+            for request, own in zip(requests, parts, strict=True)
+        ]
+        return list(later) if turns.are_taken() else [answer() for answer in later]
+
+    def _groups(
+        self, requests: Sequence[Request]
+    ) -> Iterator[tuple[list[_Text], Mapping[str, Any]]]:
+        """Texts that are written together, and the arguments of `generate` for them."""
+        alike: dict[Any, tuple[dict[str, Any], list[_Text]]] = {}
+        for number, request in enumerate(requests):
             self.measure(request)
-            key = json.dumps(request.prepared, sort_keys=True)
-            _, places = alike.setdefault(key, (request.prepared, []))
-            for ids in request.token_ids or ():
-                places.append(len(prompts))
-                prompts.append(ids)
-        written: list[list[str]] = [[]] * len(prompts)
-        for options, places in alike.values():
-            places.sort(key=lambda place: len(prompts[place]))
-            for start in range(0, len(places), BATCH):
-                batch = places[start : start + BATCH]
-                texts = self._write([prompts[place] for place in batch], options)
-                for place, own in zip(batch, texts, strict=True):
-                    written[place] = own
-        name, rest = _NAMES[self.task], iter(written)
-        clean: Any = self.loaded.tokenizer
-        answers = []
-        for request in requests:
-            entries: list[Any] = [next(rest) for _ in request.texts]
-            if request.parameters.get("clean_up_tokenization_spaces"):
-                entries = [[clean.clean_up_tokenization(text) for text in own] for own in entries]
-            entries = [[{name: text} for text in own] for own in entries]
-            if all(len(own) == 1 for own in entries):
-                answers.append(Answers([entry for (entry,) in entries], request.truncated))
-            else:
-                answers.append(Answers(entries, request.truncated, request.single))
-        return answers
+            options = request.prepared
+            # What is drawn for one text depends on what is drawn beside it.
+            alone = number if "seed" in options else None
+            key = json.dumps(options, sort_keys=True), alone
+            _, texts = alike.setdefault(key, (options, []))
+            for place, ids in enumerate(request.token_ids or ()):
+                texts.append(_Text(number, place, ids))
+        own: Any = self.loaded.model.generation_config
+        for options, texts in alike.values():
+            seed = options.get("seed")
+            if seed is None:
+                texts.sort(key=lambda text: len(text.ids))
+            beams = options.get("num_beams", own.num_beams) or 1
+            rows = max(beams, options.get("num_return_sequences", own.num_return_sequences) or 1)
+            # A step is no longer than one of as many texts with the usual beams.
+            size = max(1, min(BATCH, BATCH * _BEAMS // rows))
+            for start in range(0, len(texts), size):
+                drawn = {} if seed is None else {"seed": (seed + start) % 2**64}
+                yield texts[start : start + size], {**options, **drawn}
+
+    def _own(
+        self,
+        number: int,
+        together: turns.Shared[list[list[str]]],
+        group: Sequence[_Text],
+        options: Mapping[str, Any],
+    ) -> Iterator[tuple[int, list[str]]]:
+        """What is written for the texts of request `number` in a group, each with its place; by
+        themselves, if the group has failed."""
+        own = [place for place, text in enumerate(group) if text.request == number]
+        try:
+            whole = together.result()
+            written = [whole[place] for place in own]
+        except Exception:
+            if len(own) == len(group):
+                raise
+            written = self._write([group[place].ids for place in own], options)
+        return zip((group[place].place for place in own), written, strict=True)
+
+    def _answer(
+        self, request: Request, parts: Sequence[Callable[[], Iterator[tuple[int, list[str]]]]]
+    ) -> Answers:
+        """A request's answer of what is written for its texts."""
+        written = dict(pair for part in parts for pair in part())
+        name = _NAMES[self.task]
+        clean: Callable[[str], str] = str
+        if request.parameters.get("clean_up_tokenization_spaces"):
+            tokenizer: Any = self.loaded.tokenizer
+            clean = tokenizer.clean_up_tokenization
+        entries: list[Any] = [
+            [{name: clean(text)} for text in written[place]] for place in range(len(request.texts))
+        ]
+        if all(len(own) == 1 for own in entries):
+            return Answers([entry for (entry,) in entries], request.truncated)
+        return Answers(entries, request.truncated, request.single)
 
     @torch.inference_mode()
-    def _write(self, prompts: Sequence[list[int]], options: Mapping[str, Any]) -> list[list[str]]:
-        """The texts for prompts with equal options, each prompt's in a list."""
+    def _write(
+        self,
+        prompts: Sequence[list[int]],
+        options: Mapping[str, Any],
+        pause: Callable[[], None] = turns.pause,
+    ) -> list[list[str]]:
+        """The texts for prompts with equal options, each prompt's in a list; others have their turn
+        before each token."""
         model: Any = self.loaded.model
         longest = max(map(len, prompts))
         pad = self.loaded.tokenizer.pad_token_id or 0
         ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in prompts])
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in prompts])
+        asked = {key: value for key, value in options.items() if key != "seed"}
+        draws = bool(asked.get("do_sample", model.generation_config.do_sample))
+        if draws:
+            # Forks of one process would otherwise all draw the same.
+            torch.manual_seed(options["seed"]) if "seed" in options else torch.seed()
         output = model.generate(
-            input_ids=ids.to(model.device), attention_mask=mask.to(model.device), **options
+            input_ids=ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            stopping_criteria=StoppingCriteriaList([Pauses(pause, draws=draws)]),
+            **asked,
         )
         count = len(output) // len(prompts)
         texts = self.loaded.tokenizer.batch_decode(output, skip_special_tokens=True)

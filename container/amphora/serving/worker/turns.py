@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 # A sign of life goes to the front at least so often while one job runs alone.
 _SIGN_SECONDS = 0.2
-# How long jobs at work may wait for their turn, where new ones keep coming.
+# How long jobs at work may wait for their turn, where new ones keep coming; and what a job may have
+# of turns before it is no longer one of the new.
 _WORK_SECONDS = 0.1
 # Threads that are kept for the jobs that come next.
 _SPARE_THREADS = 8
@@ -31,6 +32,8 @@ class Job:
         self.work = work
         self.until: Callable[[], bool] | None = None
         """What it waits for; None: only for its turn."""
+        self.seconds = 0.0
+        """What its turns have taken."""
         self.is_left = False
         self.is_done = False
         self.error: BaseException | None = None
@@ -81,7 +84,7 @@ class Turns:
         self._jobs: deque[Job] = deque()
         """Those that have had a turn."""
         self._worked = 0.0
-        """When one of them had its last."""
+        """When the one that had waited longest had its last."""
         self._spare: list[_Thread] = []
         self._back = threading.Semaphore(0)
         self._running: Job | None = None
@@ -117,19 +120,22 @@ class Turns:
         """Give the next job its turn. Raises what ended it, if that was not its client's leaving.
 
         First come jobs that have waited for something that is there now: they only deliver. Then
-        new ones, but those at work have a turn now and then however many come.
+        new ones, and those that have worked little, so that short work is soon over. But who has
+        waited longest has a turn now and then however much of that comes.
         """
         ready = [job for job in self._jobs if job.is_ready]
         if not ready and not self._new:
             return
-        is_due = time.monotonic() - self._worked > _WORK_SECONDS
+        oldest = ready[0] if ready else None
+        is_due = oldest is not None and time.monotonic() - self._worked > _WORK_SECONDS
         job = next((job for job in ready if job.until is not None), None)
-        if job is None and self._new and not (ready and is_due):
+        if job is None and self._new and not is_due:
             job = self._new.popleft()
         else:
+            if job is None and not is_due:
+                job = next((job for job in ready if job.seconds < _WORK_SECONDS), None)
             job = job or ready[0]
             self._jobs.remove(job)
-        is_new = job.thread is None
         if job.thread is None:
             job.thread = self._spare.pop() if self._spare else _Thread(self)
             job.thread.job = job
@@ -141,8 +147,10 @@ class Turns:
         thread.turn.release()
         self._back.acquire()
         self._running = None
-        if not is_new or not self._jobs:
-            self._worked = time.monotonic()
+        now = time.monotonic()
+        job.seconds += now - self._since
+        if job is oldest or not self._jobs:
+            self._worked = now
         if not job.is_done:
             self._jobs.append(job)
             return

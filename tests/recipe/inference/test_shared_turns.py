@@ -1,0 +1,198 @@
+"""Work that several predictions share, and predictions that take turns, in a worker's own turns."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from amphora.serving.worker.turns import Job, Turns
+from recipe.inference import turns
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
+    """A worker's, by which predictions take their turns."""
+    worker = Turns(lambda: True)
+    monkeypatch.setattr(turns, "_pause", worker.pause)
+    yield worker
+    finish(worker)
+
+
+def finish(jobs: Turns) -> None:
+    while len(jobs):
+        assert jobs.is_runnable, "they wait for each other"
+        jobs.give()
+
+
+class Counting:
+    """Work of some slices, which notes each of them."""
+
+    def __init__(self, seen: list[str], slices: int = 4) -> None:
+        self.seen = seen
+        self.begun = 0
+        self.fails_at = -1
+        self.error: Callable[[str], Exception] = ValueError
+        self.slices = slices
+
+    def __call__(self, pause: Callable[[], None]) -> str:
+        self.begun += 1
+        for number in range(self.slices):
+            self.seen.append(f"s{number}")
+            if number == self.fails_at:
+                raise self.error("a slice has failed")
+            pause()
+        return "whole"
+
+
+def asking(shared: turns.Shared[str], name: str, seen: list[str]) -> Callable[[], None]:
+    def ask() -> None:
+        try:
+            seen.append(f"{name}: {shared.result()}")
+        except ValueError as error:
+            seen.append(f"{name}: {error}")
+
+    return ask
+
+
+def test_it_is_done_once_and_whoever_waits_has_it(jobs: Turns) -> None:
+    seen: list[str] = []
+    work = Counting(seen)
+    shared = turns.Shared(work)
+    jobs.add([asking(shared, name, seen) for name in "abc"])
+    finish(jobs)
+    assert work.begun == 1
+    assert seen == ["s0", "s1", "s2", "s3", "a: whole", "b: whole", "c: whole"]
+    assert shared.result() == "whole"
+
+
+def test_others_have_their_turn_between_its_slices(jobs: Turns) -> None:
+    """Who comes late and has little to do is through before it."""
+    seen: list[str] = []
+    work = Counting(seen, slices=6)
+    shared = turns.Shared(work)
+
+    def beside() -> None:
+        for _ in range(3):
+            seen.append("-")
+            turns.pause()
+
+    jobs.add([asking(shared, name, seen) for name in "ab"])
+    jobs.give()
+    jobs.give()
+    jobs.give()
+    jobs.add([beside])
+    finish(jobs)
+    assert "".join(seen[:8]) == "s0s1-s2-s3-s4"
+    assert seen[-3:] == ["s5", "a: whole", "b: whole"]
+
+
+def test_an_error_in_a_slice_is_everybodys_and_holds_no_memory(jobs: Turns) -> None:
+    seen: list[str] = []
+    held: list[weakref.ref[Any]] = []
+
+    class Tensor:
+        """What a slice has in memory."""
+
+    def work(pause: Callable[[], None]) -> str:
+        tensor = Tensor()
+        held.append(weakref.ref(tensor))
+        pause()
+        raise ValueError(f"a slice has failed after {len(held)}")
+
+    shared = turns.Shared(work)
+
+    def ask() -> None:
+        with pytest.raises(ValueError, match="a slice has failed after 1"):
+            shared.result()
+        seen.append("told" if held[0]() is None else "held")
+
+    jobs.add([ask] * 3)
+    finish(jobs)
+    assert seen == ["told"] * 3
+
+
+def started(jobs: Turns, works: list[Callable[[], None]]) -> list[Job]:
+    """Jobs of which each has had its first turn."""
+    added = jobs.add(works)
+    for _ in added:
+        jobs.give()
+    return added
+
+
+def test_a_waiter_that_leaves_changes_nothing(jobs: Turns) -> None:
+    seen: list[str] = []
+    work = Counting(seen)
+    shared = turns.Shared(work)
+    _, leaving, _ = started(jobs, [asking(shared, name, seen) for name in "abc"])
+    jobs.leave(leaving)
+    finish(jobs)
+    assert work.begun == 1
+    assert seen[-2:] == ["a: whole", "c: whole"]
+    assert leaving.is_done
+    assert "b: whole" not in seen
+
+
+@pytest.mark.parametrize("others_leave", [False, True])
+def test_who_does_the_work_and_leaves_does_it_as_long_as_others_wait(
+    jobs: Turns, others_leave: bool
+) -> None:
+    seen: list[str] = []
+    work = Counting(seen)
+    shared = turns.Shared(work)
+    working, *others = started(jobs, [asking(shared, name, seen) for name in "abc"])
+    jobs.leave(working)
+    jobs.give()
+    assert not working.is_done
+    if others_leave:
+        for each in others:
+            jobs.leave(each)
+    finish(jobs)
+    assert work.begun == 1
+    ends = [text for text in seen if ":" in text]
+    assert ends == ([] if others_leave else ["b: whole", "c: whole"])
+    assert ("s3" in seen) is not others_leave
+
+
+def test_who_comes_after_it_was_left_begins_again(jobs: Turns) -> None:
+    seen: list[str] = []
+    work = Counting(seen)
+    shared = turns.Shared(work)
+    (working,) = started(jobs, [asking(shared, "a", seen)])
+    jobs.leave(working)
+    finish(jobs)
+    assert seen == ["s0"]
+    jobs.add([asking(shared, "b", seen)])
+    finish(jobs)
+    assert work.begun == 2
+    assert seen[1:] == ["s0", "s1", "s2", "s3", "b: whole"]
+
+
+def test_a_slice_that_fails_for_a_client_that_has_left_fails_for_the_others(jobs: Turns) -> None:
+    seen: list[str] = []
+    work = Counting(seen)
+    work.fails_at = 2
+    shared = turns.Shared(work)
+    working, _ = started(jobs, [asking(shared, name, seen) for name in "ab"])
+    jobs.leave(working)
+    finish(jobs)
+    assert work.begun == 1
+    assert [text for text in seen if ":" in text] == ["b: a slice has failed"]
+
+
+def test_without_turns_it_is_done_in_one_piece(jobs: Turns) -> None:
+    seen: list[str] = []
+    work = Counting(seen)
+    shared = turns.Shared(work)
+    started(jobs, [asking(shared, "a", seen)])
+    # Outside of a job nobody can wait for one's end.
+    assert shared.result() == "whole"
+    assert work.begun == 2
+    finish(jobs)
+    assert seen[-1] == "a: whole"
+    turns._pause = None
+    again = Counting(seen)
+    assert turns.Shared(again).result() == "whole"
+    assert again.begun == 1

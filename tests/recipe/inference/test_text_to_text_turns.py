@@ -1,0 +1,243 @@
+"""Encoder-decoders' texts that are written in turns, beside `generate` for each of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from amphora.serving.worker.turns import Turns
+from recipe.inference import turns
+from recipe.inference.apis import reading
+from recipe.inference.origin import Origin
+from recipe.inference.payloads import Request
+from recipe.inference.tasks.text_to_text import GENERAL, TextGenerator
+from tests.support.serving_kit import save
+
+FAMILIES = [
+    "T5ForConditionalGeneration",
+    pytest.param("BartForConditionalGeneration", marks=pytest.mark.heavy),
+    pytest.param("MarianMTModel", marks=pytest.mark.heavy),
+    pytest.param("M2M100ForConditionalGeneration", marks=pytest.mark.heavy),
+]
+TEXTS = ["the film was good", "anna said again", "in paris who was bad in the film", "who", "good"]
+SETTINGS: list[dict[str, Any]] = [
+    {"num_beams": 1, "max_new_tokens": 14},
+    {"max_new_tokens": 9},
+    {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 7, "length_penalty": 0.5},
+    {"num_beams": 1, "do_sample": True, "seed": 5, "max_new_tokens": 12, "temperature": 1.5},
+    {"num_beams": 1, "do_sample": True, "seed": 6, "max_new_tokens": 12, "top_p": 0.9},
+    {"num_beams": 2, "do_sample": True, "seed": 7, "max_new_tokens": 8},
+    {"num_beams": 1, "do_sample": True, "seed": 8, "num_return_sequences": 3, "max_new_tokens": 6},
+    {"num_beams": 1, "min_length": 5, "max_length": 9, "repetition_penalty": 1.3},
+]
+
+
+def made(kind: str, folder: Path) -> TextGenerator:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AMPHORA_DTYPE", "float32")
+        return TextGenerator.load(Origin(str(save(kind, folder, 13)), {}), GENERAL, {})
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return made(request.param, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> TextGenerator:
+    return made("T5ForConditionalGeneration", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Turns:
+    """A worker's, by which predictions take their turns."""
+    worker = Turns(lambda: True)
+    monkeypatch.setattr(turns, "_pause", worker.pause)
+    return worker
+
+
+def request(inputs: Any, **parameters: Any) -> Request:
+    body = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
+    return reading.read(body, "application/json", "/invocations")
+
+
+def oracle(model: TextGenerator, texts: Sequence[str], settings: dict[str, Any]) -> list[Any]:
+    """What transformers alone writes: for each text by itself, or, since what is drawn depends on
+    what is drawn beside it, for the texts of a seeded request together."""
+    reader: Any = model.loaded.tokenizer
+    generating: Any = model.loaded.model
+    options = {"num_beams": 4, **settings}
+    seed = options.pop("seed", None)
+    entries: list[Any] = []
+    for some in [[text] for text in texts] if seed is None else [texts]:
+        encoded = reader(some, return_tensors="pt", padding=True)
+        encoded.pop("token_type_ids", None)
+        if seed is not None:
+            torch.manual_seed(seed)
+        with torch.inference_mode():
+            output = generating.generate(**encoded, **options)
+        written = [
+            {"generated_text": text}
+            for text in reader.batch_decode(output, skip_special_tokens=True)
+        ]
+        count = len(written) // len(some)
+        entries += (written[start : start + count] for start in range(0, len(written), count))
+    single = all(len(own) == 1 for own in entries)
+    return [entry for (entry,) in entries] if single else entries
+
+
+def together(jobs: Turns, model: TextGenerator, batches: Sequence[Sequence[Request]]) -> list[Any]:
+    """The answers to batches of requests that come a turn after each other, and then are all at
+    work; each request has a thread of its own."""
+    answers: list[Any] = []
+
+    def answer(place: int, later: Callable[[], Any]) -> None:
+        answers[place] = later()
+
+    for batch in batches:
+        places = range(len(answers), len(answers) + len(batch))
+        answers += [None] * len(batch)
+        works = zip(places, model.predict(batch), strict=True)
+        jobs.add([partial(answer, place, later) for place, later in works])
+        jobs.give()
+    while len(jobs):
+        jobs.give()
+    return answers
+
+
+def test_requests_that_are_written_in_turns_are_answered_as_generate_does(
+    model: TextGenerator, jobs: Turns
+) -> None:
+    asked = [(TEXTS[:1], each) for each in SETTINGS] + [(TEXTS, each) for each in SETTINGS[:4]]
+    expected = [oracle(model, texts, settings) for texts, settings in asked]
+    requests = [request(texts, **settings) for texts, settings in asked]
+    # In one batch, in which some are written with others, and each in a batch of its own.
+    for size in (len(requests), 1):
+        batches = [requests[start : start + size] for start in range(0, len(requests), size)]
+        slices = jobs.slices
+        answers = together(jobs, model, batches)
+        for (texts, settings), answer, wanted in zip(asked, answers, expected, strict=True):
+            assert list(answer) == wanted, f"{size}, {texts}: {settings}"
+        assert jobs.slices - slices > 3 * len(requests)
+    assert len({json.dumps(answer) for answer in expected}) > len(asked) // 2, "they must differ"
+
+
+def test_a_short_request_is_answered_while_long_ones_are_written(
+    t5: TextGenerator, jobs: Turns
+) -> None:
+    long = request("the film", num_beams=1, max_new_tokens=60, min_new_tokens=60)
+    ends: list[str] = []
+
+    def answer(name: str, later: Callable[[], Any]) -> None:
+        later()
+        ends.append(name)
+
+    jobs.add([partial(answer, name, *t5.predict([long])) for name in ("one", "other")])
+    for _ in range(10):
+        jobs.give()
+    begun = jobs.slices
+    jobs.add([partial(answer, "short", *t5.predict([request("who", max_new_tokens=4)]))])
+    while "short" not in ends:
+        jobs.give()
+    assert ends == ["short"]
+    # Its own tokens, and as many of the others' turns as they may have beside them.
+    assert jobs.slices - begun <= 3 * 5
+    while len(jobs):
+        jobs.give()
+    assert len(ends) == 3
+
+
+def test_who_leaves_takes_its_text_along_and_no_other(t5: TextGenerator, jobs: Turns) -> None:
+    settings = {"num_beams": 2, "max_new_tokens": 20, "min_new_tokens": 20}
+    requests = [request(text, **settings) for text in TEXTS[:3]]
+    answers: dict[int, Any] = {}
+    added = jobs.add(
+        [
+            partial(lambda place, later: answers.update({place: list(later())}), place, later)
+            for place, later in enumerate(t5.predict(requests))
+        ]
+    )
+    for _ in range(5):
+        jobs.give()
+    jobs.leave(added[0])
+    while len(jobs):
+        jobs.give()
+    expected = {place: oracle(t5, [TEXTS[place]], settings) for place in (1, 2)}
+    assert answers == expected
+    (alone,) = jobs.add([t5.predict([requests[0]])[0]])
+    jobs.give()
+    jobs.leave(alone)
+    jobs.give()
+    assert alone.is_done, "nobody waits for it"
+
+
+class Full(torch.OutOfMemoryError):
+    """A device's memory is full."""
+
+
+def test_what_does_not_fit_together_is_written_apart(
+    t5: TextGenerator, jobs: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As before: a request that fails by itself has failed, and its neighbours are answered."""
+    settings = {"num_beams": 1, "max_new_tokens": 6}
+    expected = [oracle(t5, [text], settings) for text in TEXTS[:2]]
+    generate = type(t5.loaded.model).generate
+    rows: list[int] = []
+
+    def narrow(self: Any, input_ids: torch.Tensor, **options: Any) -> Any:
+        rows.append(len(input_ids))
+        if len(input_ids) > 2:
+            raise Full("out of memory")
+        return generate(self, input_ids=input_ids, **options)
+
+    monkeypatch.setattr(type(t5.loaded.model), "generate", narrow)
+    requests = [request(text, **settings) for text in TEXTS[:2]] + [request(TEXTS[:3], **settings)]
+    answers: dict[int, Any] = {}
+
+    def answer(place: int, later: Callable[[], Any]) -> None:
+        try:
+            answers[place] = list(later())
+        except torch.OutOfMemoryError as error:
+            answers[place] = str(error)
+
+    laters: Iterator[Any] = enumerate(t5.predict(requests))
+    jobs.add([partial(answer, place, later) for place, later in laters])
+    while len(jobs):
+        jobs.give()
+    assert answers == {0: expected[0], 1: expected[1], 2: "out of memory"}
+    assert rows == [5, 1, 1, 3]
+
+
+def test_a_list_of_more_texts_than_a_call_takes_has_seeds_of_its_own_for_each_call(
+    t5: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"num_beams": 1, "do_sample": True, "max_new_tokens": 5, "temperature": 2.0}
+    texts = [TEXTS[0]] * 40
+    (answer,) = t5.predict([request(texts, seed=2**64 - 5, **settings)])
+    first = oracle(t5, texts[:32], {**settings, "seed": 2**64 - 5})
+    rest = oracle(t5, texts[32:], {**settings, "seed": 27})
+    assert list(answer) == first + rest
+    assert rest != first[:8]
+    (again,) = t5.predict([request(texts, seed=2**64 - 5, **settings)])
+    assert list(again) == list(answer)
+    unseeded = [list(t5.predict([request(texts, **settings)])[0]) for _ in range(2)]
+    assert unseeded[0] != unseeded[1]
+
+
+def test_what_is_drawn_for_one_does_not_depend_on_requests_beside_it(
+    t5: TextGenerator, jobs: Turns
+) -> None:
+    settings = {"num_beams": 1, "do_sample": True, "max_new_tokens": 12, "temperature": 1.5}
+    expected = {seed: oracle(t5, TEXTS[:2], {**settings, "seed": seed}) for seed in (1, 2)}
+    others = [request(TEXTS, **settings) for _ in range(2)]
+    seeded = [request(TEXTS[:2], seed=seed, **settings) for seed in (1, 2, 1)]
+    answers = together(jobs, t5, [others[:1], seeded[:1], others[1:], seeded[1:]])
+    assert list(answers[1]) == list(answers[4]) == expected[1]
+    assert list(answers[3]) == expected[2]
+    assert list(answers[0]) != list(answers[2])
