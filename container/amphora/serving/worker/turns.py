@@ -14,9 +14,10 @@ from collections.abc import Callable
 
 # A sign of life goes to the front at least so often while one job runs alone.
 _SIGN_SECONDS = 0.2
-# How long jobs at work may wait for their turn, where new ones keep coming; and what a job may have
-# of turns before it is no longer one of the new.
+# What a job may have before it is no longer a short one: so many seconds, or else turns, of which one
+# may take longer than that. As much may pass those at work by, where short ones keep coming.
 _WORK_SECONDS = 0.1
+_WORK_TURNS = 5
 # Threads that are kept for the jobs that come next.
 _SPARE_THREADS = 8
 
@@ -32,6 +33,7 @@ class Job:
         self.work = work
         self.until: Callable[[], bool] | None = None
         """What it waits for; None: only for its turn."""
+        self.turns = 0
         self.seconds = 0.0
         """What its turns have taken."""
         self.is_left = False
@@ -43,6 +45,11 @@ class Job:
     def is_ready(self) -> bool:
         """Whether a turn would bring it further."""
         return self.until is None or self.is_left or self.until()
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it has worked little."""
+        return self.seconds < _WORK_SECONDS or self.turns < _WORK_TURNS
 
 
 class _Thread(threading.Thread):
@@ -85,6 +92,8 @@ class Turns:
         """Those that have had a turn."""
         self._worked = 0.0
         """When the one that had waited longest had its last."""
+        self._passed = 0
+        """Turns of others since then."""
         self._spare: list[_Thread] = []
         self._back = threading.Semaphore(0)
         self._running: Job | None = None
@@ -127,13 +136,14 @@ class Turns:
         if not ready and not self._new:
             return
         oldest = ready[0] if ready else None
-        is_due = oldest is not None and time.monotonic() - self._worked > _WORK_SECONDS
+        is_late = time.monotonic() - self._worked > _WORK_SECONDS and self._passed >= _WORK_TURNS
+        is_due = oldest is not None and is_late
         job = next((job for job in ready if job.until is not None), None)
         if job is None and self._new and not is_due:
             job = self._new.popleft()
         else:
             if job is None and not is_due:
-                job = next((job for job in ready if job.seconds < _WORK_SECONDS), None)
+                job = next((job for job in ready if job.is_short), None)
             job = job or ready[0]
             self._jobs.remove(job)
         if job.thread is None:
@@ -148,9 +158,11 @@ class Turns:
         self._back.acquire()
         self._running = None
         now = time.monotonic()
+        job.turns += 1
         job.seconds += now - self._since
+        self._passed += 1
         if job is oldest or not self._jobs:
-            self._worked = now
+            self._worked, self._passed = now, 0
         if not job.is_done:
             self._jobs.append(job)
             return

@@ -117,6 +117,26 @@ def test_what_has_worked_little_comes_before_long_work_which_is_not_starved() ->
         turns.give()
 
 
+def test_on_a_slow_machine_short_work_is_a_few_turns() -> None:
+    """Each slice takes longer than short work as a rule does."""
+    turns = Turns(lambda: False)
+    seen: list[str] = []
+
+    def work(name: str, slices: int) -> None:
+        for _ in range(slices):
+            time.sleep(0.11)
+            seen.append(name)
+            turns.pause()
+
+    turns.add([lambda: work("a", 7), lambda: work("b", 7)])
+    for _ in range(12):
+        turns.give()
+    turns.add([lambda: work("c", 4)])
+    while len(turns):
+        turns.give()
+    assert "".join(seen) == "ab" * 6 + "ccccab"
+
+
 def test_what_a_job_waits_for_comes_before_work() -> None:
     turns = Turns(lambda: False)
     seen: list[str] = []
