@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 # A sign of life goes to the front at least so often while one job runs alone.
 _SIGN_SECONDS = 0.2
-# What a job may have before it is no longer a short one: so many seconds, or else turns, of which one
-# may take longer than that. As much may pass those at work by, where short ones keep coming.
+# What a job may have before it is no longer a short one: so many seconds, or else turns, one of
+# which may take longer. As much may pass those at work by, where short ones keep coming.
 _WORK_SECONDS = 0.1
 _WORK_TURNS = 5
 # Threads that are kept for the jobs that come next.
