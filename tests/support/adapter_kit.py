@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ def adapter(base: Path, folder: Path, auto: Any, seed: int, **settings: Any) -> 
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)
-    model = get_peft_model(auto.from_pretrained(base), LoraConfig(r=4, **settings))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
+        model = get_peft_model(auto.from_pretrained(base), LoraConfig(r=4, **settings))
     with torch.no_grad():
         for weight in model.parameters():
             if weight.requires_grad:

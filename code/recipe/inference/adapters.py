@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +21,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from recipe.errors import UNLOADABLE, ModelError, listed, why_unloadable
-from recipe.inference import loaded_model
+from recipe.errors import ModelError, listed, why_unloadable
+from recipe.inference import adapter_files, loaded_model
 from recipe.inference.apis.openai_forms import served_name
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import BadRequest, Document, Request
@@ -30,7 +31,6 @@ ROUTE = "/adapters"
 """Where the front asks a worker to load one."""
 HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 """What names the adapter of a request; in OpenAI's API `model` does, too."""
-_KIND = "LORA"
 # What generate looks for beside the forward pass is the base's own, and shared.
 _HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 
@@ -96,6 +96,12 @@ class AdaptedTask:
         self._tasks: dict[int, Any] = {}
         self._asked: Adapter | None = None
         self.base = load(self._origin)
+        if self._shared.model is None:
+            raise ModelError(
+                f"AMPHORA_ADAPTERS is set, and the model {origin.place} was saved by "
+                "sentence-transformers, whose models take no adapters here.",
+                "Leave it out, or serve the adapter merged into its base.",
+            )
         for adapter in self._current().values():
             try:
                 self._task(adapter)
@@ -187,6 +193,7 @@ class AdaptedTask:
             self._asked = adapter
             try:
                 self._shared.add(adapter)
+                self._tell_of_another_base(adapter)
                 self._tasks[adapter.number] = self._load(
                     replace(
                         self._origin,
@@ -194,7 +201,7 @@ class AdaptedTask:
                         tokenizer_place=str(folder) if has_tokenizer else place,
                     )
                 )
-            except (*UNLOADABLE, ModelError, KeyError, TypeError) as error:
+            except Exception as error:  # peft raises what it comes upon
                 self._shared.remove(adapter.number)
                 reason = str(error) if isinstance(error, ModelError) else why_unloadable(error)
                 raise UnfitAdapter(
@@ -204,6 +211,24 @@ class AdaptedTask:
             finally:
                 self._asked = None
         return self._tasks[adapter.number]
+
+    def _tell_of_another_base(self, adapter: Adapter) -> None:
+        """Print that an adapter names another base on the Hub, or another revision: the shapes of
+        weights do not tell."""
+        settings = json.loads((Path(adapter.path) / adapter_files.CONFIG).read_text())
+        own = settings.get("base_model_name_or_path") or "", settings.get("revision") or ""
+        place, options = self._origin.place, self._origin.options
+        if not own[0] or any(
+            Path(name).is_absolute() or Path(name).is_dir() for name in (own[0], place)
+        ):
+            return
+        served = place, options.get("revision") or own[1]
+        if own[0].lower() != place.lower() or (own[1] or served[1]) != served[1]:
+            trained_on, served_on = (" ".join(filter(None, each)) for each in (own, served))
+            print(
+                f"adapter {adapter.name}: trained on {trained_on}, served on {served_on}",
+                flush=True,
+            )
 
     def _weights(self, architecture: Any, dtype: torch.dtype) -> Any:
         """The model for a task: the base, or the base with the adapter that is being loaded."""
@@ -240,18 +265,11 @@ class _Shared:
                 or would change weights of the base itself.
         """
         assert self.model is not None
-        import peft  # takes a second, and a model without adapters needs none of it
+        folder, key = Path(adapter.path), _key(adapter.number)
+        config = adapter_files.read_config(folder)
+        import peft
         from peft.utils import get_peft_model_state_dict, load_peft_weights
 
-        folder, key = Path(adapter.path), _key(adapter.number)
-        if not (folder / "adapter_config.json").is_file():
-            raise ModelError("it has no adapter_config.json.", "Give the folder that peft wrote.")
-        config: Any = peft.PeftConfig.from_pretrained(str(folder))
-        if str(getattr(config.peft_type, "value", config.peft_type)) != _KIND:
-            raise ModelError(
-                f"it is of the kind {config.peft_type}, and only LoRA's can share a base.",
-                "Merge it into its base, and serve that.",
-            )
         config.inference_mode = True
         weights = load_peft_weights(str(folder), device="cpu")
         in_full = tuple(f".{name}." for name in config.modules_to_save or ())
@@ -265,6 +283,7 @@ class _Shared:
                 f"it changes weights of the base, which others share: {listed(strange, 3)}.",
                 "Train it without bias and without embeddings of its own, or merge it.",
             )
+        self._active = -1  # peft may make it the active one
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
             if self._peft is None:
@@ -273,31 +292,61 @@ class _Shared:
                 )
             else:
                 self._peft.add_adapter(key, config, autocast_adapter_dtype=False)
-        self._active = -1  # peft has made it the active one, or has not
         self._peft.load_adapter(str(folder), key, torch_device="cpu", autocast_adapter_dtype=False)
         loaded = get_peft_model_state_dict(
             self._peft, adapter_name=key, save_embedding_layers=False
         )
-        if missing := sorted(set(loaded) - set(weights)):
-            raise ModelError(f"it lacks weights for {listed(missing, 3)}.")
-        if surplus := sorted(set(weights) - set(loaded)):
-            raise ModelError(f"the base has no place for its {listed(surplus, 3)}.")
+        adapter_files.refuse_partial(weights, loaded, {})
         self._peft.to(self.model.device)
 
     def remove(self, number: int) -> None:
-        """Forget an adapter, if it was loaded."""
-        if self._peft is not None and _key(number) in self._peft.peft_config:
-            self._peft.delete_adapter(_key(number))
-            self._active = -1
+        """Forget an adapter, if it was loaded, or in part."""
+        if self.model is None or "peft" not in sys.modules:
+            return
+        from peft.tuners.tuners_utils import BaseTunerLayer
+        from peft.utils.other import AuxiliaryTrainingWrapper
+
+        key = _key(number)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of which one peft makes active then
+            if self._peft is not None and key in self._peft.peft_config:
+                self._peft.delete_adapter(key)
+            # What failed half-way has layers of which peft's own model does not know.
+            for module in self.model.modules():
+                if isinstance(module, BaseTunerLayer):
+                    module.delete_adapter(key)
+                elif isinstance(module, AuxiliaryTrainingWrapper):
+                    module.delete_adapter(key, None)
+                else:
+                    continue
+                if self._peft is None:
+                    module.enable_adapters(False)
+        self._active = -1
 
     def view(self, adapter: Adapter | None) -> PreTrainedModel:
         """The base model as it is with an adapter, or without one: the same modules, and a forward
         pass that first makes the adapter the active one."""
         assert self.model is not None
-        view = copy.copy(self.model)
+        number = None if adapter is None else adapter.number
+        view: PreTrainedModel = self._with_adapter(self.model, number)
+        if view.config.is_encoder_decoder:
+            # generate calls the encoder by itself, before the model.
+            encoder = self._with_adapter(self.model.get_encoder(), number)
+            vars(view)["get_encoder"] = lambda *_, **__: encoder
+        if adapter is not None:
+            folder = Path(adapter.path)
+            if (folder / "config.json").is_file():
+                view.config = type(view.config).from_pretrained(str(folder))
+                view.config._attn_implementation = self.model.config._attn_implementation
+            if (folder / "generation_config.json").is_file():
+                view.generation_config = GenerationConfig.from_pretrained(str(folder))
+        return view
+
+    def _with_adapter(self, module: Any, number: int | None) -> Any:
+        """A copy of a module that has the same modules below it, and another forward pass."""
+        view = copy.copy(module)
         for hooks in _HOOKS:
             setattr(view, hooks, OrderedDict())
-        number = None if adapter is None else adapter.number
         forward = type(view).forward
 
         # Not a hook before the forward pass: one of those may let others have their turn.
@@ -307,22 +356,6 @@ class _Shared:
             return forward(view, *args, **kwargs)
 
         view.forward = adapted
-        if view.config.is_encoder_decoder:
-            get_encoder = view.get_encoder
-
-            # `generate` computes the encoder by itself, before the model's first forward pass.
-            def adapted_encoder(*args: Any, **kwargs: Any) -> Any:
-                self._activate(number)
-                return get_encoder(*args, **kwargs)
-
-            view.get_encoder = adapted_encoder  # type: ignore[method-assign]
-        if adapter is not None:
-            folder = Path(adapter.path)
-            if (folder / "config.json").is_file():
-                view.config = type(view.config).from_pretrained(str(folder))
-                view.config._attn_implementation = self.model.config._attn_implementation
-            if (folder / "generation_config.json").is_file():
-                view.generation_config = GenerationConfig.from_pretrained(str(folder))
         return view
 
     def _activate(self, number: int | None) -> None:
@@ -340,8 +373,9 @@ class _Shared:
 
 
 def _key(number: int) -> str:
-    """What peft calls an adapter: names of modules hold it, so that it has no dots."""
-    return f"adapter{number}"
+    """What peft calls an adapter: without dots, since names of modules hold it, and no beginning of
+    another's, by which older versions would find both."""
+    return f"adapter{number}x"
 
 
 def file_of(environ: Mapping[str, str]) -> Path | None:

@@ -22,14 +22,13 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import precision, turns
+from recipe.inference import adapter_files, precision, turns
 from recipe.inference.origin import Origin
 from recipe.inference.packed import choice as packing_choice
 from recipe.inference.packed import rows as packed_rows
@@ -103,6 +102,11 @@ class LoadedModel:
         model = load_weights(origin, architecture, dtype).eval().to(kind)
         refuse_broken(model, origin)
         tokenizer = load_tokenizer(origin)
+        if origin.tokenizer_place and len(tokenizer) > (known := embeddings_of(model)):
+            raise ModelError(
+                f"its tokenizer has {len(tokenizer)} tokens, and the model {known}.",
+                "Train it without new tokens, or merge it into a base that has them.",
+            )
         arguments = inspect.signature(model.forward).parameters
         takes_all = any(item.kind is item.VAR_KEYWORD for item in arguments.values())
         # Tokenizers without a limit of their own say 1e30.
@@ -390,6 +394,11 @@ def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:
         )
 
 
+def embeddings_of(model: PreTrainedModel) -> int:
+    """Tokens that a model has embeddings of; they may stand in a layer of peft."""
+    return len(cast("Any", model.get_input_embeddings()).weight)
+
+
 def _encode_one(
     tokenizer: PreTrainedTokenizerBase, text: str, limit: int
 ) -> tuple[list[int], list[int] | None]:
@@ -403,24 +412,7 @@ def load_weights(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
     if origin.weights is not None:
         return origin.weights(architecture, dtype)
     if origin.adapter:
-        from peft import PeftModel
-
-        base = origin.adapter["base_model_name_or_path"]
-        config = origin.config()
-        try:
-            model = architecture.from_pretrained(
-                base, config=config, **in_precision(dtype), **origin.options
-            )
-        except OSError as error:
-            raise ModelError(
-                f"{origin.place} holds an adapter, and its base {base!r} cannot be read: "
-                f"{str(error).splitlines()[0]}",
-                "Train with lora_save=merged, or have the base at that place.",
-            ) from error
-        if (Path(origin.place) / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(origin.place)
-        adapted: Any = PeftModel.from_pretrained(model, origin.place)
-        return adapted.merge_and_unload()
+        return adapter_files.merged(origin, architecture, dtype)
     try:
         model, report = architecture.from_pretrained(
             origin.place, **in_precision(dtype), output_loading_info=True, **origin.options

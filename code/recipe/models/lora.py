@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from recipe.console import say
+from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 
 ALL_LINEAR = "all-linear"
@@ -65,10 +67,36 @@ def wrap(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
         wrapped: Any = peft.get_peft_model(model, config)
+    if hyperparameters.lora_save == "merged" and (fault := tied(wrapped)):
+        raise HyperparameterError(
+            f"Hyperparameter lora_target_modules has value {targets!r}: {fault}.",
+            f"Leave these layers out, give {ALL_LINEAR}, or set lora_save=adapter.",
+        )
     config.task_type = task  # as what loads the adapter looks it up
     trained, whole = wrapped.get_nb_trainable_parameters()
     say(f"LoRA: rank {config.r}, {trained:,} of {whole:,} parameters are trained")
     return wrapped
+
+
+def tied(adapted: Any) -> str:
+    """Which layer with an adapter has its weights in common with another layer, which merging the
+    adapter would change, too; empty if none has.
+
+    Args:
+        adapted: A peft.PeftModel.
+    """
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, weight in adapted.named_parameters(remove_duplicate=False):
+        names[id(weight)].append(name.removeprefix("base_model.model."))
+    for same in names.values():
+        changed = [name for name in same if ".base_layer." in name]
+        if changed and len(same) > 1:
+            others = ", ".join(name for name in same if name != changed[0])
+            return (
+                f"its adapter changes {changed[0]}, whose values are those of {others}, too: "
+                "merged, both would be others than in training"
+            )
+    return ""
 
 
 def whole(model: Any, weights: Mapping[str, Any] | None, hyperparameters: Hyperparameters) -> Any:

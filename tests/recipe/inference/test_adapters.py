@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,12 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoTokenizer,
 )
 
 from recipe.errors import ModelError
 from recipe.inference import registry, turns
-from recipe.inference.adapters import AdaptedTask, UnfitAdapter, UnknownAdapter
+from recipe.inference.adapters import AdaptedTask, Adapter, UnfitAdapter, UnknownAdapter
 from recipe.inference.apis import reading
 from recipe.inference.payloads import Answers, Request
 from tests.support.adapter_kit import adapter, merged
@@ -315,3 +318,113 @@ def test_an_adapter_of_another_base_is_refused_and_others_go_on(
     assert answer != before
     with pytest.raises(ModelError, match="other"):
         load(base)
+
+
+def edited(folder: Path, **settings: Any) -> None:
+    """Change an adapter's own settings."""
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+
+
+ODD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {"target_modules": ["q_proj", "input_layernorm"]}, "not supported"),  # half-way
+    ({"init_lora_weights": "pissa"}, {}, "would change the base for all"),
+    ({"init_lora_weights": "olora"}, {}, "would change the base for all"),
+    ({"alora_invocation_tokens": [6, 7]}, {}, "alora_invocation_tokens"),
+    ({"layer_replication": [[0, 2], [0, 2]]}, {}, "layer_replication"),
+    ({}, {"use_wonder": True}, "use_wonder=True"),
+]
+
+
+def test_what_a_shared_base_cannot_do_is_refused_and_leaves_the_base_as_it_was(
+    base: Path,
+    adapters: list[Path],
+    listing: List,
+    load: Callable[[Path], AdaptedTask],
+    tmp_path: Path,
+) -> None:
+    task = load(base)
+    (before,) = ask(task, ("", GENERATE))
+    for number, (settings, later, reason) in enumerate(ODD):
+        folder = adapter(
+            base, tmp_path / str(number), AutoModelForCausalLM, 1,
+            task_type="CAUSAL_LM", target_modules=["q_proj"], **settings,
+        )  # fmt: skip
+        edited(folder, **later)
+        listing.add("odd", folder)
+        (answer,) = ask_or_error(task, "odd")
+        assert isinstance(answer, UnfitAdapter) and reason in str(answer)
+        assert ask(task, ("", GENERATE)) == [before], reason
+        listing.remove("odd")
+        if not number:
+            listing.add("a0", adapters[0])
+            (by_adapter,) = ask(task, ("a0", GENERATE))
+            assert by_adapter != before
+        assert ask(task, ("a0", GENERATE), ("", GENERATE)) == [by_adapter, before], reason
+    alone = registry.load(str(merged(base, adapters[0], tmp_path / "merged")), {})
+    assert list(alone.predict([request(GENERATE)])[0]) == by_adapter
+
+
+def test_an_adapter_of_the_embeddings_answers_and_so_does_the_base(
+    listing: List, load: Callable[[Path], AdaptedTask], tmp_path: Path
+) -> None:
+    base = save("GPT2LMHeadModel", tmp_path / "gpt2")
+    task = load(base)
+    (before,) = ask(task, ("", GENERATE))
+    auto = AutoModelForCausalLM
+    folder = adapter(base, tmp_path / "wte", auto, 0, task_type="CAUSAL_LM", target_modules=["wte"])
+    listing.add("wte", folder)
+    (answer,) = ask(task, ("wte", GENERATE))
+    assert answer != before == ask(task, ("", GENERATE))[0]
+    whole = PeftModel.from_pretrained(auto.from_pretrained(base), str(folder)).eval()
+    ids = torch.tensor([[7, 8, 9]])
+    view = task._task(task._current()["wte"]).loaded.model
+    with torch.inference_mode():
+        assert torch.allclose(view(input_ids=ids).logits, whole(input_ids=ids).logits, atol=1e-4)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_base_is_refused(
+    base: Path, listing: List, load: Callable[[Path], AdaptedTask], tmp_path: Path
+) -> None:
+    task = load(base)
+    folder = adapter(
+        base, tmp_path / "a", AutoModelForCausalLM, 0,
+        task_type="CAUSAL_LM", target_modules=["q_proj"],
+    )  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    known = len(tokenizer)
+    tokenizer.add_tokens(["zebra"])
+    tokenizer.save_pretrained(folder)
+    listing.add("a", folder)
+    (answer,) = ask_or_error(task, "a")
+    assert f"its tokenizer has {known + 1} tokens, and the model {known}" in str(answer)
+
+
+def test_another_base_on_the_hub_is_told(
+    base: Path,
+    adapters: list[Path],
+    listing: List,
+    load: Callable[[Path], AdaptedTask],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    task = load(base)
+    task._origin = replace(task._origin, place="maker/model", tokenizer_place=str(base))
+    for name, told in (("maker/Model", False), ("maker/other", True), (str(base), False)):
+        folder = tmp_path / name.replace("/", "-")
+        shutil.copytree(adapters[0], folder)
+        edited(folder, base_model_name_or_path=name)
+        task._tell_of_another_base(Adapter("a", str(folder), 1))
+        assert ("trained on maker/other, served on maker/model" in capsys.readouterr().out) == told
+
+
+def test_models_of_sentence_transformers_are_refused_at_start(
+    listing: List, load: Callable[[Path], AdaptedTask], tmp_path: Path
+) -> None:
+    """Their own library loads them, without an adapter."""
+    from sentence_transformers import SentenceTransformer
+
+    save("BertModel", tmp_path / "bert")
+    SentenceTransformer(str(tmp_path / "bert")).save(str(tmp_path / "model"))
+    with pytest.raises(ModelError, match="AMPHORA_ADAPTERS is set"):
+        load(tmp_path / "model")

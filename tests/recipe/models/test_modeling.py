@@ -16,6 +16,7 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading
 from recipe.tokenization import texts as tokens
 from recipe.tokenization.encoding import encode
+from tests.support import serving_kit
 
 LABELS = Labels(("neg", "pos"))
 
@@ -138,3 +139,17 @@ def test_an_archive_made_up_to_harm_is_refused(
     with pytest.raises(ModelError, match="cannot be unpacked"):
         loading.find("model", {"model": tmp_path / "model"})
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings=True`:UserWarning")
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+def test_an_adapter_of_tied_weights_is_not_merged(tmp_path: Path) -> None:
+    """Merged into the output layer it would be in the embeddings, too."""
+    folder = serving_kit.save("LlamaForCausalLM", tmp_path / "tied", tie_word_embeddings=True)
+    source = loading.Source(name=str(folder), is_local=True)
+    named = {"task": "causal-lm", "lora_r": 2, "lora_target_modules": "q_proj, lm_head"}
+    with pytest.raises(HyperparameterError, match=r"lora_target_modules.*lm_head.*lora_save=adap"):
+        loading.load_causal(source, Hyperparameters(**named))
+    kept, _ = loading.load_causal(source, Hyperparameters(**named, lora_save="adapter"))
+    assert "lm_head" in str(kept.peft_config["default"].target_modules)
+    loading.load_causal(source, Hyperparameters(**{**named, "lora_target_modules": "q_proj"}))

@@ -22,7 +22,7 @@ from recipe.inference.generation.decoding import Completion, Event, Notes, Penal
 from recipe.inference.generation.engine import Engine, Row
 from recipe.inference.generation.options import GenerationSettings
 from recipe.inference.generation.prompts import Prompt
-from recipe.inference.loaded_model import LoadedModel
+from recipe.inference.loaded_model import LoadedModel, embeddings_of
 from recipe.runtime import memory
 
 _MEMORY_SHARE = 0.4
@@ -59,7 +59,7 @@ class Continuous:
         if wanted == "0":
             return None
         model: Any = loaded.model
-        vocabulary = model.get_input_embeddings().num_embeddings
+        vocabulary = embeddings_of(model)
         rows = Rows(model, calls.pad_token_id(loaded))
         # Tokens of all kinds, none of them special as a rule.
         tokens = [(7 + 31 * place) % vocabulary for place in range(14)]

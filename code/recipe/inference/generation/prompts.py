@@ -9,7 +9,7 @@ from jinja2 import TemplateError
 
 from recipe.inference.generation import options
 from recipe.inference.generation.options import CUT, GenerationSettings
-from recipe.inference.loaded_model import LoadedModel
+from recipe.inference.loaded_model import LoadedModel, embeddings_of
 from recipe.inference.payloads import BadRequest, Request, a_text, is_conversation
 from recipe.tokenization.encoding import ending
 
@@ -74,7 +74,7 @@ class Prompts:
                 raise BadRequest(
                     "Beams are known when all is written: num_beams cannot be streamed."
                 )
-            size = self.loaded.model.get_input_embeddings().num_embeddings
+            size = embeddings_of(self.loaded.model)
             if unknown := [token for token, _ in settings.logit_bias if token >= size]:
                 raise BadRequest(f"logit_bias names {unknown}, and the model has {size} tokens.")
             request.read(a_prompt, self.loaded.columns)

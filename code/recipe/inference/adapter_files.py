@@ -1,0 +1,146 @@
+"""What peft has saved in an adapter's folder, and whether all of it takes effect on a base.
+
+peft itself only warns if an adapter lacks weights or has others than the base: the base alone would
+answer then.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModel, GenerationConfig
+
+from recipe.compat import in_precision
+from recipe.errors import UNLOADABLE, ModelError, listed, why_unloadable
+from recipe.inference.origin import Origin
+
+CONFIG = "adapter_config.json"
+_LORA = "LORA"
+# Of peft's LoraConfig: what changes nothing but an adapter's own matrices and their sum with the
+# base's. Others (arrow, KaSA, activated LoRA ...) need more than the base's own forward pass, or
+# change its weights.
+_PLAIN = frozenset({
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config",
+    "ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode",
+    "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
+    "lora_bias", "lora_dropout", "lora_ga_config", "megatron_core", "modules_to_save",
+    "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
+    "runtime_config", "target_modules", "target_parameters", "task_type",
+    "trainable_token_indices", "use_dora", "use_rslora",
+})  # fmt: skip
+# Others (PiSSA, OLoRA, CorDA, LoftQ ...) take what an adapter begins with out of the base.
+_PLAIN_BEGINNINGS = (None, True, False, "gaussian", "orthogonal", "eva", "mica")
+
+
+def read_config(folder: Path) -> Any:
+    """The settings of the LoRA adapter in `folder` (a peft.LoraConfig), if its base can be shared.
+
+    Raises:
+        ModelError: There is none, or it is one that would change the base, or for which the base
+            computes otherwise.
+    """
+    if not (folder / CONFIG).is_file():
+        raise ModelError(f"it has no {CONFIG}.", "Give the folder that peft wrote.")
+    settings = json.loads((folder / CONFIG).read_text())
+    kind = settings.get("peft_type")
+    if kind != _LORA:
+        raise ModelError(
+            f"it is of the kind {kind}, and only LoRA's can share a base.",
+            "Merge it into its base, and serve that.",
+        )
+    if (beginning := settings.get("init_lora_weights")) not in _PLAIN_BEGINNINGS:
+        raise ModelError(
+            f"its init_lora_weights is {beginning!r}: it was trained beside weights that were "
+            "taken out of the base, and would change the base for all.",
+            "Have peft save it as plain LoRA (save_pretrained with "
+            "path_initial_model_for_weight_conversion), or merge it.",
+        )
+    others = [f"{name}={settings[name]!r}" for name in settings if settings[name]]
+    others = [shown for shown in others if shown.partition("=")[0] not in _PLAIN]
+    if others:
+        raise ModelError(
+            f"its {CONFIG} has {listed(others, 3)}, which a shared base does not do.",
+            "Merge it into its base, and serve that.",
+        )
+    import peft  # takes a second, and a model without adapters needs none of it
+
+    return peft.PeftConfig.from_pretrained(str(folder))
+
+
+def refuse_partial(
+    weights: Mapping[str, Any], places: Mapping[str, Any], others: Mapping[str, Any]
+) -> None:
+    """Raises ModelError if an adapter does not come whole into a model.
+
+    Args:
+        weights: Those in the adapter's file, by peft's names.
+        places: Those of the adapter that peft has put into the model.
+        others: Weights beside them for which the file may have values.
+    """
+    if missing := sorted(set(places) - set(weights)):
+        raise ModelError(
+            f"it lacks weights for {listed(missing, 3)}.",
+            "Give the whole folder that peft wrote, with the base that it was trained on.",
+        )
+    if surplus := sorted(set(weights) - set(places) - set(others)):
+        raise ModelError(
+            f"the base has no place for its {listed(surplus, 3)}.",
+            "Give the base that it was trained on.",
+        )
+
+
+def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
+    """The base of the adapter in `origin`, of any kind that can be, with the adapter merged.
+
+    Raises:
+        ModelError: They cannot be read or merged, or weights are missing.
+    """
+    from peft import PeftModel
+    from peft.utils import get_peft_model_state_dict, load_peft_weights
+
+    from recipe.models.lora import tied
+
+    base = origin.adapter["base_model_name_or_path"]
+    config = origin.config()
+    try:
+        model, report = architecture.from_pretrained(
+            base, config=config, output_loading_info=True, **in_precision(dtype), **origin.options
+        )
+    except OSError as error:
+        raise ModelError(
+            f"{origin.place} holds an adapter, and its base {base!r} cannot be read: "
+            f"{str(error).splitlines()[0]}",
+            "Train with lora_save=merged, or have the base at that place.",
+        ) from error
+    if (Path(origin.place) / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(origin.place)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
+            adapted: Any = PeftModel.from_pretrained(model, origin.place)
+        weights = load_peft_weights(origin.place, device="cpu")
+        places = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+        refuse_partial(weights, places, adapted.state_dict())
+        if fault := tied(adapted):
+            raise ModelError(f"{fault}.", "Train without adapters of these layers.")
+        merged = adapted.merge_and_unload()
+    except (*UNLOADABLE, ModelError, AttributeError, KeyError, TypeError) as error:
+        reason = str(error) if isinstance(error, ModelError) else why_unloadable(error)
+        raise ModelError(
+            f"The adapter {origin.place} cannot be merged into its base {base}: {reason}",
+            "Give the whole folder that peft wrote, with the base that it was trained on.",
+        ) from error
+    # A head that neither of them brings would answer at random.
+    missing = [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]
+    brought = {name.removeprefix("base_model.model.") for name in weights}
+    if (lacking := sorted(set(missing) - brought)) and architecture is not AutoModel:
+        raise ModelError(
+            f"Neither the adapter {origin.place} nor its base {base} has {listed(lacking, 3)}.",
+            "Train with lora_save=merged, or save the adapter with its head (modules_to_save).",
+        )
+    return merged

@@ -1,0 +1,85 @@
+"""Adapters that are merged when their folder is served, beside what peft computes with them."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from recipe.errors import ModelError
+from recipe.inference.loaded_model import load_weights
+from recipe.inference.origin import Origin
+from tests.support.adapter_kit import adapter
+from tests.support.serving_kit import save
+
+IDS = torch.tensor([[7, 8, 9, 10]])
+CAUSAL = {"auto": AutoModelForCausalLM, "seed": 0, "task_type": "CAUSAL_LM"}
+
+
+def served(folder: Path, auto: Any = AutoModelForCausalLM) -> Any:
+    (folder / "config.json").write_bytes((folder.parent / "base" / "config.json").read_bytes())
+    return load_weights(Origin(str(folder), {}), auto, torch.float32).eval()
+
+
+def test_a_merged_adapter_is_what_peft_computes(tmp_path: Path) -> None:
+    base = save("LlamaForCausalLM", tmp_path / "base")
+    folder = adapter(base, tmp_path / "a", target_modules=["q_proj", "down_proj"], **CAUSAL)
+    merged = served(folder)
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
+        own = PeftModel.from_pretrained(plain, str(folder)).eval()
+    with torch.inference_mode():
+        expected = own(input_ids=IDS).logits
+        assert torch.allclose(merged(input_ids=IDS).logits, expected, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Found missing adapter keys:UserWarning")
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [(".q_proj.", ".query.", "lacks weights for"), ("layers.1.", "layers.7.", "lacks weights for")],
+)
+def test_weights_by_other_names_are_refused(
+    tmp_path: Path, old: str, new: str, reason: str
+) -> None:
+    """peft warns, and the base alone would answer."""
+    base = save("LlamaForCausalLM", tmp_path / "base")
+    folder = adapter(base, tmp_path / "a", target_modules=["q_proj"], **CAUSAL)
+    file = folder / "adapter_model.safetensors"
+    save_file({name.replace(old, new): part for name, part in load_file(file).items()}, file)
+    with pytest.raises(ModelError, match=reason):
+        served(folder)
+
+
+def test_surplus_weights_are_refused(tmp_path: Path) -> None:
+    base = save("LlamaForCausalLM", tmp_path / "base")
+    folder = adapter(base, tmp_path / "a", target_modules=["q_proj"], **CAUSAL)
+    file = folder / "adapter_model.safetensors"
+    weights = load_file(file)
+    extra = {name.replace("q_proj", "k_proj"): part.clone() for name, part in weights.items()}
+    save_file({**weights, **extra}, file)
+    with pytest.raises(ModelError, match="no place for its"):
+        served(folder)
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+def test_a_tied_layer_is_not_merged(tmp_path: Path) -> None:
+    """Merged into the output layer it would be in the embeddings, too."""
+    base = save("GPT2LMHeadModel", tmp_path / "base")
+    folder = adapter(base, tmp_path / "a", target_modules=["wte"], **CAUSAL)
+    with pytest.raises(ModelError, match=r"wte\.base_layer\.weight, whose values are those of"):
+        served(folder)
+
+
+def test_a_head_that_nobody_brings_is_refused(tmp_path: Path) -> None:
+    base = save("BertForMaskedLM", tmp_path / "base")
+    auto = AutoModelForSequenceClassification
+    folder = adapter(base, tmp_path / "a", auto, 0, target_modules=["query"])
+    with pytest.raises(ModelError, match=r"Neither the adapter .* has .*classifier\.bias"):
+        served(folder, auto)
