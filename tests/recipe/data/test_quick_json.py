@@ -70,7 +70,10 @@ def test_rows_are_those_of_all_together(
     lines.write_text("".join("\n" * gap + text + "\n" for gap, text in zip(gaps, texts)))  # noqa: B905
     document.write_text(f" [{draw.choice([',', ' ,', ', '])[:3].join(texts)} ]\n")
     read = json_rows.read_json_objects(lines, "utf-8-sig")
-    for part in (read, json_rows.read_json(document, "utf-8-sig")):
+    within = tmp_path / f"within.{draw.choice(['json', 'jsonl'])}"
+    within.write_text(f'{{ "{draw.choice(["data", "train"])}":{document.read_text()}}}\n')
+    from_object = json_rows.read_json_objects(within, "utf-8-sig")
+    for part in (read, json_rows.read_json(document, "utf-8-sig"), from_object):
         assert part.table.schema == expected.schema
         assert repr(part.table.to_pylist()) == repr(expected.to_pylist())  # NaN is not equal
         strings = {field.name for field in expected.schema if pa.types.is_string(field.type)}
@@ -95,6 +98,63 @@ def test_many_rows_are_a_mapped_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not list((tmp_path / "cache").iterdir())
     assert part.table["label"].to_pylist()[-101:-99] == ["1", "odd"], "of types that come last"
     assert part.where(2_999).endswith("line 3000")
+
+
+def test_the_only_list_of_an_object_is_never_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": f"text {at} ]}}", "label": at % 2} for at in range(300)]
+    monkeypatch.setattr(json_rows, "_CHARACTERS_AT_ONCE", 500)
+    path = tmp_path / "train.json"
+    for indent in (None, 1):
+        path.write_text(json.dumps({"data": rows}, indent=indent))
+        with monkeypatch.context() as patch:
+            patch.setattr(json_rows, "_rows_of", lambda *_: pytest.fail("read whole"))
+            part = formats.read(path)
+        assert part.table.to_pylist() == rows
+        assert part.where(7) == f"{path} row 7"
+        # What stands behind the list is not passed over.
+        for behind in ('{"data": []}', "}", "1", '{"text": "x"}'):
+            path.write_text(json.dumps({"data": rows}, indent=indent) + behind)
+            with pytest.raises(DataError, match="no valid JSON"):
+                formats.read(path)
+        path.write_text(json.dumps({"train": rows, "test": rows[:5]}, indent=indent))
+        assert formats.read(path).table.num_rows == 305
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_manifests_are_read_some_rows_at_a_time(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(seed)
+    names = draw.sample(["mood", "topic", "label"], draw.randint(1, 2))
+    first_rows = {name: draw.choice([0, 0, 9]) for name in names}
+    records, expected = [], []
+    for at in range(20):
+        record: dict[str, Any] = {"source": f"text {at}"}
+        row: dict[str, Any] = {"text": f"text {at}", **dict.fromkeys(names)}
+        for name in names:
+            if at < first_rows[name]:
+                continue
+            fails = draw.random() < 0.1
+            about = {"class-name": f"{name} {at % 3}", **({"failure-reason": "?"} if fails else {})}
+            record |= {name: at % 3, f"{name}-metadata": about}
+            row[name] = None if fails else f"{name} {at % 3}"
+        if len(names) == 1:
+            row.setdefault("label", row[names[0]])
+        records.append(record)
+        expected.append(row)
+    path = tmp_path / "output.manifest"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    monkeypatch.setattr(json_rows, "_ROWS_AT_ONCE", 3)
+    part = formats.read(path)
+    assert [{name: row[name] for name in expected[0]} for row in part.table.to_pylist()] == expected
+    assert part.format == "Ground Truth manifest"
+    assert part.where(11) == f"{path} line 12"
+    # A row far behind that cannot be used is named by its line.
+    path.write_text(path.read_text() + '{"source-ref": "s3://b/k", "mood-metadata": {}}\n')
+    with pytest.raises(DataError, match="line 21 holds no text but where one lies"):
+        formats.read(path)
 
 
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import LABEL, MESSAGES_NAMES, SPLIT_COLUMN, TEXT, split_of
 from recipe.data.files import records
@@ -31,6 +31,8 @@ _OF_ROWS = (
 )
 """What a list of records is called that is one row's."""
 _ROWS_AT_ONCE, _CHARACTERS_AT_ONCE = 10_000, 1 << 22
+_ONLY_LIST = re.compile(r'\s*\{\s*(?P<key>"[^"\\\x00-\x1f]*")\s*:\s*(?=\[)')
+_LONGEST_OPENING = 1000  # characters
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,10 @@ def read_json(path: Path, encoding: str) -> Part:
     try:
         return _part(path, "json", lambda: _items(path, encoding))
     except _NoList:
+        pass
+    try:
+        return _read_only_list(path, encoding)
+    except _NoList:
         with open_text(path, encoding) as stream:
             text = stream.read()
     try:
@@ -69,21 +75,45 @@ def read_json(path: Path, encoding: str) -> Part:
     return _part(path, "json", lambda: iter([_Block(rows, None)]))
 
 
-def _items(path: Path, encoding: str) -> Iterator[_Block]:
+def _read_only_list(path: Path, encoding: str) -> Part:
+    """The rows of a document that has one list of them, and nothing else.
+
+    Raises:
+        _NoList: it is another one.
+    """
+    with open_text(path, encoding) as stream:
+        opened = _ONLY_LIST.match(stream.read(_LONGEST_OPENING))
+    key = "" if opened is None else json.loads(opened["key"])
+    is_of_files = key in _OF_FILES or split_of(key) is not None
+    if opened is None or key in _OF_ROWS or (path.suffix.lower() in _LINES and not is_of_files):
+        raise _NoList
+    return _part(path, "json", lambda: _items(path, encoding, opened[0]))
+
+
+def _items(path: Path, encoding: str, before: str = "") -> Iterator[_Block]:
     """The items of a document that is a list of some, a few megabytes at a time.
+
+    Args:
+        before: What the document begins with where it is an object whose only value is that list,
+            of several objects: all up to the list's bracket.
 
     Raises:
         _NoList: at any time; what came before is of no use then.
     """
-    decode, rest, opening = json.JSONDecoder().raw_decode, "", "["
+    decode, rest, opening, count = json.JSONDecoder().raw_decode, "", "[", 0
+    after = "}" if before else ""
     with open_text(path, encoding) as stream:
+        stream.read(len(before))
         while read := stream.read(max(_CHARACTERS_AT_ONCE, len(rest))):
             text, done, values = rest + read, 0, list[Any]()
             while True:
                 at = _no_space(text, done)
                 if at < len(text) and text[at] == "]" and opening == ",":
-                    if text[at + 1 :].strip() or stream.read().strip():
+                    ending = (text[at + 1 :] + stream.read(_LONGEST_OPENING)).strip()
+                    if ending != after or stream.read().strip():
                         raise _NoList
+                    if before and count + len(values) < 2:
+                        raise _NoList  # it may be the only row
                     yield _Block(values, None)
                     return
                 if at < len(text) and text[at] != opening:
@@ -96,9 +126,12 @@ def _items(path: Path, encoding: str) -> Iterator[_Block]:
                     raise _NoList from error
                 if _no_space(text, end) == len(text):
                     break  # so may a number
+                if before and not isinstance(value, dict):
+                    raise _NoList  # a column
                 values.append(value)
                 done, opening = end, ","
             rest = text[done:]
+            count += len(values)
             if values:
                 yield _Block(values, None)
     raise _NoList
@@ -149,6 +182,8 @@ def read_json_objects(path: Path, encoding: str) -> Part:
     Raises:
         DataError: a line is no JSON object (with its number).
     """
+    with contextlib.suppress(_NoList):
+        return _read_only_list(path, encoding)
     if ".json" in path.suffixes and not _is_on_a_line(path, encoding):
         return read_json(path, encoding)
     blocks = _objects(path, encoding)
@@ -209,14 +244,9 @@ def _part(path: Path, name: str, read: Read) -> Part:
     first = next(begun, _Block([], [] if name == "jsonl" else None))
     head = _objects_of(path, first, 0)[:1]
     if any(_METADATA in key for key in itertools.chain(*head)) or ".manifest" in path.suffixes:
-        # What its rows are, all of them say.
-        every = [first, *begun]
-        lines = None if first.lines is None else [n for each in every for n in each.lines or ()]
-        whole = _Block([value for each in every for value in each.values], lines)
-        part = Part(path=path, format=name, table=pa.table({}), lines=lines)
-        labelled = _of_ground_truth(part, _objects_of(path, whole, 0))
-        first, begun = _Block(labelled, lines), iter([])
-        name, read = "Ground Truth manifest", lambda: iter([first])
+        name, read = "Ground Truth manifest", _of_ground_truth(path, read)
+        begun = read()
+        first = next(begun, first)
     # What was begun is gone on with; it is read again where types turn out to be others.
     passes = itertools.chain([itertools.chain([first], begun)], (read() for _ in itertools.count()))
     starts: list[Any] = []
@@ -264,27 +294,53 @@ def _objects_of(path: Path, block: _Block, first: int) -> list[dict[str, Any]]:
         if isinstance(value, list) and [type(item) for item in value] == [str, dict]:
             value = {TEXT: value[0], **value[1]}
         if not isinstance(value, dict):
-            where = f"row {first + at}" if block.lines is None else f"line {block.lines[at]}"
             raise DataError(
-                f"{path} {where} is no object but {json.dumps(value)[:60]}.",
+                f"{_place(path, block, at, first)} is no object but {json.dumps(value)[:60]}.",
                 'Write each row as {"text": "...", "label": "..."}.',
             )
         objects.append(value)
     return objects
 
 
-def _of_ground_truth(part: Part, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _place(path: Path, block: _Block, at: int, first: int) -> str:
+    """Where a row of a block stands, whose first row is number `first`, for messages."""
+    return f"{path} row {first + at}" if block.lines is None else f"{path} line {block.lines[at]}"
+
+
+def _of_ground_truth(path: Path, read: Read) -> Read:
     """The rows of an augmented manifest: its source as `text`, each attribute by its class names.
 
-    Where it has one attribute only, that is the label, too.
+    Where it has one attribute only, that is the label, too. Which it has, all rows say, which are
+    read once for that.
     """
-    keys = dict.fromkeys(key for record in records for key in record)
+    keys, row = dict[str, None](), 0
+    for block in read():
+        for record in _objects_of(path, block, row):
+            keys.update(dict.fromkeys(record))
+        row += len(block.values)
     attributes = [key for key in keys if f"{key}{_METADATA}" in keys]
+
+    def labelled() -> Iterator[_Block]:
+        row = 0
+        for block in read():
+            yield _Block(_labelled(path, block, attributes, row), block.lines)
+            row += len(block.values)
+
+    return labelled
+
+
+def _labelled(path: Path, block: _Block, attributes: Sequence[str], first: int) -> list[Any]:
+    """Some rows of an augmented manifest, of which `first` is the number of the first one.
+
+    Raises:
+        DataError: one holds no text, or labels spans of it.
+    """
     rows = []
-    for at, record in enumerate(records):
+    for at, record in enumerate(_objects_of(path, block, first)):
+        where = _place(path, block, at, first)
         if "source" not in record and "source-ref" in record:
             raise DataError(
-                f"{part.where(at)} holds no text but where one lies: {record['source-ref']}.",
+                f"{where} holds no text but where one lies: {record['source-ref']}.",
                 "Write the texts themselves, as source.",
             )
         row = {
@@ -295,7 +351,7 @@ def _of_ground_truth(part: Part, records: Sequence[dict[str, Any]]) -> list[dict
         for attribute in attributes:
             about = record.get(f"{attribute}{_METADATA}") or {}
             if "text-span" in str(about.get("type")):
-                raise token_data(part.where(at), f"{attribute} labels spans of the text")
+                raise token_data(where, f"{attribute} labels spans of the text")
             names = list((about.get("class-map") or {}).values())
             row[attribute] = about.get("class-name", names or record.get(attribute))
             if "failure-reason" in about:
