@@ -3,13 +3,13 @@
     make gpu-serve                     on a machine with a CUDA device
     python benchmarks/gpu/serve.py --smoke      the same code, small, on a CPU
 
-First the truth of rows that CUDA graphs compute, of calls ahead, and of a device that is full. Then
-a classifier of MiniLM's shape behind `amphora serve`, with 1, 2 and 3 workers and 1, 32 and 256
-clients that ask for one short text each, and which number of workers is best; beside it the model
-alone in batches of 64, and LitServe if it is installed. Answers are checked before anything is
-timed. Then calls of several texts with their padding, end to end and by graphs (`AMPHORA_PACKING`,
-`AMPHORA_GRAPHS`), and generation: 32 prompts at once through the server, beside `generate` on one
-after the other.
+First the truth of rows that CUDA graphs compute, of calls and of batches ahead, and of a device
+that is full. Then a classifier of MiniLM's shape behind `amphora serve`, with 1, 2 and 3 workers
+and 1, 32 and 256 clients that ask for one short text each, and which number of workers is best;
+beside it the model alone in batches of 64, and LitServe if it is installed. Answers are checked
+before anything is timed. Then calls of several texts with their padding, end to end and by graphs
+(`AMPHORA_PACKING`, `AMPHORA_GRAPHS`), and generation: 32 prompts at once through the server, beside
+`generate` on one after the other.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import serving_ahead
 import serving_rows
 from stage import CODE, ROOT, Failed, Stage, Values, minilm, table, timed
 
@@ -358,6 +359,7 @@ def main() -> None:
         stage.check("rows by graphs", 30, lambda: serving_rows.truth(stage))
         stage.check("choice", 40, lambda: serving_rows.choice(stage, base / "model"))
         stage.check("calls ahead", 20, lambda: serving_rows.ahead(stage, base / "model"))
+        stage.check("batches ahead", 20, lambda: serving_ahead.batches(stage, base / "model"))
         stage.check("full device", 30, lambda: full(stage, base))
         rates: dict[str, int] = {}
         for workers in (1,) if stage.smoke else (1, 2, 3):

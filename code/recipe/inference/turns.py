@@ -14,11 +14,12 @@ from typing import Generic, TypeVar
 import torch
 
 Until = Callable[[], bool]
-_pause: Callable[[Until | None], None] | None = None
+_pause: Callable[..., None] | None = None
 
 
-def take(pause: Callable[[Until | None], None]) -> None:
-    """From now on predictions take turns by `pause`."""
+def take(pause: Callable[..., None]) -> None:
+    """From now on predictions take turns by `pause(until)`; and, with `computes=True`, where what
+    they wait for is a device."""
     global _pause
     _pause = pause
 
@@ -40,12 +41,13 @@ def pause(until: Until | None = None) -> None:
 
 def wait(is_done: Until) -> None:
     """Let others have their turns (make tokens, say) until a device has done what it was given.
+    There the server also reads the next batch.
 
     Where predictions take no turns it returns at once: who needs the device's answer waits for it
     then.
     """
     while _pause is not None and not is_done():
-        _pause(None)
+        _pause(is_done, computes=True)
 
 
 Result = TypeVar("Result")

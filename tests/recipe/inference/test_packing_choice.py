@@ -235,7 +235,7 @@ def test_others_have_their_turns_while_a_device_computes(monkeypatch: pytest.Mon
             pauses.append(-1)
 
     coming._is_there = Event()
-    monkeypatch.setattr(turns, "_pause", lambda until: pauses.append(0))
+    monkeypatch.setattr(turns, "_pause", lambda until, **how: pauses.append(0))
     one, two = coming.wait()
     assert pauses == [0, 0, 0, -1]
     assert (one.tolist(), two.tolist()) == ([[0, 1]], [[2, 3], [4, 5]])

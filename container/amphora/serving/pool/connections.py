@@ -115,9 +115,17 @@ class WorkerConnection:
         self.idle = True
         self.is_open = False
         """Whether it takes requests beside those that it has."""
+        self.ahead = 0
+        """The fewest requests of a batch that it takes while it is at work on the last one; 0: it
+        takes none."""
+        self.begun_alone = 0
+        """The number of the last batch that was at work without an earlier one, where it takes
+        batches ahead."""
+        self.size_at_work = 0
+        """Requests of that batch; 0: none, or it says nothing about how long a batch takes."""
         self.born = time.monotonic()
         self.busy_since = 0.0
-        """When it was last idle."""
+        """When it was last idle, or what it had before its last batch was done."""
         self.sent_at = 0.0
         self.sent_size = 0
         self.batch = 0
@@ -131,7 +139,8 @@ class WorkerConnection:
     def send(self, batch: list[Call]) -> None:
         """Send it a batch to answer."""
         # What comes beside other work says nothing about how long a batch takes.
-        self.sent_size = len(batch) if self.idle else 0
+        self.sent_size = len(batch) if self.idle or self.ahead else 0
+        self.ahead = 0
         self.sent_at = time.monotonic()
         if self.idle:
             self.busy_since = self.sent_at
@@ -148,6 +157,18 @@ class WorkerConnection:
     def tell(self, header: framing.Header) -> None:
         """Send a notice: a cancellation, or a session to forget."""
         self._writer.write(framing.pack(header))
+
+    def begin_alone(self) -> tuple[int, float]:
+        """What the worker had before its last batch is done: that batch is at work now.
+
+        Returns:
+            How many requests the batch before it held, and the seconds that it took; 0 requests if
+            that says nothing about batches.
+        """
+        now, before = time.monotonic(), self.size_at_work
+        seconds, self.busy_since = now - self.busy_since, now
+        self.begun_alone, self.size_at_work = self.batch, self.sent_size
+        return before, seconds
 
     def has_room(self, requests: int, size: int) -> bool:
         """Whether it may take more beside what it has: it keeps all of that in its memory.
@@ -171,6 +192,11 @@ class WorkerConnection:
         """Call `hangs` if nothing arrives for so long; to be called again at each sign of life."""
         self.unwatch()
         self._watchdog = asyncio.get_running_loop().call_later(seconds, hangs, self)
+
+    def expect(self, seconds: float, hangs: Callable[[WorkerConnection], None]) -> None:
+        """`watch`, if it is not watched: what it is told is no sign of its life."""
+        if self._watchdog is None:
+            self.watch(seconds, hangs)
 
     def unwatch(self) -> None:
         """Stop watching: the worker is idle, or waits for a slow client."""

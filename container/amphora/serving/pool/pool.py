@@ -1,9 +1,10 @@
 """The front's side of the model workers: one bounded queue, and the workers that serve it.
 
 An idle worker takes what waits, up to a batch: while it predicts, the next batch gathers, so that
-batches grow with the load and nobody waits without load. A worker that dies is replaced; what it
-was answering is tried once more, each request alone, if the handlers declare their predictions
-pure (`predict_batch_fn`), and is answered 500 otherwise.
+batches grow with the load and nobody waits without load. A worker whose device computes takes the
+next batch meanwhile, if that pays (`amphora.serving.worker.ahead`). A worker that dies is replaced;
+what it was answering is tried once more, each request alone, if the handlers declare their
+predictions pure (`predict_batch_fn`), and is answered 500 otherwise.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ _BATCHES_AT_WORK = 4
 # How long a worker is at work before it gets requests beside. Batches that take less are better
 # waited for: a request each time makes small calls, a third fewer in all.
 _LONG_WORK_SECONDS = 0.25
+# Of what a batch takes: how long after its begin the next one gathers, where it is sent while the
+# device computes. Then half of that time is left to read it and to make its tokens.
+_AHEAD_SHARE = 0.5
 
 
 class Pool:
@@ -143,7 +147,7 @@ class Pool:
                 connection.tell({"op": "cancel", "id": call.id})
                 if connection.takes_turns:
                     # A job that stood still, since its client was slow, ends now: that is work.
-                    connection.watch(self.settings.timeout, self._hangs)
+                    connection.expect(self.settings.timeout, self._hangs)
 
     def took(self, call: Call) -> None:
         """The client has taken a chunk of a stream."""
@@ -157,18 +161,20 @@ class Pool:
             self._alarm.cancel()
             self._alarm = None
         for connection in self._connections.values():
-            is_free = connection.idle or connection.is_open
+            is_free = connection.idle or connection.is_open or connection.ahead
             if is_free and connection.bound and (call := _next_waiting(connection.bound)):
                 self._send(connection, [call])
         idle = [connection for connection in self._connections.values() if connection.idle]
         if not self._queue:
             return
         if not idle:
-            self._give_beside()
+            self._give_ahead()
+            if self._queue:
+                self._give_beside()
             return
         seconds = self._delay.wait(len(self._queue), self._queue[0].arrived, time.monotonic())
         if seconds > 0:
-            self._alarm = asyncio.get_running_loop().call_later(seconds, self._dispatch)
+            self._wake(seconds)
             return
         for place, connection in enumerate(idle):
             fair_share = -(-len(self._queue) // (len(idle) - place))
@@ -182,6 +188,47 @@ class Pool:
             if batch:
                 self._send(connection, batch)
 
+    def _wake(self, seconds: float) -> None:
+        """Dispatch again then, if not before."""
+        loop = asyncio.get_running_loop()
+        if self._alarm is not None:
+            if self._alarm.when() <= loop.time() + seconds:
+                return
+            self._alarm.cancel()
+        self._alarm = loop.call_later(seconds, self._dispatch)
+
+    def _give_ahead(self) -> None:
+        """Give whole batches to workers whose device computes the one that they have, so that they
+        read it meanwhile; or set an alarm for when they should have it."""
+        most, bound = self.settings.batch_size, 2 * self.settings.max_body
+        takers = [
+            each
+            for each in self._connections.values()
+            if each.ahead and each.has_room(_BATCHES_AT_WORK * most, bound)
+        ]
+        # What has killed a worker before, waits for one that has nothing else.
+        if not takers or any(call.retried for call in self._queue):
+            return
+        takers.sort(key=lambda each: len(each.calls))
+        now = time.monotonic()
+        for place, connection in enumerate(takers):
+            share = min(most, -(-len(self._queue) // (len(takers) - place)))
+            if not self._queue or share < connection.ahead:
+                continue
+            if share < most:
+                since = max(self._queue[0].arrived, connection.busy_since)
+                seconds = self._delay.wait(len(self._queue), since, now, _AHEAD_SHARE)
+                if seconds > 0:
+                    self._wake(seconds)
+                    continue
+            batch: list[Call] = []
+            size = sum(len(call.body) for call in connection.calls.values())
+            while len(batch) < share and size < bound and (call := _next_waiting(self._queue)):
+                batch.append(call)
+                size += len(call.body)
+            if batch:
+                self._send(connection, batch)
+
     def _give_beside(self) -> None:
         """Give what waits to workers that are at long work and take turns, the least busy first."""
         most = _BATCHES_AT_WORK * self.settings.batch_size
@@ -189,7 +236,7 @@ class Pool:
         ages = [now - each.busy_since for each in self._connections.values() if each.takes_turns]
         if younger := [age for age in ages if age < _LONG_WORK_SECONDS]:
             pause = _LONG_WORK_SECONDS - max(younger)
-            self._alarm = asyncio.get_running_loop().call_later(pause, self._dispatch)
+            self._wake(pause)
         calls = [call for call in self._queue if not call.retried and not call.reply.done()]
         # What has killed a worker before, goes to one that has nothing else: the least busy is
         # spared, so that there will be one.
@@ -214,7 +261,7 @@ class Pool:
                 waited = time.monotonic() - call.arrived
                 call.headers = call.trace.sent(call.headers, connection.pid, len(batch), waited)
         connection.send(batch)
-        connection.watch(self.settings.timeout, self._hangs)
+        connection.expect(self.settings.timeout, self._hangs)
         self._metrics.batch_size.observe(len(batch))
         for call in batch:
             self._metrics.queued_seconds.observe(connection.sent_at - call.arrived)
@@ -276,15 +323,18 @@ class Pool:
                 header, body = await framing.read(connection.reader)
                 if header.get("op") == "begun":
                     connection.begun = header["batch"]
-                elif header.get("op") in ("idle", "open", "rests"):
+                elif header.get("op") == "hangs":
+                    self._hangs(connection)
+                elif header.get("op") in ("idle", "open", "computes", "rests"):
                     self._note(connection, header)
                 else:
                     connection.watch(self.settings.timeout, self._hangs)
                     await self._deliver(connection, header, body)
 
     def _note(self, connection: WorkerConnection, header: framing.Header) -> None:
-        """Heed where a worker stands: `idle`, `open` for requests beside those that it has, or
-        `rests` where it waits for clients that read slowly."""
+        """Heed where a worker stands: `idle`, `open` for requests beside those that it has,
+        `computes` where all of these are merged, and others had better be, too, or `rests` where it
+        waits for clients that read slowly."""
         self._metrics.calls.inc(header["calls"])
         self._metrics.tokens.inc(header["tokens"])
         self._metrics.padding.inc(header["padded"] - header["tokens"])
@@ -293,9 +343,13 @@ class Pool:
             # Another batch is on its way.
             connection.watch(self.settings.timeout, self._hangs)
             return
-        connection.is_open = header["op"] != "idle"
-        if header["op"] == "open":
-            connection.sent_size = 0
+        connection.is_open = header["op"] in ("open", "rests")
+        connection.ahead = header.get("ahead", 0)
+        if connection.ahead and connection.begun_alone != connection.batch:
+            self._learn(*connection.begin_alone())
+        if header["op"] in ("open", "computes"):
+            if "ahead" not in header:
+                connection.sent_size = 0
             connection.watch(self.settings.timeout, self._hangs)
         else:
             connection.unwatch()
@@ -304,10 +358,20 @@ class Pool:
                 call.fail(Fault(500, "handler_failed", "The worker gave no answer."))
             connection.calls = {}
             connection.idle = True
-            if connection.sent_size:
+            if "ahead" in header:
+                if connection.begun_alone == connection.batch:
+                    seconds = time.monotonic() - connection.busy_since
+                    self._learn(connection.size_at_work, seconds)
+                connection.size_at_work = 0
+            elif connection.sent_size:
                 now = time.monotonic()
                 self._delay.learn(connection.sent_size, now - connection.sent_at, now)
         self._dispatch()
+
+    def _learn(self, size: int, seconds: float) -> None:
+        """A batch of a worker that takes batches ahead is done; a long list is none."""
+        if size > 1 or (size and seconds < _LONG_WORK_SECONDS):
+            self._delay.learn(size, seconds, time.monotonic())
 
     async def _deliver(
         self, connection: WorkerConnection, header: framing.Header, body: bytes

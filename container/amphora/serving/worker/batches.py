@@ -1,7 +1,8 @@
 """A worker's conversation with the front process: batches of requests in, their answers out.
 
 One request's fault is that request's answer only. Where the handlers take turns (`turns_fn`), more
-requests come in while others are at work: see `amphora.serving.worker.turns`.
+requests come in while others are at work: see `amphora.serving.worker.turns`. Where they wait for a
+device, each merged prediction is a job, and the next batch is read while the device computes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from amphora.common import logs
 from amphora.common.devices import CPU, KINDS
 from amphora.serving.protocol import batching, framing, media_types
 from amphora.serving.protocol.media_types import Fault
+from amphora.serving.worker.ahead import Ahead
 from amphora.serving.worker.runner import Item, ModelRunner
 from amphora.serving.worker.turns import Job, Turns
 
@@ -29,6 +31,8 @@ _LEAST_SLICE, _FIRST_SLICE = 256, 2048
 # A body so long is read and measured in turns, too.
 _LONG_BODY = 16384
 _SIGN_SECONDS = 0.2
+# Between two questions whether a device is done, where the host has nothing else to do.
+_DEVICE_SECONDS = 5e-5
 
 
 def serve(sock: socket.socket, runner: ModelRunner) -> None:
@@ -72,22 +76,33 @@ class Conversation:
         self._tokens = self._padded = self._calls = 0
         self._tokens_per_second = _FIRST_SLICE / _SLICE_SECONDS
         self._told = 0.0
-        self._announced = (0, "idle")
+        self._announced = (0, "idle", 0)
+        self._ahead = Ahead(KINDS[runner.settings.device_kind].call_tokens)
+        self._earlier: list[Job] = []
+        """What was at work when the last batch was begun."""
+        self._merged: list[Job] = []
+        """Predictions that wait for a device, but those of requests by themselves."""
 
     def serve(self) -> None:
         """Answer until the front closes the socket (EOFError)."""
         jobs_are_next = False
         while True:
             while not self._arrived and not self._turns.is_runnable:
-                # What jobs there are, are streams whose clients are slow: that is no hanging.
-                self._announce("rests")
-                self._take_frame()
+                began = time.monotonic()
+                if self._turns.computing is not None:
+                    self._wait_for_device()
+                else:
+                    # What jobs there are, are streams whose clients are slow: that is no hanging.
+                    self._announce("rests")
+                    self._take_frame()
+                self._ahead.idled(time.monotonic() - began)
             while self._has_news():
                 self._take_frame()
             # What has just come goes first, but only every other time.
             if self._arrived and not (jobs_are_next and self._turns.is_runnable):
                 batch, self._arrived = self._arrived, []
                 self._tell({"op": "begun", "batch": self._number})
+                self._earlier = self._turns.jobs
                 self.answer(batch)
                 jobs_are_next = True
             else:
@@ -95,8 +110,22 @@ class Conversation:
                 jobs_are_next = False
             self._announce("open")
 
-    def _has_news(self) -> bool:
-        return bool(select.select([self._sock], [], [], 0)[0])
+    def _has_news(self, seconds: float = 0) -> bool:
+        return bool(select.select([self._sock], [], [], seconds)[0])
+
+    def _wait_for_device(self) -> None:
+        """Until it may have done something, or the front has said something.
+
+        If it has done nothing for as long as an answer may take, the front is told so, which ends
+        this process. By itself it would not notice: what is refused meanwhile are signs of life.
+        """
+        self._announce("open")
+        if self._has_news(_DEVICE_SECONDS):
+            self._take_frame()
+        if (self._turns.computing or 0.0) > self._runner.settings.timeout:
+            self._tell({"op": "hangs"})
+            while True:
+                self._take_frame()
 
     def _take_frame(self) -> str:
         """Heed what the front says next. Returns the request that it cancels, or ''."""
@@ -124,23 +153,42 @@ class Conversation:
 
         Args:
             state: `open` for more requests beside those at work, or `rests` where only clients that
-                read on can bring those further; where nothing is at work it is `idle` anyway.
+                read on can bring those further; where nothing is at work it is `idle` anyway, and
+                `computes` where all of it is merged predictions.
         """
         if self._arrived:
             return
         self._jobs = {name: job for name, job in self._jobs.items() if not job.is_done}
-        stands = (self._number, state if len(self._turns) else "idle")
-        is_silent = stands[1] == "open" and time.monotonic() - self._told > _SIGN_SECONDS
+        self._merged = [job for job in self._merged if not job.is_done]
+        if len(self._turns) == len(self._merged):
+            state = "computes" if self._merged else "idle"
+        stands = (self._number, state, self._takes_ahead)
+        # A worker that waits for its device alone gives no sign, since the device may hang.
+        is_silent = (
+            state in ("open", "computes")
+            and self._turns.slices > 0
+            and time.monotonic() - self._told > _SIGN_SECONDS
+        )
         if stands == self._announced and not is_silent:
             return
         self._announced = stands
-        self._tell(
-            {
-                "op": stands[1], "batch": self._number, "tokens": self._tokens,
-                "padded": self._padded, "calls": self._calls, "slices": self._turns.slices,
-            }
-        )  # fmt: skip
+        header: framing.Header = {
+            "op": state, "batch": self._number, "tokens": self._tokens,
+            "padded": self._padded, "calls": self._calls, "slices": self._turns.slices,
+        }  # fmt: skip
+        if self._turns.has_device:
+            header["ahead"] = self._takes_ahead
+        self._tell(header)
         self._tokens = self._padded = self._calls = self._turns.slices = 0
+
+    @property
+    def _takes_ahead(self) -> int:
+        """The fewest requests of a batch that should come while the last one is at work; 0: none
+        should, since no device computes, or there is work of an earlier batch."""
+        is_first = all(job.is_done for job in self._earlier)
+        if not (self._turns.has_device and is_first and len(self._turns)):
+            return 0
+        return 1 if self._ahead.pays else self._runner.settings.batch_size
 
     def answer(self, batch: Sequence[Item]) -> None:
         """Answer each request of a batch, or make a job of it."""
@@ -179,8 +227,11 @@ class Conversation:
             for group in batching.plan(sizes, settings.batch_tokens, call_tokens):
                 members = [some[place] for place in group.members]
                 spent += group.padded
-                if self._takes_turns and spent > self._slice_tokens:
-                    self._turns.add([partial(self._predict, members, group)])
+                work = partial(self._predict, members, group)
+                if self._turns.has_device:
+                    self._merged += self._turns.add([work])
+                elif self._takes_turns and spent > self._slice_tokens:
+                    self._turns.add([work])
                 else:
                     self._predict(members, group)
 
@@ -240,6 +291,8 @@ class Conversation:
             self._tokens += group.tokens
             self._padded += group.padded
         self._calls += 1
+        self._ahead.called(self._turns.computed, group.padded)
+        self._turns.computed = 0.0
         # Streams last: the whole answers need not wait for them.
         works: dict[str, Callable[[], None]] = {}
         for item, prediction in sorted(pairs, key=lambda pair: isinstance(pair[1], Iterator)):

@@ -3,6 +3,8 @@
 A prediction of many calls of the model says `pause()` between them. Where another job waits, or
 something has come from the front, its thread stands still there until it is its turn again. So
 handlers that pause need no locks, and a short request waits for one call instead of for thousands.
+Where a job waits for a device it says so (`pause(is_done, computes=True)`): the next batch becomes
+tokens meanwhile, and is given to the device before the answers of the present one are written.
 """
 
 from __future__ import annotations
@@ -36,6 +38,10 @@ class Job:
         self.turns = 0
         self.seconds = 0.0
         """What its turns have taken."""
+        self.computes = False
+        """Whether that is a device, which nobody has to tell to go on."""
+        self.since = 0.0
+        """When it began to wait for that."""
         self.is_left = False
         self.is_done = False
         self.error: BaseException | None = None
@@ -44,7 +50,13 @@ class Job:
     @property
     def is_ready(self) -> bool:
         """Whether a turn would bring it further."""
-        return self.until is None or self.is_left or self.until()
+        if self.until is None or self.is_left:
+            return True
+        try:
+            return self.until()
+        except Exception:
+            # It asks again itself when it has its turn: the error is its own.
+            return True
 
     @property
     def is_short(self) -> bool:
@@ -86,6 +98,12 @@ class Turns:
         """
         self.slices = 0
         """Turns that were given."""
+        self.has_device = False
+        """Whether a job has ever waited for a device."""
+        self.computed = 0.0
+        """Seconds that a device took, as far as was seen: never more than passed."""
+        self._computed_at = 0.0
+        """When it was last seen that a device had done what a job had given it."""
         self._is_wanted = is_wanted
         self._new: deque[Job] = deque()
         self._jobs: deque[Job] = deque()
@@ -112,6 +130,18 @@ class Turns:
         """Whether a job could go on."""
         return bool(self._new) or any(job.is_ready for job in self._jobs)
 
+    @property
+    def jobs(self) -> list[Job]:
+        """All that are not done."""
+        return [*self._new, *self._jobs]
+
+    @property
+    def computing(self) -> float | None:
+        """Seconds since a device has last done something for a job, while one waits for it; None if
+        none does."""
+        waiting = [job.since for job in self._jobs if job.computes]
+        return time.monotonic() - max(self._computed_at, min(waiting)) if waiting else None
+
     def add(self, works: list[Callable[[], None]]) -> list[Job]:
         """New jobs, which as a rule have their first turns before those that are at work."""
         jobs = [Job(work) for work in works]
@@ -130,7 +160,8 @@ class Turns:
 
         First come jobs that have waited for something that is there now: they only deliver. Then
         new ones, and those that have worked little, so that short work is soon over. But who has
-        waited longest has a turn now and then however much of that comes.
+        waited longest has a turn now and then however much of that comes. If a device has
+        done all that it was given, new ones come first: it computes while the others deliver.
         """
         ready = [job for job in self._jobs if job.is_ready]
         if not ready and not self._new:
@@ -138,7 +169,15 @@ class Turns:
         oldest = ready[0] if ready else None
         is_late = time.monotonic() - self._worked > _WORK_SECONDS and self._passed >= _WORK_TURNS
         is_due = oldest is not None and is_late
-        job = next((job for job in ready if job.until is not None), None)
+        is_busy = any(job.computes and job not in ready for job in self._jobs)
+        job = next(
+            (
+                job
+                for job in ready
+                if job.until is not None and (is_busy or not job.computes or not self._new)
+            ),
+            None,
+        )
         if job is None and self._new and not is_due:
             job = self._new.popleft()
         else:
@@ -146,6 +185,10 @@ class Turns:
                 job = next((job for job in ready if job.is_short), None)
             job = job or ready[0]
             self._jobs.remove(job)
+        if job.computes:
+            now = time.monotonic()
+            self.computed += now - max(job.since, self._computed_at)
+            self._computed_at = now
         if job.thread is None:
             job.thread = self._spare.pop() if self._spare else _Thread(self)
             job.thread.job = job
@@ -177,17 +220,20 @@ class Turns:
         """The running job stands still, or has ended."""
         self._back.release()
 
-    def pause(self, until: Callable[[], bool] | None = None) -> None:
+    def pause(self, until: Callable[[], bool] | None = None, *, computes: bool = False) -> None:
         """Let others have their turn, and wait for the next one of the job that runs.
 
         Outside of a job, and where nobody else waits, it returns at once, whatever `until` says.
 
         Args:
             until: What the job waits for, asked between other jobs' turns; None: only its turn.
+            computes: Whether that is a device, which comes to its end without being told to. It is
+                asked again and again then, and must be cheap to ask.
 
         Raises:
             Left: The client has gone.
         """
+        self.has_device |= computes
         job = self._running
         if job is None or job.thread is None or threading.current_thread() is not job.thread:
             return
@@ -195,10 +241,10 @@ class Turns:
             is_alone = not self.is_runnable and not self._is_wanted()
             if is_alone and time.monotonic() - self._since < _SIGN_SECONDS:
                 return
-        job.until = until
+        job.until, job.computes, job.since = until, computes, time.monotonic()
         turn = job.thread.turn
         self.give_back()
         turn.acquire()
-        job.until = None
+        job.until, job.computes = None, False
         if job.is_left:
             raise Left

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
-import textwrap
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from amphora.serving.protocol import framing
-from amphora.serving.worker import batches, handlers, runner
 from amphora.serving.worker.turns import Left, Turns
 from tests.support.servers import Running, Start
+from tests.support.worker_front import Front, answers
 
 SLICES = """
     import json, time
@@ -208,72 +204,13 @@ def test_outside_of_a_job_a_pause_is_none() -> None:
     assert not issubclass(Left, Exception)
 
 
-class Front:
-    """The front's side of a worker that runs in a thread here."""
-
-    def __init__(self, folder: Path) -> None:
-        (folder / "code").mkdir()
-        (folder / "code" / "inference.py").write_text(textwrap.dedent(SLICES))
-        settings = runner.RunnerSettings(
-            model_dir=str(folder), device_kind="cpu", device_index=0, batch_size=4,
-            batch_tokens=1000,
-        )  # fmt: skip
-        loaded = runner.load(handlers.resolve(folder / "code", None, folder), settings)
-        self.sock, theirs = socket.socketpair()
-        self._number = 0
-        self.thread = threading.Thread(target=self._serve, args=(theirs, loaded))
-        self.thread.start()
-
-    def _serve(self, sock: socket.socket, loaded: runner.ModelRunner) -> None:
-        with sock, contextlib.suppress(EOFError):
-            batches.serve(sock, loaded)
-
-    def send(self, **requests: Any) -> None:
-        self._number += 1
-        bodies = {name: json.dumps(value).encode() for name, value in requests.items()}
-        entries = [
-            {"id": name, "size": len(body), "content_type": "application/json",
-             "accept": "application/json", "headers": {}, "session": ""}
-            for name, body in bodies.items()
-        ]  # fmt: skip
-        header = {"op": "batch", "batch": self._number, "items": entries}
-        self.sock.sendall(framing.pack(header, b"".join(bodies.values())))
-
-    def tell(self, **header: Any) -> None:
-        self.sock.sendall(framing.pack(header))
-
-    def until_idle(self) -> list[tuple[dict[str, Any], bytes]]:
-        frames = []
-        while not frames or (frames[-1][0].get("op"), frames[-1][0].get("batch")) != (
-            "idle",
-            self._number,
-        ):
-            frames.append(framing.receive(self.sock))
-        return frames
-
-    def until(self, op: str) -> list[tuple[dict[str, Any], bytes]]:
-        frames = [framing.receive(self.sock)]
-        while frames[-1][0].get("op") != op:
-            frames.append(framing.receive(self.sock))
-        return frames
-
-
 @pytest.fixture
 def front(tmp_path: Path) -> Iterator[Front]:
-    made = Front(tmp_path)
+    made = Front(tmp_path, SLICES)
     yield made
     made.sock.close()
     made.thread.join(10)
     assert not made.thread.is_alive()
-
-
-def answers(frames: list[tuple[dict[str, Any], bytes]]) -> dict[str, Any]:
-    """What each request was answered, in the order of the answers."""
-    return {
-        header["id"]: json.loads(body) if body else header.get("error", {}).get("code")
-        for header, body in frames
-        if "status" in header
-    }
 
 
 def test_a_short_request_waits_for_one_slice_of_a_long_one(front: Front) -> None:
