@@ -160,8 +160,10 @@ class Conversation:
             return
         self._jobs = {name: job for name, job in self._jobs.items() if not job.is_done}
         self._merged = [job for job in self._merged if not job.is_done]
-        if len(self._turns) == len(self._merged):
-            state = "computes" if self._merged else "idle"
+        if not len(self._turns):
+            state = "idle"
+        elif state == "open" and len(self._turns) == len(self._merged):
+            state = "computes"
         stands = (self._number, state, self._takes_ahead)
         # A worker that waits for its device alone gives no sign, since the device may hang.
         is_silent = (
