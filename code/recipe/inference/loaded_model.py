@@ -125,7 +125,9 @@ class LoadedModel:
             typed=has_types and any(_encode_one(tokenizer, "a b", 8)[1] or []),
         )
         is_compiled = environ.get("AMPHORA_COMPILE", "") in ("1", "true")
-        if architecture not in (AutoModelForCausalLM, AutoModelForSeq2SeqLM):
+        if architecture in (AutoModelForCausalLM, AutoModelForSeq2SeqLM):
+            packed_rows.tell_padded("the model writes texts", environ)
+        else:
             is_labelled = architecture is AutoModelForSequenceClassification
             reading = Reading.LABELS if is_labelled else Reading.TOKENS
             if gives_way and origin.weights is None and precision.is_made_for(model):
@@ -141,6 +143,15 @@ class LoadedModel:
             usual = name != "int8" and not is_compiled and origin.weights is None
             if loaded.merging == PADDED and usual:
                 loaded = loaded.with_packing(architecture.__name__, reading, environ)
+            else:
+                reasons = {
+                    f"the model takes {loaded.merging}": loaded.merging != PADDED,
+                    "AMPHORA_DTYPE is int8": name == "int8",
+                    "AMPHORA_COMPILE is set": is_compiled,
+                    "the model takes adapters": origin.weights is not None,
+                }
+                why = " and ".join(reason for reason, holds in reasons.items() if holds)
+                packed_rows.tell_padded(why, environ)
             # Of other kinds it is not known that nothing else computes with a layer's weights.
             if loaded.packed is not None:
                 alone = replace(loaded, packed=None, merging=ALONE)
@@ -192,7 +203,8 @@ class LoadedModel:
                     ids.append(row)
                     types.append(row_types)
                 request.type_ids = types
-            request.token_ids = ids
+            request.keep_those_with_tokens(ids, *([request.type_ids] if request.type_ids else []))
+            request.token_ids, texts = ids, request.texts
             request.truncated = [
                 place
                 for place, row in enumerate(ids)

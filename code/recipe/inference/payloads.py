@@ -141,6 +141,29 @@ class Request:
             raise BadRequest(faults[min(faults)] if faults else f"There is no text. {EXAMPLE}")
         self.texts, self.faults = inputs, faults
 
+    def keep_those_with_tokens(self, *made: list[Any]) -> None:
+        """Leave out the inputs of which the tokenizer has made no token, as of "" those do that add
+        none of their own: a model would compute them of nothing, or of what stands beside them.
+
+        Args:
+            made: What was made of each input, the first its tokens; those of others are removed.
+
+        Raises:
+            BadRequest: There is such an input, and it is not one of several records.
+        """
+        empty = {place for place, tokens in enumerate(made[0]) if not tokens}
+        if not empty:
+            return
+        count = len(self.texts) + len(self.faults)
+        places = [place for place in range(count) if place not in self.faults]
+        message = "has no token: it is empty, or holds nothing that the model's tokenizer knows"
+        if not self.records or len(empty) == len(self.texts):
+            raise BadRequest(f"Input {places[min(empty)] + 1} {message}.")
+        self.faults |= {places[place]: f"The input {message}." for place in empty}
+        self.texts = [text for place, text in enumerate(self.texts) if place not in empty]
+        for values in made:
+            values[:] = [value for place, value in enumerate(values) if place not in empty]
+
 
 def is_conversation(value: Any) -> bool:
     """Whether a value of JSON is a list of messages, which is one input."""

@@ -91,11 +91,17 @@ class PackedRows:
         family = packed_encoders.family_of(model.config)
         is_librarys = type(model).__module__.startswith("transformers.models.")
         kind = model.device.type
+        why_not = ""
         if family is None or not is_librarys:
-            return None
-        if architecture not in _HEADS or kind not in ROW_TOKENS:
-            return None
-        if kind == "cuda" and flat_attention.why_not(model.config, model.device, model.dtype):
+            why_not = f"it is not known how texts share a row of {type(model).__name__}"
+        elif architecture not in _HEADS:
+            why_not = f"it is not known how {architecture} reads a row of several texts"
+        elif kind not in ROW_TOKENS:
+            why_not = f"the device is {kind}"
+        elif kind == "cuda":
+            why_not = flat_attention.why_not(model.config, model.device, model.dtype) or ""
+        if family is None or why_not:
+            tell_padded(why_not, environ)
             return None
         return cls(family, _HEADS[architecture], ROW_TOKENS[kind], TYPE_IDS in inputs)
 
@@ -196,6 +202,12 @@ class PackedRows:
         else:
             positions[:real] = np.arange(real) - begins
         return positions
+
+
+def tell_padded(why: str, environ: Mapping[str, str]) -> None:
+    """Print why texts are padded although AMPHORA_PACKING=1 asks for them end to end."""
+    if environ.get("AMPHORA_PACKING") == "1":
+        print(f"batches: AMPHORA_PACKING=1, but texts are padded: {why}", flush=True)
 
 
 def checked(

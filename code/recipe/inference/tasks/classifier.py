@@ -100,6 +100,9 @@ class Classifier:
                     f"own. Give {special + 1} or more, or leave it out."
                 )
             ids_of, types_of = windows_of(self.loaded.tokenizer, request.texts, limit)
+            request.keep_those_with_tokens(
+                [windows[0] for windows in ids_of], ids_of, *([types_of] if types_of else [])
+            )
             request.prepared = [
                 [
                     TokenRow(ids, types_of[text][at] if types_of and self.loaded.typed else None)

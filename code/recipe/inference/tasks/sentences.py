@@ -114,6 +114,7 @@ class SentenceVectors:
                 some = texts[start : start + ENCODED_AT_ONCE]
                 request.token_ids += tokenizer(some, verbose=False)["input_ids"]
                 turns.pause()
+            request.keep_those_with_tokens(request.token_ids)
             lengths = [len(ids) for ids in request.token_ids]
             request.truncated = [place for place, n in enumerate(lengths) if n > limit]
             loaded_model.refuse_uncut(request, limit)
@@ -202,9 +203,9 @@ def _packing(model: Any, environ: Mapping[str, str]) -> PackedRows | None:
     its vectors would be others."""
     encoder = getattr(model[0], "auto_model", None)
     names = [type(module).__name__ for module in model]
-    if names[:2] != ["Transformer", "Pooling"] or not set(names[2:]) <= _AFTER_POOLING:
-        return None
-    if not isinstance(encoder, PreTrainedModel):
+    is_usual = names[:2] == ["Transformer", "Pooling"] and set(names[2:]) <= _AFTER_POOLING
+    if not is_usual or not isinstance(encoder, PreTrainedModel):
+        packed_rows.tell_padded(f"the model's modules are {', '.join(names)}", environ)
         return None
     inputs = frozenset(inspect.signature(encoder.forward).parameters)
     packed = PackedRows.of(encoder, "AutoModel", inputs, environ)

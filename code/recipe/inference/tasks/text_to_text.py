@@ -136,6 +136,7 @@ class TextGenerator:
                 whole = tokenizer(texts, truncation=True, max_length=limit + 1)["input_ids"]
                 lengths += map(len, whole)
                 token_ids += tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
+            request.keep_those_with_tokens(token_ids, lengths)
             request.truncated = [place for place, count in enumerate(lengths) if count > limit]
             loaded_model.refuse_uncut(request, limit)
             request.token_ids = token_ids

@@ -1,0 +1,88 @@
+"""Texts of which a tokenizer makes no token, beside others and alone, in every task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from recipe.inference.payloads import BadRequest
+from tests.support.serving_kit import Handlers, save
+
+KINDS = [
+    ("BertForSequenceClassification", {}, {}),
+    ("BertForSequenceClassification", {"long_texts": "split"}, {}),
+    ("BertModel", {}, {}),
+    ("BertModel", {}, {"HF_TASK": "feature-extraction"}),
+    ("T5ForConditionalGeneration", {}, {}),
+    ("sentences", {}, {}),
+]
+
+
+def without_specials(folder: Path) -> None:
+    """Save a tokenizer that adds no token of its own."""
+    known = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    made = Tokenizer(models.WordPiece(known, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    kind = PreTrainedTokenizerFast(
+        tokenizer_object=made, model_max_length=48, pad_token="[PAD]", unk_token="[UNK]"
+    )
+    kind.save_pretrained(folder)
+
+
+def model_of(kind: str, settings: dict[str, Any], folder: Path) -> Path:
+    save("BertModel" if kind == "sentences" else kind, folder, **settings)
+    without_specials(folder)
+    if kind == "sentences":
+        from sentence_transformers import SentenceTransformer
+
+        SentenceTransformer(str(folder)).save(str(folder.with_name("st")))
+        return folder.with_name("st")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "environ", "packing"),
+    [(*KINDS[0], "0"), *((*kind, "1") for kind in KINDS)],
+)
+def test_an_empty_text_is_refused_or_is_its_records_fault(
+    kind: str, settings: dict[str, Any], environ: dict[str, str], packing: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AMPHORA_PACKING", packing)
+    handlers = Handlers(model_of(kind, settings, tmp_path / "model"))
+    for inputs in ("", [""], ["the film", "", "anna was good"]):
+        with pytest.raises(BadRequest, match=r"Input [12] has no token"):
+            handlers.ask_all([{"inputs": inputs}])
+    lines = [{"inputs": text} for text in ("the film", "", "anna was good", "")]
+    body = "\n".join(map(json.dumps, lines)).encode()
+    (answer, others) = handlers.ask_all([(body, "application/jsonlines"), {"inputs": ["the film"]}])
+    (alone,) = handlers.ask_all([{"inputs": ["the film", "anna was good"]}])
+    assert len(answer) == 4 and "has no token" in answer[1]["error"]["message"]
+    assert answer[1] == answer[3]
+    assert str(answer[0])[:12] == str(alone[0])[:12] == str(others[0])[:12]
+    assert str(answer[2])[:12] == str(alone[1])[:12]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("GPT2LMHeadModel", "the model writes texts"),
+        ("GPT2ForSequenceClassification", "it is not known how texts share a row of GPT2ForSeq"),
+    ],
+)
+def test_packing_that_is_asked_for_in_vain_is_told(
+    kind: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save(kind, tmp_path / "model")
+    Handlers(folder, AMPHORA_PACKING="1")
+    assert f"AMPHORA_PACKING=1, but texts are padded: {why}" in capsys.readouterr().out
+    Handlers(folder)
+    assert "AMPHORA_PACKING" not in capsys.readouterr().out
