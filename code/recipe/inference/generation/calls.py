@@ -2,14 +2,48 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from recipe.errors import ModelError
 from recipe.inference.generation.decoding import Ends
 from recipe.inference.generation.prompts import Prompt
 from recipe.inference.loaded_model import LoadedModel
+
+# What makes generate quicker and changes no text, but gives several tokens at a step.
+_SEVERAL_TOKENS = ("prompt_lookup_num_tokens", "assistant_early_exit")
+_OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions",
+            "output_hidden_states")  # fmt: skip
+
+
+def settle(model: Any, place: str) -> None:
+    """Give a model settings of its own for `generate` by which that returns tokens, one a step.
+
+    Args:
+        model: Its generation_config is replaced, not changed: others may share it.
+        place: Where it lies, for messages.
+
+    Raises:
+        ModelError: Its settings would change what a prompt says.
+    """
+    config = copy.deepcopy(model.generation_config)
+    if getattr(config, "token_healing", None):
+        raise ModelError(
+            f"The generation_config.json of {place} asks for token_healing, which puts another "
+            "token in the place of a prompt's last one.",
+            "Leave token_healing out of it.",
+        )
+    for name in _SEVERAL_TOKENS:
+        if getattr(config, name, None):
+            print(f"writes: without {name} of generation_config.json", flush=True)
+            setattr(config, name, None)
+    for name in _OUTPUTS:
+        if getattr(config, name, None):
+            setattr(config, name, False)
+    model.generation_config = config
 
 
 def ends(loaded: LoadedModel, prompt: Prompt) -> Ends:

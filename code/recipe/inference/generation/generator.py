@@ -11,7 +11,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM
 
 from recipe.inference import turns
-from recipe.inference.generation import groups, shapes
+from recipe.inference.generation import calls, groups, shapes
 from recipe.inference.generation.continuous import Continuous
 from recipe.inference.generation.decoding import Completion
 from recipe.inference.generation.engine import Row
@@ -46,11 +46,16 @@ class Generator:
         if long_prompts not in ("", CUT, REFUSE):
             raise ValueError(f"AMPHORA_LONG_PROMPTS is {long_prompts!r}. Give {CUT} or {REFUSE}.")
         loaded = LoadedModel.load(origin, AutoModelForCausalLM)
+        model: Any = loaded.model
+        calls.settle(model, origin.place)
+        # Its own criterion reads all of a vocabulary for each text.
+        stop = tuple(model.generation_config.stop_strings or ())
+        model.generation_config.stop_strings = None
         # What a long prompt says last is what is to be continued.
         loaded.tokenizer.truncation_side = "left"
         return cls(
             loaded=loaded,
-            prompts=Prompts(loaded, long_prompts),
+            prompts=Prompts(loaded, long_prompts, stop),
             continuous=Continuous.of(loaded, environ),
         )
 

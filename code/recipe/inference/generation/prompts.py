@@ -50,6 +50,9 @@ class Prompts:
     long_prompts: str = ""
     """`CUT` or `REFUSE` for every prompt; empty: `CUT`, but as an API documents it on its route."""
 
+    stop: tuple[str, ...] = ()
+    """What ends every text, by the model's own settings."""
+
     @property
     def has_template(self) -> bool:
         """Whether conversations can be answered."""
@@ -70,6 +73,13 @@ class Prompts:
                     raise BadRequest(
                         "Only one text can be streamed, and num_return_sequences is more."
                     )
+            if self.stop:
+                if settings.num_beams > 1:
+                    raise BadRequest(
+                        "The model's generation_config.json has stop_strings, which do not go with"
+                        " num_beams."
+                    )
+                settings = replace(settings, stop=(*settings.stop, *self.stop))
             if settings.num_beams > 1 and request.streams:
                 raise BadRequest(
                     "Beams are known when all is written: num_beams cannot be streamed."

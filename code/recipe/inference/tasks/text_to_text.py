@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, StoppingCriteriaList
 
 from recipe.inference import loaded_model, turns
+from recipe.inference.generation import calls
 from recipe.inference.generation.decoding import Pauses
 from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE, LoadedModel
 from recipe.inference.origin import Origin
@@ -75,6 +76,7 @@ class TextGenerator:
                 settings a model's configuration may hold (task_specific_params).
         """
         loaded = LoadedModel.load(origin, AutoModelForSeq2SeqLM)
+        calls.settle(loaded.model, origin.place)
         name = environ.get("HF_TASK") or task
         config: Any = loaded.model.config
         own: Any = loaded.model.generation_config
@@ -302,6 +304,7 @@ class TextGenerator:
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),
             stopping_criteria=StoppingCriteriaList([Pauses(pause, draws=draws)]),
+            tokenizer=self.loaded.tokenizer,
             **asked,
         )
         count = len(output) // len(prompts)

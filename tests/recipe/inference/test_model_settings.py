@@ -1,0 +1,109 @@
+"""What a model's generation_config.json says, against transformers' own generate for each text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from recipe.errors import ModelError
+from tests.support.serving_kit import Handlers, save
+
+TEXTS = ["the film was good", "anna said", "who"]
+NEW = 12
+
+
+def model_with(base: Path, folder: Path, **settings: Any) -> Path:
+    folder.mkdir()
+    for path in base.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    own = json.loads((base / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**own, **settings}))
+    return folder
+
+
+def asked(**parameters: Any) -> dict[str, Any]:
+    return {
+        "inputs": TEXTS,
+        "parameters": {"max_new_tokens": NEW, "return_full_text": False, **parameters},
+    }
+
+
+def by_transformers(folder: Path, **options: Any) -> list[str]:
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = []
+    for text in TEXTS:
+        inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+        with torch.inference_mode():
+            output = model.generate(
+                **inputs, max_new_tokens=NEW, do_sample=False, tokenizer=tokenizer, **options
+            )
+        ids = output[0] if isinstance(output, torch.Tensor) else output.sequences[0]
+        new = ids[inputs["input_ids"].shape[1] :]
+        texts.append(tokenizer.decode(new, skip_special_tokens=True))
+    return texts
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save("LlamaForCausalLM", tmp_path_factory.mktemp("base"))
+
+
+def texts_of(answer: list[Any]) -> list[str]:
+    entries = [entry[0] if isinstance(entry, list) else entry for entry in answer]
+    return [str(entry["generated_text"]) for entry in entries]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1}],
+    ids=lambda value: next(iter(value)),
+)
+def test_what_makes_steps_of_several_tokens_loses_none(
+    base: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    handlers = Handlers(model_with(base, tmp_path / "model", **settings), AMPHORA_CONTINUOUS="0")
+    (answer,) = handlers.ask_all([asked()])
+    assert texts_of(answer) == by_transformers(base)
+
+
+@pytest.mark.parametrize("continuous", ["0", "1"])
+def test_a_models_own_stop_strings_end_its_texts(
+    base: Path, tmp_path: Path, continuous: str
+) -> None:
+    whole = by_transformers(base)
+    stop = [whole[0][3:6], whole[1][2:5]]
+    folder = model_with(base, tmp_path / "model", stop_strings=stop)
+    expected = by_transformers(folder)
+    assert expected != whole
+    handlers = Handlers(folder, AMPHORA_CONTINUOUS=continuous)
+    (answer,) = handlers.ask_all([asked()])
+    assert texts_of(answer) == expected
+    with pytest.raises(ValueError, match=r"stop_strings, which do not go with num_beams"):
+        handlers.ask_all([asked(num_beams=2)])
+
+
+def test_beams_are_texts_where_a_model_asks_for_more(base: Path, tmp_path: Path) -> None:
+    more = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    handlers = Handlers(model_with(base, tmp_path / "model", **more))
+    (answer,) = handlers.ask_all([asked(num_beams=2)])
+    assert texts_of(answer) == by_transformers(base, num_beams=2)
+
+
+def test_a_text_for_a_text_where_a_model_asks_for_more(tmp_path: Path) -> None:
+    plain = save("T5ForConditionalGeneration", tmp_path / "t5")
+    more = {"return_dict_in_generate": True, "output_scores": True}
+    body = {"inputs": TEXTS, "parameters": {"max_new_tokens": 6}}
+    (expected,) = Handlers(plain).ask_all([body])
+    (answer,) = Handlers(model_with(plain, tmp_path / "more", **more)).ask_all([body])
+    assert answer == expected
+
+
+def test_what_changes_a_prompt_is_refused(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"token_healing.*Leave token_healing out"):
+        Handlers(model_with(base, tmp_path / "model", token_healing=True))
