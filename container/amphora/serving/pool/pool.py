@@ -347,9 +347,10 @@ class Pool:
         connection.ahead = header.get("ahead", 0)
         if connection.ahead and connection.begun_alone != connection.batch:
             self._learn(*connection.begin_alone())
+        if header["op"] == "open":
+            # A long request says nothing about how long a batch takes.
+            connection.sent_size = connection.size_at_work = 0
         if header["op"] in ("open", "computes"):
-            if "ahead" not in header:
-                connection.sent_size = 0
             connection.watch(self.settings.timeout, self._hangs)
         else:
             connection.unwatch()
@@ -369,8 +370,8 @@ class Pool:
         self._dispatch()
 
     def _learn(self, size: int, seconds: float) -> None:
-        """A batch of a worker that takes batches ahead is done; a long list is none."""
-        if size > 1 or (size and seconds < _LONG_WORK_SECONDS):
+        """A batch of a worker that takes batches ahead is done."""
+        if size:
             self._delay.learn(size, seconds, time.monotonic())
 
     async def _deliver(
