@@ -23,7 +23,13 @@ def recognise(evidence: Evidence) -> Recognised | None:
             f"columns {chosen.query}, {chosen.text} and {chosen.negatives[0]}, for a classifier"
         )
         return Recognised(reason=reason) if is_head else None
-    reason = f"columns {chosen.query} and {chosen.text} with numbers in {chosen.score}"
+    try:
+        what = "numbers"
+        for value in evidence.values(str(chosen.score)):
+            float(value)
+    except (TypeError, ValueError):
+        what = "labels"
+    reason = f"columns {chosen.query} and {chosen.text} with {what} in {chosen.score}"
     return Recognised(reason=reason, certain=False)
 
 

@@ -57,6 +57,20 @@ def found(
         (PROMPTS, "BertModel", ["--prompt_column", "prompt"], "causal-lm", "columns prompt and"),
         (REVIEWS, "BertModel", ["--num_labels", "2"], "text-classification", "takes num_labels"),
         ([{"a": 1}], "BertModel", [], "text-classification", "the default"),
+        (
+            [{"query": "a", "passage": f"b {n}", "label": n % 2} for n in range(9)],
+            "BertModel",
+            [],
+            "text-classification",
+            "or reranking: columns query and passage with numbers in label. Set task to say so",
+        ),
+        (
+            [{"query": "a", "passage": f"b {n}", "label": ["no", "yes"][n % 2]} for n in range(9)],
+            "BertModel",
+            [],
+            "text-classification",
+            "or reranking: columns query and passage with labels in label. Set task to say so",
+        ),
     ],
 )
 def test_what_is_certain_is_taken_and_else_the_default(

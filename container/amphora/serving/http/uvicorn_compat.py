@@ -297,6 +297,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if self._crowded:
+            cycle.keep_alive = False  # uvicorn says so in the answer
         super()._start_asgi_task(cycle, app)
 
     # Time.

@@ -385,6 +385,11 @@ def test_ping_is_reachable_beyond_every_connection_that_may_be_open(start: Start
         began = time.monotonic()
         assert server.ping() == 200
         assert time.monotonic() - began < 0.5
+        # It is closed for another one: the answer says so.
+        last = stack.enter_context(connected(server))
+        last.sendall(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
+        answer = rest_of(last)
+        assert statuses(answer) == [200] and b"connection: close\r\n" in answer.lower()
         codes = [statuses(sock.recv(65536)) for sock in busy]
     # Connections of before may still have places.
     assert codes.count([200]) >= 10
