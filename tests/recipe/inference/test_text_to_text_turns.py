@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from amphora.serving.worker.turns import Turns
+from amphora.serving.worker.turns import Job, Turns
 from recipe.inference import turns
 from recipe.inference.apis import reading
 from recipe.inference.origin import Origin
@@ -175,6 +175,47 @@ def test_who_leaves_takes_its_text_along_and_no_other(t5: TextGenerator, jobs: T
     jobs.leave(alone)
     jobs.give()
     assert alone.is_done, "nobody waits for it"
+
+
+def test_what_comes_meanwhile_is_written_together_but_what_is_shorter_at_once(
+    t5: TextGenerator, jobs: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"num_beams": 1, "max_new_tokens": 15, "min_new_tokens": 15}
+    generate = type(t5.loaded.model).generate
+    sizes: list[tuple[int, ...]] = []
+
+    def counted(self: Any, input_ids: torch.Tensor, **options: Any) -> Any:
+        sizes.append(tuple(input_ids.shape))
+        return generate(self, input_ids=input_ids, **options)
+
+    texts = [" ".join([*TEXTS[:3], text]) for text in (*TEXTS[:3], *TEXTS[3:], "bad")]
+    expected = [oracle(t5, [text], settings) for text in (*texts, "who")]
+    monkeypatch.setattr(type(t5.loaded.model), "generate", counted)
+    answers: dict[int, Any] = {}
+    added: list[Job] = []
+
+    def ask(place: int, text: str) -> None:
+        (later,) = t5.predict([request(text, **settings)])
+        added.extend(jobs.add([lambda: answers.update({place: list(later())})]))
+        while not added[-1].turns:
+            jobs.give()
+
+    for place, text in enumerate(texts[:4]):
+        ask(place, text)
+    # The second one's client leaves while it waits, the third one's before it has had a turn.
+    jobs.leave(added[1])
+    (unread,) = jobs.add([t5.predict([request(texts[4], **settings)])[0]])
+    jobs.leave(unread)
+    del unread
+    ask(5, texts[5])
+    assert [rows for rows, _ in sizes] == [1], "the others wait for the first"
+    ask(6, "who")
+    assert [rows for rows, _ in sizes] == [1, 1]
+    assert sizes[1][1] * 4 <= sizes[0][1]
+    while len(jobs):
+        jobs.give()
+    assert [rows for rows, _ in sizes] == [1, 1, 3]
+    assert answers == {place: expected[place] for place in (0, 2, 3, 5, 6)}
 
 
 class Full(torch.OutOfMemoryError):

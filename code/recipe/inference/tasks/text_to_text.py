@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformers import AutoModelForSeq2SeqLM, StoppingCriteriaList
 from recipe.inference import loaded_model, turns
 from recipe.inference.generation import calls
 from recipe.inference.generation.decoding import Pauses
+from recipe.inference.generation.gathering import Gathering, Piece
 from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE, LoadedModel
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
@@ -40,17 +41,6 @@ _MOST_TOKENS = 4096
 """Of a text that is written, if the model's positions set no bound."""
 
 
-@dataclass(frozen=True)
-class _Text:
-    """A text that is to be answered."""
-
-    request: int
-    """Which of the requests that are predicted together it is of."""
-    place: int
-    """In its request."""
-    ids: list[int]
-
-
 @dataclass(frozen=True, kw_only=True)
 class TextGenerator:
     """A saved encoder-decoder model that answers texts with texts."""
@@ -62,6 +52,8 @@ class TextGenerator:
     """What a request may say otherwise: beams, lengths, the prefix of each text, languages."""
     languages: Sequence[str]
     """Those that the tokenizer of a multilingual model marks texts with; empty for other models."""
+    gathering: Gathering = field(default_factory=Gathering)
+    """Where texts wait to be written."""
 
     @classmethod
     def load(
@@ -207,75 +199,50 @@ class TextGenerator:
         """For each request what is written for each text, by the task's name; with
         num_return_sequences a list for each. Texts of equal parameters are written together. Where
         predictions take turns, an answer is given later, by a function for each request."""
-        parts: list[list[Callable[[], Iterator[tuple[int, list[str]]]]]] = [[] for _ in requests]
-        for group, options in self._groups(requests):
-            together = turns.Shared(partial(self._write, [text.ids for text in group], options))
-            for number in dict.fromkeys(text.request for text in group):
-                parts[number].append(partial(self._own, number, together, group, options))
-        later = [
-            partial(self._answer, request, own)
-            for request, own in zip(requests, parts, strict=True)
-        ]
+        later: list[Callable[[], Answers]] = []
+        for request in requests:
+            self.measure(request)
+            pieces = list(self._pieces(request))
+            for _, piece, _ in pieces:
+                self.gathering.add(piece)
+            later.append(partial(self._answer, request, pieces))
         return list(later) if turns.are_taken() else [answer() for answer in later]
 
-    def _groups(
-        self, requests: Sequence[Request]
-    ) -> Iterator[tuple[list[_Text], Mapping[str, Any]]]:
-        """Texts that are written together, and the arguments of `generate` for them."""
-        alike: dict[Any, tuple[dict[str, Any], list[_Text]]] = {}
-        for number, request in enumerate(requests):
-            self.measure(request)
-            options = request.prepared
-            # What is drawn for one text depends on what is drawn beside it.
-            alone = number if "seed" in options else None
-            key = json.dumps(options, sort_keys=True), alone
-            _, texts = alike.setdefault(key, (options, []))
-            for place, ids in enumerate(request.token_ids or ()):
-                texts.append(_Text(number, place, ids))
+    def _pieces(self, request: Request) -> Iterator[tuple[list[int], Piece, dict[str, Any]]]:
+        """A request's texts that are written together: their places, tokens, and the arguments of
+        `generate`."""
         own: Any = self.loaded.model.generation_config
-        for options, texts in alike.values():
-            seed = options.get("seed")
-            if seed is None:
-                texts.sort(key=lambda text: len(text.ids))
-            beams = options.get("num_beams", own.num_beams) or 1
-            rows = max(beams, options.get("num_return_sequences", own.num_return_sequences) or 1)
-            # A step is no longer than one of as many texts with the usual beams.
-            size = max(1, min(BATCH, BATCH * _BEAMS // rows))
-            for start in range(0, len(texts), size):
-                drawn = {} if seed is None else {"seed": (seed + start) % 2**64}
-                yield texts[start : start + size], {**options, **drawn}
-
-    def _own(
-        self,
-        number: int,
-        together: turns.Shared[list[list[str]]],
-        group: Sequence[_Text],
-        options: Mapping[str, Any],
-    ) -> Iterator[tuple[int, list[str]]]:
-        """What is written for the texts of request `number` in a group, each with its place; by
-        themselves, if the group has failed."""
-        own = [place for place, text in enumerate(group) if text.request == number]
-        try:
-            whole = together.result()
-            written = [whole[place] for place in own]
-        except Exception:
-            if len(own) == len(group):
-                raise
-            written = self._write([group[place].ids for place in own], options)
-        return zip((group[place].place for place in own), written, strict=True)
+        prompts, options = request.token_ids or [], request.prepared
+        seed = options.get("seed")
+        beams = options.get("num_beams", own.num_beams) or 1
+        rows = max(beams, options.get("num_return_sequences", own.num_return_sequences) or 1)
+        # A step is no longer than one of as many texts with the usual beams.
+        size = max(1, min(BATCH, BATCH * _BEAMS // rows))
+        places = list(range(len(prompts)))
+        if seed is None:
+            places.sort(key=lambda place: len(prompts[place]))
+        for start in range(0, len(places), size):
+            some = places[start : start + size]
+            drawn = {} if seed is None else {"seed": (seed + start) % 2**64}
+            # What is drawn for one text depends on what is drawn beside it.
+            alike: Any = json.dumps(options, sort_keys=True) if seed is None else object()
+            yield some, Piece([prompts[place] for place in some], alike, size), {**options, **drawn}
 
     def _answer(
-        self, request: Request, parts: Sequence[Callable[[], Iterator[tuple[int, list[str]]]]]
+        self, request: Request, pieces: Sequence[tuple[list[int], Piece, dict[str, Any]]]
     ) -> Answers:
-        """A request's answer of what is written for its texts."""
-        written = dict(pair for part in parts for pair in part())
+        """A request's answer, once its pieces are written."""
+        written: dict[int, list[str]] = {}
+        for places, piece, options in pieces:
+            texts = self.gathering.written(piece, partial(self._write, options))
+            written.update(zip(places, texts, strict=True))
         name = _NAMES[self.task]
         clean: Callable[[str], str] = str
         if request.parameters.get("clean_up_tokenization_spaces"):
             tokenizer: Any = self.loaded.tokenizer
             clean = tokenizer.clean_up_tokenization
         entries: list[Any] = [
-            [{name: clean(text)} for text in written[place]] for place in range(len(request.texts))
+            [{name: clean(text)} for text in written[place]] for place in range(len(written))
         ]
         if all(len(own) == 1 for own in entries):
             return Answers([entry for (entry,) in entries], request.truncated)
@@ -283,10 +250,7 @@ class TextGenerator:
 
     @torch.inference_mode()
     def _write(
-        self,
-        prompts: Sequence[list[int]],
-        options: Mapping[str, Any],
-        pause: Callable[[], None] = turns.pause,
+        self, options: Mapping[str, Any], prompts: Sequence[list[int]], pause: Callable[[], None]
     ) -> list[list[str]]:
         """The texts for prompts with equal options, each prompt's in a list; others have their turn
         before each token."""
