@@ -16,15 +16,17 @@ from typing import Any
 
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import classification, held_out, text_columns
 from recipe.data.column_names import LABEL_NAMES_OF_PAIRS, plain
 from recipe.data.evidence import Evidence, Recognised
-from recipe.data.files.part import Part, is_string
+from recipe.data.files.part import Part, is_list, is_string
 from recipe.data.layout import channels as layout
 from recipe.data.reading import describe, read_parts
 from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
+from recipe.runtime import memory
 
 QUERY, TEXTS, SCORES = "query", "texts", "scores"
 """The columns of what is read: a text, a list of texts, and how well each belongs to the query."""
@@ -48,6 +50,8 @@ _NEGATIVE = re.compile(
 )
 _SCORE_NAMES = ("label", "labels", *LABEL_NAMES_OF_PAIRS, "scores", "relevances", "is_selected")
 _SHOWN = 60
+_FOR_EACH_TEXT, _TIMES_BYTES = 450, 8
+"""Bytes of Python's objects for a text, and how often its characters are there at once."""
 Row = tuple[str, list[str], list[float]]
 
 
@@ -130,10 +134,14 @@ def load(
     like: RelevanceColumns | None = None
     described: list[str] = []
     problems = Problems()
+    free, needed = memory.available(), 0
     for split, part in read_parts(places, notes):
         with problems.noted():
             chosen = choose(part, hyperparameters, like)
             like = like or chosen
+            needed += bytes_needed(part, chosen)
+            what = f"{part.path} ({part.table.num_rows} rows), with what was read before it,"
+            memory.tell_if_short(what, needed, "fewer rows", free)
             read = rows_of(part, chosen, notes)
             rows.setdefault(split, []).extend(read)
             beside = f", negatives {', '.join(chosen.negatives)}" if chosen.negatives else ""
@@ -173,6 +181,18 @@ def load(
         found=[*dict.fromkeys(notes), *described, rule],
         columns=(like.query, like.text),
     )
+
+
+def bytes_needed(part: Part, columns: RelevanceColumns) -> int:
+    """The memory that the rows of a part take at most, in lists of Python and arranged; measured,
+    as docs/LAB.md has it, with texts of 25 and of 500 words."""
+    names = [columns.query, columns.text, *columns.negatives]
+    texts = part.table.select(names)
+    count = sum(
+        pc.sum(pc.list_value_length(column)).as_py() or 0 if is_list(column.type) else len(column)
+        for column in texts.columns
+    )
+    return _FOR_EACH_TEXT * count + _TIMES_BYTES * int(texts.nbytes)
 
 
 def choose(
@@ -224,10 +244,10 @@ def choose(
     if text and negatives and label is None:
         return RelevanceColumns(kind=PAIRS, query=query, text=text, negatives=negatives)
     assert text is not None
-    is_list = pa.types.is_nested(part.table.schema.field(text).type)
-    if score is not None and is_list:
+    holds_lists = pa.types.is_nested(part.table.schema.field(text).type)
+    if score is not None and holds_lists:
         return RelevanceColumns(kind=LISTS, query=query, text=text, score=score)
-    if is_list and plain(text) in LIST_NAMES[:-1] and requested is None:
+    if holds_lists and plain(text) in LIST_NAMES[:-1] and requested is None:
         raise DataError(
             f"{part.path} has lists of texts in {text!r}, and no column says which of them belong "
             "to the query.",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from recipe.console import say
+
 # The files with a container's limit and use, and the entry for page cache, which counts as used and
 # is given back on demand: control groups of version 2, and of version 1.
 _GROUPS = (
@@ -37,3 +39,20 @@ def available(
             cached = int(dict(line.split() for line in stat.splitlines()).get(cache, 0))
             bounds.append(most - int((groups / used).read_text()) + cached)
     return max(0, min(bounds)) if bounds else None
+
+
+def tell_if_short(what: str, needed: int, remedy: str, free: int | None = None) -> None:
+    """Say so before more memory is spent than there is: who is killed for that says nothing.
+
+    Args:
+        what: What takes it, in words that begin a sentence.
+        needed: Bytes that it takes, about.
+        remedy: What else can be done than to give more memory.
+        free: Bytes that there are, if not those that there are now.
+    """
+    free = available() if free is None else free
+    if free is not None and needed > free:
+        say(
+            f"warning: {what} takes some {needed / 1e9:.1f} GB of memory, where {free / 1e9:.1f} "
+            f"GB are free: if the job is killed now, give it an instance with more, or {remedy}."
+        )

@@ -28,7 +28,7 @@ OK, WARNING, ERROR = "ok", "warning", "error"
 _MARKS = {OK: "ok", WARNING: "warn", ERROR: "ERROR"}
 LEAST_FREE_BYTES = 2 * 1024**3
 _RECIPE_SECONDS = 300
-_REPORT_PREFIX = "amphora-check "
+_REPORT_PREFIX, _WARNING_PREFIX = "amphora-check ", "warning: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,9 +207,12 @@ def _recipe(
         detail = f"no answer within {_RECIPE_SECONDS} s: the data may be too large to look at"
         yield Finding(level=WARNING, what="recipe", detail=detail)
         return
-    reports = [line for line in result.stdout.splitlines() if line.startswith(_REPORT_PREFIX)]
-    for report in reports:
-        yield Finding(**json.loads(report.removeprefix(_REPORT_PREFIX)))
+    for line in result.stdout.splitlines():
+        if line.startswith(_REPORT_PREFIX):
+            yield Finding(**json.loads(line.removeprefix(_REPORT_PREFIX)))
+        elif line.startswith(_WARNING_PREFIX):  # said before it may be killed for memory
+            detail = line.removeprefix(_WARNING_PREFIX)
+            yield Finding(level=WARNING, what="recipe", detail=detail)
     if result.returncode != 0:
         lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no word"]
         yield Finding(level=ERROR, what="recipe", detail=lines[-1])

@@ -56,6 +56,20 @@ def test_a_job_that_would_run(tree: Tree) -> None:
     assert not (tree.base / "model").exists() and not (tree.base / "output").exists()
 
 
+def test_what_the_recipe_warned_of_before_it_was_killed_is_told(tree: Tree) -> None:
+    code = tree.base / "recipe"
+    code.mkdir(parents=True)
+    (code / "train.py").touch()
+    lines = ["import os, signal", "print('warning: the rows take 9 GB', flush=True)"]
+    (code / "check.py").write_text("\n".join([*lines, "os.kill(os.getpid(), signal.SIGKILL)"]))
+    status, found = doctor(recipe_job(tree), AMPHORA_CODE_DIR=str(code))
+    assert status == 1
+    assert [(each["level"], each["detail"]) for each in found["recipe"]] == [
+        ("warning", "the rows take 9 GB"),
+        ("error", "no word"),
+    ]
+
+
 def test_bounds_that_cannot_be_meant(scripted: Tree) -> None:
     scripted.script("")
     code, found = doctor(scripted, AMPHORA_MAX_RESTARTS="often", AMPHORA_STALL_SECONDS="-1")

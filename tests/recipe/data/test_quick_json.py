@@ -13,6 +13,7 @@ import pytest
 
 from recipe.data.files import formats, json_rows, spool
 from recipe.errors import DataError
+from recipe.runtime import memory
 
 
 def value(draw: random.Random, depth: int = 0) -> Any:
@@ -101,7 +102,7 @@ def test_many_rows_are_a_mapped_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_only_list_of_an_object_is_never_read_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"text": f"text {at} ]}}", "label": at % 2} for at in range(300)]
     monkeypatch.setattr(json_rows, "_CHARACTERS_AT_ONCE", 500)
@@ -119,7 +120,15 @@ def test_the_only_list_of_an_object_is_never_read_whole(
             with pytest.raises(DataError, match="no valid JSON"):
                 formats.read(path)
         path.write_text(json.dumps({"train": rows, "test": rows[:5]}, indent=indent))
+        monkeypatch.setattr(memory, "available", lambda: 10 * path.stat().st_size)
+        capsys.readouterr()
         assert formats.read(path).table.num_rows == 305
+        assert not capsys.readouterr().out
+        monkeypatch.setattr(memory, "available", lambda: path.stat().st_size)
+        assert formats.read(path).table.num_rows == 305
+        assert f"warning: {path} (0 MB of characters), one JSON document," in (
+            capsys.readouterr().out
+        )
 
 
 @pytest.mark.parametrize("seed", range(15))

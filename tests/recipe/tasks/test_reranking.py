@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from recipe.data import relevance
 from recipe.errors import DataError
+from recipe.hyperparameters import Hyperparameters
+from recipe.runtime import memory
 from recipe.tasks.scores import ranking_scores
 from recipe.tasks.scores.ranking_scores import JudgedLists
 from tests.support.ranking_jobs import lists, rows_of, run, triplets, write
@@ -158,3 +161,32 @@ def test_graded_labels_and_triplets_are_lists(tmp_path: Path) -> None:
     task = Reranking(channels, arguments.parse([*TASK, "--eval_strategy", "no"]))
     assert [len(row) for row in task._data.train["texts"]] == [3] * 20
     assert task._data.train["scores"][0] == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("rows", [triplets(40), rows_of(lists(12)), lists(12)])
+def test_rows_that_are_more_than_the_memory_are_told_of_before_they_are_read(
+    rows: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from recipe.tasks.reranking import Reranking
+
+    channels = {"train": write(tmp_path / "train", rows)}
+    job = Hyperparameters(task="reranking")
+    characters = sum(len(str(value)) for row in rows for value in row.values())
+    monkeypatch.setattr(memory, "available", lambda: 30 * characters + 2000 * len(rows))
+    Reranking(channels, job)
+    assert "warning" not in capsys.readouterr().out
+    monkeypatch.setattr(memory, "available", lambda: 4 * characters)
+
+    def end(*_: Any) -> None:
+        raise MemoryError
+
+    # That who is killed here was told.
+    monkeypatch.setattr(relevance, "rows_of", end)
+    with pytest.raises(MemoryError):
+        Reranking(channels, job)
+    said = capsys.readouterr().out
+    assert f"warning: {tmp_path / 'train' / 'train.jsonl'} ({len(rows)} rows)" in said
+    assert "GB of memory" in said and "give it an instance with more, or fewer rows." in said

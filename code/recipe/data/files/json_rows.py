@@ -18,6 +18,7 @@ from recipe.data.column_names import LABEL, MESSAGES_NAMES, SPLIT_COLUMN, TEXT, 
 from recipe.data.files import records
 from recipe.data.files.part import Part, open_text, token_data
 from recipe.errors import DataError
+from recipe.runtime import memory
 
 _METADATA = "-metadata"
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -33,6 +34,8 @@ _OF_ROWS = (
 _ROWS_AT_ONCE, _CHARACTERS_AT_ONCE = 10_000, 1 << 22
 _ONLY_LIST = re.compile(r'\s*\{\s*(?P<key>"[^"\\\x00-\x1f]*")\s*:\s*(?=\[)')
 _LONGEST_OPENING = 1000  # characters
+_TIMES_CHARACTERS = 8
+"""The bytes that a document read whole takes for each character, with its rows (docs/LAB.md)."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ def read_json(path: Path, encoding: str) -> Part:
     except _NoList:
         with open_text(path, encoding) as stream:
             text = stream.read()
+    _tell_if_short(path, len(text))
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -197,11 +201,19 @@ def read_json_objects(path: Path, encoding: str) -> Part:
 def _is_on_a_line(path: Path, encoding: str) -> bool:
     """Whether the first line that is not empty is JSON by itself."""
     with open_text(path, encoding) as stream:
+        line = next((line for line in stream if line.strip()), "")
+        _tell_if_short(path, len(line))  # it may be all of the document
         try:
-            json.loads(next((line for line in stream if line.strip()), ""))
+            json.loads(line)
         except (ValueError, RecursionError):
             return False
     return True
+
+
+def _tell_if_short(path: Path, characters: int) -> None:
+    """Before a document of so many characters is read whole."""
+    what = f"{path} ({characters / 1e6:.0f} MB of characters), one JSON document,"
+    memory.tell_if_short(what, _TIMES_CHARACTERS * characters, "write a row on each line")
 
 
 def _objects(path: Path, encoding: str) -> Iterator[_Block]:
