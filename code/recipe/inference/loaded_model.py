@@ -109,18 +109,12 @@ class LoadedModel:
             )
         arguments = inspect.signature(model.forward).parameters
         takes_all = any(item.kind is item.VAR_KEYWORD for item in arguments.values())
-        # Tokenizers without a limit of their own say 1e30.
-        positions = getattr(model.config, "max_position_embeddings", None) or 1 << 30
-        for path, module in model.named_modules():
-            # RoBERTa and its kin count positions from behind the padding's.
-            if path.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
-                own = module.num_embeddings - (module.padding_idx or -1) - 1
-                positions = min(positions, own)
         has_types = "token_type_ids" in tokenizer.model_input_names
         loaded = cls(
             model=model,
             tokenizer=tokenizer,
-            max_length=int(min(tokenizer.model_max_length, positions)),
+            # Tokenizers without a limit of their own say 1e30.
+            max_length=int(min(tokenizer.model_max_length, positions_of(model))),
             inputs=_INPUTS if takes_all else _INPUTS & set(arguments),
             typed=has_types and any(_encode_one(tokenizer, "a b", 8)[1] or []),
         )
@@ -157,13 +151,7 @@ class LoadedModel:
                 alone = replace(loaded, packed=None, merging=ALONE)
                 lay_out(model, environ, lambda: alone.forward(alone._probes(), reading))
         if name == "int8":
-            quantisation: Any = torch.ao.quantization
-            # A scale for each row of a weight halves the labels that change, at no cost.
-            layers = {torch.nn.Linear: quantisation.per_channel_dynamic_qconfig}
-            with warnings.catch_warnings():
-                # torch means to leave it to torchao, which is slower without torch.compile.
-                warnings.simplefilter("ignore")
-                model = quantisation.quantize_dynamic(model.cpu(), layers)
+            model = in_int8(model)
         if is_compiled:
             model.forward = torch.compile(model.forward, dynamic=True)
         print(f"model: {type(model).__name__} on {kind} in {name}", flush=True)
@@ -409,6 +397,28 @@ def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:
 def embeddings_of(model: PreTrainedModel) -> int:
     """Tokens that a model has embeddings of; they may stand in a layer of peft."""
     return len(cast("Any", model.get_input_embeddings()).weight)
+
+
+def positions_of(model: PreTrainedModel) -> int:
+    """How many tokens the model has positions for; 2**30 if it does not say."""
+    positions = getattr(model.config, "max_position_embeddings", None) or 1 << 30
+    for path, module in model.named_modules():
+        # RoBERTa and its kin count positions from behind the padding's.
+        if path.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            unused = 0 if module.padding_idx is None else module.padding_idx + 1
+            positions = min(positions, module.num_embeddings - unused)
+    return positions
+
+
+def in_int8(model: PreTrainedModel) -> Any:
+    """The model on the CPU, its linear layers computing in int8."""
+    quantisation: Any = torch.ao.quantization
+    # A scale for each row of a weight halves the labels that change, at no cost.
+    layers = {torch.nn.Linear: quantisation.per_channel_dynamic_qconfig}
+    with warnings.catch_warnings():
+        # torch means to leave it to torchao, which is slower without torch.compile.
+        warnings.simplefilter("ignore")
+        return quantisation.quantize_dynamic(model.cpu(), layers)
 
 
 def _encode_one(
