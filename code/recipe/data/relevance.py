@@ -9,7 +9,7 @@ import json
 import math
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from recipe.data import classification, held_out, text_columns
 from recipe.data.column_names import LABEL_NAMES_OF_PAIRS, plain
 from recipe.data.evidence import Evidence, Recognised
-from recipe.data.files.part import Part, is_list, is_string
+from recipe.data.files.part import Part, is_string
+from recipe.data.files.spool import Spool
 from recipe.data.layout import channels as layout
 from recipe.data.reading import describe, read_parts
 from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
-from recipe.runtime import memory
 
 QUERY, TEXTS, SCORES = "query", "texts", "scores"
 """The columns of what is read: a text, a list of texts, and how well each belongs to the query."""
@@ -50,9 +50,13 @@ _NEGATIVE = re.compile(
 )
 _SCORE_NAMES = ("label", "labels", *LABEL_NAMES_OF_PAIRS, "scores", "relevances", "is_selected")
 _SHOWN = 60
-_FOR_EACH_TEXT, _TIMES_BYTES = 450, 8
-"""Bytes of Python's objects for a text, and how often its characters are there at once."""
 Row = tuple[str, list[str], list[float]]
+Arrange = Callable[[str, pa.Table, list[str]], tuple[str, pa.Table]]
+SCHEMA = pa.schema([
+    (QUERY, pa.large_string()),
+    (TEXTS, pa.large_list(pa.large_string())),
+    (SCORES, pa.large_list(pa.float64())),
+])  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,63 +119,60 @@ def columns_of(evidence: Evidence) -> RelevanceColumns | None:
 
 
 def load(
-    channels: Mapping[str, Path],
-    hyperparameters: Hyperparameters,
-    arrange: Callable[[str, list[Row], list[str]], tuple[str, list[Row]]],
+    channels: Mapping[str, Path], hyperparameters: Hyperparameters, arrange: Arrange
 ) -> Relevance:
     """Read and split the data of a job's channels.
 
     Args:
-        arrange: Called with the kind and the rows of a split, to make of them what the task
-            takes; it may add to the notes, the same for each split.
+        arrange: Called with the kind and the rows of a split (SCHEMA), to make of them what the
+            task takes; it may add to the notes, the same for each split.
 
     Raises:
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
     """
     places = layout.find(channels, hyperparameters.dataset_config_name)
     notes = list(places.notes)
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, Spool] = {}
     like: RelevanceColumns | None = None
     described: list[str] = []
     problems = Problems()
-    free, needed = memory.available(), 0
-    for split, part in read_parts(places, notes):
-        with problems.noted():
-            chosen = choose(part, hyperparameters, like)
-            like = like or chosen
-            needed += bytes_needed(part, chosen)
-            what = f"{part.path} ({part.table.num_rows} rows), with what was read before it,"
-            memory.tell_if_short(what, needed, "fewer rows", free)
-            read = rows_of(part, chosen, notes)
-            rows.setdefault(split, []).extend(read)
-            beside = f", negatives {', '.join(chosen.negatives)}" if chosen.negatives else ""
-            score = f", numbers {chosen.score!r}" if chosen.score else ""
-            columns_shown = f"queries {chosen.query!r}, texts {chosen.text!r}{beside}{score}"
-            columns_read = {chosen.query, chosen.text, chosen.score or "", *chosen.negatives}
-            described.append(
-                describe(split, [part], f"{len(read)} rows", columns_shown, columns_read)
-            )
-    problems.check()
+    with contextlib.ExitStack() as stack:
+        for split, part in read_parts(places, notes):
+            with problems.noted():
+                chosen = choose(part, hyperparameters, like)
+                like = like or chosen
+                if split not in rows:
+                    rows[split] = Spool()
+                    stack.callback(rows[split].close)
+                    rows[split].add(SCHEMA.empty_table())
+                count = 0
+                for some in rows_of(part, chosen, notes):
+                    rows[split].add(some)
+                    count += some.num_rows
+                beside = f", negatives {', '.join(chosen.negatives)}" if chosen.negatives else ""
+                score = f", numbers {chosen.score!r}" if chosen.score else ""
+                columns_shown = f"queries {chosen.query!r}, texts {chosen.text!r}{beside}{score}"
+                columns_read = {chosen.query, chosen.text, chosen.score or "", *chosen.negatives}
+                described.append(
+                    describe(split, [part], f"{count} rows", columns_shown, columns_read)
+                )
+        problems.check()
+        tables = {split: spool.table() for split, spool in rows.items()}
     assert like is not None  # `read_parts` has seen to training data
     kind, built = like.kind, {}
-    for split, each in rows.items():
-        if not each:
+    for split, table in tables.items():
+        if not table.num_rows:
             raise DataError(f"The {split} data has no rows with texts.", "Give some.")
-        if split == "train" and like.kind == SCORED and len({row[2][0] for row in each}) == 1:
+        least, most = pc.min_max(pc.list_flatten(table[SCORES])).as_py().values()
+        if split == "train" and like.kind == SCORED and least == most:
             raise DataError(
-                f"Every row of the training data has {each[0][2][0]:g} in column {like.score!r}, "
-                "from which nothing can be learned.",
+                f"Every row of the training data has {least:g} in column {like.score!r}, from "
+                "which nothing can be learned.",
                 "Leave the column out if all texts belong to their queries, or give rows whose do "
                 "not.",
             )
-        kind, arranged = arrange(like.kind, each, notes)
-        queries, texts, scores = zip(*arranged, strict=True) if arranged else ((), (), ())
-        table = pa.table({
-            QUERY: pa.array(queries, pa.large_string()),
-            TEXTS: pa.array(texts, pa.large_list(pa.large_string())),
-            SCORES: pa.array(scores, pa.large_list(pa.float32())),
-        })  # fmt: skip
-        built[split] = datasets.Dataset(table, fingerprint=uuid.uuid4().hex)
+        kind, arranged = arrange(like.kind, table, notes)
+        built[split] = datasets.Dataset(arranged, fingerprint=uuid.uuid4().hex)
     train, evaluation, test, rule = held_out.assign_groups(built, QUERY, hyperparameters)
     return Relevance(
         kind=kind,
@@ -181,18 +182,6 @@ def load(
         found=[*dict.fromkeys(notes), *described, rule],
         columns=(like.query, like.text),
     )
-
-
-def bytes_needed(part: Part, columns: RelevanceColumns) -> int:
-    """The memory that the rows of a part take at most, in lists of Python and arranged; measured,
-    as docs/LAB.md has it, with texts of 25 and of 500 words."""
-    names = [columns.query, columns.text, *columns.negatives]
-    texts = part.table.select(names)
-    count = sum(
-        pc.sum(pc.list_value_length(column)).as_py() or 0 if is_list(column.type) else len(column)
-        for column in texts.columns
-    )
-    return _FOR_EACH_TEXT * count + _TIMES_BYTES * int(texts.nbytes)
 
 
 def choose(
@@ -283,64 +272,74 @@ def _by_names(
     )
 
 
-def rows_of(part: Part, columns: RelevanceColumns, notes: list[str]) -> list[Row]:
-    """The rows of a part; those without a query or a text are left out, and counted in a note.
+def table_of(rows: Sequence[Row]) -> pa.Table:
+    """Rows as a table of SCHEMA."""
+    of_columns = zip(*rows, strict=True) if rows else ((), (), ())
+    arrays = [pa.array(each, kind) for each, kind in zip(of_columns, SCHEMA.types, strict=True)]
+    return pa.table(arrays, schema=SCHEMA)
+
+
+def rows_of(part: Part, columns: RelevanceColumns, notes: list[str]) -> Iterator[pa.Table]:
+    """The rows of a part, some at a time, in tables of SCHEMA; those without a query or a text are
+    left out, and counted in a note.
 
     Raises:
         DataError: a value is none that its column can have.
     """
-    table = {
-        name: part.table[name].to_pylist()
-        for name in (columns.query, columns.text, *columns.negatives, columns.score)
-        if name is not None
-    }
-    rows: list[Row] = []
+    names = [columns.query, columns.text, *columns.negatives, columns.score]
     empty = 0
-    for at in range(part.table.num_rows):
-        queries = _texts(part, at, columns.query, table[columns.query][at])
-        texts = _texts(part, at, columns.text, table[columns.text][at])
-        if len(queries) > 1:
-            raise DataError(
-                f"{part.where(at)} has a list in column {columns.query!r}.", "Give one query a row."
-            )
-        if columns.kind == LISTS:
-            scores = _scores(part, at, str(columns.score), table[str(columns.score)][at])
-            if len(scores) != len(texts):
-                raise DataError(
-                    f"{part.where(at)} has {len(texts)} texts in {columns.text!r} and "
-                    f"{len(scores)} numbers in {columns.score!r}.",
-                    "Give a number for each text.",
-                )
-            kept = [(text, score) for text, score in zip(texts, scores, strict=True) if text]
-            if not (queries and queries[0] and kept):
-                empty += 1
-                continue
-            rows.append((queries[0], [text for text, _ in kept], [score for _, score in kept]))
-            continue
-        texts = [text for text in texts if text]
-        if not (queries and queries[0] and texts):
-            empty += 1
-            continue
-        if columns.kind == SCORED:
-            scores = _scores(part, at, str(columns.score), table[str(columns.score)][at])
-            if len(texts) > 1 or len(scores) > 1:
-                raise DataError(
-                    f"{part.where(at)} has several texts or numbers, and the row before has one.",
-                    "Give one text and one number in each row, or lists in all.",
-                )
-            rows.append((queries[0], texts, scores))
-            continue
-        negatives = [
-            text
-            for name in columns.negatives
-            for text in _texts(part, at, name, table[name][at])
-            if text and text not in texts
-        ]
-        zeros = [0.0] * len(negatives)
-        rows += [(queries[0], [text, *negatives], [1.0, *zeros]) for text in texts]
+    for first, batch in part.batches([name for name in dict.fromkeys(names) if name is not None]):
+        cells = batch.to_pydict()
+        rows: list[Row] = []
+        for at in range(batch.num_rows):
+            read = _rows_of(part, first + at, columns, {name: cells[name][at] for name in cells})
+            empty += not read
+            rows += read
+        yield table_of(rows)
     if empty:
         notes.append(f"{empty} rows of {part.path} lack a text and are not used.")
-    return rows
+
+
+def _rows_of(part: Part, at: int, columns: RelevanceColumns, cells: Mapping[str, Any]) -> list[Row]:
+    """What a row of a part says: a row for each text that belongs to the query, or one; none
+    without a query or a text."""
+    queries = _texts(part, at, columns.query, cells[columns.query])
+    texts = _texts(part, at, columns.text, cells[columns.text])
+    if len(queries) > 1:
+        raise DataError(
+            f"{part.where(at)} has a list in column {columns.query!r}.", "Give one query a row."
+        )
+    if columns.kind == LISTS:
+        scores = _scores(part, at, str(columns.score), cells[str(columns.score)])
+        if len(scores) != len(texts):
+            raise DataError(
+                f"{part.where(at)} has {len(texts)} texts in {columns.text!r} and "
+                f"{len(scores)} numbers in {columns.score!r}.",
+                "Give a number for each text.",
+            )
+        kept = [(text, score) for text, score in zip(texts, scores, strict=True) if text]
+        if not (queries and queries[0] and kept):
+            return []
+        return [(queries[0], [text for text, _ in kept], [score for _, score in kept])]
+    texts = [text for text in texts if text]
+    if not (queries and queries[0] and texts):
+        return []
+    if columns.kind == SCORED:
+        scores = _scores(part, at, str(columns.score), cells[str(columns.score)])
+        if len(texts) > 1 or len(scores) > 1:
+            raise DataError(
+                f"{part.where(at)} has several texts or numbers, and the row before has one.",
+                "Give one text and one number in each row, or lists in all.",
+            )
+        return [(queries[0], texts, scores)]
+    negatives = [
+        text
+        for name in columns.negatives
+        for text in _texts(part, at, name, cells[name])
+        if text and text not in texts
+    ]
+    zeros = [0.0] * len(negatives)
+    return [(queries[0], [text, *negatives], [1.0, *zeros]) for text in texts]
 
 
 def _texts(part: Part, row: int, column: str, value: Any) -> list[str]:

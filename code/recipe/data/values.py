@@ -367,21 +367,32 @@ def tables(split: datasets.Dataset, at_once: int) -> Iterator[pa.Table]:
     if split._indices is None:
         yield from split.with_format("arrow").iter(at_once)
         return
-    chosen, pieces = split._indices.column(0), split.data.table.to_batches()
-    ends = np.cumsum([piece.num_rows for piece in pieces], dtype=np.int64)
+    chosen, rows = split._indices.column(0), Gathering(split.data.table)
     for first in range(0, len(chosen), at_once):
-        numbers = chosen.slice(first, at_once).to_numpy().astype(np.int64)
+        yield rows.at(chosen.slice(first, at_once).to_numpy().astype(np.int64))
+
+
+class Gathering:
+    """Rows of a table by their numbers, in any order, each piece of it asked once for all of its
+    rows: Arrow's own `take` would put the pieces together first, in memory."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._pieces = table.to_batches()
+        self._ends = np.cumsum([piece.num_rows for piece in self._pieces], dtype=np.int64)
+
+    def at(self, numbers: Any) -> pa.Table:
+        """The rows of some numbers, int64 [rows], one at least."""
         order = np.argsort(numbers, kind="stable")
         ascending = numbers[order]
-        owners = np.searchsorted(ends, ascending, side="right")
+        owners = np.searchsorted(self._ends, ascending, side="right")
         cuts = np.flatnonzero(np.diff(owners)) + 1
         taken = []
         for of_piece, at in zip(np.split(ascending, cuts), owners[np.append(0, cuts)], strict=True):
-            piece = pieces[at]
-            taken.append(piece.take(pa.array(of_piece - (ends[at] - piece.num_rows))))
+            piece = self._pieces[at]
+            taken.append(piece.take(pa.array(of_piece - (self._ends[at] - piece.num_rows))))
         table = pa.Table.from_batches(taken)
         is_ascending = bool((order[1:] > order[:-1]).all())
-        yield table if is_ascending else table.take(pa.array(np.argsort(order)))
+        return table if is_ascending else table.take(pa.array(np.argsort(order)))
 
 
 def column(split: datasets.Dataset, name: str) -> Any:

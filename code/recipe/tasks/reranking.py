@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -24,8 +27,10 @@ from recipe.batching.batches import Layout, Packed, Padded
 from recipe.batching.groups import Groups
 from recipe.batching.samples import Samples
 from recipe.console import say
-from recipe.data import relevance, reranking
+from recipe.data import relevance, reranking, values
 from recipe.data.column_names import LABEL, PAIR, TEXT
+from recipe.data.files.spool import spooled
+from recipe.data.kinds import numbered_texts
 from recipe.data.relevance import QUERY, SCORES, TEXTS
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
@@ -54,6 +59,7 @@ from recipe.tokenization import encoding
 from recipe.tokenization import texts as text_tokens
 
 _UNCUT = 10**6
+_AT_ONCE = 10_000
 _SHOWN_ROWS = 3
 _SHOWN_CHARS = 70
 _SPLITS = ("evaluation", "test")
@@ -189,14 +195,14 @@ class Reranking:
         for name, split in named(self._data, rows):
             number = 0 if name == "train" else _SPLITS.index(name)
             pairs = text_tokens.samples(_pairs(split, number), tokenizer, max_length)
-            counts = [len(texts) for texts in split[TEXTS]]
+            counts = numbered_texts.counts(split)
             starts = np.concatenate([[0], np.cumsum(counts)])
             by_split[name] = pairs
             if name != "train":
                 self.objective.lists[name] = JudgedLists(starts=starts, labels=pairs.labels[:, 0])
             elif self._hyperparameters.listwise:
-                places = np.arange(max(counts))
-                is_there = places < np.asarray(counts)[:, None]
+                places = np.arange(counts.max())
+                is_there = places < counts[:, None]
                 members = np.where(is_there, starts[:-1, None] + places, -1)
                 scores = np.where(is_there, pairs.labels[:, 0][members], 0)
                 labels = np.stack([scores, is_there], axis=2).astype(np.float32)
@@ -267,23 +273,29 @@ class Reranking:
 
 def _pairs(split: datasets.Dataset, number: int) -> datasets.Dataset:
     """A row for each query and text; its label is [how relevant, `number`]."""
-    queries, texts, scores = split[QUERY][:], split[TEXTS][:], split[SCORES][:]
-    return datasets.Dataset.from_dict(
-        {
-            TEXT: [query for query, its in zip(queries, texts, strict=True) for _ in its],
-            PAIR: [text for its in texts for text in its],
-            LABEL: [[score, float(number)] for its in scores for score in its],
-        }
-    )
+    kinds = [(TEXT, pa.large_string()), (PAIR, pa.large_string()), (LABEL, pa.list_(pa.float32()))]
+    schema = pa.schema(kinds)
+
+    def pairs() -> Iterator[pa.Table]:
+        for some in values.tables(split, _AT_ONCE):
+            texts = some[TEXTS].combine_chunks()
+            queries = some[QUERY].combine_chunks().take(pc.list_parent_indices(texts))
+            flat = pc.list_flatten(some[SCORES]).to_numpy()
+            labels = np.stack([flat, np.full_like(flat, number)], axis=1).astype(np.float32)
+            offsets = pa.array(np.arange(len(flat) + 1, dtype=np.int32) * 2)
+            of_pairs = pa.ListArray.from_arrays(offsets, pa.array(labels.reshape(-1)))
+            yield pa.table([queries, pc.list_flatten(texts), of_pairs], schema=schema)
+
+    return datasets.Dataset(spooled(schema, pairs()), fingerprint=uuid.uuid4().hex)
 
 
 def _describe(train: datasets.Dataset, is_listwise: bool) -> str:
-    counts = [len(each) for each in train[TEXTS]]
-    right = sum(score > 0 for each in train[SCORES] for score in each)
+    counts = numbered_texts.counts(train)
+    right = int((numbered_texts.scores(train) > 0).sum())
     loss = "each list as a whole (ListNet)" if is_listwise else "each pair (binary cross-entropy)"
     return (
-        f"training rows: {len(counts)} queries, {sum(counts) / len(counts):.3g} texts each, "
-        f"{right / sum(counts):.1%} of a label above 0; learned: {loss}"
+        f"training rows: {len(counts)} queries, {counts.mean():.3g} texts each, "
+        f"{right / counts.sum():.1%} of a label above 0; learned: {loss}"
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import datasets
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa  # type: ignore[import-untyped]
 import torch
 from scipy.stats import pearsonr, spearmanr  # type: ignore[import-untyped]
 from torch import Tensor
@@ -22,7 +23,10 @@ from recipe.batching.batches import Layout, Packed, Padded
 from recipe.batching.groups import Groups
 from recipe.batching.samples import Samples
 from recipe.data import relevance
-from recipe.data.column_names import LABEL, TEXT
+from recipe.data.column_names import TEXT
+from recipe.data.files.spool import spooled
+from recipe.data.kinds import numbered_texts
+from recipe.data.kinds.numbered_texts import Numbered
 from recipe.data.relevance import LISTS, PAIRS, QUERY, SCORED, SCORES, TEXTS, Row
 from recipe.errors import DataError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
@@ -52,6 +56,7 @@ from recipe.tokenization import texts as text_tokens
 SIMILARITY = ("spearman", "pearson")
 """What an evaluation gives of scored pairs."""
 _UNCUT = 10**6
+_AT_ONCE = 10_000
 _CONTRASTED = 64
 """Rows that an evaluation's loss contrasts with each other, at most: a number of its own, so that
 the loss is the same however training is cut into batches and processes."""
@@ -71,7 +76,7 @@ class _Judged:
     """[rows, ...]: what the losses take beside the vectors."""
     corpus: Corpus | None
     """Of pairs; none where they are scored."""
-    texts: Sequence[str]
+    texts: datasets.Dataset
 
 
 class Alike(Objective):
@@ -179,7 +184,7 @@ class SentenceEmbedding:
         )
         self.train, self.found = self._data.train, [*self._data.found]
         size = hyperparameters.per_device_train_batch_size
-        if size == 1 and all(len(texts) == 1 for texts in self.train[TEXTS]):
+        if size == 1 and numbered_texts.counts(self.train).max(initial=1) == 1:
             raise HyperparameterError(
                 "Hyperparameter per_device_train_batch_size has value 1, and a row without "
                 "negatives is contrasted with the others of its batch: nothing would be learned.",
@@ -222,16 +227,19 @@ class SentenceEmbedding:
         """Of the training data the rows; else each text once."""
         by_split: dict[str, Samples] = {}
         for name, split in named(self._data, rows):
-            texts, members, labels, corpus = _numbered(split, self._data.kind, self._prompts)
             number = 0 if name == "train" else _SPLITS.index(name)
-            table = datasets.Dataset.from_dict({TEXT: texts, LABEL: [number] * len(texts)})
-            tokens = text_tokens.samples(table, tokenizer, max_length)
+            by_number = numbered_texts.numbered(split, self._prompts, number)
+            members, labels = by_number.members, _labels(split, self._data.kind, by_number)
+            tokens = text_tokens.samples(by_number.texts, tokenizer, max_length)
             if name == "train":
                 by_split[name] = Groups.of_texts(tokens, members, labels)
             else:
                 by_split[name] = tokens
                 self.objective.judged[name] = _Judged(
-                    members=members, labels=labels, corpus=corpus, texts=texts
+                    members=members,
+                    labels=labels,
+                    corpus=_corpus(by_number) if self._data.kind == PAIRS else None,
+                    texts=by_number.texts,
                 )
         return by_split
 
@@ -298,7 +306,7 @@ class SentenceEmbedding:
             near = vectors[own] @ vectors[corpus.queries[query]]
             other = corpus.documents[hits.wrong_at[query]]
             numbers = corpus.queries[query], own[int(near.argmax())], other
-            query_text, right, wrong = (judged.texts[number] for number in numbers)
+            query_text, right, wrong = (judged.texts[int(each)][TEXT] for each in numbers)
             return query_text, right, wrong
 
         return rankings.sections(split, hits.ranks, hits.right, hits.wrong, show)
@@ -331,7 +339,7 @@ def _sizes(requested: str | None, width: int) -> tuple[int, ...]:
     return tuple(sorted({*sizes, width}, reverse=True))
 
 
-def arrange(kind: str, rows: list[Row], notes: list[str]) -> tuple[str, list[Row]]:
+def arrange(kind: str, rows: pa.Table, notes: list[str]) -> tuple[str, pa.Table]:
     """What is learned of lists: of each, every text of a label above 0 belongs to the query, and
     those of 0 do not.
 
@@ -340,61 +348,58 @@ def arrange(kind: str, rows: list[Row], notes: list[str]) -> tuple[str, list[Row
     """
     if kind != LISTS:
         return kind, rows
-    pairs: list[Row] = []
-    for query, texts, scores in rows:
-        wrong = [text for text, score in zip(texts, scores, strict=True) if score <= 0]
-        right = [text for text, score in zip(texts, scores, strict=True) if score > 0]
-        pairs += [(query, [text, *wrong], [1.0, *[0.0] * len(wrong)]) for text in right]
-    if not pairs:
+    lost = 0
+
+    def pairs() -> Iterator[pa.Table]:
+        nonlocal lost
+        for batch in rows.to_batches(_AT_ONCE):
+            made: list[Row] = []
+            for query, texts, scores in zip(*batch.to_pydict().values(), strict=True):
+                wrong = [text for text, score in zip(texts, scores, strict=True) if score <= 0]
+                right = [text for text, score in zip(texts, scores, strict=True) if score > 0]
+                lost += not right
+                made += [(query, [text, *wrong], [1.0, *[0.0] * len(wrong)]) for text in right]
+            yield relevance.table_of(made)
+
+    table = spooled(relevance.SCHEMA, pairs())
+    if not table.num_rows:
         raise DataError("No text of the lists has a label above 0.", "Give labels above 0.")
-    lost = len(rows) - len({query for query, _, _ in pairs})
     notes.append("lists: texts of a label above 0 belong to the query, the others do not")
-    if lost > 0:
+    if lost:
         notes.append(f"{lost} lists have no text that belongs to their query and are not used.")
-    return PAIRS, pairs
+    return PAIRS, table
 
 
-def _numbered(
-    split: datasets.Dataset, kind: str, prompts: tuple[str, str]
-) -> tuple[list[str], Array, Array, Corpus | None]:
-    """Each text once, with its prompt; the rows [rows, most] by their numbers; what the losses take
-    beside the vectors; and what is to be found where."""
-    numbers: dict[tuple[str, str], int] = {}
-    queries = [(prompts[0], text) for text in split[QUERY]]
-    others = [[(prompts[1], text) for text in texts] for texts in split[TEXTS]]
-    rows = [
-        [numbers.setdefault(each, len(numbers)) for each in (query, *texts)]
-        for query, texts in zip(queries, others, strict=True)
-    ]
-    members = np.full((len(rows), max(map(len, rows))), -1)
-    for row, its in enumerate(rows):
-        members[row, : len(its)] = its
-    texts = [prompt + text for prompt, text in numbers]
+def _labels(split: datasets.Dataset, kind: str, numbered: Numbered) -> Array:
+    """What the losses take beside the vectors, of rows: which texts are the same, or scores."""
     if kind == SCORED:
-        scores = np.asarray([score for (score,) in split[SCORES]], dtype=np.float32)
-        return texts, members, np.stack([np.ones_like(scores), scores], axis=1), None
-    identities: dict[str, int] = {}
-    of_numbers = [identities.setdefault(text, len(identities) + 1) for _, text in numbers]
-    known = np.asarray([*of_numbers, 0])  # the last one for -1
-    labels = known[members]
+        scores = numbered_texts.scores(split)
+        return np.stack([np.ones_like(scores), scores], axis=1)
+    labels: Array = np.append(numbered.identities, 0)[numbered.members]  # the last one for -1
+    return labels
+
+
+def _corpus(numbered: Numbered) -> Corpus:
+    """What is to be found where."""
+    rows = [[number for number in row if number >= 0] for row in numbered.members.tolist()]
     belongs: dict[int, dict[int, None]] = {}
     for its in rows:
         belongs.setdefault(its[0], {}).setdefault(its[1])
     documents = np.asarray(sorted({number for its in rows for number in its[1:]}))
     position = {int(number): at for at, number in enumerate(documents)}
+    known = numbered.identities
     of_text = {int(known[number]): at for number, at in position.items()}
     same = [
         at if (at := of_text.get(int(known[query]), -1)) >= 0
         and int(documents[at]) not in belongs[query] else -1
         for query in belongs
     ]  # fmt: skip
-    corpus = Corpus(
+    return Corpus(
         queries=np.asarray(list(belongs)),
         documents=documents,
         relevant=[np.asarray([position[number] for number in its]) for its in belongs.values()],
         same=np.asarray(same),
     )
-    return texts, members, labels, corpus
 
 
 TASK = SentenceEmbedding

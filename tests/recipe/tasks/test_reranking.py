@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from recipe.data import relevance
+from recipe.data import reranking
+from recipe.data.files import part
 from recipe.errors import DataError
 from recipe.hyperparameters import Hyperparameters
-from recipe.runtime import memory
 from recipe.tasks.scores import ranking_scores
 from recipe.tasks.scores.ranking_scores import JudgedLists
 from tests.support.ranking_jobs import lists, rows_of, run, triplets, write
@@ -163,30 +164,61 @@ def test_graded_labels_and_triplets_are_lists(tmp_path: Path) -> None:
     assert task._data.train["scores"][0] == [1.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("rows", [triplets(40), rows_of(lists(12)), lists(12)])
-def test_rows_that_are_more_than_the_memory_are_told_of_before_they_are_read(
-    rows: list[dict[str, Any]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("hashes", ["own", "all alike"])
+def test_the_texts_of_a_query_come_together_wherever_its_rows_are(
+    hashes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A few rows at a time, and where queries cannot be told apart by their hashes."""
+    from recipe import arguments
     from recipe.tasks.reranking import Reranking
 
-    channels = {"train": write(tmp_path / "train", rows)}
-    job = Hyperparameters(task="reranking")
-    characters = sum(len(str(value)) for row in rows for value in row.values())
-    monkeypatch.setattr(memory, "available", lambda: 30 * characters + 2000 * len(rows))
-    Reranking(channels, job)
-    assert "warning" not in capsys.readouterr().out
-    monkeypatch.setattr(memory, "available", lambda: 4 * characters)
+    draw = np.random.default_rng(0)
+    rows = [
+        {"query": f"q {query}", "text": f"t {text}", "label": int(label)}
+        for query, text, label in draw.integers(0, (40, 12, 4), (400, 3))
+    ]
+    expected: dict[str, dict[str, int]] = {}
+    for row in rows:
+        texts = expected.setdefault(row["query"], {})
+        texts[row["text"]] = max(row["label"], texts.get(row["text"], 0))
+    assert sum(map(len, expected.values())) < 350, "pairs come several times"
+    monkeypatch.setattr(part, "_ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(reranking, "_AT_ONCE", 9)
+    if hashes == "all alike":
+        monkeypatch.setattr(
+            reranking.pd.util, "hash_array", lambda texts: np.zeros(len(texts), np.uint64)
+        )
+    channels = {"train": write(tmp_path, rows)}
+    task = Reranking(channels, arguments.parse([*TASK, "--eval_strategy", "no"]))
+    read = task._data.train[:]
+    assert read["query"] == list(expected)
+    assert read["texts"] == [list(texts) for texts in expected.values()]
+    wanted = [[label / 3 for label in texts.values()] for texts in expected.values()]
+    for scores, own in zip(read["scores"], wanted, strict=True):
+        assert scores == pytest.approx(own)
 
-    def end(*_: Any) -> None:
-        raise MemoryError
 
-    # That who is killed here was told.
-    monkeypatch.setattr(relevance, "rows_of", end)
-    with pytest.raises(MemoryError):
-        Reranking(channels, job)
-    said = capsys.readouterr().out
-    assert f"warning: {tmp_path / 'train' / 'train.jsonl'} ({len(rows)} rows)" in said
-    assert "GB of memory" in said and "give it an instance with more, or fewer rows." in said
+@pytest.mark.parametrize("task", ["reranking", "sentence-embedding"])
+def test_texts_are_never_all_objects_of_python(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of twice as many rows a process holds no more texts, but for some numbers."""
+    from recipe import task_table
+
+    monkeypatch.setattr(part, "_ROWS_AT_ONCE", 200)
+    monkeypatch.setattr(reranking, "_AT_ONCE", 200)
+
+    def most(count: int) -> int:
+        rows = [
+            {**row, "positive": f"{row['positive']} {'word ' * 800}"} for row in triplets(count)
+        ]
+        channels = {"train": write(tmp_path / f"{task} {count}", rows)}
+        kind, job = task_table.load(task), Hyperparameters(task=task)
+        tracemalloc.start()  # which does not see what Arrow keeps
+        kind(channels, job)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return peak
+
+    most(10)  # imports
+    assert most(8_000) - most(4_000) < 4_000 * 1_000, "of which a row has 4,000 characters"

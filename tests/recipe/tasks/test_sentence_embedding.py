@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
 
+from recipe.data import relevance
+from recipe.data.kinds import numbered_texts
 from recipe.errors import DataError, HyperparameterError
 from recipe.tasks.scores import ranking_scores
 from recipe.tasks.scores.ranking_scores import Corpus
@@ -310,3 +313,29 @@ def test_an_evaluations_loss_is_of_groups_of_nearly_one_size(count: int) -> None
     sizes = [span.stop - span.start for span in spans]
     assert max(sizes) <= 64
     assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("prompts", [("", ""), ("query: ", "passage: ")])
+def test_texts_are_numbered_as_they_first_come_each_once(
+    prompts: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = np.random.default_rng(0)
+    words = [[f"t {n}" for n in draw.integers(0, 30, draw.integers(2, 5))] for _ in range(60)]
+    table = relevance.table_of([(texts[0], texts[1:], [1.0] * len(texts[1:])) for texts in words])
+    split = datasets.Dataset(table).select(range(59, -1, -1))
+    monkeypatch.setattr(numbered_texts, "_AT_ONCE", 7)
+    by_number = numbered_texts.numbered(split, prompts, 1)
+    expected: dict[tuple[str, str], int] = {}
+    for texts in reversed(words):
+        for place, text in enumerate(texts):
+            expected.setdefault((prompts[place > 0], text), len(expected))
+    assert by_number.texts["text"][:] == [prompt + text for prompt, text in expected]
+    assert set(by_number.texts["label"]) == {1}
+    for row, texts in zip(by_number.members, reversed(words), strict=True):
+        own = [expected[prompts[place > 0], text] for place, text in enumerate(texts)]
+        assert row.tolist() == own + [-1] * (4 - len(own))
+    alike: dict[str, set[int]] = {}
+    for (_, text), identity in zip(expected, by_number.identities.tolist(), strict=True):
+        alike.setdefault(text, set()).add(identity)
+    assert all(len(each) == 1 for each in alike.values())
+    assert len(set().union(*alike.values())) == len(alike)

@@ -1,0 +1,122 @@
+"""Queries and their texts by numbers: how many, how well they belong, each text once."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import datasets
+import numpy as np
+import numpy.typing as npt
+import pandas as pd  # type: ignore[import-untyped]
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from recipe.data import values
+from recipe.data.column_names import LABEL, TEXT
+from recipe.data.files.spool import spooled
+from recipe.data.relevance import QUERY, SCORES, TEXTS
+
+_AT_ONCE = 10_000
+_OTHER_KEY = "numbers of texts"
+"""Of a second hash, which is asked for sixteen characters."""
+Array = npt.NDArray[Any]
+
+
+def counts(split: datasets.Dataset) -> Array:
+    """How many texts each row has [rows]."""
+    of_tables = [pc.list_value_length(some[TEXTS]) for some in values.tables(split, _AT_ONCE)]
+    return np.concatenate([np.empty(0, np.int64), *(each.to_numpy() for each in of_tables)])
+
+
+def scores(split: datasets.Dataset) -> Array:
+    """The scores of all texts of all rows, float32 [texts]."""
+    of_tables = [pc.list_flatten(some[SCORES]) for some in values.tables(split, _AT_ONCE)]
+    flat = np.concatenate([np.empty(0), *(each.to_numpy() for each in of_tables)])
+    return flat.astype(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbered:
+    """The texts of a data set by numbers, queries among them."""
+
+    texts: datasets.Dataset
+    """Each text once, with its prompt, as they first come; with a column `label` of one number."""
+    members: Array
+    """[rows, most]: the texts of each row, its query first; -1 for none."""
+    identities: Array
+    """[texts]: the same number, from 1, for those that are the same without their prompts."""
+
+
+def numbered(split: datasets.Dataset, prompts: tuple[str, str], label: int) -> Numbered:
+    """The texts of a data set, told apart by 128 bits of each; what a text takes in memory is that
+    and some numbers.
+
+    Args:
+        prompts: What stands before each query, and before each other text.
+    """
+    widths = counts(split) + 1
+    ends = np.cumsum(widths)
+    is_query = np.zeros(int(ends[-1]), bool)
+    is_query[ends - widths] = True
+    keys = np.concatenate([_hashes(texts) for texts in _in_rows(split)])
+    _, identities = _first_of_each(keys)
+    firsts, numbers = np.unique(identities, return_index=True)[1], identities
+    if prompts[0] != prompts[1]:
+        firsts, numbers = _first_of_each(np.stack([identities, is_query], axis=1))
+    members = np.full((len(widths), int(widths.max())), -1)
+    members[np.arange(members.shape[1]) < widths[:, None]] = numbers
+    schema = pa.schema([(TEXT, pa.large_string()), (LABEL, pa.int64())])
+
+    def distinct() -> Iterator[pa.Table]:
+        start = 0
+        for texts in _in_rows(split):
+            own = firsts[slice(*np.searchsorted(firsts, [start, start + len(texts)]))]
+            chosen = texts.take(pa.array(own - start))
+            prompt = pa.array(prompts, pa.large_string()).take(pa.array(1 - is_query[own]))
+            whole = pc.binary_join_element_wise(prompt, chosen, pa.scalar("", pa.large_string()))
+            yield pa.table([whole, pa.array(np.full(len(own), label))], schema=schema)
+            start += len(texts)
+
+    texts = datasets.Dataset(spooled(schema, distinct()), fingerprint=uuid.uuid4().hex)
+    return Numbered(texts=texts, members=members, identities=identities[firsts] + 1)
+
+
+def _in_rows(split: datasets.Dataset) -> Iterator[pa.Array]:
+    """The texts of some rows at a time, each row's query before its texts."""
+    for some in values.tables(split, _AT_ONCE):
+        queries, texts = (some[name].combine_chunks() for name in (QUERY, TEXTS))
+        widths = pc.list_value_length(texts).to_numpy() + 1
+        order = np.empty(int(widths.sum()), np.int64)
+        is_query = np.zeros(len(order), bool)
+        is_query[np.cumsum(widths) - widths] = True
+        order[is_query] = np.arange(len(queries))
+        order[~is_query] = np.arange(len(queries), len(order))
+        yield pa.concat_arrays([queries, pc.list_flatten(texts)]).take(pa.array(order))
+
+
+def _hashes(texts: pa.Array) -> Array:
+    """128 bits of each text, uint64 [texts, 2]."""
+    objects = texts.to_numpy(zero_copy_only=False)
+    both = [pd.util.hash_array(objects, categorize=False),
+            pd.util.hash_array(objects, hash_key=_OTHER_KEY, categorize=False)]  # fmt: skip
+    return np.stack(both, axis=1)
+
+
+def _first_of_each(keys: Array) -> tuple[Array, Array]:
+    """Of keys [rows, 2]: the first row of each, ascending, and for each row the position of its key
+    among these."""
+    order = np.lexsort((keys[:, 1], keys[:, 0]))  # equal keys stay in order
+    is_new = np.ones(len(order), bool)
+    is_new[1:] = False
+    for column in keys.T:
+        sorted_keys = column[order]
+        is_new[1:] |= sorted_keys[1:] != sorted_keys[:-1]
+    firsts = order[is_new]
+    positions = np.empty(len(firsts), np.int64)
+    positions[np.argsort(firsts)] = np.arange(len(firsts))
+    numbers = np.empty(len(order), np.int64)
+    numbers[order] = positions[np.cumsum(is_new) - 1]
+    return np.sort(firsts), numbers
