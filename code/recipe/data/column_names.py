@@ -93,6 +93,7 @@ PAIR_NAMES = (
     ("claim", "sentence"),
     ("context", "response"),
     ("prompt", "response"),
+    ("prompt", "completion"),
     ("anchor", "target"),
     ("anchor", "positive"),
     ("anchor", "candidate"),
@@ -137,6 +138,8 @@ DERIVED = (
 
 
 PROMPT_NAMES = ("prompt", "instruction", "question")
+PROMPT_PARTS = ("input", "inputs", "context", "system", "system_prompt", "history")
+"""What the columns are called that belong to a prompt as well."""
 COMPLETION_NAMES = ("completion", "response", "answer", "output")
 MESSAGES_NAMES = ("messages", "conversation", "conversations", "chat")
 

@@ -18,6 +18,7 @@ from recipe.data.column_names import (
     MESSAGES_NAMES,
     PROMPT,
     PROMPT_NAMES,
+    PROMPT_PARTS,
     TEXT,
     TEXT_NAMES,
     TOKEN_IDS,
@@ -171,6 +172,8 @@ def of_documents(
         if chosen := {name: column for name, column in columns.items() if column is not None}:
             missing = next((name for name in kind if name not in chosen), None)
             if missing is None:
+                if PROMPT in chosen and requested.get(PROMPT) is None:
+                    check_prompt_is_whole(part, chosen)
                 return chosen
             if like is not None or any(requested.values()):
                 raise part.unknown(missing, f"{missing}_column")
@@ -187,6 +190,30 @@ def of_documents(
     if not lengths:
         raise part.unknown("text", "text_column")
     return {TEXT: max(lengths, key=lambda name: lengths[name])}
+
+
+def check_prompt_is_whole(part: Part, chosen: Mapping[str, str]) -> None:
+    """See that no other column has texts that belong to the prompts, which were found by name.
+
+    Args:
+        chosen: The columns that are read, by what they hold; among them PROMPT.
+
+    Raises:
+        DataError: one has, as Alpaca's `input` beside `instruction`.
+    """
+    prompt = chosen[PROMPT]
+    for name in part.table.column_names:
+        is_part = plain(name) in PROMPT_PARTS and name not in chosen.values()
+        if not is_part or not is_string(part.table.schema.field(name).type):
+            continue
+        has_texts = pc.any(pc.not_equal(pc.utf8_trim_whitespace(part.table[name]), ""))
+        if has_texts.as_py():
+            raise DataError(
+                f"{part.path} has texts in column {name!r} beside the prompts in {prompt!r}, and "
+                "a model that does not read them learns answers to half of a question.",
+                f"Write both into one column prompt, or give prompt_column={prompt} to leave "
+                f"{name!r} out.",
+            )
 
 
 def _by_name(names: list[str], preferred: str, known: Sequence[str]) -> str | None:

@@ -24,6 +24,9 @@ class Recognised:
     certain: bool = True
     """Whether it can be of no other task. Data that text classification would read is not: a
     job that has trained so must go on doing so."""
+    by_absence: bool = False
+    """Whether it is told by what rows do not have, such as labels: then it gives way to any task
+    that is certain by what they have."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from recipe.data import classification, columns, held_out, shards, values
+from recipe.data import classification, columns, held_out, shards, text_columns, values
 from recipe.data.column_names import (
     COMPLETION,
     COMPLETION_NAMES,
@@ -150,7 +150,6 @@ def recognise(evidence: Evidence) -> Recognised | None:
     messages = evidence.named(MESSAGES_NAMES)
     prompt = evidence.hyperparameters.prompt_column or evidence.named(PROMPT_NAMES)
     completion = evidence.named(COMPLETION_NAMES)
-    text = evidence.named(TEXT_NAMES)
     is_decoder = any(name.endswith(_DECODERS) for name in evidence.architectures)
     if messages is not None and evidence.part is not None:
         with contextlib.suppress(DataError):
@@ -162,18 +161,24 @@ def recognise(evidence: Evidence) -> Recognised | None:
     if prompt is not None and completion is not None:
         reason = f"columns {prompt} and {completion} hold prompts and completions"
         return Recognised(reason=reason, certain=is_decoder)
-    if text is not None and is_decoder:
-        return Recognised(reason=f"column {text} holds texts without labels, for a decoder")
-    return None
+    return _without_labels(evidence, "a decoder") if is_decoder else None
 
 
 def recognise_for_encoders(evidence: Evidence) -> Recognised | None:
     """Whether the first rows hold texts without labels, for an encoder with its head."""
-    text = evidence.named(TEXT_NAMES)
     fills = any(name.endswith(_FILLERS) for name in evidence.architectures)
-    if text is None or not fills or classification.recognise(evidence) is not None:
+    if not fills or classification.recognise(evidence) is not None:
         return None
-    return Recognised(reason=f"column {text} holds texts without labels, for an encoder")
+    return _without_labels(evidence, "an encoder")
+
+
+def _without_labels(evidence: Evidence, model: str) -> Recognised | None:
+    """A column of texts with nothing beside it that may belong to them."""
+    text = evidence.named(TEXT_NAMES)
+    if text is None or evidence.part is None or text_columns.others(evidence.part, text):
+        return None
+    reason = f"column {text} holds texts without labels, for {model}"
+    return Recognised(reason=reason, by_absence=True)
 
 
 def _documents(read: _Read) -> pa.Table:

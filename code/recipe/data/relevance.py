@@ -34,7 +34,9 @@ PAIRS, SCORED, LISTS = "pairs", "scored", "lists"
 """What data can be: a text that belongs to the query and maybe some that do not; one text and a
 number; texts and a number for each."""
 
-QUERY_NAMES = ("anchor", "query", "question", "sentence", "text", "sentence1", "query_text")
+QUERY_NAMES = (
+    *("anchor", "query", "question", "sentence", "text", "sentence1", "query_text", "title"),
+)
 POSITIVE_NAMES = (
     *("positive", "pos", "positives", "positive_passages", "positive_passage", "positive_text"),
     *("positive_document", "positive_documents", "positive_doc", "positive_ctxs"),
@@ -44,11 +46,17 @@ ANSWER_NAMES = (
     *("target", "text", "title", "abstract", "summary", "code"),
 )
 """What the text that belongs to a query is called where no negatives stand beside it."""
-LIST_NAMES = ("documents", "docs", "passages", "texts", "candidates", "paragraphs", "answers")
+LIST_NAMES = (
+    *("passages.passage_text", "documents", "docs", "passages", "texts", "candidates"),
+    *("paragraphs", "answers"),
+)
 _NEGATIVE = re.compile(
     r"(hard_)?neg(ative)?s?(_(passage|document|doc|text|ctx|sentence)s?)?(_?\d+)?"
 )
-_SCORE_NAMES = ("label", "labels", *LABEL_NAMES_OF_PAIRS, "scores", "relevances", "is_selected")
+_SCORE_NAMES = (
+    *("label", "labels", *LABEL_NAMES_OF_PAIRS, "scores", "relevances", "is_selected"),
+    "passages.is_selected",
+)
 _SHOWN = 60
 Row = tuple[str, list[str], list[float]]
 Arrange = Callable[[str, pa.Table, list[str]], tuple[str, pa.Table]]
@@ -222,17 +230,18 @@ def choose(
         listed = [column.strip() for column in hyperparameters.negative_columns.split(",")]
         negatives = tuple(str(part.asked("negative_columns", column)) for column in listed)
     query, text = requested or _by_names(part, with_texts, bool(negatives), label)
-    score = label or next(
-        (
-            by_plain[name]
-            for name in _SCORE_NAMES
-            if name in by_plain and by_plain[name] not in (query, text)
-        ),
-        None,
-    )
     if text and negatives and label is None:
         return RelevanceColumns(kind=PAIRS, query=query, text=text, negatives=negatives)
     assert text is not None
+    known = [by_plain[name] for name in _SCORE_NAMES if name in by_plain]
+    known = [name for name in known if name not in (query, text)]
+    if label is None and len(known) > 1:
+        raise DataError(
+            f"{part.path} has several columns that may say how well the texts belong together: "
+            f"{', '.join(known)}.",
+            f"Name one of them, as label_column={known[0]}.",
+        )
+    score = label or next(iter(known), None)
     holds_lists = pa.types.is_nested(part.table.schema.field(text).type)
     if score is not None and holds_lists:
         return RelevanceColumns(kind=LISTS, query=query, text=text, score=score)
@@ -375,14 +384,15 @@ def _scores(part: Part, row: int, column: str, value: Any) -> list[float]:
     names = part.class_names.get(column)
     scores = []
     for each in value if isinstance(value, (list, tuple)) else [value]:
+        if names is not None and isinstance(each, int) and 0 <= each < len(names):
+            each = names[each]
         try:
             number = float(each)
         except (TypeError, ValueError):
             number = math.nan
-        if not math.isfinite(number) or names is not None:
-            shown = each if names is None or not isinstance(each, int) else names[each]
+        if not math.isfinite(number):
             raise DataError(
-                f"{part.where(row)} has {json.dumps(shown, default=str)[:_SHOWN]} in column "
+                f"{part.where(row)} has {json.dumps(each, default=str)[:_SHOWN]} in column "
                 f"{column!r}, which is to say by a number how well the texts belong together.",
                 "Give numbers, name their column in label_column, or leave the column out.",
             )

@@ -19,7 +19,7 @@ from recipe.data.column_names import (
     TWINS,
     plain,
 )
-from recipe.data.files.part import Part, is_number, is_string
+from recipe.data.files.part import Part, is_list, is_number, is_string
 from recipe.errors import DataError, near
 
 SAMPLE_ROWS = 1_000
@@ -30,6 +30,8 @@ _SENTENCE = 4
 """Words on average, from which also values that repeat are texts, not names of classes."""
 _LONG = 8
 """Words on average that no author, place or date has."""
+_TITLES = ("title", "headline", "subtitle", "heading", "description")
+"""What is said in a few words of a text that stands beside it."""
 # Written without spaces: Thai, Japanese and Chinese.
 _UNSPACED = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]")
 _LETTER = re.compile(r"[^\W\d_]")
@@ -153,6 +155,30 @@ def check_nothing_is_left_out(part: Part, chosen: Texts, label: str) -> None:
             others.append(name)
     if others:
         raise _several(part, [*(name for name in chosen if name), *others], label)
+
+
+def others(part: Part, text: str) -> list[str]:
+    """The columns that a corpus of texts does not have beside `text`: of other texts, which are no
+    titles and not about it, of lists of texts, and of lists of records."""
+    return [
+        name
+        for name in part.table.column_names
+        if name != text
+        and plain(name) not in _TITLES
+        and not _is_metadata(part, name)
+        and (reads_like_text(part, name) or _lists_texts(part, name))
+    ]
+
+
+def _lists_texts(part: Part, name: str) -> bool:
+    """Whether a column has lists of texts or of records."""
+    if not is_list(part.table.schema.field(name).type):
+        return False
+    cells = part.table[name].slice(0, SAMPLE_ROWS).to_pylist()
+    items = [item for cell in cells for item in cell or [] if item is not None]
+    words = [len(item.split()) for item in items if isinstance(item, str)]
+    has_texts = bool(words) and sum(words) >= _SENTENCE * len(words)
+    return has_texts or any(isinstance(item, dict) for item in items)
 
 
 def _several(part: Part, names: Sequence[str], label: str | None) -> DataError:

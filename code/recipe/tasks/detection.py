@@ -66,6 +66,7 @@ def _with_task(
         return dataclasses.replace(hyperparameters, task=task), f"{task} ({reason})"
     recognised = _recognised(possible, hyperparameters, channels)
     certain = {task: each for task, each in recognised.items() if each.certain}
+    certain = {task: each for task, each in certain.items() if not each.by_absence} or certain
     if CLASSIFICATION not in possible and len(recognised) == 1:
         certain = recognised  # the only one of those that take what is given
     candidates = certain or recognised
@@ -84,8 +85,8 @@ def _with_task(
     else:
         reasons = "; ".join(f"{name} ({each.reason})" for name, each in candidates.items())
         raise HyperparameterError(
-            "Hyperparameter task is not given, and the job may be for several: "
-            f"{reasons or ', '.join(possible)}.",
+            "Hyperparameter task is not given, and the data does not say it for sure: it may be "
+            f"for {reasons or ', '.join(possible)}.",
             f"Give task={' or task='.join(candidates or possible)}.",
         )
     return dataclasses.replace(hyperparameters, task=task), f"{task} ({reason})"

@@ -153,8 +153,9 @@ def test_pairs_with_scores_learn_their_order(tiny_model: Path, tmp_path: Path) -
     )
     cosines = util.pairwise_cos_sim(first, second)
     truth = spearmanr(cosines, [row["score"] for row in rows[:24]]).statistic
-    # Texts that are the same to the tiny tokenizer tie, but for the last digits.
-    assert metrics["eval_spearman"] == pytest.approx(truth, abs=5e-3)
+    # Texts that are the same to the tiny tokenizer tie, but for the last digits, whose order is
+    # chance and another on each CPU.
+    assert metrics["eval_spearman"] == pytest.approx(truth, abs=2e-2)
     assert metrics["eval_spearman"] > 0.4
 
 

@@ -276,8 +276,9 @@ def recognise(evidence: Evidence) -> Recognised | None:
         in_folders = sum(len(picture.relative_to(path).parts) > 1 for picture in pictures)
         if not [each for each in sources_here.data if not _is_picture(each)] and in_folders > 1:
             return Recognised(reason=f"channel {name} holds folders of pictures")
-    if evidence.named(("file_name", "image_path", "image_file")) is not None and any(
+    column = evidence.named((*NAMES, *FILE_NAMES))
+    if column is not None and any(
         name.endswith("ForImageClassification") for name in evidence.architectures
     ):
-        return Recognised(reason="a column names files, for a model of pictures")
+        return Recognised(reason=f"column {column}, for a model of pictures")
     return None

@@ -20,6 +20,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out
 from recipe.data.column_names import PROMPT, PROMPT_NAMES, plain
+from recipe.data.columns import check_prompt_is_whole
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled
@@ -159,6 +160,8 @@ def _columns(
             f"One column of {part.path} is named for two things: {chosen}.",
             "Name a column each in prompt_column, chosen_column and rejected_column.",
         )
+    if PROMPT in chosen and hyperparameters.prompt_column is None:
+        check_prompt_is_whole(part, chosen)
     return chosen
 
 

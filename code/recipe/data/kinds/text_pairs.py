@@ -34,6 +34,13 @@ SUMMARIES = (
     ("content", "summary"),
     ("news_body", "news_title"),
     ("extract_text", "summary_text"),
+    ("transcript", "summary"),
+    ("documents", "tldr"),
+    ("text", "tldr"),
+    ("text", "headline"),
+    ("article", "headline"),
+    ("text", "abstract"),
+    ("email_body", "subject_line"),
 )
 """What the columns of a document and its summary are called."""
 PAIRS = (

@@ -81,7 +81,7 @@ def recognise(evidence: Evidence) -> Recognised | None:
         rows = list(zip(part.table[words].to_pylist(), part.table[tags].to_pylist(), strict=True))
     except DataError:
         return None
-    pairs = [(_list(word), _list(tag)) for word, tag in rows[:_LOOKED_AT] if word and tag]
+    pairs = [_lists(word, tag) for word, tag in rows[:_LOOKED_AT] if word and tag]
     alike = [
         isinstance(word, list) and isinstance(tag, list) and len(word) == len(tag)
         for word, tag in pairs
@@ -203,7 +203,14 @@ def _columns(
         return like
     texts = (*_WORDS, *spans.TEXT_COLUMNS)
     words = requested[0] or next(
-        (by_plain[text] for text in texts if text in by_plain and by_plain[text] != requested[1]),
+        (
+            by_plain[text]
+            for text in texts
+            if text in by_plain
+            and by_plain[text] != requested[1]
+            # Prodigy's tokens are records, beside the text that its spans are of.
+            and "struct" not in str(part.table.schema.field(by_plain[text]).type)
+        ),
         None,
     )
     known = (*_TAG_NAMES, *spans.SPAN_COLUMNS)
@@ -220,9 +227,17 @@ def _columns(
     return words, tags
 
 
-def _list(value: Any) -> Any:
-    """A list that is written as a string, as a list."""
-    return values.container(value) if isinstance(value, str) else value
+def _lists(words: Any, tags: Any) -> tuple[Any, Any]:
+    """Words and their tags as lists, also where these are written as strings; a text beside a list
+    of names as what stands between its spaces."""
+    listed, of_tags = (
+        values.container(value) if isinstance(value, str) else value for value in (words, tags)
+    )
+    if isinstance(words, str) and listed is None and isinstance(of_tags, list):
+        # Spans are lists or records, and no spans an empty list.
+        are_names = all(isinstance(tag, (str, int)) for tag in of_tags)
+        listed = words.split() if of_tags and are_names else None
+    return listed, of_tags
 
 
 def _read(
@@ -255,9 +270,9 @@ def _read(
             cells = (batch[name].to_pylist() for name in columns)
             for row, (text, cell_tags) in enumerate(zip(*cells, strict=True), start):
                 with problems.noted():
-                    listed = _list(text)
+                    listed, tags_of_row = _lists(text, cell_tags)
                     if isinstance(listed, list):
-                        names_of_row = _tags(part, row, listed, _list(cell_tags), columns)
+                        names_of_row = _tags(part, row, listed, tags_of_row, columns)
                         words_of_row = [str(word) for word in listed]
                     elif isinstance(text, str):
                         words_of_row, span_tags, cut = spans.words_of(

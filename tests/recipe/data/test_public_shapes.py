@@ -1,0 +1,267 @@
+"""The columns of data that is public, by rows of those shapes: recognised rightly, or refused with a
+reason; never read as something else."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from datasets import ClassLabel, Features, List, Value
+
+from recipe import task_table
+from recipe.arguments import parse
+from recipe.errors import RecipeError
+from recipe.tasks import detection
+
+ENCODER, DECODER = "BertForMaskedLM", "LlamaForCausalLM"
+WRITER, CLASSIFIER, VIT = "T5Model", "BertForSequenceClassification", "ViTForImageClassification"
+ROWS = 24
+Row = Mapping[str, Any]
+drawn = random.Random(0)
+
+
+def said(words: int = 8) -> str:
+    return " ".join(drawn.choices(["the", "cat", "sat", "on", "a", "mat", "in", "rome"], k=words))
+
+
+def at_words(text: str, *words: str) -> list[tuple[int, int]]:
+    return [(text.index(word), text.index(word) + len(word)) for word in words]
+
+
+ADA = "number 7 Ada sat in Rome"
+SPANS = [[start, end, "PER"] for start, end in at_words(ADA, "Ada")]
+TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+NO = [TURNS[0], {"role": "assistant", "content": "no"}]
+STRINGS = List(Value("string"))
+SQUAD = {"id": "1", "title": "t", "context": ADA, "question": "who sat?",
+         "answers": {"text": ["Ada"], "answer_start": [9]}}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A public data set's columns, and what is made of them."""
+
+    model: str
+    row: Callable[[int], Row]
+    task: str
+    """The task that is found; or words of the refusal, where `reads` is None."""
+    reads: Row | None = None
+    """What the first row that is read must have."""
+    argv: tuple[str, ...] = ()
+    features: Mapping[str, Any] | None = None
+    """The types of columns that are ClassLabels, in a Parquet file; JSON Lines without."""
+
+
+def tagged(**more: Any) -> Callable[[int], Row]:
+    return lambda n: {"tokens": ["Ada", "sat"], "ner_tags": [1, 0], **more}
+
+
+NER = {"tokens": STRINGS, "ner_tags": List(ClassLabel(names=["O", "B-PER"]))}
+IS_ADA = {"tokens": ADA.split(), "tags": ["O", "O", "B-PER", "O", "O", "O"]}
+TAGS, ANSWERS, VECTORS = "token-classification", "question-answering", "sentence-embedding"
+SHAPES = {
+    # Words with tags
+    "wikiann": Shape(
+        ENCODER, tagged(langs=["en", "en"], spans=["PER: Ada"]), TAGS,
+        {"tokens": ["Ada", "sat"], "tags": ["B-PER", "O"]},
+        features={**NER, "langs": STRINGS, "spans": STRINGS},
+    ),
+    "universal_dependencies": Shape(
+        ENCODER, lambda n: {"text": "Ada sat", "tokens": ["Ada", "sat"], "lemmas": ["a", "b"],
+                            "upos": [0, 1], "head": ["1", "0"]},
+        TAGS, {"tokens": ["Ada", "sat"], "tags": ["PROPN", "VERB"]},
+        features={"text": Value("string"), "tokens": STRINGS, "lemmas": STRINGS,
+                  "upos": List(ClassLabel(names=["PROPN", "VERB"])), "head": STRINGS},
+    ),
+    "doccano": Shape(ENCODER, lambda n: {"id": n, "text": ADA, "label": SPANS}, TAGS, IS_ADA),
+    "prodigy": Shape(
+        ENCODER, lambda n: {
+            "text": ADA, "answer": "accept",
+            "tokens": [{"text": word, "id": at} for at, word in enumerate(ADA.split())],
+            "spans": [{"start": 9, "end": 12, "token_start": 2, "token_end": 2, "label": "PER"}],
+        }, TAGS, IS_ADA,
+    ),
+    "Kaggle's sentences and lists": Shape(
+        ENCODER, lambda n: {"Sentence": ADA, "Tag": str(IS_ADA["tags"])}, TAGS, IS_ADA
+    ),
+    "lists of other lengths": Shape(
+        ENCODER, lambda n: {"Sentence": ADA, "Tag": "['O', 'B-PER']"}, "6 words in column",
+        argv=("--task", TAGS),
+    ),
+    "gliner": Shape(
+        ENCODER, lambda n: {"tokenized_text": ADA.split(), "ner": [[2, 2, "person"]]},
+        "6 words in column", argv=("--task", TAGS, "--text_column", "tokenized_text"),
+    ),
+    # Questions
+    "squad": Shape(ENCODER, lambda n: SQUAD, ANSWERS, {"answers": ["Ada"], "starts": [9]}),
+    "mrqa": Shape(
+        ENCODER, lambda n: {"context": ADA, "qid": str(n), "question": "who sat?",
+                            "detected_answers": {"text": ["Ada"]}, "answers": ["Ada"]},
+        "answer_start", argv=("--task", ANSWERS),
+    ),
+    "trivia_qa": Shape(
+        ENCODER, lambda n: {"question": "who?", "answer": {"value": "Ada"},
+                            "entity_pages": {"wiki_context": [said(30)]}}, "label column",
+    ),
+    "duorc": Shape(
+        ENCODER, lambda n: {"plot": said(30), "question": "who?", "answers": ["Ada"]},
+        "task is not given",
+    ),
+    # Queries and texts
+    "natural-questions": Shape(
+        ENCODER, lambda n: {"query": said(), "answer": said(30)}, "Give task=sentence-embedding"
+    ),
+    "tevatron": Shape(
+        ENCODER, lambda n: {
+            "query_id": str(n), "query": f"q {n}",
+            "positive_passages": [{"docid": "1", "title": "T", "text": "yes"}],
+            "negative_passages": [{"docid": "2", "title": "T", "text": "no"}],
+        }, VECTORS, {"query": "q 0", "texts": ["T yes", "T no"], "scores": [1.0, 0.0]},
+    ),
+    "bge": Shape(
+        ENCODER, lambda n: {"query": f"q {n}", "pos": ["yes"], "neg": ["no", "not"],
+                            "pos_scores": [1.0], "neg_scores": [0.1, 0.2], "prompt": "find"},
+        VECTORS, {"texts": ["yes", "no", "not"], "scores": [1.0, 0.0, 0.0]},
+    ),
+    "s2orc": Shape(
+        ENCODER, lambda n: {"title": f"t {n}", "abstract": "yes"}, VECTORS,
+        {"query": "t 0", "texts": ["yes"]}, argv=("--task", VECTORS),
+    ),
+    "sick": Shape(
+        ENCODER, lambda n: {"sentence_A": said(), "sentence_B": said(), "label": n % 3,
+                            "relatedness_score": n / 5},
+        "label, relatedness_score", argv=("--task", VECTORS),
+    ),
+    "wiki_qa": Shape(
+        CLASSIFIER, lambda n: {"question": f"q {n // 2}", "answer": f"a {n}", "label": n % 2},
+        "reranking", {"text": "q 0", "text_pair": "a 0", "label": [0.0, 0.0]},
+        argv=("--task", "reranking"),
+        features={"question": Value("string"), "answer": Value("string"),
+                  "label": ClassLabel(names=["0", "1"])},
+    ),
+    "mrpc": Shape(
+        CLASSIFIER, lambda n: {"sentence1": said(), "sentence2": said(), "label": n % 2},
+        'has "not_equivalent" in column', argv=("--task", "reranking"),
+        features={"sentence1": Value("string"), "sentence2": Value("string"),
+                  "label": ClassLabel(names=["not_equivalent", "equivalent"])},
+    ),
+    "ms_marco": Shape(
+        CLASSIFIER, lambda n: {
+            "answers": ["x"], "query": f"q {n}", "query_id": n, "wellFormedAnswers": ["x"],
+            "passages": {"is_selected": [0, 1], "passage_text": ["no", "yes"], "url": ["a", "b"]},
+        }, "reranking", {"text": "q 0", "text_pair": "no", "label": [0.0, 0.0]},
+    ),
+    "BEIR's qrels": Shape(
+        ENCODER, lambda n: {"query-id": n, "corpus-id": n, "score": 1}, "no two columns",
+        argv=("--task", VECTORS),
+    ),
+    # Texts from texts
+    "xsum": Shape(
+        WRITER, lambda n: {"id": "1", "document": "long", "summary": "short"}, "summarization",
+        {"source": "long", "target": "short"},
+    ),
+    "reddit_tifu": Shape(
+        WRITER, lambda n: {"title": said(), "documents": "long", "tldr": "short"},
+        "summarization", {"source": "long", "target": "short"},
+    ),
+    "opus_books": Shape(
+        WRITER, lambda n: {"id": "1", "translation": {"en": "cat", "fr": "chat"}},
+        "source_lang=en and target_lang=fr",
+    ),
+    "opus_books, named": Shape(
+        WRITER, lambda n: {"id": "1", "translation": {"en": "cat", "fr": "chat"}},
+        "translation", {"source": "chat", "target": "cat"},
+        argv=("--source_lang", "fr", "--target_lang", "en"),
+    ),
+    # Texts alone
+    "wikipedia": Shape(
+        ENCODER, lambda n: {"id": str(n), "url": "http://a/b", "title": said(3), "text": "the cat"},
+        "masked-lm", {"text": "the cat"},
+    ),
+    "the pile": Shape(
+        DECODER, lambda n: {"text": "the cat", "meta": {"pile_set_name": "Github"}},
+        "causal-lm", {"text": "the cat"},
+    ),
+    "simple-wiki": Shape(
+        ENCODER, lambda n: {"text": said(30), "simplified": said()}, "label column"
+    ),
+    # Preferences and prompts
+    "truthy-dpo": Shape(
+        DECODER, lambda n: {"system": "You are kind.", "prompt": f"hi {n}", "chosen": "yes",
+                            "rejected": "no"}, "texts in column 'system' beside",
+    ),
+    "truthy-dpo, named": Shape(
+        DECODER, lambda n: {"system": "You are kind.", "prompt": "hi", "chosen": "yes",
+                            "rejected": "no"},
+        "preference", {"prompt": "hi", "chosen": "yes"}, argv=("--prompt_column", "prompt"),
+    ),
+    "orca_dpo without systems": Shape(
+        DECODER, lambda n: {"system": "", "question": "hi", "chosen": "yes", "rejected": "no"},
+        "preference", {"prompt": "hi", "chosen": "yes", "rejected": "no"},
+    ),
+    "capybara": Shape(
+        DECODER, lambda n: {"prompt": "hi", "chosen": TURNS, "rejected": NO, "source": "x"},
+        "preference", {"prompt": json.dumps(TURNS[:1]), "chosen": json.dumps(TURNS[1:])},
+    ),
+    "SafeRLHF": Shape(
+        DECODER, lambda n: {"prompt": said(), "response_0": said(), "response_1": said(),
+                            "better_response_id": n % 2},
+        "chosen column", argv=("--task", "preference"),
+    ),
+    "kto": Shape(
+        DECODER, lambda n: {"prompt": f"hi {n}", "completion": f"yes {n}", "label": n % 2 == 1},
+        "text-classification", {"text": "hi 0", "text_pair": "yes 0"},
+    ),
+    "alpaca": Shape(
+        DECODER, lambda n: {"instruction": "do", "input": "it" * (n % 2), "output": "done"},
+        "texts in column 'input' beside",
+    ),
+    "alpaca without inputs": Shape(
+        DECODER, lambda n: {"instruction": "do", "input": "", "output": "done"}, "causal-lm",
+        {"prompt": "do", "completion": "done"},
+    ),
+    # Pictures
+    "cifar100": Shape(
+        VIT, lambda n: {"img": {"bytes": b"\x89PNG", "path": None}, "fine_label": n % 3,
+                        "coarse_label": n % 2}, "label column",
+        features={"img": datasets.Image(decode=False), "fine_label": ClassLabel(names=[*"abc"]),
+                  "coarse_label": ClassLabel(names=[*"ab"])},
+    ),
+    "addresses of pictures": Shape(
+        VIT, lambda n: {"image": f"http://a/{n}.jpg", "label": n % 2}, "names the picture 'http:"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_public_shape_is_recognised_or_refused(name: str, tmp_path: Path) -> None:
+    shape = SHAPES[name]
+    data, model = tmp_path / "data", tmp_path / "model"
+    data.mkdir()
+    model.mkdir()
+    config = {"architectures": [shape.model], "is_encoder_decoder": shape.model == WRITER}
+    (model / "config.json").write_text(json.dumps(config))
+    rows: list[Any] = [shape.row(n) for n in range(ROWS)]
+    if shape.features is None:
+        (data / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    else:
+        table = datasets.Dataset.from_list(rows, features=Features(shape.features))
+        table.to_parquet(data / "train-00000-of-00001.parquet")
+    channels = {"train": data}
+    argv = ["--model_id", str(model), "--eval_strategy", "no", *shape.argv]
+    if shape.reads is None:
+        with pytest.raises(RecipeError) as refusal:
+            found, _ = detection.find(parse(argv), channels)
+            task_table.load(found.task)(channels, found)
+        assert shape.task in str(refusal.value)
+        return
+    found, _ = detection.find(parse(argv), channels)
+    assert found.task == shape.task
+    row = task_table.load(found.task)(channels, found).train[0]
+    assert {column: row[column] for column in shape.reads} == shape.reads
