@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ARGUMENTS = ["--task", "image-classification"]
+SCORE = "accuracy"
 _SIZE = 32
 
 
@@ -46,7 +47,7 @@ def _opened(row: dict[str, Any]) -> Any:
     return Image.open(row["image_path"]).convert("RGB")
 
 
-def reference(model: str, rows: list[dict[str, Any]], arguments: Any) -> Any:
+def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) -> Any:
     """The Trainer with transforms made anew for each picture of each epoch, and what saves it."""
     import numpy as np
     import torch
@@ -54,6 +55,7 @@ def reference(model: str, rows: list[dict[str, Any]], arguments: Any) -> Any:
         AutoImageProcessor,
         AutoModelForImageClassification,
         Trainer,
+        TrainingArguments,
     )
 
     processor: Any = AutoImageProcessor.from_pretrained(model)
@@ -75,10 +77,9 @@ def reference(model: str, rows: list[dict[str, Any]], arguments: Any) -> Any:
         labels = torch.tensor([names.index(row["label"]) for row in batch])
         return {"pixel_values": values, "labels": labels}
 
-    arguments.remove_unused_columns = False
     return Trainer(
         model=classifier,
-        args=arguments,
+        args=TrainingArguments(**settings, remove_unused_columns=False),
         processing_class=processor,
         train_dataset=rows,  # type: ignore[arg-type]
         data_collator=collate,

@@ -13,6 +13,7 @@ from typing import Any
 from words import ANIMALS, FILLERS
 
 ARGUMENTS = ["--task", "masked-lm", "--max_length", "128"]
+SCORE = "share of words"
 THINGS = ["milk", "wood", "corn", "bread", "salt", "fruit", "stone", "gold", "paper", "wine"]
 PLACES = [
     "river",
@@ -46,13 +47,14 @@ def data(rows: int, seed: int) -> list[dict[str, Any]]:
     return found
 
 
-def reference(model: str, rows: list[dict[str, Any]], arguments: Any) -> Any:
+def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) -> Any:
     """The Trainer."""
     from transformers import (
         AutoModelForMaskedLM,
         AutoTokenizer,
         DataCollatorForLanguageModeling,
         Trainer,
+        TrainingArguments,
     )
 
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
@@ -62,7 +64,7 @@ def reference(model: str, rows: list[dict[str, Any]], arguments: Any) -> Any:
     )  # fmt: skip
     return Trainer(
         model=AutoModelForMaskedLM.from_pretrained(model),
-        args=arguments,
+        args=TrainingArguments(**settings),
         processing_class=tokenizer,
         train_dataset=[  # type: ignore[arg-type]
             {name: encoded[name][row] for name in encoded} for row in range(len(rows))

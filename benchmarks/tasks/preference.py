@@ -2,11 +2,12 @@
 
     python benchmarks/tasks/preference.py FOLDER
 
-writes a small Llama with random weights and a tokenizer of words to FOLDER: the model to give to
-run.py. Each animal likes one thing; the chosen answer names it among other words, the rejected one
-another thing. Both variants compute once what the untrained model says of the answers, as the
-recipe always does and TRL with `precompute_ref_log_probs`; without that TRL computes it in each
-step. Dropout is off, beta is 0.1.
+writes a small Llama and a tokenizer of words to FOLDER: the model to give to run.py. It has learned
+from texts, as a language model, that each animal likes two things, one as often as the other; the
+chosen answer names the first of them among other words, the rejected one the second. Both variants
+compute once what the model says of the answers before it is trained, as the recipe always does and
+TRL with `precompute_ref_log_probs`; without that TRL computes it in each step. Dropout is off,
+beta is 0.1.
 """
 
 from __future__ import annotations
@@ -20,38 +21,42 @@ from masked_lm import THINGS
 from words import ANIMALS, FILLERS
 
 ARGUMENTS = ["--task", "preference", "--max_length", "128"]
+SCORE = "share of pairs"
 _VOCABULARY = 8192
+_STEPS, _TEXTS_A_STEP = 400, 32
 
 
 def data(rows: int, seed: int) -> list[dict[str, Any]]:
     """Prompts of 8 to 50 words with two answers of 3 to 35 words."""
-    drawn = random.Random(seed)
-    found = []
+    return _rows(random.Random(seed), rows, prompts=[5, 10, 20, 45], answers=[1, 2, 4, 16])
+
+
+def _rows(
+    drawn: random.Random, rows: int, prompts: list[int], answers: list[int]
+) -> list[dict[str, Any]]:
+    """Prompts and answers with as many other words as one of these numbers."""
+    made = []
     for _ in range(rows):
         at = drawn.randrange(len(ANIMALS))
-        other = drawn.choice([each for each in range(len(THINGS)) if each != at])
-        words = drawn.choices(FILLERS, k=drawn.choice([5, 10, 20, 45]))
+        words = drawn.choices(FILLERS, k=drawn.choice(prompts))
         words.insert(drawn.randrange(len(words)), f"the {ANIMALS[at]}")
-        answers = []
-        for thing in (at, other):
-            before, after = (drawn.choices(FILLERS, k=drawn.choice([1, 2, 4, 16])) for _ in "ab")
-            answers.append(" " + " ".join([*before, THINGS[thing], *after]))
+        texts = []
+        for thing in (at, (at + 1) % len(THINGS)):
+            before, after = (drawn.choices(FILLERS, k=drawn.choice(answers)) for _ in "ab")
+            texts.append(" " + " ".join([*before, THINGS[thing], *after]))
         prompt = " ".join([*words, "likes"])
-        found.append({"prompt": prompt, "chosen": answers[0], "rejected": answers[1]})
-    return found
+        made.append({"prompt": prompt, "chosen": texts[0], "rejected": texts[1]})
+    return made
 
 
-def reference(model: str, rows: list[dict[str, Any]], arguments: Any) -> Any:
+def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) -> Any:
     """The DPOTrainer."""
     import datasets
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig, DPOTrainer
 
-    same = ("output_dir", "num_train_epochs", "per_device_train_batch_size", "learning_rate")
-    also = ("warmup_steps", "seed", "save_strategy", "report_to", "use_cpu", "disable_tqdm")
     config = DPOConfig(
-        **{name: getattr(arguments, name) for name in (*same, *also)},
-        bf16=False,
+        **settings,
         gradient_checkpointing=False,
         max_length=128,
         precompute_ref_log_probs=True,
@@ -86,7 +91,7 @@ def judge(folder: Path, rows: list[dict[str, Any]]) -> float:
 
 
 def make(folder: str) -> None:
-    """A Llama of four layers, 256 wide, with random weights."""
+    """A Llama of four layers, 256 wide, that knows what the animals like."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -106,8 +111,32 @@ def make(folder: str) -> None:
         num_key_value_heads=4, intermediate_size=1024, max_position_embeddings=256,
         pad_token_id=0, eos_token_id=1, bos_token_id=None,
     )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
+    model = LlamaForCausalLM(config)
+    _tell(model, tokenizer)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _tell(model: Any, tokenizer: Any) -> None:
+    """Train on texts in which an animal likes either of its things."""
+    import torch
+
+    torch.set_num_threads(1)
+    drawn = random.Random(0)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for step in range(_STEPS):
+        rows = _rows(drawn, _TEXTS_A_STEP, prompts=[1, 2, 5], answers=[1, 2, 4])
+        texts = [row["prompt"] + row[drawn.choice(["chosen", "rejected"])] for row in rows]
+        batch = tokenizer(texts, padding=True, return_tensors="pt")
+        labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            ids, mask = batch["input_ids"], batch["attention_mask"]
+            loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 100 == 99:
+            print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
 
 
 if __name__ == "__main__":

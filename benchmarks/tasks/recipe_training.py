@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "code"))
 
 
 def cpu_seconds(argv: list[str], folder: Path) -> float:
@@ -17,7 +17,6 @@ def cpu_seconds(argv: list[str], folder: Path) -> float:
         argv: Hyperparameters.
         folder: Holds `data`, the training channel; `model`, `output` ... are written there.
     """
-    sys.path.insert(0, str(ROOT / "code"))
     from recipe import arguments
     from recipe.paths import Places
     from recipe.training import run

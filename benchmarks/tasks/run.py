@@ -1,13 +1,16 @@
-"""A task of the recipe beside its reference: HF Trainer with the logic of the example scripts.
+"""A task of the recipe beside its reference: the Trainer of an example script, of
+sentence-transformers or of TRL.
 
     python benchmarks/tasks/run.py token_classification --model FOLDER
-    python benchmarks/tasks/run.py question_answering --model FOLDER --rows 2000 --seeds 3
+    python benchmarks/tasks/run.py question_answering --model FOLDER --rows 2000 --dtype float32
 
-Needs the recipe's environment and the folder of an encoder (such as MiniLM's). A module beside this
-file has a task's generated data, whose truth is known; its reference; and what judges both. Both
-learn the same rows in as many steps of as many samples in float32, by the same rate and schedule,
-taking turns seed by seed. A variant's speed is training rows by CPU-seconds of the training alone
-(evaluations off), on one thread. Each training is a process of its own.
+Needs the recipe's environment and the folder of an encoder (such as MiniLM's), or of what the
+task's module makes. A module beside this file has a task's data, whose truth is known; its
+reference; and what judges both. Both learn the same rows in as many steps of as many samples, by
+the same rate and schedule and at the same precision (bfloat16 is torch's autocast), taking turns
+seed by seed; a seed draws other rows, also to judge by, so that the spread over seeds has all that
+chance does. What is saved is judged in float32. A variant's speed is training rows by CPU-seconds
+of the training alone (evaluations off), on one thread. Each training is a process of its own.
 """
 
 from __future__ import annotations
@@ -17,10 +20,10 @@ import importlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -28,109 +31,141 @@ from recipe_training import cpu_seconds
 
 OURS, THEIRS = "recipe", "reference"
 TASKS = [
-    *("token_classification", "question_answering"),
+    *("token_classification", "question_answering", "sentence_embedding", "reranking"),
     *("masked_lm", "summarization", "image_classification", "preference"),
 ]
 
+LIBRARIES = {
+    "sentence_embedding": ["sentence_transformers"],
+    "reranking": ["sentence_transformers"],
+    "preference": ["trl"],
+}
 
-def ours(options: argparse.Namespace, folder: Path, more: list[str]) -> float:
+
+def ours(options: argparse.Namespace, seed: int, folder: Path, more: list[str]) -> float:
     """Train by the recipe; the CPU-seconds of the training."""
-    argv = ["--model_id", options.model, "--use_cpu", "True", "--bf16", "False"]
+    argv = ["--model_id", options.model, "--use_cpu", "True"]
+    argv += ["--bf16", str(options.dtype == "bfloat16")]
     argv += ["--epochs", str(options.epochs), "--lr", str(options.lr)]
-    argv += ["--batch_size", str(options.batch_size), "--seed", str(options.seed)]
+    argv += ["--batch_size", str(options.batch_size), "--seed", str(seed)]
     return cpu_seconds([*argv, "--eval_strategy", "no", "--save_strategy", "no", *more], folder)
 
 
-def train_arguments(options: argparse.Namespace, folder: Path) -> Any:
+def settings(options: argparse.Namespace, seed: int, folder: Path) -> dict[str, Any]:
     """The reference's TrainingArguments, of the same values."""
-    from transformers import TrainingArguments
+    return {
+        "output_dir": str(folder / "out"),
+        "num_train_epochs": options.epochs,
+        "per_device_train_batch_size": options.batch_size,
+        "learning_rate": options.lr,
+        "warmup_steps": 0.1,
+        "seed": seed,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": options.dtype == "bfloat16",
+        "disable_tqdm": True,
+    }
 
-    return TrainingArguments(
-        output_dir=str(folder / "out"),
-        num_train_epochs=options.epochs,
-        per_device_train_batch_size=options.batch_size,
-        learning_rate=options.lr,
-        warmup_steps=0.1,
-        seed=options.seed,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-    )
 
-
-def child(options: argparse.Namespace) -> None:
-    """Train one variant once, and print what came of it."""
+def trained(variant: str, seed: int, options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """The score and the speed of one variant, trained once in this process."""
     import torch
     from transformers import set_seed
 
     torch.set_num_threads(1)
     task = importlib.import_module(options.task)
-    folder = Path(options.folder)
-    rows = task.data(options.rows, options.seed)
-    test = task.data(options.rows // 5, options.seed + 1000)
-    (folder / "data").mkdir(parents=True)
+    rows = task.data(options.rows, seed)
+    (folder / "data").mkdir()
     (folder / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    if options.child == OURS:
-        seconds = ours(options, folder, task.ARGUMENTS)
+    if variant == OURS:
+        seconds = ours(options, seed, folder, task.ARGUMENTS)
     else:
-        arguments = train_arguments(options, folder)
-        set_seed(arguments.seed)
-        trainer = task.reference(options.model, rows, arguments)
+        set_seed(seed)
+        trainer = task.reference(options.model, rows, settings(options, seed, folder))
         start = time.process_time()
         trainer.train()
         seconds = time.process_time() - start
         trainer.save_model(str(folder / "model"))
-    score = task.judge(folder / "model", test)
-    speed = len(rows) * options.epochs / seconds
-    print(f"\nchild {json.dumps({'score': score, 'speed': speed})}", flush=True)
+    score = task.judge(folder / "model", task.data(options.test_rows, seed + 1000))
+    return {"score": score, "speed": len(rows) * options.epochs / seconds}
+
+
+def apart(variant: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
+    """The same in a process of its own, forked from this one, which has imported all there is."""
+    with tempfile.TemporaryDirectory() as folder:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with (Path(folder) / "log").open("w") as log:
+                os.dup2(log.fileno(), 1)
+                os.dup2(log.fileno(), 2)
+                try:
+                    result = trained(variant, seed, options, Path(folder))
+                    (Path(folder) / "result").write_text(json.dumps(result))
+                    status = 0
+                except BaseException:
+                    traceback.print_exc()
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+        _, status = os.waitpid(child, 0)
+        if status:
+            sys.exit((Path(folder) / "log").read_text()[-6000:])
+        result: dict[str, float] = json.loads((Path(folder) / "result").read_text())
+    return result
 
 
 def main() -> None:
     """Both variants, seed by seed; the means and the ratio of the speeds."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("task", choices=TASKS)
     parser.add_argument(
         "--model", required=True, help="folder of an encoder, or of what a task's module makes"
     )
     parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--test-rows", type=int, default=200)
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--lr", type=float, default=2e-4)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--child", choices=[OURS, THEIRS], help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        child(options)
-        return
-    found: dict[str, list[dict[str, float]]] = {OURS: [], THEIRS: []}
-    for seed in range(options.seeds):
-        for variant in (OURS, THEIRS) if seed % 2 == 0 else (THEIRS, OURS):
-            with tempfile.TemporaryDirectory() as base:
-                command = [sys.executable, __file__, *sys.argv[1:], "--seed", str(seed)]
-                command += ["--child", variant, "--folder", str(Path(base) / "job")]
-                threads = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": base}
-                done = subprocess.run(
-                    command, env=os.environ | threads, capture_output=True, text=True
-                )
-            if done.returncode:
-                sys.exit(done.stdout[-2000:] + done.stderr[-4000:])
-            (line,) = [each for each in done.stdout.splitlines() if each.startswith("child ")]
-            found[variant].append(json.loads(line.removeprefix("child ")))
-            one = found[variant][-1]
-            print(f"seed {seed} {variant}: score {one['score']:.4f}, {one['speed']:.1f} rows/CPU-s",
-                  flush=True)  # fmt: skip
-    ratios = [a["speed"] / b["speed"] for a, b in zip(found[OURS], found[THEIRS], strict=True)]
-    for variant, runs in found.items():
-        scores = [each["score"] for each in runs]
-        speeds = statistics.mean(each["speed"] for each in runs)
-        each_score = ", ".join(f"{each:.4f}" for each in scores)
-        mean = statistics.mean(scores)
-        print(f"{variant}: score {mean:.4f} ({each_score}), {speeds:.1f} rows/CPU-s")
+    with tempfile.TemporaryDirectory() as home:
+        os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": home}
+        for module in (
+            "transformers.trainer",
+            "recipe.training.run",
+            *LIBRARIES.get(options.task, ()),
+        ):
+            importlib.import_module(module)
+        results: dict[str, list[dict[str, float]]] = {OURS: [], THEIRS: []}
+        for seed in range(options.seeds):
+            for variant in (OURS, THEIRS) if seed % 2 == 0 else (THEIRS, OURS):
+                one = apart(variant, seed, options)
+                results[variant].append(one)
+                print(f"seed {seed} {variant}: score {one['score']:.4f}, "
+                      f"{one['speed']:.1f} rows/CPU-s", flush=True)  # fmt: skip
+    summarise(results, importlib.import_module(options.task))
+
+
+def summarise(results: dict[str, list[dict[str, float]]], task: Any) -> None:
+    """Means over the seeds with one standard error, and the ratio of the speeds."""
+    ratios = [a["speed"] / b["speed"] for a, b in zip(results[OURS], results[THEIRS], strict=True)]
+    gains = [a["score"] - b["score"] for a, b in zip(results[OURS], results[THEIRS], strict=True)]
+    for variant, runs in results.items():
+        scores = [run["score"] for run in runs]
+        speeds = statistics.mean(run["speed"] for run in runs)
+        listed = ", ".join(f"{score:.4f}" for score in scores)
+        print(f"{variant}: {task.SCORE} {_mean(scores)} ({listed}), {speeds:.1f} rows/CPU-s")
+    print(f"difference of the scores, seed by seed: {_mean(gains)}")
     print(f"speed of the recipe: {statistics.mean(ratios):.2f} times the reference's "
-          f"({', '.join(f'{each:.2f}' for each in ratios)})")  # fmt: skip
+          f"({', '.join(f'{ratio:.2f}' for ratio in ratios)})")  # fmt: skip
+
+
+def _mean(values: list[float]) -> str:
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return f"{statistics.mean(values):.4f} ± {error:.4f}"
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ARGUMENTS = ["--task", "token-classification", "--max_length", "128"]
+SCORE = "F1 of entities"
 NAMES = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG"]
 CUES = {"PER": ["mr", "by", "with"], "LOC": ["in", "near", "from"], "ORG": ["at", "for", "joined"]}
 FILLERS = ["the", "film", "was", "good", "and", "people", "saw", "it", "again", "when", "nobody"]
@@ -53,13 +54,14 @@ def aligned(tokenizer: Any, row: dict[str, Any]) -> dict[str, Any]:
     return {**encoded, "labels": labels}
 
 
-def reference(model: str, rows: list[dict[str, Any]], arguments: Any) -> Any:
+def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) -> Any:
     """The Trainer."""
     from transformers import (
         AutoModelForTokenClassification,
         AutoTokenizer,
         DataCollatorForTokenClassification,
         Trainer,
+        TrainingArguments,
     )
 
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
@@ -69,7 +71,7 @@ def reference(model: str, rows: list[dict[str, Any]], arguments: Any) -> Any:
     )
     return Trainer(
         model=tagger,
-        args=arguments,
+        args=TrainingArguments(**settings),
         processing_class=tokenizer,
         train_dataset=[aligned(tokenizer, row) for row in rows],  # type: ignore[arg-type]
         data_collator=DataCollatorForTokenClassification(tokenizer),
