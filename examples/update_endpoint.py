@@ -2,6 +2,7 @@
 
     python examples/update_endpoint.py --endpoint NAME --image IMAGE --role ROLE \
         --model s3://bucket/models/newer/model.tar.gz
+    python examples/update_endpoint.py --endpoint NAME --role ROLE --package ARN
 
 A new endpoint configuration is the running one with the new model; SageMaker starts its
 instances, and moves the traffic when they answer /ping. It does not matter what made the
@@ -26,13 +27,18 @@ import boto3
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--endpoint", required=True, help="the running endpoint's name")
-    parser.add_argument("--image", required=True, help="image_uri in ECR")
     parser.add_argument("--role", required=True, help="ARN of the role the model runs under")
-    parser.add_argument("--model", required=True, help="s3:// name of a model.tar.gz")
-    return parser.parse_args()
+    parser.add_argument("--image", help="image_uri in ECR")
+    parser.add_argument("--model", help="s3:// name of a model.tar.gz")
+    parser.add_argument("--package", help="instead of both: ARN of a version in the Model Registry")
+    options = parser.parse_args()
+    told = (bool(options.image), bool(options.model), bool(options.package))
+    if told not in ((True, True, False), (False, False, True)):
+        parser.error("say --image and --model, or --package alone")
+    return options
 
 
-def update(client: Any, endpoint: str, image: str, role: str, model: str) -> str:
+def update(client: Any, endpoint: str, role: str, container: dict[str, str]) -> str:
     """Move `endpoint` to a new model; returns the name of the new model and configuration."""
     running = client.describe_endpoint(EndpointName=endpoint)["EndpointConfigName"]
     config = client.describe_endpoint_config(EndpointConfigName=running)
@@ -46,7 +52,7 @@ def update(client: Any, endpoint: str, image: str, role: str, model: str) -> str
     client.create_model(
         ModelName=name,
         ExecutionRoleArn=role,
-        PrimaryContainer={"Image": image, "ModelDataUrl": model},
+        PrimaryContainer=container,
     )
     client.create_endpoint_config(
         **{
@@ -62,7 +68,10 @@ def update(client: Any, endpoint: str, image: str, role: str, model: str) -> str
 def main() -> None:
     options = arguments()
     client = boto3.client("sagemaker")
-    name = update(client, options.endpoint, options.image, options.role, options.model)
+    container = {"Image": options.image, "ModelDataUrl": options.model}
+    if options.package:
+        container = {"ModelPackageName": options.package}
+    name = update(client, options.endpoint, options.role, container)
     print(f"moving {options.endpoint} to {name}")
     client.get_waiter("endpoint_in_service").wait(EndpointName=options.endpoint)
     print("in service")

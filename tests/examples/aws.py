@@ -144,6 +144,10 @@ class Aws:
         if model.output_shape is None:
             return {}
         answer = least(model.output_shape)
+        if operation == "StartPipelineExecution":
+            answer["PipelineExecutionArn"] = f"{params['PipelineName']}/execution/1"
+        if operation == "ListModelPackages":
+            answer["ModelPackageSummaryList"] = self.packages(**params)
         if operation.startswith("Describe"):
             created = operation.replace("Describe", "Create")
             for known in [told for name, told in self.before + self.requests if name == created]:
@@ -151,6 +155,30 @@ class Aws:
             for known in (STATUS, RESULTS):
                 answer |= {k: v for k, v in known.items() if k in model.output_shape.members}
         return answer
+
+    def packages(self, ModelApprovalStatus: str = "", **_: Any) -> list[dict[str, Any]]:
+        """Versions in the Model Registry, the newest first, those of one status or all."""
+        numbered = [params for name, params in self.before if name == "CreateModelPackage"]
+        status = {
+            params["ModelPackageArn"]: params["ModelApprovalStatus"]
+            for name, params in self.requests
+            if name == "UpdateModelPackage"
+        }
+        told = []
+        for number, params in enumerate(numbered, 1):
+            arn = f"arn:aws:sagemaker:eu-west-1:{ACCOUNT}:model-package/{params['ModelPackageGroupName']}/{number}"
+            now = status.get(arn, params["ModelApprovalStatus"])
+            if ModelApprovalStatus in ("", now):
+                told.append(
+                    {
+                        "ModelPackageArn": arn,
+                        "ModelPackageVersion": number,
+                        "ModelApprovalStatus": now,
+                        "ModelPackageStatus": "Completed",
+                        "CreationTime": number,
+                    }
+                )
+        return told[::-1]
 
     def s3(self, method: str, path: str, query: dict[str, Any], body: bytes) -> tuple[int, bytes]:
         key = unquote(path.lstrip("/"))

@@ -253,7 +253,7 @@ def test_an_endpoint_of_a_team(aws: Aws, run: Run) -> None:
         "--concurrency",
         "24",
         "--ami",
-        "al2-ami-sagemaker-inference-gpu-3-1",
+        "al2023-ami-sagemaker-inference-gpu-4-1",
     ]
     done = run("endpoint_boto3.py", *SERVE, *load, "--capture", "s3://bucket/seen/", "--shadow", newer)  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -394,7 +394,7 @@ def test_an_example_says_what_it_needs_and_costs(name: str) -> None:
 
 
 def test_every_example_is_tested_here() -> None:
-    text = Path(__file__).read_text()
+    text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     cases = set(re.findall(r'example\(\s*"(\w+)"', text))
     expected = {f"{case}_{kind}.py" for case in cases for kind in ("boto3", "sdk2", "sdk3")}
     assert set(SCRIPTS) == expected | set(re.findall(r'run\(\s*"(\w+\.py)"', text))

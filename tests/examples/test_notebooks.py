@@ -62,10 +62,17 @@ def test_a_notebook_is_kept_as_it_was_executed(path: Path) -> None:
     assert not own, "a path of the machine that executed it"
 
 
-# Half a minute of CPU and more each; what they hold was checked above, in every run.
+# Half a minute of CPU and more each, but for the one that stands for them in every run of `heavy`.
 @pytest.mark.heavy
-@pytest.mark.long
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(
+            path, marks=[] if path.stem == "trainium_bert" else pytest.mark.long, id=path.stem
+        )
+        for path in NOTEBOOKS
+    ],
+)
 def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import nbformat
     from nbclient import NotebookClient
