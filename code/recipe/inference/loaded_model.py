@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import inspect
 import os
-import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from recipe.compat import in_precision
+from recipe.data.column_names import TYPE_IDS
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.inference import adapter_files, precision, turns
 from recipe.inference.origin import Origin
@@ -45,6 +44,9 @@ from recipe.inference.rows import (
     padded,
     tolerance_of,
 )
+from recipe.inference.static import programs as static
+from recipe.inference.static.buckets import Buckets
+from recipe.inference.static.programs import DEVICES, Layout, Programs
 from recipe.tokenization.encoding import beginning, encode, encode_pairs
 
 BATCH = 32
@@ -58,14 +60,10 @@ _STEP = 8
 PARAMETERS = {"truncation", "max_length", "padding"}
 """What says how texts become tokens. `padding` changes no answer: rows are padded as it suits a
 batch, and what is padded is masked."""
+WRITERS = (AutoModelForCausalLM, AutoModelForSeq2SeqLM)
 PADDED, EQUAL, ALONE = "texts of any length", "texts of one length", "one text at a time"
 """What goes through a model together."""
 _INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
-_TOKENIZER_REMEDY = (
-    "Pack the files that tokenizer.save_pretrained wrote (tokenizer.json or a vocabulary, and "
-    "tokenizer_config.json) beside config.json; or, if the model reads no text, name its task in "
-    "HF_TASK."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,25 +81,40 @@ class LoadedModel:
     """What the model takes of `_INPUTS`."""
     packed: PackedRows | None = None
     """How texts share a row end to end; None if they are padded."""
+    programs: Programs | None = None
+    """What computes on a device that compiles a program for each shape; None on others."""
 
     @classmethod
     def load(
-        cls, origin: Origin, architecture: Any, environ: Mapping[str, str] = os.environ
+        cls,
+        origin: Origin,
+        architecture: Any,
+        environ: Mapping[str, str] = os.environ,
+        means: bool = False,
     ) -> LoadedModel:
         """The model by one of transformers' Auto classes, ready to answer, on an accelerator if
         there is one.
 
+        Args:
+            origin: Where it is.
+            architecture: The Auto class.
+            environ: AMPHORA_DTYPE and the other variables of this package.
+            means: Whether nothing but means of hidden states will be asked for.
+
         Raises:
-            ModelError: It cannot be read.
+            ModelError: It cannot be read, or the device is one that cannot compute it.
             ValueError: AMPHORA_DTYPE is not the name of a precision.
         """
         kind, name, dtype = precision.chosen(environ)
         gives_way = precision.may_replace(kind, name, environ)
         if gives_way and architecture is AutoModelForCausalLM and precision.is_published_in(origin):
             name, dtype = "float16", torch.float16
-        model = load_weights(origin, architecture, dtype).eval().to(kind)
+        if kind in DEVICES and architecture in WRITERS:
+            raise static.refused(kind, "texts are written in shapes that grow with each token")
+        host = "cpu" if kind in DEVICES else kind
+        model = load_weights(static.origin_for(kind, origin), architecture, dtype).eval().to(host)
         refuse_broken(model, origin)
-        tokenizer = load_tokenizer(origin)
+        tokenizer = origin.tokenizer()
         if origin.tokenizer_place and len(tokenizer) > (known := embeddings_of(model)):
             raise ModelError(
                 f"its tokenizer has {len(tokenizer)} tokens, and the model {known}.",
@@ -119,11 +132,13 @@ class LoadedModel:
             typed=has_types and any(_encode_one(tokenizer, "a b", 8)[1] or []),
         )
         is_compiled = environ.get("AMPHORA_COMPILE", "") in ("1", "true")
-        if architecture in (AutoModelForCausalLM, AutoModelForSeq2SeqLM):
+        if kind in DEVICES:
+            reading = Reading.MEAN if means else reading_of(architecture)
+            loaded = loaded.on_device(kind, architecture, reading, environ)
+        elif architecture in WRITERS:
             packed_rows.tell_padded("the model writes texts", environ)
         else:
-            is_labelled = architecture is AutoModelForSequenceClassification
-            reading = Reading.LABELS if is_labelled else Reading.TOKENS
+            reading = reading_of(architecture)
             if gives_way and origin.weights is None and precision.is_made_for(model):
                 rows = [*loaded._probes(), loaded._longest()]
                 alone = replace(loaded, merging=ALONE)
@@ -151,8 +166,8 @@ class LoadedModel:
                 alone = replace(loaded, packed=None, merging=ALONE)
                 lay_out(model, environ, lambda: alone.forward(alone._probes(), reading))
         if name == "int8":
-            model = in_int8(model)
-        if is_compiled:
+            model = precision.in_int8(model)
+        if is_compiled and kind not in DEVICES:
             model.forward = torch.compile(model.forward, dynamic=True)
         print(f"model: {type(model).__name__} on {kind} in {name}", flush=True)
         return replace(loaded, model=model)
@@ -223,9 +238,16 @@ class LoadedModel:
         results = iter(self.forward(rows, reading))
         return [[next(results) for _ in request.texts] for request in requests]
 
-    @torch.inference_mode()
     def forward(self, rows: Sequence[TokenRow], reading: Reading) -> list[torch.Tensor]:
         """What is wanted of each row, in float32 on the CPU."""
+        if self.programs is None:
+            return self._forward(rows, reading)
+        values = self.programs.values(rows)
+        is_whole = reading is Reading.MEAN and self.programs.is_per_token
+        return [own.mean(0) for own in values] if is_whole else values
+
+    @torch.inference_mode()
+    def _forward(self, rows: Sequence[TokenRow], reading: Reading) -> list[torch.Tensor]:
         results: list[torch.Tensor] = [torch.empty(0)] * len(rows)
         lengths = [len(row.ids) for row in rows]
         ahead = CALLS_AHEAD.get(self.model.device.type, 0)
@@ -327,6 +349,47 @@ class LoadedModel:
         packed = packing_choice.settled(self.model, packed, self.max_length, environ)
         return replace(self, packed=packed)
 
+    def on_device(
+        self, kind: str, architecture: Any, reading: Reading, environ: Mapping[str, str]
+    ) -> LoadedModel:
+        """The same on a device that compiles a program for each shape: all are compiled.
+
+        Args:
+            kind: Of the device. The model is on the CPU yet.
+            architecture: The Auto class that loaded it.
+            reading: What its answers are made of.
+            environ: AMPHORA_BUCKETS and AMPHORA_COMPILE.
+
+        Raises:
+            ModelError: Its answers would be others.
+            ValueError: AMPHORA_BUCKETS has no such shapes.
+        """
+        of_texts = Reading.TOKENS if reading is Reading.MEAN else reading
+        merging = self.with_safe_merging(of_texts)
+        if merging.merging != PADDED:
+            raise static.refused(kind, f"it takes {merging.merging}, and texts are padded there")
+        packed_rows.tell_padded(f"the device is {kind}", environ)
+        alone = replace(merging, merging=ALONE)
+        layout = Layout(
+            pad=self.tokenizer.pad_token_id or 0,
+            has_types=TYPE_IDS in self.inputs and TYPE_IDS in self.tokenizer.model_input_names,
+            per_token=reading is Reading.TOKENS,
+            picks=architecture is AutoModelForMaskedLM,
+        )
+        buckets = Buckets.read(environ, self.max_length)
+        call = static.call_of(self.model, self.inputs, reading)
+        call = static.compiled(call, kind, environ, len(buckets.shapes))
+        programs = Programs(call, layout, buckets, kind)
+        prove = programs.prepare(
+            self._longest(),
+            self._probes()[0],
+            lambda row: alone.forward([row], reading)[0],
+            self.model.dtype,
+        )
+        static.move(self.model, kind)
+        prove()
+        return replace(merging, programs=programs)
+
     def _probes(self) -> list[TokenRow]:
         """A short text and a longer one."""
         texts = ["a b c", "d " * 12]
@@ -339,6 +402,12 @@ class LoadedModel:
         return TokenRow(ids)
 
 
+def reading_of(architecture: Any) -> Reading:
+    """What the answers of a model of an Auto class are made of."""
+    is_labelled = architecture is AutoModelForSequenceClassification
+    return Reading.LABELS if is_labelled else Reading.TOKENS
+
+
 def refuse_uncut(request: Request, limit: int) -> None:
     """Raises BadRequest if a text was cut at `limit` tokens, and the request forbids that."""
     if request.truncated and request.parameters.get("truncation") in (False, "do_not_truncate"):
@@ -346,33 +415,6 @@ def refuse_uncut(request: Request, limit: int) -> None:
             f"Input {request.truncated[0] + 1} is longer than the {limit} tokens that are read. "
             "Shorten it, or leave truncation out: it is then cut."
         )
-
-
-def load_tokenizer(origin: Origin) -> PreTrainedTokenizerBase:
-    """The model's tokenizer.
-
-    Raises:
-        ModelError: There is none. transformers makes an empty one from the model's configuration
-            then, to which all texts are the same.
-    """
-    try:
-        place = origin.tokenizer_place or origin.place
-        tokenizer = AutoTokenizer.from_pretrained(place, **origin.options)
-    except UNLOADABLE as error:
-        raise ModelError(
-            f"The tokenizer of {place} cannot be loaded: {why_unloadable(error)}",
-            _TOKENIZER_REMEDY,
-        ) from error
-    refuse_empty(tokenizer, place)
-    return cast("PreTrainedTokenizerBase", tokenizer)
-
-
-def refuse_empty(tokenizer: Any, place: str) -> None:
-    """Raises ModelError if a tokenizer was made of nothing: `place` holds no file of it."""
-    files = set(tokenizer.vocab_files_names.values())
-    lacks_files = Path(place).is_dir() and not any((Path(place) / file).is_file() for file in files)
-    if (files and lacks_files) or len(tokenizer) <= len(tokenizer.all_special_ids):
-        raise ModelError(f"{place} holds no tokenizer.", _TOKENIZER_REMEDY)
 
 
 def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:
@@ -408,17 +450,6 @@ def positions_of(model: PreTrainedModel) -> int:
             unused = 0 if module.padding_idx is None else module.padding_idx + 1
             positions = min(positions, module.num_embeddings - unused)
     return positions
-
-
-def in_int8(model: PreTrainedModel) -> Any:
-    """The model on the CPU, its linear layers computing in int8."""
-    quantisation: Any = torch.ao.quantization
-    # A scale for each row of a weight halves the labels that change, at no cost.
-    layers = {torch.nn.Linear: quantisation.per_channel_dynamic_qconfig}
-    with warnings.catch_warnings():
-        # torch means to leave it to torchao, which is slower without torch.compile.
-        warnings.simplefilter("ignore")
-        return quantisation.quantize_dynamic(model.cpu(), layers)
 
 
 def _encode_one(

@@ -6,13 +6,18 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
-from recipe.errors import ModelError
+from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 
+_TOKENIZER_REMEDY = (
+    "Pack the files that tokenizer.save_pretrained wrote (tokenizer.json or a vocabulary, and "
+    "tokenizer_config.json) beside config.json; or, if the model reads no text, name its task in "
+    "HF_TASK."
+)
 _ABSENCES = ("gated_repo", "missing_entries", "connection_errors")
 
 
@@ -98,3 +103,29 @@ class Origin:
                 "Without a connection to the Hub, bring the model in model.tar.gz, or give "
                 "HF_MODEL_ID the path of its folder.",
             ) from error
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer.
+
+        Raises:
+            ModelError: There is none. transformers makes an empty one from the model's
+                configuration then, to which all texts are the same.
+        """
+        try:
+            place = self.tokenizer_place or self.place
+            tokenizer = AutoTokenizer.from_pretrained(place, **self.options)
+        except UNLOADABLE as error:
+            raise ModelError(
+                f"The tokenizer of {place} cannot be loaded: {why_unloadable(error)}",
+                _TOKENIZER_REMEDY,
+            ) from error
+        refuse_empty(tokenizer, place)
+        return cast("PreTrainedTokenizerBase", tokenizer)
+
+
+def refuse_empty(tokenizer: Any, place: str) -> None:
+    """Raises ModelError if a tokenizer was made of nothing: `place` holds no file of it."""
+    files = set(tokenizer.vocab_files_names.values())
+    lacks_files = Path(place).is_dir() and not any((Path(place) / file).is_file() for file in files)
+    if (files and lacks_files) or len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise ModelError(f"{place} holds no tokenizer.", _TOKENIZER_REMEDY)

@@ -8,6 +8,7 @@ decoders whose weights were published in it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -84,3 +85,14 @@ def converted(model: PreTrainedModel, answers: Callable[[], Sequence[Tensor]]) -
     except RuntimeError as error:
         print(f"float16: {str(error)[:200]}", flush=True)
         return False
+
+
+def in_int8(model: PreTrainedModel) -> Any:
+    """The model on the CPU, its linear layers computing in int8."""
+    quantisation: Any = torch.ao.quantization
+    # A scale for each row of a weight halves the labels that change, at no cost.
+    layers = {torch.nn.Linear: quantisation.per_channel_dynamic_qconfig}
+    with warnings.catch_warnings():
+        # torch means to leave it to torchao, which is slower without torch.compile.
+        warnings.simplefilter("ignore")
+        return quantisation.quantize_dynamic(model.cpu(), layers)

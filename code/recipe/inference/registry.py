@@ -12,10 +12,11 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from recipe.compat import quieten
 from recipe.errors import ModelError, near
-from recipe.inference import adapters
+from recipe.inference import adapters, precision
 from recipe.inference.generation.generator import Generator
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Request
+from recipe.inference.static import programs as static
 from recipe.inference.tasks import embedder, pipelines, text_to_text
 from recipe.inference.tasks.classifier import Classifier
 from recipe.inference.tasks.fill_mask import MaskFiller
@@ -103,8 +104,8 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
     """The model in `model_dir` or of HF_MODEL_ID, for HF_TASK or for what its head is made for.
 
     Raises:
-        ModelError: There is no model, its files have changed since they were written, or nothing
-            here answers with its head.
+        ModelError: There is no model, its files have changed since they were written, nothing here
+            answers with its head, or this host's device cannot compute it.
         ValueError: HF_TASK names a task that these handlers cannot do.
     """
     quieten()
@@ -115,6 +116,8 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
         file = adapters.file_of(environ)
         if name in TASKS:
             load = TASKS[name].load
+            if file is not None and (kind := precision.chosen(environ)[0]) in static.DEVICES:
+                raise static.refused(kind, "AMPHORA_ADAPTERS is set, and adapters change programs")
             return load(origin) if file is None else adapters.AdaptedTask(origin, load, file)
         if file is not None:
             raise ValueError(

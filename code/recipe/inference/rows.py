@@ -87,15 +87,20 @@ def of_padded(reading: Reading, output: Any, mask: Tensor, rows: Sequence[TokenR
         states = output.last_hidden_state.float()
         weights = mask.unsqueeze(-1).float()
         return Values((states * weights).sum(1) / weights.sum(1))
-    if "start_logits" in output:
-        values = torch.stack([output.start_logits, output.end_logits], dim=-1)
-    else:
-        values = output.logits if "logits" in output else output[0]
+    values = of_tokens(output)
     if all(row.keep is None and len(row.ids) == values.shape[1] for row in rows):
         return Values(values.flatten(0, 1), [values.shape[1]] * len(rows))
     begins = range(0, len(rows) * values.shape[1], values.shape[1])
     places, counts = places_kept(rows, begins)
     return Values(values.flatten(0, 1)[sent(places, values.device)], counts)
+
+
+def of_tokens(output: Any) -> Tensor:
+    """[rows, longest, ...] of a model's output: logits, a span's first and last, or states."""
+    if "start_logits" in output:
+        return torch.stack([output.start_logits, output.end_logits], dim=-1)
+    values: Tensor = output.logits if "logits" in output else output[0]
+    return values
 
 
 def places_kept(rows: Sequence[TokenRow], begins: Iterable[int]) -> tuple[Tensor, list[int]]:

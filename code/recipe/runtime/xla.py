@@ -1,4 +1,4 @@
-"""Training through torch-xla: which device it is, and what PyTorch code does not say itself there.
+"""Computing through torch-xla: which device it is, and what PyTorch code does not say itself there.
 
 torch-xla computes nothing when an operation is written: operations become a graph, and `sync` hands
 that graph to the device. A graph that was not seen before is compiled first, which takes minutes on
@@ -14,6 +14,9 @@ from typing import Any
 
 import torch.distributed as dist
 from transformers.utils.import_utils import is_torch_xla_available
+
+_READS = "aten::_local_scalar_dense"
+"""torch-xla's counter of `Tensor.item`, `bool(tensor)` and the like."""
 
 
 def in_use() -> bool:
@@ -65,3 +68,12 @@ def compiled() -> tuple[int, float]:
         return 0, 0.0
     count, nanoseconds, _ = compile_time
     return int(count), nanoseconds / 1e9
+
+
+def work() -> tuple[int, int]:
+    """Programs that this process compiled or took from a cache on disk so far, and how often code
+    has looked at a number on the device; 0 and 0 without torch-xla."""
+    if not in_use():
+        return 0, 0
+    programs = _module("torch_xla.runtime").get_num_cached_compilation_graph()
+    return int(programs), int(_module("torch_xla.debug.metrics").counter_value(_READS) or 0)

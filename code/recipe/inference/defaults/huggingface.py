@@ -135,7 +135,8 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
 
     It computes in float32, as in Hugging Face's image, unless AMPHORA_DTYPE names another
     precision: users' code calls `.numpy()`, which knows no bfloat16. For the tasks whose pipelines
-    transformers 5 has dropped, which that image has, it is a `TaskPipeline`.
+    transformers 5 has dropped, which that image has, it is a `TaskPipeline`; for all, where the
+    device compiles a program for each shape.
 
     Raises:
         ModelError: There is no model, its files are damaged, or lack weights.
@@ -144,9 +145,10 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     from transformers.pipelines import PIPELINE_REGISTRY
 
     from recipe.compat import quieten
-    from recipe.inference import registry
+    from recipe.inference import precision, registry
     from recipe.inference.loaded_model import LoadedModel
     from recipe.inference.origin import Origin
+    from recipe.inference.static import programs as static
     from recipe.inference.tasks import pipelines
     from recipe.storage import checksums
 
@@ -157,6 +159,10 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
         task, targets, _ = PIPELINE_REGISTRY.check_task(name)
     except KeyError:
         return TaskPipeline(name, registry.load(model_dir, environ))
+    kind, _, _ = precision.chosen(environ)
+    if kind in static.DEVICES and task in registry.TASKS:
+        # transformers' pipelines have a shape for each text.
+        return TaskPipeline(task, registry.load(model_dir, {**environ, "HF_TASK": task}))
     precise = {**environ, "AMPHORA_DTYPE": environ.get("AMPHORA_DTYPE") or "float32"}
     with checksums.verified(origin.place):
         if task not in registry.TASKS:

@@ -166,7 +166,7 @@ def load_vectors(origin: Origin) -> Embedder:
     sentence-transformers has saved computes it as that library does."""
     if origin.sentence_modules:
         return Embedder(SentenceVectors.load(origin))
-    return Embedder(Means(LoadedModel.load(origin, AutoModel)))
+    return Embedder(Means(LoadedModel.load(origin, AutoModel, means=True)))
 
 
 def load_features(

@@ -18,8 +18,9 @@ from recipe.inference import loaded_model, precision
 from recipe.inference.answers import json_values
 from recipe.inference.bodies import MEDIA_PARTS
 from recipe.inference.loaded_model import LoadedModel
-from recipe.inference.origin import Origin
+from recipe.inference.origin import Origin, refuse_empty
 from recipe.inference.payloads import Answers, BadRequest, NotTakenHere, Request
+from recipe.inference.static import programs as static
 from recipe.inference.tasks import media
 
 _SOUNDS = {"automatic-speech-recognition", "audio-classification", "zero-shot-audio-classification"}
@@ -61,7 +62,8 @@ class Foreign:
         """transformers' pipeline for a task of its own.
 
         Raises:
-            ModelError: The model cannot be loaded for it, or a library that it needs is missing.
+            ModelError: The model cannot be loaded for it, a library that it needs is missing, or
+                the device takes fixed shapes only.
             ValueError: AMPHORA_DTYPE is a precision that pipelines do not have.
         """
         # Pipelines make arrays of what models answer, and those have no bfloat16.
@@ -71,6 +73,8 @@ class Foreign:
             raise ValueError(
                 f"AMPHORA_DTYPE is 'int8', which {task} has not. Give float32, bfloat16."
             )
+        if kind in static.DEVICES:
+            raise static.refused(kind, f"transformers' own pipeline for {task} has no fixed shapes")
         make: Any = transformers.pipeline
         try:
             pipeline = make(
@@ -89,7 +93,7 @@ class Foreign:
             ) from error
         loaded_model.refuse_broken(pipeline.model, origin)
         if task in _WORDS and pipeline.tokenizer is not None:
-            loaded_model.refuse_empty(pipeline.tokenizer, origin.place)
+            refuse_empty(pipeline.tokenizer, origin.place)
         print(
             f"model: {type(pipeline.model).__name__} on {kind} in {name}, by transformers' own "
             "pipeline: one request at a time",

@@ -7,7 +7,7 @@ import inspect
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,19 @@ import torch
 from transformers import PreTrainedModel
 
 from recipe.compat import in_precision
+from recipe.data.column_names import TYPE_IDS
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.inference import loaded_model, precision, turns
-from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE
-from recipe.inference.origin import Origin
+from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE, positions_of
+from recipe.inference.origin import Origin, refuse_empty
 from recipe.inference.packed import choice as packing_choice
 from recipe.inference.packed import rows as packed_rows
 from recipe.inference.packed.rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request
 from recipe.inference.rows import Coming, TokenRow, Values, lay_out, sent
+from recipe.inference.static import programs as static
+from recipe.inference.static.buckets import Buckets
+from recipe.inference.static.programs import Programs
 from recipe.tokenization.encoding import beginning
 
 _AFTER_POOLING = {"Dense", "Normalize", "LayerNorm", "Dropout"}
@@ -37,6 +41,8 @@ class SentenceVectors:
     model: Any
     packed: PackedRows | None = None
     """How texts share a row end to end; None if the library pads them."""
+    programs: Programs | None = None
+    """What computes on a device that compiles a program for each shape; None on others."""
     parameters: frozenset[str] = frozenset(
         {"normalize", "prompt", "prompt_name", "truncate_dim", "truncation"}
     )
@@ -47,8 +53,10 @@ class SentenceVectors:
         """The SentenceTransformer that `origin` names, in the precision that is fastest here.
 
         Raises:
-            ModelError: It cannot be loaded, or does not make a vector of a text.
-            ValueError: AMPHORA_DTYPE names a precision that it does not have.
+            ModelError: It cannot be loaded, does not make a vector of a text, or the device is one
+                that cannot compute it.
+            ValueError: AMPHORA_DTYPE names a precision that it does not have, or AMPHORA_BUCKETS
+                shapes.
         """
         from sentence_transformers import SentenceTransformer
 
@@ -56,8 +64,12 @@ class SentenceVectors:
         if name == "int8":
             raise ValueError("AMPHORA_DTYPE is 'int8', which sentence-transformers has not here.")
         try:
+            is_static = kind in static.DEVICES
             model = SentenceTransformer(
-                origin.place, device=kind, model_kwargs=in_precision(dtype), **origin.options
+                origin.place,
+                device="cpu" if is_static else kind,
+                model_kwargs={**in_precision(dtype), **(static.ATTENTION if is_static else {})},
+                **origin.options,
             )
         except UNLOADABLE as error:
             raise ModelError(
@@ -76,13 +88,15 @@ class SentenceVectors:
                 "These handlers serve models that begin with a transformer: bring an inference.py.",
             )
         first = (origin.sentence_modules or [{}])[0].get("path", "")
-        loaded_model.refuse_empty(model.tokenizer, str(Path(origin.place) / first))
+        refuse_empty(model.tokenizer, str(Path(origin.place) / first))
         modules = ", ".join(type(module).__name__ for module in model)
         print(
             f"model: SentenceTransformer ({modules}) on {kind} in {name}, "
             f"{model.max_seq_length} tokens at most",
             flush=True,
         )
+        if is_static:
+            return cls(model, programs=_programs(model, kind, environ))
         served = cls(model, _packing(model, environ))
         if served.packed is not None:
             texts = ["a b c", "d " * 12]
@@ -137,6 +151,10 @@ class SentenceVectors:
 
     def encode(self, texts: Sequence[str], parameters: Mapping[str, Any]) -> torch.Tensor:
         """The vectors [texts, width] of texts, all with a request's parameters."""
+        if self.programs is not None:
+            tokens = self.model.preprocess(list(texts), prompt=self._prompt(parameters))
+            vectors = self.programs.values(_rows(self.model, tokens))
+            return self._finished(torch.stack(vectors), parameters)
         if self.packed is not None:
             # A single text, too: the library's `encode` moves a model whose weights are not all on
             # one device, and those that are laid out for the CPU's kernels are on none.
@@ -160,14 +178,7 @@ class SentenceVectors:
         """The same, with the texts end to end: the library makes their tokens, and vectors of the
         tokens' states."""
         tokens = self.model.preprocess(list(texts), prompt=self._prompt(parameters))
-        has_types = packed.takes_types and "token_type_ids" in tokens
-        rows = [
-            TokenRow(
-                tokens["input_ids"][place][is_real].tolist(),
-                tokens["token_type_ids"][place][is_real].tolist() if has_types else None,
-            )
-            for place, is_real in enumerate(tokens["attention_mask"].bool())
-        ]
+        rows = _rows(self.model, tokens)
         parts, order = [], []
         for places in packed.cuts([len(row.ids) for row in rows]):
             states, lengths = packed.states(
@@ -186,11 +197,15 @@ class SentenceVectors:
             parts.append(features["sentence_embedding"])
             order += places
             turns.pause()
-        width = parameters.get("truncate_dim") or self.model.truncate_dim
         back = torch.tensor(order).argsort()
-        together = torch.cat(parts)[sent(back, parts[0].device)][:, :width]
+        return self._finished(torch.cat(parts)[sent(back, parts[0].device)], parameters)
+
+    def _finished(self, vectors: torch.Tensor, parameters: Mapping[str, Any]) -> torch.Tensor:
+        """The vectors as a request's parameters want them: shortened, of length 1."""
+        width = parameters.get("truncate_dim") or self.model.truncate_dim
         is_normal = parameters.get("normalize", False)
-        return torch.nn.functional.normalize(together, dim=1) if is_normal else together
+        shortened = vectors[:, :width]
+        return torch.nn.functional.normalize(shortened, dim=1) if is_normal else shortened
 
     def _prompt(self, parameters: Mapping[str, Any]) -> str:
         """What stands before each text of a request with these parameters."""
@@ -198,13 +213,83 @@ class SentenceVectors:
         return str(parameters.get("prompt", self.model.prompts.get(name, "")))
 
 
+def _rows(model: Any, tokens: Mapping[str, Any]) -> list[TokenRow]:
+    """What the library has made of texts, without its padding; each keeps the tokens that are
+    pooled."""
+    takes_types = TYPE_IDS in inspect.signature(model[0].auto_model.forward).parameters
+    has_types = takes_types and TYPE_IDS in tokens
+    rows = [
+        TokenRow(
+            tokens["input_ids"][place][is_real].tolist(),
+            tokens[TYPE_IDS][place][is_real].tolist() if has_types else None,
+        )
+        for place, is_real in enumerate(tokens["attention_mask"].bool())
+    ]
+    if "prompt_length" not in tokens or model[1].include_prompt:
+        return rows
+    first = int(tokens["prompt_length"])
+    return [replace(row, keep=list(range(first, len(row.ids)))) for row in rows]
+
+
+def _programs(model: Any, kind: str, environ: Mapping[str, str]) -> Programs:
+    """What computes a SentenceTransformer on a device that compiles a program for each shape.
+
+    Raises:
+        ModelError: It has modules of which that is not known, or answers otherwise there.
+        ValueError: AMPHORA_BUCKETS has no such shapes.
+    """
+    encoder = getattr(model[0], "auto_model", None)
+    if not _is_usual(model) or not isinstance(encoder, PreTrainedModel):
+        names = ", ".join(type(module).__name__ for module in model)
+        raise static.refused(kind, f"of its modules ({names}) shapes are not known")
+    inputs = frozenset(inspect.signature(encoder.forward).parameters)
+
+    def compute(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        taken = {name: tensor for name, tensor in batch.items() if name in inputs}
+        states = encoder(**taken)[0]
+        features = {"token_embeddings": states, "attention_mask": batch[static.POOLED]}
+        for module in list(model)[1:]:
+            features = module(features)
+        vectors: torch.Tensor = features["sentence_embedding"]
+        return vectors
+
+    @torch.no_grad()
+    def expected(row: TokenRow) -> torch.Tensor:
+        features = {"input_ids": torch.tensor([row.ids])}
+        features["attention_mask"] = torch.ones_like(features["input_ids"])
+        if has_types:
+            features[TYPE_IDS] = torch.zeros_like(features["input_ids"])
+        vector: torch.Tensor = model(features)["sentence_embedding"][0].float()
+        return vector
+
+    has_types = TYPE_IDS in inputs and TYPE_IDS in model.tokenizer.model_input_names
+    pad = model.tokenizer.pad_token_id or 0
+    longest = min(model.max_seq_length or 1 << 30, positions_of(encoder))
+    layout = static.Layout(pad=pad, has_types=has_types, pools=True)
+    buckets = Buckets.read(environ, longest)
+    call = static.compiled(compute, kind, environ, len(buckets.shapes))
+    programs = Programs(call, layout, buckets, kind)
+    texts = ["d e f " * min(longest, 4096), "a b c"]
+    first, second = (_rows(model, model.preprocess([text]))[0] for text in texts)
+    prove = programs.prepare(first, second, expected, encoder.dtype)
+    model.to(kind)
+    prove()
+    return programs
+
+
+def _is_usual(model: Any) -> bool:
+    """Whether its first module reads tokens, its second pools them, and others read what that
+    gives."""
+    names = [type(module).__name__ for module in model]
+    return names[:2] == ["Transformer", "Pooling"] and set(names[2:]) <= _AFTER_POOLING
+
+
 def _packing(model: Any, environ: Mapping[str, str]) -> PackedRows | None:
     """How the texts of a SentenceTransformer share a row; None if the library is to pad them, or if
     its vectors would be others."""
     encoder = getattr(model[0], "auto_model", None)
     names = [type(module).__name__ for module in model]
-    is_usual = names[:2] == ["Transformer", "Pooling"] and set(names[2:]) <= _AFTER_POOLING
-    if not is_usual or not isinstance(encoder, PreTrainedModel):
+    if not _is_usual(model) or not isinstance(encoder, PreTrainedModel):
         packed_rows.tell_padded(f"the model's modules are {', '.join(names)}", environ)
         return None
     inputs = frozenset(inspect.signature(encoder.forward).parameters)

@@ -1,0 +1,125 @@
+"""Calls of a few shapes: which bucket a text goes into, and what a model answers in them, under
+TorchNeuron's rules for torch.compile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recipe.errors import ModelError
+from recipe.inference.payloads import BadRequest
+from recipe.inference.static import programs
+from recipe.inference.static.buckets import Bucket, Buckets
+from tests.support.serving_kit import TEXTS, WORDS, Handlers, assert_close, save
+
+MANY = [" ".join(WORDS[: 1 + number % 11]) for number in range(15)] + ["who " * 90]
+
+
+def test_usual_buckets_reach_what_the_model_reads() -> None:
+    assert str(Buckets.read({}, 48)) == "1x32,8x32,32x32,1x48,8x48,32x48"
+    assert Buckets.read({}, 512).longest == 512
+    long = Buckets.read({}, 1 << 30)
+    assert long.longest == 2048
+    assert max(shape.rows * shape.length for shape in long.shapes) <= 16384
+
+
+@pytest.mark.parametrize("text", ["32", "0x32", "4x", "4x32;8x32", "-1x8"])
+def test_what_is_no_bucket_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"AMPHORA_BUCKETS is '{text}'. Give pairs"):
+        Buckets.read({"AMPHORA_BUCKETS": text}, 48)
+
+
+def test_a_bucket_longer_than_the_model_reads_is_refused() -> None:
+    with pytest.raises(ValueError, match="names 8x64, and the model reads 48 tokens at most"):
+        Buckets.read({"AMPHORA_BUCKETS": "1x16 8x64"}, 48)
+
+
+def test_every_text_is_in_one_call_that_it_fits() -> None:
+    buckets = Buckets.read({"AMPHORA_BUCKETS": "1x8,4x8,2x32"}, 48)
+    lengths = [3, 9, 8, 32, 1, 7, 8, 8, 20, 5]
+    calls = list(buckets.cuts(lengths))
+    assert sorted(place for _, places in calls for place in places) == list(range(10))
+    for bucket, places in calls:
+        assert len(places) <= bucket.rows
+        assert max(lengths[place] for place in places) <= bucket.length
+    assert [bucket for bucket, _ in calls] == [
+        Bucket(8, 4), Bucket(8, 4), Bucket(32, 2), Bucket(32, 2),
+    ]  # fmt: skip
+    assert [bucket for bucket, _ in buckets.cuts([5])] == [Bucket(8, 1)]
+    with pytest.raises(BadRequest, match="33 tokens"):
+        list(buckets.cuts([33]))
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[tuple[int, ...]]]]:
+    """The shapes of what each graph is given, where this CPU stands for a device with programs of
+    one shape that torch.compile makes."""
+    seen: list[list[tuple[int, ...]]] = []
+
+    def backend(graph: Any, inputs: list[Any]) -> Any:
+        sizes = [size for each in inputs if isinstance(each, torch.Tensor) for size in each.shape]
+        assert not [size for size in (*inputs, *sizes) if isinstance(size, torch.SymInt)]
+        seen.append([tuple(each.shape) for each in inputs if each.dtype == torch.int64])
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(programs, "DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr("recipe.inference.loaded_model.DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr(programs, "BACKEND", backend)
+    yield seen
+    torch._dynamo.reset()
+
+
+BODIES: dict[str, list[Any]] = {
+    "BertForSequenceClassification": [{"inputs": MANY, "parameters": {"top_k": None}}],
+    "BertForTokenClassification": [{"inputs": TEXTS}],
+    "BertForQuestionAnswering": [{"inputs": {"question": "who", "context": "anna said " * 30}}],
+    "BertForMaskedLM": [{"inputs": ["the [MASK] was [MASK]", "[MASK] " * 11]}],
+    "BertModel": [{"inputs": MANY}],
+}
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_each_head_is_one_graph_for_each_bucket_without_breaks(
+    kind: str, tmp_path: Path, graphs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(kind, tmp_path / "model")
+    served = Handlers(folder, AMPHORA_BUCKETS="1x16,4x16,4x48", AMPHORA_COMPILE="1")
+    assert len(graphs) == 3
+    answers = [served.ask(body) for body in BODIES[kind]]
+    assert len(graphs) == 3
+    assert sum(torch._dynamo.utils.counters["graph_break"].values()) == 0
+    monkeypatch.setattr(programs, "DEVICES", frozenset())
+    monkeypatch.setattr("recipe.inference.loaded_model.DEVICES", frozenset())
+    plain = Handlers(folder)
+    for answer, body in zip(answers, BODIES[kind], strict=True):
+        assert_close(answer, plain.ask(body))
+
+
+def test_ten_buckets_are_ten_graphs(tmp_path: Path, graphs: list[Any]) -> None:
+    # torch.compile gives up after eight, unless it is told.
+    shapes = ",".join(f"1x{length}" for length in range(4, 14))
+    folder = save("BertForSequenceClassification", tmp_path / "model")
+    Handlers(folder, AMPHORA_BUCKETS=shapes, AMPHORA_COMPILE="1")
+    assert len(graphs) == 10
+
+
+def test_a_model_with_a_break_in_its_graph_is_not_served(
+    tmp_path: Path, graphs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(model: Any, kind: str) -> None:
+        model.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+
+    monkeypatch.setattr(programs, "move", breaks)
+    folder = save("BertForSequenceClassification", tmp_path / "model")
+    with pytest.raises(Exception, match="graph_break"):
+        Handlers(folder, AMPHORA_BUCKETS="1x16", AMPHORA_COMPILE="1")
+
+
+def test_texts_are_not_written_on_such_a_device(tmp_path: Path, graphs: list[Any]) -> None:
+    with pytest.raises(ModelError, match="on cpu: texts are written in shapes that grow"):
+        Handlers(save("LlamaForCausalLM", tmp_path / "model"))

@@ -1,0 +1,204 @@
+"""The image's handlers on torch-xla: a program for each bucket, before the first request, and the
+answers of the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.serving_kit import TEXTS, WORDS, Handlers, assert_close, save
+
+pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+BUCKETS = "1x16,4x16,4x48"
+MANY = [" ".join(WORDS[: 1 + number % 11]) for number in range(15)] + ["who " * 90]
+CONTEXT = "anna said paris was good in the film again . " * 8
+PAIR = {"text": "who said", "text_pair": "anna said paris was bad"}
+BODIES: dict[str, list[Any]] = {
+    "BertForSequenceClassification": [
+        {"inputs": MANY, "parameters": {"top_k": None}}, {"inputs": PAIR}, "who",
+    ],
+    "BertForTokenClassification": [{"inputs": TEXTS}, {"inputs": TEXTS[1]}],
+    "BertForQuestionAnswering": [
+        {"inputs": {"question": "who said", "context": CONTEXT[:60]}},
+        {"inputs": {"question": "who said", "context": CONTEXT}, "parameters": {"top_k": 2}},
+    ],
+    # Eleven masks are more than one call gives.
+    "BertForMaskedLM": [
+        {"inputs": ["the [MASK] was [MASK]", "[MASK]"]}, {"inputs": "[MASK] " * 11},
+    ],
+    "BertModel": [{"inputs": MANY}, {"source_sentence": "who", "sentences": TEXTS}],
+}  # fmt: skip
+OnCpu = Callable[..., Handlers]
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> OnCpu:
+    """The same handlers in this process, as a host without torch-xla has them."""
+
+    def load(folder: Path, **environ: str) -> Handlers:
+        from recipe.inference import precision
+
+        chosen = precision.device.choose({}, bf16=None, use_cpu=False, fp16=False)
+        with monkeypatch.context() as patch:
+            there = dataclasses.replace(chosen, kind="cpu")
+            patch.setattr(precision.device, "choose", lambda *_, **__: there)
+            return Handlers(folder, **environ)
+
+    return load
+
+
+def work() -> tuple[int, int]:
+    from recipe.runtime import xla
+
+    return xla.work()
+
+
+def held(
+    folder: Path, bodies: list[Any], on_cpu: OnCpu, buckets: str = BUCKETS, **more: str
+) -> None:
+    """Every answer is the CPU's, and no request is another program."""
+    before, looks = work()
+    served = Handlers(folder, AMPHORA_BUCKETS=buckets, **more)
+    ready = work()
+    assert ready == (before + len(buckets.split(",")), looks)
+    answers = [served.ask(body) for body in bodies]
+    # Merged, other texts are beside them.
+    answers += served.ask_all(bodies[:2])
+    assert work() == ready
+    plain = on_cpu(folder, **more)
+    for answer, body in zip(answers, [*bodies, *bodies[:2]], strict=True):
+        assert_close(answer, plain.ask(body))
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_each_head_answers_as_on_the_cpu(kind: str, tmp_path: Path, on_cpu: OnCpu) -> None:
+    held(save(kind, tmp_path / "model"), BODIES[kind], on_cpu)
+
+
+def test_a_cross_encoder_ranks_as_on_the_cpu(tmp_path: Path, on_cpu: OnCpu) -> None:
+    folder = save("BertForSequenceClassification", tmp_path / "model", num_labels=1)
+    bodies = [{"query": "who said", "texts": TEXTS}, {"inputs": PAIR}]
+    held(folder, bodies, on_cpu)
+
+
+def test_vectors_of_tokens_and_of_texts_are_of_the_same_programs(
+    tmp_path: Path, on_cpu: OnCpu
+) -> None:
+    folder = save("BertModel", tmp_path / "model")
+    held(folder, [{"inputs": TEXTS}, {"inputs": "who"}], on_cpu, AMPHORA_ANSWERS="huggingface")
+
+
+def test_a_sentence_transformer_with_a_prompt_that_is_not_pooled(
+    tmp_path: Path, on_cpu: OnCpu
+) -> None:
+    from sentence_transformers import SentenceTransformer, models
+
+    encoder = models.Transformer(str(save("BertModel", tmp_path / "m")), max_seq_length=40)
+    pooling = models.Pooling(32, "mean", include_prompt=False)
+    modules = [encoder, pooling, models.Dense(32, 8), models.Normalize()]
+    SentenceTransformer(modules=modules, prompts={"query": "the film was "}).save(
+        str(tmp_path / "s")
+    )
+    bodies = [
+        {"inputs": MANY, "parameters": {"prompt_name": "query"}},
+        {"inputs": TEXTS, "parameters": {"truncate_dim": 4, "normalize": True}},
+        {"source_sentence": "who", "sentences": TEXTS},
+    ]
+    held(tmp_path / "s", bodies, on_cpu, buckets="2x16,4x40")
+
+
+def test_bfloat16_differs_by_its_rounding(tmp_path: Path, on_cpu: OnCpu) -> None:
+    folder = save("BertForSequenceClassification", tmp_path / "model")
+    served = Handlers(folder, AMPHORA_BUCKETS=BUCKETS, AMPHORA_DTYPE="bfloat16")
+    body = {"inputs": MANY, "parameters": {"top_k": None, "function_to_apply": "none"}}
+    exact = on_cpu(folder).ask(body)
+    for own, right in zip(served.ask(body), exact, strict=True):
+        values = {label["label"]: label["score"] for label in right}
+        largest = max(map(abs, values.values()))
+        for label in own:
+            assert abs(label["score"] - values[label["label"]]) <= 0.06 * max(largest, 1)
+
+
+def test_a_text_longer_than_every_bucket_is_refused(tmp_path: Path, on_cpu: OnCpu) -> None:
+    served = Handlers(save("BertModel", tmp_path / "model"), AMPHORA_BUCKETS="1x8,2x16")
+    ready = work()
+    with pytest.raises(ValueError, match=r"has 48 tokens.*for 16 at most \(AMPHORA_BUCKETS\)"):
+        served.ask({"inputs": "who " * 60})
+    short = {"inputs": ["who " * 60, "who"], "parameters": {"max_length": 16}}
+    assert_close(served.ask(short), on_cpu(tmp_path / "model").ask(short))
+    assert work() == ready
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("GPT2LMHeadModel", "shapes that grow with each token"),
+        ("T5ForConditionalGeneration", "shapes that grow with each token"),
+        # Finds the end of a text by its padding, and knows none.
+        ("GPT2ForSequenceClassification", "texts are padded there"),
+    ],
+)
+def test_what_has_no_fixed_shapes_is_refused(kind: str, why: str, tmp_path: Path) -> None:
+    folder = save(kind, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "pad_token_id": None}))
+    with pytest.raises(Exception, match=f"cannot be served on xla: .*{why}.*USE_TORCH_XLA=0"):
+        Handlers(folder)
+
+
+def test_adapters_and_pictures_are_refused(tmp_path: Path) -> None:
+    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
+
+    text = save("BertForSequenceClassification", tmp_path / "model")
+    with pytest.raises(Exception, match="on xla: AMPHORA_ADAPTERS is set"):
+        Handlers(text, AMPHORA_ADAPTERS_FILE=str(tmp_path / "adapters.json"))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ViTForImageClassification(ViTConfig(**sizes)).save_pretrained(tmp_path / "vit")
+    ViTImageProcessor().save_pretrained(tmp_path / "vit")
+    with pytest.raises(Exception, match="on xla: transformers' own pipeline for image-classif"):
+        Handlers(tmp_path / "vit")
+
+
+def test_a_model_that_looks_at_its_numbers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recipe.inference.static import programs
+
+    # This attention goes on in another way where nothing is padded.
+    monkeypatch.setitem(programs.ATTENTION, "attn_implementation", "sdpa")
+    folder = save("BertForSequenceClassification", tmp_path / "model")
+    with pytest.raises(Exception, match="looks at numbers on the device"):
+        Handlers(folder, AMPHORA_BUCKETS=BUCKETS)
+
+
+def test_a_device_that_answers_otherwise_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recipe.inference.static import programs
+
+    def damaged(model: Any, kind: str) -> None:
+        right(model, kind)
+        model.classifier.bias.data += 1
+
+    right = programs.move
+    monkeypatch.setattr(programs, "move", damaged)
+    folder = save("BertForSequenceClassification", tmp_path / "model")
+    with pytest.raises(Exception, match=r"its answers for 1x16 .* differ from the CPU's by 1"):
+        Handlers(folder, AMPHORA_BUCKETS=BUCKETS)
+
+
+def test_a_users_predict_fn_is_given_programs_too(tmp_path: Path, on_cpu: OnCpu) -> None:
+    from recipe.inference.defaults import huggingface
+
+    folder = save("BertForSequenceClassification", tmp_path / "model")
+    pipeline = huggingface.make_pipeline(str(folder), {"AMPHORA_BUCKETS": BUCKETS})
+    ready = work()
+    for text in TEXTS:
+        (answer,) = pipeline(text)
+        assert_close(answer, on_cpu(folder).ask({"inputs": text})[0])
+    assert work() == ready
