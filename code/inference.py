@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from recipe.inference import adapters, answers, payloads, registry, turns
@@ -24,10 +25,12 @@ from recipe.inference.apis import description, reading
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Request
 from recipe.inference.registry import ServedTask
+from recipe.inference.static import kept
 
 
 def model_fn(model_dir: str) -> ServedTask:
     """The model in `model_dir`, or the one that HF_MODEL_ID names if there is none."""
+    kept.use(Path(model_dir), os.environ)
     return registry.load(model_dir, os.environ)
 
 
