@@ -39,6 +39,8 @@ make_root() {
     trust_host "$1"
     rm -f "$1"/usr/lib/python3.11/EXTERNALLY-MANAGED "$1"/var/cache/apt/archives/*.deb
     ln -s python3 "$1/usr/bin/python"
+    # As all distributions' own images: where it is missing, each step of a build dates /etc anew.
+    echo "127.0.0.1 localhost" >"$1/etc/hosts"
     mkdir -p "$1/opt/ml/input/data" "$1/opt/ml/model" "$1/opt/ml/output" "$1/opt/ml/code" "$1/workspace"
 }
 
