@@ -26,9 +26,9 @@ LINES = "application/jsonlines"
 
 
 def block(mark: str, language: str) -> str:
-    found = re.search(rf"<!-- {mark} -->\n```{language}\n(.*?)```", PAGE, re.DOTALL)
-    assert found
-    return found[1]
+    """The last block with this mark."""
+    found: list[str] = re.findall(rf"<!-- {mark} -->\n```{language}\n(.*?)```", PAGE, re.DOTALL)
+    return found[-1]
 
 
 ENDPOINT: dict[str, Any] = json.loads(block("request: CreateEndpointConfig", "json"))
