@@ -1,12 +1,16 @@
 """Masks in generated texts; the reference is run_mlm.py's collator (line by line) and Trainer.
 
-Each animal likes one thing and lives in one place, among other words; what is judged is whether the
-model says the thing and the place in their masks.
+    python benchmarks/tasks/masked_lm.py ENCODER FOLDER
+
+writes an encoder whose head for masks knows the words, not yet which belong together, to FOLDER:
+the model to give to run.py. Each animal likes one thing and lives in one place, among other words;
+what is judged is whether the model says the thing and the place in their masks.
 """
 
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +33,29 @@ PLACES = [
 ]
 
 
+_STEPS, _TEXTS_A_STEP = 150, 16
+
+
 def data(rows: int, seed: int) -> list[dict[str, Any]]:
     """Texts of 8 to 70 words, with the places of the two words that the animal tells."""
     drawn = random.Random(seed)
-    found = []
+    made = []
     for _ in range(rows):
         at = drawn.randrange(len(ANIMALS))
-        parts = [["the", ANIMALS[at]], ["likes", THINGS[at]], ["lives", "near", "the", PLACES[at]]]
-        words: list[str] = []
-        told = []
         length = drawn.choice([8, 12, 16, 24, 40, 60])
-        for part in parts:
-            words += drawn.choices(FILLERS, k=length // 4) + part
-            told.append(len(words) - 1)
-        words += drawn.choices(FILLERS, k=length // 4)
-        found.append({"text": " ".join(words), "told": told[1:]})
-    return found
+        made.append(_row(drawn, length, ANIMALS[at], THINGS[at], PLACES[at]))
+    return made
+
+
+def _row(drawn: random.Random, length: int, animal: str, thing: str, place: str) -> dict[str, Any]:
+    parts = [["the", animal], ["likes", thing], ["lives", "near", "the", place]]
+    words: list[str] = []
+    told = []
+    for part in parts:
+        words += drawn.choices(FILLERS, k=length // 4) + part
+        told.append(len(words) - 1)
+    words += drawn.choices(FILLERS, k=length // 4)
+    return {"text": " ".join(words), "told": told[1:]}
 
 
 def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) -> Any:
@@ -93,3 +104,35 @@ def judge(folder: Path, rows: list[dict[str, Any]]) -> float:
             for one, place in zip(said, row["told"], strict=True)
         )
     return right / (2 * len(rows))
+
+
+def make(encoder: str, folder: str) -> None:
+    """Train on short texts in which any animal likes anything, and lives anywhere."""
+    import torch
+    from transformers import AutoModelForMaskedLM, AutoTokenizer, DataCollatorForLanguageModeling
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    tokenizer: Any = AutoTokenizer.from_pretrained(encoder)
+    model: Any = AutoModelForMaskedLM.from_pretrained(encoder)
+    masked: Any = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.3)
+    drawn = random.Random(0)
+    optimizer = torch.optim.AdamW(model.parameters(), 5e-4)
+    for step in range(_STEPS):
+        words = [[drawn.choice(some) for some in (ANIMALS, THINGS, PLACES)]
+                 for _ in range(_TEXTS_A_STEP)]  # fmt: skip
+        texts = [_row(drawn, 8, *chosen)["text"] for chosen in words]
+        batch = masked([tokenizer(text) for text in texts])
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 50 == 49:
+            print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    make(*sys.argv[1:])

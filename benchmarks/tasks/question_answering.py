@@ -1,7 +1,7 @@
 """Questions about generated contexts; the reference is run_qa.py's windows and Trainer.
 
-A context lists what people own; a question asks for what one of them owns. Contexts are of 15 to
-150 words, so that some take two windows of 128 tokens; the reference pads to that, as run_qa.py.
+A context lists what people own; a question asks for what one of them owns. Contexts are of 10 to
+90 words, so that some take two windows of 128 tokens; the reference pads to that, as run_qa.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def data(rows: int, seed: int) -> list[dict[str, Any]]:
     for number in range(rows):
         people = {
             name: f"{drawn.choice(COLOURS)} {drawn.choice(THINGS)}"
-            for name in drawn.sample(PEOPLE, drawn.choice([3, 5, 8, 14, 28]))
+            for name in drawn.sample(PEOPLE, drawn.choice([2, 3, 4, 6, 18]))
         }
         sentences = [f"{name} owns a {thing}." for name, thing in people.items()]
         context = " ".join(sentences)

@@ -10,12 +10,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "code"))
 
 
-def cpu_seconds(argv: list[str], folder: Path) -> float:
+def cpu_seconds(argv: list[str], folder: Path, **channels: Path) -> float:
     """The CPU-seconds of the training alone, without what comes before and after it.
 
     Args:
         argv: Hyperparameters.
         folder: Holds `data`, the training channel; `model`, `output` ... are written there.
+        channels: Other channels.
     """
     from recipe import arguments
     from recipe.paths import Places
@@ -33,7 +34,7 @@ def cpu_seconds(argv: list[str], folder: Path) -> float:
 
     Engine.run = timed  # type: ignore[method-assign]
     places = Places(
-        channels={"train": folder / "data"},
+        channels={"train": folder / "data", **channels},
         model_dir=folder / "model",
         output_data_dir=folder / "output",
         checkpoints=folder / "checkpoints",

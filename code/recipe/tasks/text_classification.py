@@ -124,6 +124,25 @@ CLASSES: Objective = _Classes()
 """Labels of each sample; its loss is the mean over samples."""
 
 
+def _check_is_of_classes(hyperparameters: Hyperparameters, problem: str) -> None:
+    """See that what is for one class in each row is given for nothing else, where it would change
+    nothing.
+
+    Raises:
+        HyperparameterError: it is.
+    """
+    smoothing = hyperparameters.passed.get("label_smoothing_factor")
+    values = {"class_weight": hyperparameters.class_weight, "label_smoothing_factor": smoothing}
+    for name, value in values.items():
+        if problem != SINGLE and value:
+            what = "rows have several labels" if problem == SEVERAL else "labels are numbers"
+            raise HyperparameterError(
+                f"Hyperparameter {name} has value {value}, but {what}: it is for rows of one class "
+                "each.",
+                "Leave it out, or give problem_type=single_label_classification.",
+            )
+
+
 class TextClassification:
     """Labels of texts: classes, several for each text, or a number."""
 
@@ -146,6 +165,7 @@ class TextClassification:
                 "Leave it out: what is longer than max_length is cut. Or give one text in a row.",
             )
         check_best(hyperparameters, SCORES_OF[self.splits.labels.problem])
+        _check_is_of_classes(hyperparameters, self.splits.labels.problem)
         if hyperparameters.tune_thresholds and self.splits.labels.problem != SEVERAL:
             raise HyperparameterError(
                 "Hyperparameter tune_thresholds has value True, but a row has one label only: the "

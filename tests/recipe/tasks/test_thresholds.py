@@ -52,6 +52,24 @@ def test_labels_that_no_row_or_each_row_has_keep_theirs() -> None:
     assert evaluation.best_thresholds(logits, true).tolist() == [0.5, 0.5]
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"), [("class_weight", "balanced"), ("label_smoothing_factor", "0.1")]
+)
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [([["a"], ["a", "b"]], "rows have several labels"), ([0.25, 1.5], "labels are numbers")],
+)
+def test_what_is_for_classes_is_refused_elsewhere(
+    setting: str, value: str, labels: Sequence[Any], words: str, tmp_path: Path
+) -> None:
+    """Both changed nothing, and nothing said so."""
+    rows = [{"text": f"text {n}", "label": labels[n % 2]} for n in range(20)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    hyperparameters = arguments.parse(["--task", "text-classification", f"--{setting}", value])
+    with pytest.raises(HyperparameterError, match=f"{setting} has value {value}, but {words}"):
+        TextClassification({"train": tmp_path}, hyperparameters)
+
+
 ROWS = [
     ("several", [{"text": f"text {n}", "label": ["a", "b"][: 1 + n % 2]} for n in range(20)]),
     ("classes", [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(20)]),
