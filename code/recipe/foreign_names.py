@@ -289,7 +289,10 @@ ADVICE: Mapping[str, str] = {
     "username": "Leave it out: nothing is pushed to the hub.",
     "repo_id": "Leave it out: nothing is pushed to the hub.",
     "chat_template": "Put it into the tokenizer_config.json of the model.",
-    "trainer": "Give task=causal-lm, and columns by their names.",
+    "trainer": (
+        "Give task=causal-lm, and columns by their names. NeuronTrainer, which neither evaluates "
+        "nor resumes, takes a script of your own (docs/TRAINIUM.md)."
+    ),
     "disable_gradient_checkpointing": "Give gradient_checkpointing.",
     "chunk_size": "Give max_length.",
     "max_prompt_length": "Give max_length: prompt and answer together are cut at its end.",

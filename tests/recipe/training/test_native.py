@@ -23,9 +23,12 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.paths import CODE, ROOT
+from tests.support.task_cases import CASES, make
 
 Reviews = Callable[[int], list[tuple[str, str]]]
 RULES = ROOT / "tests" / "support" / "neuron_rules.py"
+GRAPHS = {"summaries": 3, "summaries, LoRA": 3}
+"""Of a training and its evaluations: two, but for these."""
 COMPILED = ("--compile", "--torch_compile_backend", "neuron")
 STAND_IN = """
 import torch
@@ -81,6 +84,26 @@ def test_a_graph_for_training_and_one_for_evaluation_whatever_the_steps(
         assert seen["breaks"] == 0
         graphs.append(seen["graphs"])
     assert graphs == [2, 2]
+
+
+@pytest.mark.heavy
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
+def test_every_task_keeps_the_rules(name: str, tmp_path: Path, tiny_model: Path) -> None:
+    """No break, no symbolic shape, and as many graphs however many epochs there are."""
+    case = CASES[name]
+    model, data, channels, arguments = make(case, tmp_path, tiny_model)
+    graphs = []
+    for epochs in ("1", "2"):
+        more = ("--model_id", str(model), "--task", case.task, "--epochs", epochs)
+        done, (seen,) = run(
+            tmp_path / epochs, [], *more, "--batch_size", "4", *COMPILED, *arguments, *case.more,
+            **channels, SM_CHANNEL_TRAIN=data,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert seen["breaks"] == 0
+        graphs.append(seen["graphs"])
+    assert graphs == [GRAPHS.get(name, 2)] * 2
 
 
 @pytest.mark.heavy
