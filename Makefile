@@ -97,8 +97,8 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Beside the servers of today, which it installs below build/peers; Java 17 runs three of them.
-# ARGS="--model FOLDER --texts FILE --rounds 3"
+# Beside the servers of today, which it installs below build/peers: several GB, the first time.
+# ARGS="--workload embeddings --texts FILE --rounds 3"
 bench-serve: setup
 	$(BIN)/python benchmarks/bench_serve.py $(ARGS)
 

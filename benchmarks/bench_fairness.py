@@ -36,7 +36,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench_serve import ROOT, Launch, Server, make_texts, save_model
+from bench_serve import ROOT, Server
+from servers.peer import Launch
+from servers.workloads import make_texts, save_model
 
 PORT = 18191
 JSON = {"Content-Type": "application/json"}
@@ -288,7 +290,7 @@ def main() -> None:
                 "OMP_NUM_THREADS": "1",
             }
             command = [sys.executable, "-m", "amphora", "serve"]
-            server = Server("amphora", PORT, Launch(command, environ, "/invocations"), base)
+            server = Server("amphora", Launch(command, environ, PORT, "/invocations"), base)
             try:
                 start(server)
                 lines += measure(kind, asked.seconds, asked.workers)

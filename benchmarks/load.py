@@ -21,8 +21,13 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reques
     writer.write(request)
     head = await reader.readuntil(b"\r\n\r\n")
     lines = head.lower().split(b"\r\n")
-    length = next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))
-    await reader.readexactly(length)
+    if b"transfer-encoding: chunked" in lines:
+        while size := int(await reader.readline(), 16):
+            await reader.readexactly(size + 2)
+        await reader.readline()
+    else:
+        length = next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))
+        await reader.readexactly(length)
     if b"connection: close" in lines:
         writer.close()
     return int(head[9:12])
