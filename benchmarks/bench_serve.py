@@ -315,6 +315,7 @@ def bare(model: str, bodies: Path) -> float:
         "    request = inference.input_fn(body, 'application/json')\n"
         "    inference.output_fn(inference.predict_fn(request, model), 'application/json')\n"
         "    took.append((time.perf_counter() - began) * 1000)\n"
+        "    if sum(took) > 5000: break\n"
         "print(statistics.median(took))\n"
     )
     command = [sys.executable, "-c", script, model, str(bodies)]
@@ -382,6 +383,8 @@ def main() -> None:
             if asked.figures:
                 asked.figures.write_text(json.dumps(figures))
 
+        # Ended from outside, it still ends the servers.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         for _ in range(asked.rounds):
             own = bare(str(base / "model"), base / "bodies")
             try:
