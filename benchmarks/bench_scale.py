@@ -348,7 +348,7 @@ def of_hosts(hosts: int, processes: int, rows: int = 20_000) -> dict[str, Any]:
         is_first = rank % processes == 0
         host = own[rank // processes]
         narrow = np.diff(host.starts).astype(np.uint8)
-        told.append((narrow, host.labels, host.fingerprint()) if is_first else None)
+        told.append((narrow, host.labels, host.fingerprint(), None) if is_first else None)
     start = time.perf_counter()
     samples, _ = sharded(own[0], names, 0, lambda _: told)
     exchanged = time.perf_counter() - start

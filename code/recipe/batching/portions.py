@@ -61,12 +61,71 @@ class Plan:
         epoch, within = divmod(place, self.count)
         return epoch, int(self.order(epoch)[within])
 
+    def rows_in(self, portion: int) -> int:
+        """How many rows a portion has."""
+        return min(self.size, self.rows - portion * self.size)
+
+    def named(self, portion: int, numbers: Sequence[int]) -> str:
+        """Some rows of a portion, by their numbers in it, in words."""
+        rows = ", ".join(map(str, self.rows_of(portion)[list(numbers)].tolist()))
+        return f"the rows {rows} of the training data, counted from 0"
+
+    def key(self) -> list[int]:
+        """Tells it apart from other plans."""
+        return [self.rows, self.size, self.seed]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilePlan:
+    """As `Plan`, of portions that are files, each with the rows that are in them."""
+
+    files: Sequence[Sequence[str]]
+    """The names of each portion's."""
+    sizes: Sequence[int]
+    """Rows of each portion; 0 where nobody knows."""
+    seed: int
+
+    @property
+    def count(self) -> int:
+        """How many portions there are."""
+        return len(self.files)
+
+    @property
+    def rows(self) -> int:
+        """Of the data."""
+        return sum(self.sizes)
+
+    def order(self, epoch: int) -> Rows:
+        """The portions as they follow each other in an epoch: in the first one as they are
+        numbered."""
+        if epoch == 0:
+            return np.arange(self.count)
+        return np.random.default_rng((self.seed, _ORDERED, epoch)).permutation(self.count)
+
+    def at(self, place: int) -> tuple[int, int]:
+        """The epoch and the portion at a place in the order of all portions of all epochs."""
+        epoch, within = divmod(place, self.count)
+        return epoch, int(self.order(epoch)[within])
+
+    def rows_in(self, portion: int) -> int:
+        """How many rows a portion has, where that is known."""
+        return self.sizes[portion]
+
+    def named(self, portion: int, numbers: Sequence[int]) -> str:
+        """Some rows of a portion, by their numbers in it, in words."""
+        listed = ", ".join(map(str, numbers))
+        return f"the rows {listed}, counted from 0, of {', '.join(self.files[portion])}"
+
+    def key(self) -> list[int]:
+        """Tells it apart from other plans of these files."""
+        return [*self.sizes, self.seed]
+
 
 class Portions(Protocol):
     """Where the samples of portions are read."""
 
     @property
-    def plan(self) -> Plan: ...
+    def plan(self) -> Plan | FilePlan: ...
 
     @property
     def one_each(self) -> bool:
@@ -168,9 +227,8 @@ class Streamed(Training):
         """Optimizer steps of an epoch, which has one shorter step for each portion at most."""
         if self.limit is not None:
             return self.limit
-        whole, rest = divmod(self.portions.plan.rows, self.portions.plan.size)
-        steps = [-(-rows // self.samples_of_a_step) for rows in (self.portions.plan.size, rest)]
-        return whole * steps[0] + steps[1]
+        plan = self.portions.plan
+        return sum(-(-plan.rows_in(each) // self.samples_of_a_step) for each in range(plan.count))
 
     def epoch(self, epoch: int, balanced: bool) -> Epoch:
         """The batches of an epoch; a portion is waited for when its first batch is asked for."""
@@ -201,7 +259,7 @@ class Streamed(Training):
         if self.limit is not None:
             listed = ", ".join(map(str, own))
             return f"the samples {listed} of portion {portion} of the training data, from 0"
-        return super().named(self.portions.plan.rows_of(portion)[own].tolist())
+        return self.portions.plan.named(portion, own)
 
     def epoch_lengths(self) -> Rows:
         """Tokens of as many samples as an epoch has: of the portions made by now, repeated for

@@ -21,32 +21,30 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from recipe.data import columns, held_out, labels, shards, values
+from recipe.data import columns, held_out, labelled_rows, labels, shards, values
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.data.columns import Columns
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import text_files
-from recipe.data.files.part import Part, is_string
-from recipe.data.files.spool import spooled
+from recipe.data.files.part import Part
+from recipe.data.labelled_rows import Read
 from recipe.data.labels import Labels, LabelShape
 from recipe.data.layout import channels as layout
+from recipe.data.layout import file_portions
+from recipe.data.layout.channels import ChannelLayout
 from recipe.data.layout.class_names import ClassNames
+from recipe.data.layout.file_portions import FileRows
 from recipe.data.reading import describe, read_parts
 from recipe.data.shards import Hosts
 from recipe.errors import DataError, Problems, listed
 from recipe.hyperparameters import Hyperparameters
+from recipe.value_ranges import SPLIT
 
 _AT_ONCE = 10_000
 Array = npt.NDArray[Any]
 _FEWEST_COMMON = 10
 _COMMON_SHARE = 0.01
-_KINDS = {
-    labels.SINGLE: pa.int64(),
-    labels.SEVERAL: pa.list_(pa.float32()),
-    labels.NUMBER: pa.float32(),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +66,8 @@ class Splits:
     """The names of the columns of texts in the training data: one, or two of pairs."""
     sharded: frozenset[str] = frozenset()
     """Which of `train`, `evaluation` and `test` have this host's rows only."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Read:
-    """One part and the columns chosen in it."""
-
-    part: Part
-    columns: Columns
+    files: FileRows | None = None
+    """The training data, where `train` has the rows of its first portion only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +95,10 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
     with hosts.together():
         places = layout.find(channels, hyperparameters.dataset_config_name, hosts.sharded)
         notes = list(places.notes)
+        reasons = _why_not_files(hyperparameters)
+        portions = file_portions.choose(places, channels, hyperparameters, reasons, notes)
+        if portions is not None:
+            places = places.of_training(portions[0])
         parts = read_parts(places, notes, functools.partial(text_files.units, notes=notes))
         first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
         own = None if first is None else _choose(first, hyperparameters, None)[1]
@@ -115,18 +111,17 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
     for of_host in of_hosts:
         for split, each in of_host.items():
             distinct[split] += each
+    later = _Later(places, hyperparameters, like)
+    if portions is not None:
+        distinct["train"] += later.survey(portions, read["train"], notes)
     if hyperparameters.problem_type != labels.NUMBER:
         known_names = list(itertools.chain.from_iterable(hosts.each(places.class_names)))
         names = _names_of_classes(distinct, known_names, notes)
         if names is not None:
             for of in read.values():
-                of[:] = [
-                    dataclasses.replace(
-                        each, part=_with_names(each.part, each.columns.label, names)
-                    )
-                    for each in of
-                ]
+                of[:] = [_named(each, names) for each in of]
             distinct = {split: [each.named(names) for each in of] for split, of in distinct.items()}
+            later.names = names
     trained = [(column.part, column.column) for column in distinct["train"]]
     shape = labels.shape_of(trained, hyperparameters.label_separator, hyperparameters.problem_type)
     if shape.problem == labels.SINGLE and hyperparameters.problem_type is None:
@@ -134,12 +129,15 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
     spelled = [label for part, column in trained for label in shape.spell(part, column)]
     train_rows = sum(column.rows for column in distinct["train"])
     known = labels.classes(*trained[0], spelled, shape.problem, train_rows)
+    files = None if portions is None else later.files(portions, shape, known)
     with hosts.together():
-        built = {split: _build(split, each, shape, known) for split, each in read.items()}
+        built = {
+            split: labelled_rows.build(split, each, shape, known) for split, each in read.items()
+        }
         for split in distinct.keys() - built.keys():  # its rows are all on other hosts
             texts = dict.fromkeys((TEXT, PAIR)[: len(like.read)], pa.large_string())
             inputs = {TOKEN_IDS: pa.large_list(pa.int64())} if like.text == TOKEN_IDS else texts
-            schema = pa.schema([*inputs.items(), (LABEL, _KINDS[known.problem])])
+            schema = pa.schema([*inputs.items(), (LABEL, labelled_rows.KINDS[known.problem])])
             built[split] = datasets.Dataset(schema.empty_table(), fingerprint=uuid.uuid4().hex)
         _check_overlap(built, places.guessed, notes)
     findings = [_describe(split, each) for split, each in read.items()]
@@ -154,7 +152,73 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
         found=[*notes, *findings, rule, *_describe_labels(known, train, hosts)],
         text_columns=like.read,
         sharded=held_out.uses_of(sharded, set(built)),
+        files=files,
     )
+
+
+def _why_not_files(hyperparameters: Hyperparameters) -> Iterator[str]:
+    """Why rows of other files may be needed at once."""
+    if hyperparameters.class_weight is not None:
+        yield "class_weight weighs all rows"
+    if hyperparameters.long_texts == SPLIT:
+        yield "long_texts=split makes several samples of a row"
+
+
+class _Later:
+    """Files of training data that are read after those of the first portion, as these."""
+
+    def __init__(
+        self, places: ChannelLayout, hyperparameters: Hyperparameters, like: Columns
+    ) -> None:
+        self._places, self._hyperparameters, self._like = places, hyperparameters, like
+        self.names: Mapping[int, str] | None = None
+        """Of the classes, where a file beside the data has some."""
+        self._rows: dict[Path, int] = {}
+
+    def survey(
+        self, portions: Sequence[Sequence[Path]], first: Sequence[Read], notes: list[str]
+    ) -> list[_Distinct]:
+        """Read all but the first portion once, a file at a time: rows and labels."""
+        found: list[_Distinct] = []
+        for path in itertools.chain.from_iterable(portions[1:]):
+            of_file = [_distinct(each) for each in self._read([path], notes)]
+            self._rows[path] = sum(each.rows for each in of_file)
+            found += of_file
+        for each in first:
+            self._rows[each.part.path] = each.part.table.num_rows
+        return found
+
+    def files(
+        self, portions: Sequence[Sequence[Path]], shape: LabelShape, known: Labels
+    ) -> FileRows:
+        """What is read later, with the labels of all."""
+
+        def read(paths: Sequence[Path]) -> datasets.Dataset:
+            own = self._read(paths, [])
+            if self.names is not None:
+                own = [_named(each, self.names) for each in own]
+            return labelled_rows.build("train", own, shape, known)
+
+        rows = [sum(self._rows.get(path, 0) for path in paths) for paths in portions]
+        filled = [at for at, count in enumerate(rows) if count]
+        return FileRows(
+            portions=[portions[at] for at in filled], rows=[rows[at] for at in filled], read=read
+        )
+
+    def _read(self, paths: Sequence[Path], notes: list[str]) -> list[Read]:
+        parts = read_parts(self._places.of_training(paths, maybe_none=True), notes)
+        read = _read_splits(parts, self._hyperparameters, notes, self._like)
+        if others := read.keys() - {"train"}:
+            raise DataError(
+                f"A column of {paths[0]} says that rows are {', '.join(sorted(others))} data, and "
+                "the training data is read in portions.",
+                "Give each split in a channel of its own, or streaming_files=0.",
+            )
+        return read.get("train", [])
+
+
+def _named(read: Read, names: Mapping[int, str]) -> Read:
+    return dataclasses.replace(read, part=_with_names(read.part, read.columns.label, names))
 
 
 def _column(split: datasets.Dataset) -> Array:
@@ -183,14 +247,14 @@ def _read_splits(
     hyperparameters: Hyperparameters,
     notes: list[str],
     like: Columns | None,
-) -> dict[str, list[_Read]]:
+) -> dict[str, list[Read]]:
     """The parts of each split with the columns chosen in them.
 
     Args:
         like: The columns of the training data, where another host's decide; else those of the
             first part.
     """
-    read: dict[str, list[_Read]] = {}
+    read: dict[str, list[Read]] = {}
     problems = Problems()
     for split, part in parts:
         with problems.noted():
@@ -212,7 +276,7 @@ def _read_splits(
             for column in chosen.read:
                 part = values.with_texts(part, column)
             part = values.with_labels(part, chosen.label)
-            read.setdefault(split, []).append(_Read(part=part, columns=chosen))
+            read.setdefault(split, []).append(Read(part=part, columns=chosen))
     problems.check()
     return read
 
@@ -226,7 +290,7 @@ def _choose(
     return part, columns.choose(part, text, label, like, pair)
 
 
-def _distinct(read: _Read) -> _Distinct:
+def _distinct(read: Read) -> _Distinct:
     """The first row of each label."""
     column = read.columns.label
     values_ = read.part.table[column]
@@ -236,7 +300,7 @@ def _distinct(read: _Read) -> _Distinct:
             first.setdefault(json.dumps(row, default=str), at)
         rows = list(first.values())
     else:
-        rows = firsts(values_)[0].tolist()
+        rows = labelled_rows.firsts(values_)[0].tolist()
     only = dataclasses.replace(read.part, table=read.part.table.select([column]))
     return _Distinct(part=only.select(rows), column=column, rows=len(values_))
 
@@ -318,95 +382,7 @@ def _check_overlap(built: Mapping[str, datasets.Dataset], guessed: bool, notes: 
             )
 
 
-def _build(
-    split: str, parts: Sequence[_Read], shape: LabelShape, known: Labels
-) -> datasets.Dataset:
-    tables = []
-    for each in parts:
-        table = each.part.table
-        if each.columns.text == TOKEN_IDS:
-            has_types = TYPE_IDS in table.column_names
-            names = (TOKEN_IDS, TYPE_IDS)[: 1 + has_types]
-            inputs = {name: token_ids(each.part, name) for name in names}
-        else:
-            texts = [table[column] for column in each.columns.read]
-            strings = [
-                column
-                if is_string(column.type)
-                else pa.chunked_array(
-                    [[None if value is None else str(value) for value in column.to_pylist()]],
-                    pa.large_string(),
-                )
-                for column in texts
-            ]
-            inputs = {
-                name: pc.fill_null(pc.cast(column, pa.large_string()), "")
-                for name, column in zip((TEXT, PAIR), strings, strict=False)
-            }
-        tables.append(pa.table({**inputs, LABEL: _encoded(split, each, shape, known)}))
-    if len({tuple(table.column_names) for table in tables}) > 1:
-        raise DataError(
-            f"Some files of the {split} data hold texts and others {TOKEN_IDS}: "
-            f"{', '.join(str(each.part.path) for each in parts)}.",
-            "Give one kind.",
-        )
-    # A name instead of a hash of all rows, which nothing here caches by.
-    return datasets.Dataset(pa.concat_tables(tables), fingerprint=uuid.uuid4().hex)
-
-
-def token_ids(part: Part, name: str = TOKEN_IDS) -> pa.ChunkedArray:
-    """The column `input_ids` (or `token_type_ids`) without what its `attention_mask` says is
-    padding."""
-    kind = pa.large_list(pa.int64())
-    columns_ = [name, "attention_mask"] if "attention_mask" in part.table.column_names else [name]
-
-    def kept() -> Iterator[pa.Table]:
-        for _, batch in part.batches(columns_):
-            rows = batch[name].to_pylist()
-            if len(columns_) > 1:
-                masks = batch["attention_mask"].to_pylist()
-                rows = [
-                    [token for token, real in zip(ids, mask, strict=True) if real]
-                    for ids, mask in zip(rows, masks, strict=True)
-                ]
-            yield pa.table({name: pa.array(rows, kind)})
-
-    return spooled(pa.schema([(name, kind)]), kept())[name]
-
-
-def _encoded(split: str, read: _Read, shape: LabelShape, known: Labels) -> pa.Array:
-    part, column = read.part, read.columns.label
-    rows, codes = np.arange(part.table.num_rows), None
-    if not pa.types.is_nested(part.table[column].type):
-        rows, codes = firsts(part.table[column])
-    try:
-        spelled = shape.spell(part.select(rows.tolist()), column)
-    except DataError:
-        shape.spell(part, column)  # which knows how many rows are so
-        raise
-    strange = next((at for at, label in enumerate(spelled) if known.unknown(label)), None)
-    if strange is not None:
-        raise DataError(
-            f"{part.where(int(rows[strange]))} has the label {known.unknown(spelled[strange])!r}, "
-            f"which is in the {split} data but not in the training data ({listed(known.names)}).",
-            "Give training rows of that label, or remove it.",
-        )
-    encoded = pa.array([known.encode(label) for label in spelled], _KINDS[known.problem])
-    return encoded if codes is None else encoded.take(pa.array(codes))
-
-
-def firsts(column: pa.ChunkedArray) -> tuple[Array, Array]:
-    """The first row of each value of a column, in the order of the rows; and for each row the
-    position of its value among these."""
-    if pa.types.is_null(column.type):
-        return np.arange(min(1, len(column))), np.zeros(len(column), dtype=np.int64)
-    encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
-    codes = encoded.indices.to_numpy(zero_copy_only=False)
-    # Values are numbered as they come.
-    return np.unique(codes, return_index=True)[1], codes
-
-
-def _describe(split: str, parts: Sequence[_Read]) -> str:
+def _describe(split: str, parts: Sequence[Read]) -> str:
     rows = sum(each.part.table.num_rows for each in parts)
     read = []
     columns_read: set[str] = set()

@@ -15,7 +15,15 @@ import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from recipe.data import classification, columns, held_out, shards, text_columns, values
+from recipe.data import (
+    classification,
+    columns,
+    held_out,
+    labelled_rows,
+    shards,
+    text_columns,
+    values,
+)
 from recipe.data.column_names import (
     COMPLETION,
     COMPLETION_NAMES,
@@ -32,8 +40,11 @@ from recipe.data.files import formats
 from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import spooled
 from recipe.data.layout import channels as layout
-from recipe.data.reading import describe, read_parts
-from recipe.errors import DataError, Problems
+from recipe.data.layout import file_portions
+from recipe.data.layout.channels import ChannelLayout
+from recipe.data.layout.file_portions import FileRows
+from recipe.data.reading import Units, describe, read_parts
+from recipe.errors import DataError, Problems, listed
 from recipe.hyperparameters import Hyperparameters
 
 _PLAIN = (".txt", ".text")
@@ -60,12 +71,14 @@ class Texts:
     """What was detected, one line each."""
     sharded: frozenset[str] = frozenset()
     """Which of `train`, `evaluation` and `test` have this host's documents only."""
+    files: FileRows | None = None
+    """The training data, where `train` has the documents of its first portion only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
     part: Part
-    columns: Mapping[str, str]
+    columns: dict[str, str]
     """What a document is made of, and the name of its column."""
 
 
@@ -73,11 +86,13 @@ def load(
     channels: Mapping[str, Path],
     hyperparameters: Hyperparameters,
     kinds: Collection[str] = columns.DOCUMENTS,
+    by_files: bool = False,
 ) -> Texts:
     """Read and split the documents of a job's channels.
 
     Args:
         kinds: The columns that a document may be made of.
+        by_files: Whether the task can take the training data in portions that are files.
 
     Raises:
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
@@ -85,33 +100,31 @@ def load(
     hosts = shards.of_job()
     requested = {name: getattr(hyperparameters, f"{name}_column") for name in _NAMED}
 
-    def units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
-        return [
-            functools.partial(formats.read_texts, path, hyperparameters.sample_by)
-            if path.is_file() and path.name.lower().removesuffix(".gz").endswith(_PLAIN)
-            else functools.partial(formats.read, path, lone_column=True)
-            for path in paths
-        ]
-
+    units = functools.partial(_units, sample_by=hyperparameters.sample_by)
     with hosts.together():
-        places = layout.find(channels, hyperparameters.dataset_config_name, hosts.sharded)
+        places = whole = layout.find(channels, hyperparameters.dataset_config_name, hosts.sharded)
         unused = [each.source for each in places.class_names if each.column is None]
         notes = [*places.notes]
         notes += [f"{source} has names of classes and is not used." for source in unused]
+        reasons = _why_not_files(hyperparameters, by_files)
+        portions = file_portions.choose(
+            places, channels, hyperparameters, reasons, notes, file_portions.PLAIN
+        )
+        if portions is not None:
+            places = whole.of_training(portions[0])
         parts = read_parts(places, notes, units)
         first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
         own = None if first is None else columns.of_documents(first, requested, None, kinds)
     like = hosts.first(own)
+    choose = functools.partial(_chosen, requested, kinds)
     read: dict[str, list[_Read]] = {}
     with hosts.together():
         problems = Problems()
         for split, part in parts:
             with problems.noted():
-                chosen = columns.of_documents(part, requested, like, kinds)
-                like = like or chosen
-                if TEXT in chosen:
-                    part = values.with_texts(part, chosen[TEXT])
-                read.setdefault(split, []).append(_Read(part=part, columns=chosen))
+                chosen = choose(part, like)
+                like = like or chosen.columns
+                read.setdefault(split, []).append(chosen)
         problems.check()
         built = {
             # A name instead of a hash of all rows, which nothing here caches by.
@@ -122,23 +135,84 @@ def load(
         }
     for split in set().union(*hosts.each(set(read))) - built.keys():
         assert like is not None
-        kind = pa.large_list(pa.int64()) if TOKEN_IDS in like else pa.large_string()
-        empty = pa.schema([(name, kind) for name in like]).empty_table()
-        built[split] = datasets.Dataset(empty)
+        built[split] = datasets.Dataset(_empty(like))
     findings = [_describe(split, files) for split, files in read.items()]
     train, evaluation, test, rule = held_out.assign(built, None, hyperparameters, hosts)
+    of_files = functools.partial(_of_files, whole, units, functools.partial(choose, like=like))
     sharded = frozenset().union(*hosts.each(places.sharded))
     if hosts.sharded:
         rows = zip(hosts.names, hosts.each(len(train)), strict=True)
-        listed = ", ".join(f"{name} {count}" for name, count in rows)
-        findings.append(f"sharded: training documents of each host: {listed}")
+        counts = ", ".join(f"{name} {count}" for name, count in rows)
+        findings.append(f"sharded: training documents of each host: {counts}")
     return Texts(
         train=train,
         evaluation=evaluation,
         test=test,
         found=[*notes, *findings, rule],
         sharded=held_out.uses_of(sharded, set(built)),
+        files=_files(portions, of_files),
     )
+
+
+def _files(
+    portions: Sequence[Sequence[Path]] | None, read: Callable[[Sequence[Path]], datasets.Dataset]
+) -> FileRows | None:
+    return None if portions is None else FileRows(portions=portions, rows=None, read=read)
+
+
+def _empty(columns_: Mapping[str, str]) -> pa.Table:
+    kind = pa.large_list(pa.int64()) if TOKEN_IDS in columns_ else pa.large_string()
+    return pa.schema([(name, kind) for name in columns_]).empty_table()
+
+
+def _units(paths: Sequence[Path], sample_by: str) -> list[Callable[[], Part]]:
+    return [
+        functools.partial(formats.read_texts, path, sample_by)
+        if path.is_file() and path.name.lower().removesuffix(".gz").endswith(_PLAIN)
+        else functools.partial(formats.read, path, lone_column=True)
+        for path in paths
+    ]
+
+
+def _chosen(
+    requested: Mapping[str, str | None],
+    kinds: Collection[str],
+    part: Part,
+    like: dict[str, str] | None,
+) -> _Read:
+    chosen = columns.of_documents(part, requested, like, kinds)
+    if TEXT in chosen:
+        part = values.with_texts(part, chosen[TEXT])
+    return _Read(part=part, columns=chosen)
+
+
+def _of_files(
+    places: ChannelLayout, units: Units, chosen: Callable[[Part], _Read], paths: Sequence[Path]
+) -> datasets.Dataset:
+    """The documents of some files of training data."""
+    tables = []
+    for split, part in read_parts(places.of_training(paths, maybe_none=True), [], units):
+        if split != "train":
+            raise DataError(
+                f"A column of {part.path} says that rows are {split} data, and the training data "
+                "is read in portions.",
+                "Give each split in a channel of its own, or streaming_files=0.",
+            )
+        tables.append(_documents(chosen(part)))
+    if not tables:
+        raise DataError(f"There are no rows in {listed(list(map(str, paths)))}.", "Remove them.")
+    return datasets.Dataset(pa.concat_tables(tables), fingerprint=uuid.uuid4().hex)
+
+
+def _why_not_files(hyperparameters: Hyperparameters, by_files: bool) -> Iterator[str]:
+    """Why the training data must be read whole."""
+    if not by_files:
+        yield f"task={hyperparameters.task} takes rows of all files"
+    if not hyperparameters.max_train_steps:
+        yield (
+            "a text may be several samples or none, so that the steps of an epoch are not known: "
+            "give max_steps"
+        )
 
 
 def recognise(evidence: Evidence) -> Recognised | None:
@@ -183,7 +257,7 @@ def _without_labels(evidence: Evidence, model: str) -> Recognised | None:
 
 def _documents(read: _Read) -> pa.Table:
     if TOKEN_IDS in read.columns:
-        return pa.table({TOKEN_IDS: classification.token_ids(read.part)})
+        return pa.table({TOKEN_IDS: labelled_rows.token_ids(read.part)})
     part, names = read.part, list(read.columns.values())
     of_columns = [part.table[column] for column in names]
     if MESSAGES not in read.columns and all(

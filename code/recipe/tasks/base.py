@@ -26,6 +26,7 @@ from recipe.batching.flat import Row
 from recipe.batching.packing import Rows, Shape
 from recipe.batching.portions import Later, needed
 from recipe.console import say
+from recipe.data.layout.file_portions import FileRows
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import cpu_kernels, flat_attention
@@ -235,6 +236,17 @@ class Portion(Sequence[int]):
         return split.select(self.rows, new_fingerprint=f"{store.PORTION}{self.name}")
 
 
+@dataclass(frozen=True)
+class FilePortion(Portion):
+    """All rows of some files, which are not among those that the task has read."""
+
+    read: datasets.Dataset
+
+    def of(self, split: datasets.Dataset) -> datasets.Dataset:
+        """These rows."""
+        return super().of(self.read)
+
+
 NO_PORTION = Portion(np.empty(0, np.int64), "")
 """None of the training data, but all of the others: see `named`."""
 
@@ -250,6 +262,25 @@ class Streaming(Protocol):
     def streams(self) -> str | None:
         """ROWS where each row is one sample, PIECES where it may be several or none; None where
         the job's settings need all tokens first."""
+
+
+class StreamingFiles(Streaming, Protocol):
+    """A task whose training data may be read while it is trained on, a file or some at a time."""
+
+    @property
+    def files(self) -> FileRows | None:
+        """The training data, where `train` has its first portion only."""
+
+    sample_class: type[Samples]
+    """What its samples are: a class whose fields are arrays."""
+
+
+def training_rows(task: Task) -> int | None:
+    """How many rows the training data has; None where that is not known before all are read."""
+    files: FileRows | None = getattr(task, "files", None)
+    if files is None:
+        return len(task.train)
+    return None if files.rows is None else sum(files.rows)
 
 
 class NamedSplits(Protocol):

@@ -14,6 +14,7 @@ from recipe.batching import packing
 from recipe.batching.batches import Layout, Samples
 from recipe.batching.document_batches import Documents, PackedDocuments, PaddedDocuments
 from recipe.data import language_modeling
+from recipe.data.layout.file_portions import FileRows
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading, packed_decoders
 from recipe.models.loading import Source
@@ -66,12 +67,13 @@ class CausalLm:
     """How texts, prompts and conversations go on."""
 
     objective: Objective = NEXT_TOKENS
+    sample_class = Documents
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         check_best(hyperparameters, ("perplexity", "token_accuracy"))
         self._hyperparameters = hyperparameters
         channels = judging.channels(channels, hyperparameters)
-        self._texts = language_modeling.load(channels, hyperparameters)
+        self._texts = language_modeling.load(channels, hyperparameters, by_files=True)
         self.train, self.found = self._texts.train, self._texts.found
 
     @property
@@ -83,6 +85,11 @@ class CausalLm:
     def streams(self) -> str | None:
         """See base.Streaming."""
         return PIECES
+
+    @property
+    def files(self) -> FileRows | None:
+        """See base.StreamingFiles."""
+        return self._texts.files
 
     def others(self) -> dict[str, datasets.Dataset]:
         """See base.Streaming."""

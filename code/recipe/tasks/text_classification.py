@@ -19,6 +19,7 @@ from recipe.console import say
 from recipe.data import classification
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS
 from recipe.data.labels import NUMBER, SEVERAL, SINGLE, balanced_weights
+from recipe.data.layout.file_portions import FileRows
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading, losses, packed_encoders
@@ -147,6 +148,7 @@ class TextClassification:
     """Labels of texts: classes, several for each text, or a number."""
 
     objective: Objective = CLASSES
+    sample_class = Samples
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         self._hyperparameters = hyperparameters
@@ -202,6 +204,11 @@ class TextClassification:
     def streams(self) -> str | None:
         """See base.Streaming: classes weigh by their windows, of which all must be known."""
         return None if self._is_split else ROWS
+
+    @property
+    def files(self) -> FileRows | None:
+        """See base.StreamingFiles."""
+        return self.splits.files
 
     def others(self) -> dict[str, datasets.Dataset]:
         """See base.Streaming."""

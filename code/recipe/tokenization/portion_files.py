@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from recipe import errors
-from recipe.batching.portions import Plan
+from recipe.batching.portions import FilePlan, Plan
 from recipe.batching.samples import Samples
 from recipe.errors import CheckpointError, DataError, RecipeError
 
@@ -54,6 +54,18 @@ class Others:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Window:
+    """How few portions are kept, where not all have room."""
+
+    ahead: int
+    """Portions beyond the one that training has come to."""
+    behind: int
+    """Portions before it, for processes that are not as far."""
+    forget: Callable[[int], None]
+    """Removes the tokens of a portion, if they are there."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """What is known of a portion that was made."""
 
@@ -70,24 +82,29 @@ class PortionFiles:
         make: Gives the samples of a portion: made, or read where they were made before.
         one_each: Whether each row is one sample.
         others: What is made beside the portions, once those that are wanted soon are there.
+        window: Of which portions tokens are kept, if not of all.
+        remedy: What to do where a portion takes too long or too much memory.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | FilePlan,
         folder: Path,
         make: Callable[[int], Samples],
         *,
         one_each: bool,
         others: Others | None = None,
+        window: Window | None = None,
+        remedy: str = "fewer streaming_rows, or streaming=False",
     ) -> None:
         self._plan, self._folder, self._make = plan, folder, make
         self.one_each, self._others = one_each, others
+        self._window, self._remedy = window, remedy
         self._records: dict[int, Record] = {}
         self._expected: Mapping[int, Record] = {}
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> Plan | FilePlan:
         """Which rows each portion has."""
         return self._plan
 
@@ -96,7 +113,7 @@ class PortionFiles:
         checkpoint, nor the portion itself yet."""
         _, portion = self._plan.at(place)
         if self.one_each:
-            return min(self._plan.size, self._plan.rows - portion * self._plan.size)
+            return self._plan.rows_in(portion)
         if portion in self._expected:
             return self._expected[portion].samples
         return self._wait(place, portion).samples
@@ -111,6 +128,11 @@ class PortionFiles:
         """
         _, portion = self._plan.at(place)
         _write(self._folder / _WANTED, str(place))
+        if self._window is not None and portion in self._records:
+            # Its tokens may be gone since, and are to be the same when they are made again.
+            known = self._records.pop(portion)
+            self._check_expected(portion, known)
+            self._expected = {**self._expected, portion: known}
         record = self._wait(place, portion)
         samples = self._make(portion)
         if len(samples) != record.samples:
@@ -142,7 +164,8 @@ class PortionFiles:
     def made(self) -> list[Samples]:
         """The samples of the portions that are made by now."""
         self._look()
-        return [self._make(portion) for portion in sorted(self._records)]
+        there = self._records if self._window is None else filter(self._is_made, self._records)
+        return [self._make(portion) for portion in sorted(there)]
 
     def records(self) -> bytes:
         """What is known of the portions that were made, here and before a checkpoint."""
@@ -169,8 +192,7 @@ class PortionFiles:
             path = self._folder / f"{portion}.json"
             # Asked before the look at the file: what has ended may have made it before.
             lives = self._is_locked()
-            if path.exists():
-                record = Record(**json.loads(path.read_text()))
+            if (record := _read(path)) is not None:
                 self._check_expected(portion, record)
                 self._records[portion] = record
                 break
@@ -184,13 +206,13 @@ class PortionFiles:
                     f"The process that makes tokens of the training data has ended before portion "
                     f"{portion}, maybe killed where memory is short.",
                     "Start the job again, which goes on with the portions that are made; or give "
-                    "streaming=False, or fewer streaming_rows.",
+                    f"{self._remedy}.",
                 )
             if waited > _STALLED_SECONDS:
                 raise DataError(
                     f"Portion {portion} of the training data is not made tokens after "
                     f"{waited:.0f} s.",
-                    "Give fewer streaming_rows, or streaming=False.",
+                    f"Give {self._remedy}.",
                 )
             _write(self._folder / _WANTED, str(place))
             time.sleep(_POLL_SECONDS)
@@ -220,8 +242,9 @@ class PortionFiles:
     def _look(self) -> None:
         """Read the records of what is made, without waiting."""
         for path in self._folder.glob("*.json"):
-            if (portion := int(path.stem)) not in self._records:
-                self._records[portion] = Record(**json.loads(path.read_text()))
+            portion = int(path.stem)
+            if portion not in self._records and (record := _read(path)) is not None:
+                self._records[portion] = record
 
     def _is_locked(self) -> bool:
         try:
@@ -306,11 +329,27 @@ class PortionFiles:
                 time.sleep(_POLL_SECONDS)
             with contextlib.suppress(FileNotFoundError):
                 place = int((self._folder / _WANTED).read_text())
+            self._forget(place)
 
     def _next(self, place: int) -> int | None:
         """The portion to make: the first one, then the one that is wanted, and those after it."""
-        soon = (self._plan.at(each)[1] for each in range(place, place + AHEAD + 1))
-        return next((each for each in (0, *soon) if not self._is_made(each)), None)
+        ahead = AHEAD if self._window is None else self._window.ahead
+        soon = [self._plan.at(each)[1] for each in range(place, place + ahead + 1)]
+        if self._window is None:
+            soon.insert(0, 0)
+        return next((each for each in soon if not self._is_made(each)), None)
+
+    def _forget(self, place: int) -> None:
+        """Remove the portions that are not wanted soon, where not all have room."""
+        if (window := self._window) is None:
+            return
+        kept = range(max(0, place - window.behind), place + window.ahead + 1)
+        # The first one tells what batches are like, to the end.
+        wanted = {0, *(self._plan.at(each)[1] for each in kept)}
+        for path in self._folder.glob("*.json"):
+            if (portion := int(path.stem)) not in wanted:
+                path.unlink()
+                window.forget(portion)
 
     def _others_are_next(self, portion: int | None) -> bool:
         """Whether the other data sets are to be made now, and not that portion."""
@@ -321,6 +360,14 @@ class PortionFiles:
 
     def _is_made(self, portion: int) -> bool:
         return (self._folder / f"{portion}.json").exists()
+
+
+def _read(path: Path) -> Record | None:
+    """What a file says of a portion; None where it is not there, or not any more."""
+    try:
+        return Record(**json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
 
 
 def _locked(descriptor: int) -> bool:

@@ -25,7 +25,7 @@ from recipe.runtime import device, distribution, memory, memory_estimate
 from recipe.runtime.distribution import Distribution
 from recipe.tasks import base, detection
 from recipe.tasks.base import ERROR, OK, WARNING, Finding, Task
-from recipe.training import run
+from recipe.training import run, streaming
 
 _SAMPLE_ROWS = 2000
 _TRUNCATED_SHARE = 0.05
@@ -67,7 +67,9 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         what = "data"
         # Its memory is told by the model as it is read, on a CPU.
         whole = dataclasses.replace(hyperparameters, load_in_4bit=False)
-        task: Task = task_table.load(hyperparameters.task)(places.channels, whole)
+        kind = task_table.load(hyperparameters.task)
+        streaming.check(kind, hyperparameters)
+        task: Task = kind(places.channels, whole)
         for line in task.found:
             yield Finding(level=OK, what=what, detail=line)
         yield from task.findings()
@@ -90,7 +92,9 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         yield Finding(level=ERROR, what=what, detail=str(error))
         return
     pieces = sum(task.pieces(length, longest) for length in lengths) / len(lengths or [1]) or 1
-    yield _steps(round(len(task.train) * pieces), hyperparameters, processes)
+    known = base.training_rows(task)
+    if known is not None:
+        yield _steps(round(known * pieces), hyperparameters, processes)
     job = _Job(
         hyperparameters=hyperparameters,
         args=args,

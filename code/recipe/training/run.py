@@ -156,6 +156,7 @@ def _make(
             f"task {hyperparameters.task} needs all rows on every host.",
             "Set their S3DataDistributionType to FullyReplicated.",
         )
+    streaming.check(kind, hyperparameters)
     task: Task = kind(places.channels, hyperparameters)
     for line in task.found:
         say(line)

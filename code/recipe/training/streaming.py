@@ -3,36 +3,66 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import datasets
 import numpy as np
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
-from recipe.batching.portions import Announced, Later, Plan
+from recipe.batching.portions import Announced, FilePlan, Later, Plan
 from recipe.batching.samples import Samples
 from recipe.console import say
 from recipe.data.column_names import LABEL
+from recipe.data.layout.file_portions import AHEAD, BEHIND
 from recipe.data.shards import Hosts
 from recipe.data.values import column
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.runtime import turns, xla
-from recipe.tasks.base import NO_PORTION, PIECES, ROWS, Portion, Streaming, Task
+from recipe.storage import claims, number_files
+from recipe.tasks.base import (
+    NO_PORTION,
+    PIECES,
+    ROWS,
+    FilePortion,
+    Portion,
+    Streaming,
+    StreamingFiles,
+    Task,
+    TaskClass,
+)
 from recipe.tokenization import store
-from recipe.tokenization.portion_files import Others, PortionFiles
+from recipe.tokenization.portion_files import Others, PortionFiles, Window
 from recipe.training import job_identity
 
 _ROWS, _BYTES = 1 << 17, 1 << 24
 """Of a portion, where nobody says how many rows it has: some seconds of a tokenizer's work."""
 _LARGE = 4
 """Data of more portions is streamed where nobody says whether it is."""
+MakesSamples = Callable[[Portion], Mapping[str, Samples]]
+
+
+def check(kind: TaskClass, hyperparameters: Hyperparameters) -> None:
+    """See that a kind of task can read its data as it is asked to, before it reads any.
+
+    Raises:
+        HyperparameterError: it cannot.
+    """
+    if hyperparameters.streaming_files and not hasattr(kind, "sample_class"):
+        raise HyperparameterError(
+            f"Hyperparameter streaming_files has value {hyperparameters.streaming_files}, but "
+            f"task={hyperparameters.task} takes rows of all files.",
+            "Leave it out: all is then read before training, and must fit on the disk.",
+        )
 
 
 @contextlib.contextmanager
@@ -63,35 +93,36 @@ def samples(
         return
     how = _how(task, tokenizer, hyperparameters, plan)
     digest = _digest(task, tokenizer, max_length, how)
-
-    def make(portion: int) -> Samples:
-        rows = Portion(plan.rows_of(portion), f"{digest}-{portion}")
-        return task.samples(tokenizer, max_length, rows)["train"]
-
     one_each = getattr(task, "streams", None) == ROWS
     digests = {
         name: store.key(split, tokenizer, max_length, "streamed", how)
         for name, split in cast(Streaming, task).others().items()
     }
     others = Others(
-        name=f"others-{hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:32]}",
+        name=f"others-{_hashed(digests)[:32]}",
         make=functools.cache(lambda: task.samples(tokenizer, max_length, NO_PORTION)),
     )
-    folder = store.tokens_folder() / f"portions-{digest}"
-    files = PortionFiles(plan, folder, make, one_each=one_each, others=others)
+    samples_of = functools.partial(task.samples, tokenizer, max_length)
+    if isinstance(plan, FilePlan):
+        files = _of_files(cast(StreamingFiles, task), plan, digest, others, samples_of)
+    else:
+        files = _of_rows(plan, digest, others, samples_of, one_each)
 
     def of_other(name: str) -> Samples:
         files.wait_for_others()
         made: Samples = others.make()[name]
         return made
 
-    limit = "" if one_each else f", to max_steps={hyperparameters.max_train_steps}"
-    say(
-        f"streamed: {plan.rows} training rows are made tokens beside training, in {plan.count} "
-        f"portions of {plan.size} rows drawn at random{limit} (docs/TRAINING.md)"
-    )
-    has_labels = one_each and LABEL in task.train.column_names
-    labels = column(task.train, LABEL) if has_labels else np.zeros(plan.rows, np.int64)
+    if isinstance(plan, Plan):
+        limit = "" if one_each else f", to max_steps={hyperparameters.max_train_steps}"
+        say(
+            f"streamed: {plan.rows} training rows are made tokens beside training, in {plan.count} "
+            f"portions of {plan.size} rows drawn at random{limit} (docs/TRAINING.md)"
+        )
+    # Of files nobody has all labels; the task refuses what would need them.
+    labels = np.broadcast_to(np.int64(0), (max(1, plan.rows),))
+    if isinstance(plan, Plan) and one_each and LABEL in task.train.column_names:
+        labels = column(task.train, LABEL)
     with contextlib.ExitStack() as stack:
         # Before this process has used the tokenizer, whose threads a fork does not take along.
         if _is_first_of_host(os.environ):
@@ -103,14 +134,105 @@ def samples(
         yield {"train": Announced.by(labels, digest, files), **later}
 
 
+def _of_rows(
+    plan: Plan, digest: str, others: Others, samples_of: MakesSamples, one_each: bool
+) -> PortionFiles:
+    """The portions of rows that are there; for the arguments see `_of_files`."""
+
+    def make(portion: int) -> Samples:
+        return samples_of(Portion(plan.rows_of(portion), f"{digest}-{portion}"))["train"]
+
+    folder = store.tokens_folder() / f"portions-{digest}"
+    return PortionFiles(plan, folder, make, one_each=one_each, others=others)
+
+
+def _of_files(
+    task: StreamingFiles, plan: FilePlan, digest: str, others: Others, samples_of: MakesSamples
+) -> PortionFiles:
+    """The portions of a task's files: of few of them tokens are on the disk, and of none the rows
+    but while it is made tokens.
+
+    Args:
+        digest: Tells the data and how it is made tokens apart from others.
+        samples_of: Makes the rows of a portion tokens.
+    """
+    files = task.files
+    assert files is not None
+    # A file of the same name and size that was written anew is another one.
+    written = _hashed([files.written(each) for each in range(plan.count)])
+    folder = store.tokens_folder() / f"portions-{digest}-{written[:8]}"
+
+    def kept(portion: int) -> Path:
+        return folder / f"tokens-{portion}"
+
+    def make(portion: int) -> Samples:
+        if not kept(portion).is_dir():
+            folder.mkdir(exist_ok=True)
+            paths = files.portions[portion]
+            with store.room(folder, plan.rows_in(portion)), _scratch(f"rows-{digest}"):
+                read = files.read(paths)
+                rows = np.arange(len(read))
+                samples = samples_of(FilePortion(rows, f"{digest}-{portion}", read))["train"]
+                number_files.write(kept(portion), [_arrays(samples)])
+        return task.sample_class(**cast(Any, number_files.read(kept(portion))))
+
+    return PortionFiles(
+        plan, folder, make, one_each=task.streams == ROWS, others=others,
+        window=Window(
+            ahead=AHEAD,
+            behind=BEHIND,
+            forget=lambda portion: shutil.rmtree(kept(portion), ignore_errors=True),
+        ),
+        remedy="smaller files, or streaming_files=0",
+    )  # fmt: skip
+
+
+def _hashed(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def _arrays(samples: Samples) -> dict[str, store.Column]:
+    """The fields of some samples that are there."""
+    named = {each.name: getattr(samples, each.name) for each in dataclasses.fields(samples)}
+    return {name: value for name, value in named.items() if isinstance(value, np.ndarray)}
+
+
+@contextlib.contextmanager
+def _scratch(name: str) -> Iterator[None]:
+    """A block whose rows, and whatever else is kept in the cache of data sets, go with it."""
+    before = datasets.config.HF_DATASETS_CACHE
+    with claims.claimed(store.tokens_folder(), name) as folder:
+        datasets.config.HF_DATASETS_CACHE = str(folder)
+        try:
+            yield
+        finally:
+            datasets.config.HF_DATASETS_CACHE = before
+
+
 def _plan(
     task: Task,
     tokenizer: PreTrainedTokenizerBase,
     hyperparameters: Hyperparameters,
     arguments: TrainingArguments,
     hosts: Hosts,
-) -> Plan | None:
-    """The portions of the training data; None where it is made tokens before training."""
+) -> Plan | FilePlan | None:
+    """The portions of the training data; None where it is made tokens before training.
+
+    Raises:
+        HyperparameterError: it is read in portions of files, or was asked to be streamed, and
+            cannot be.
+    """
+    if (of_files := getattr(task, "files", None)) is not None:
+        if reasons := list(_why_not(task, tokenizer, hyperparameters, arguments, hosts)):
+            raise HyperparameterError(
+                "The training data is read in portions, a file or some at a time, but "
+                f"{'; and '.join(reasons)}.",
+                "Give streaming_files=0: all is then read before training, and must fit on the "
+                "disk.",
+            )
+        names = [[name for name, _ in portion] for portion in of_files.identity()]
+        sizes = of_files.rows or [0] * len(names)
+        return FilePlan(files=names, sizes=sizes, seed=hyperparameters.seed)
     if hyperparameters.streaming is False or not hyperparameters.trains:
         return None
     rows, size = len(task.train), hyperparameters.streaming_rows
@@ -166,14 +288,19 @@ def _why_not(
 
 
 def _how(
-    task: Task, tokenizer: PreTrainedTokenizerBase, hyperparameters: Hyperparameters, plan: Plan
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    hyperparameters: Hyperparameters,
+    plan: Plan | FilePlan,
 ) -> str:
     """Tells how rows are made tokens, and in which portions, apart from other ways."""
     ways: dict[str, Any] = {
         name: getattr(hyperparameters, name) for name in sorted(job_identity.IN_THE_DATA)
     }
     ways |= {"task": hyperparameters.task, "template": str(tokenizer.chat_template)}
-    ways |= {"portions": [plan.rows, plan.size, plan.seed]}
+    ways |= {"portions": plan.key()}
+    if isinstance(plan, FilePlan):
+        ways |= {"files": cast(Any, task).files.identity()}
     return json.dumps(ways, sort_keys=True, default=str)
 
 

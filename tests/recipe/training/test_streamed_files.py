@@ -1,0 +1,225 @@
+"""Trainings on files that are read while others are trained on, and forgotten again."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from transformers import AutoTokenizer, TrainingArguments
+
+from recipe import task_table
+from recipe.batching.portions import Announced, Streamed
+from recipe.data import shards
+from recipe.data.layout import file_portions
+from recipe.errors import DataError, HyperparameterError, OutputError
+from recipe.hyperparameters import Hyperparameters
+from recipe.tasks.base import training_rows
+from recipe.training import streaming
+from tests.support.causal_kit import make_model, pairs
+from tests.support.trainings import Job, Reviews
+
+_FILES, _ROWS = 14, 24
+"""Of the training data, and of its first file; each has one row more than that before it."""
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def write(path: Path, rows: list[tuple[str, str]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as stream:
+        csv.writer(stream).writerows([("review", "sentiment"), *rows])
+
+
+@pytest.fixture
+def channels(tmp_path: Path) -> dict[str, Path]:
+    """Classes that are not in each file, and one that is in a single one."""
+    for at in range(_FILES):
+        rows = [(f"the film {at} was number {n}", f"class {at // 4}") for n in range(_ROWS + at)]
+        write(tmp_path / "train" / f"part-{at}.csv", rows)
+    write(tmp_path / "train" / "part-x.csv", [("the film x was alone", "rare")])
+    write(tmp_path / "validation" / "all.csv", [("the film 0", "class 0"), ("the film 9", "rare")])
+    return {"train": tmp_path / "train", "validation": tmp_path / "validation"}
+
+
+def _arguments(folder: Path) -> TrainingArguments:
+    return TrainingArguments(output_dir=str(folder), use_cpu=True)
+
+
+def test_every_row_is_trained_once_in_an_epoch_and_few_tokens_are_kept(
+    own_cache: Path, tiny_model: Path, channels: dict[str, Path], tmp_path: Path
+) -> None:
+    job = Hyperparameters(task="text-classification", streaming_files=1)
+    task: Any = task_table.load(job.task)(channels, job)
+    assert task.splits.labels.names == (*(f"class {n}" for n in range(4)), "rare")
+    total = sum(_ROWS + at for at in range(_FILES)) + 1
+    assert training_rows(task) == total
+    assert len(task.train) < 50, "rows of the first file"
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    with streaming.samples(task, tokenizer, 32, job, _arguments(tmp_path), shards.ONE) as both:
+        samples = both["train"]
+        assert isinstance(samples, Announced) and len(samples) == total
+        training = Streamed(samples=samples, portions=samples.portions, size=8)
+        portions = samples.portions.plan.count
+        assert portions == _FILES + 1
+        orders = []
+        for epoch in range(2):
+            drawn, read, most = training.epoch(epoch, True), Counter[tuple[str, str]](), 0
+            order: list[int] = []
+            for number in range(len(drawn)):
+                own, rows, _, first = drawn.of(number, 0)
+                order += [first >> 32] * (first >> 32 not in order)
+                texts = tokenizer.batch_decode(
+                    [own.tokens(row) for row in rows], skip_special_tokens=True
+                )
+                names = [task.splits.labels.names[label] for label in own.labels[rows]]
+                read.update(zip(texts, names, strict=True))
+                most = max(most, len(list(own_cache.glob("tokens/portions-*/tokens-*"))))
+            expected = {
+                (f"the film {at} was number {n}", f"class {at // 4}")
+                for at in range(_FILES) for n in range(_ROWS + at)
+            }  # fmt: skip
+            words = Counter((re.sub(r" ?##", "", text), name) for text, name in read)
+            assert sum(read.values()) == total
+            assert set(read.values()) == {1} and len(words) == total
+            assert Counter(name for _, name in read) == Counter(
+                name for _, name in expected | {("the film x was alone", "rare")}
+            )
+            # Those of which one is being removed, or made, among them.
+            assert most <= file_portions.MOST + 1
+            orders.append(order)
+        assert sorted(orders[0]) == sorted(orders[1]) == list(range(portions))
+        assert orders[0] != orders[1]
+        assert not list(own_cache.glob("tokens/rows-*")) or most
+    named = training.named([(3 << 32) + 5])
+    assert re.fullmatch(r"the rows 5, counted from 0, of part-\w+\.csv", named)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_what_cannot_be_is_refused(
+    channels: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(kind: type[Exception], task: str = "text-classification", **more: Any) -> str:
+        job = Hyperparameters(task=task, **{"streaming_files": 2, **more})
+        with pytest.raises(kind) as caught:
+            streaming.check(task_table.load(task), job)
+            task_table.load(task)(channels, job)
+        return str(caught.value)
+
+    assert "class_weight weighs all rows" in refused(HyperparameterError, class_weight="balanced")
+    said = refused(HyperparameterError, "causal-lm", text_column="review")
+    assert "give max_steps" in said and "Leave it out" in said
+    assert "takes rows of all files" in refused(HyperparameterError, "reranking")
+    assert "takes rows of all files" in refused(HyperparameterError, "masked-lm", max_train_steps=9)
+    with monkeypatch.context() as patch:
+        usage = shutil.disk_usage(tmp_path)._replace(free=2_000)
+        patch.setattr(file_portions.shutil, "disk_usage", lambda _: usage)
+        said = refused(OutputError)
+        assert "0.00 GB are free" in said and "smaller files" in said
+    (channels["train"] / "notes.txt").write_text("a text\n")
+    assert "notes.txt may not be read by itself" in refused(HyperparameterError)
+    (channels["train"] / "notes.txt").unlink()
+    rows = [{"review": "a", "sentiment": "class 0", "split": "test"},
+            {"review": "b", "sentiment": "class 0", "split": "train"}]  # fmt: skip
+    (channels["train"] / "part-y.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert "says that rows are test data" in refused(DataError, seed=3)
+    (channels["train"] / "part-y.jsonl").unlink()
+    del channels["validation"]
+    assert "no channel has evaluation data" in refused(HyperparameterError)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_large_data_in_fastfile_mode_is_read_so_by_default(
+    channels: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Hyperparameters(task="text-classification")
+
+    def read() -> Any:
+        return task_table.load(job.task)(channels, job)
+
+    monkeypatch.setattr(file_portions, "_LARGE", 5_000)
+    monkeypatch.setattr(file_portions, "_BYTES", 1_000)
+    assert read().files is None
+    mode = {"train": {"TrainingInputMode": "FastFile"}}
+    monkeypatch.setenv("SM_INPUT_DATA_CONFIG", json.dumps(mode))
+    task = read()
+    assert len(task.files.portions) > 7
+    assert any("files of training data" in line for line in task.found)
+    monkeypatch.setattr(file_portions, "_BYTES", 5_000)
+    task = read()
+    assert task.files is None and len(task.train) > 400
+    assert any("is read whole before training: 15 files are" in line for line in task.found)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "processes",
+    [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)],
+)
+def test_it_is_killed_and_goes_on(
+    tmp_path: Path, tiny_model: Path, reviews: Reviews, processes: int
+) -> None:
+    data = tmp_path / "data"
+    rows = reviews(330)
+    for at in range(11):
+        write(data / f"{at}.csv", rows[30 * at : 30 * at + 30])
+    more = ("--streaming_files", "1", "--do_eval", "False", "--save_total_limit", "99")
+
+    def job(name: str) -> Job:
+        made = Job(tmp_path / name, tiny_model, data, processes, more)
+        made.environment["HF_DATASETS_CACHE"] = str(tmp_path / name / "cache")
+        return made
+
+    whole = job("whole")
+    output = whole.finish()
+    assert "11 files of training data" in output and "in 11 portions" in output
+    disturbed = job("disturbed")
+    code, _ = disturbed.interrupt(signal.SIGKILL, 54)
+    assert code == -signal.SIGKILL
+    # Another host, in the second epoch, whose files were written at another time.
+    shutil.rmtree(tmp_path / "disturbed" / "cache")
+    for path in data.iterdir():
+        path.touch()
+    killed = disturbed.finish()
+    assert "resuming from" in killed
+    assert "report written" in output and "report written" in killed
+    assert disturbed.weights() == whole.weights()
+    expected = dict(re.findall(r"metric step=(\d+) \S+ (loss=\S+)", output))
+    assert len(expected) == 2 * 11 * 4 or processes == 3
+    for number, loss in re.findall(r"metric step=(\d+) \S+ (loss=\S+)", killed):
+        assert loss == expected[number], number
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(400)
+def test_documents_go_on_too(tmp_path: Path) -> None:
+    model = make_model("llama", tmp_path / "model")
+    (tmp_path / "data").mkdir()
+    texts = [" ".join([each["prompt"], each["completion"]] * 3) for each in pairs(90)]
+    for at in range(9):
+        (tmp_path / "data" / f"{at}.txt").write_text("\n".join(texts[10 * at : 10 * at + 10]))
+    more = ("--streaming_files", "1", "--do_eval", "False", "--task", "causal-lm")
+    more += ("--max_train_steps", "50")
+    jobs = [Job(tmp_path / name, model, tmp_path / "data", 1, more) for name in ("a", "b")]
+    for each in jobs:
+        each.environment["HF_DATASETS_CACHE"] = str(each.base / "cache")
+    assert "in 9 portions" in jobs[0].finish()
+    code, _ = jobs[1].interrupt(signal.SIGKILL, 38)
+    assert code == -signal.SIGKILL
+    shutil.rmtree(jobs[1].base / "cache")
+    assert "resuming from" in jobs[1].finish()
+    assert jobs[1].weights() == jobs[0].weights()
+    kept = list((jobs[0].base / "cache").glob("tokens/portions-*/tokens-*"))
+    assert 0 < len(kept) <= file_portions.MOST + 1
