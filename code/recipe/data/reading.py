@@ -23,6 +23,7 @@ Units = Callable[[Sequence[Path]], Sequence[Unit]]
 """What reads the files of one split: a call for each part; a part may be of several files."""
 
 _MOST_VALUES = 10
+_FIRST_ROWS = 1_000
 _LONGEST_VALUE = 30  # characters
 _UNUSED = {"unsup", "unsupervised", "unlabeled", "unlabelled", "unassigned", "unused", "none", ""}
 _FLAGS = {
@@ -137,9 +138,11 @@ def _names_splits(part: Part, column: str) -> bool:
         return False
     if name not in _FLAGS and not is_string(kind):
         return False
-    values = part.table[column].unique()
-    if len(values) > _MOST_VALUES:
-        return False
+    # Of the first rows first: all texts of a column would be in memory once more.
+    for rows in (_FIRST_ROWS, None):
+        values = part.table[column].slice(0, rows).unique()
+        if len(values) > _MOST_VALUES:
+            return False
     words = [str(value).strip() for value in values.to_pylist() if value is not None]
     if not words or any(len(word) > _LONGEST_VALUE for word in words):
         return False
