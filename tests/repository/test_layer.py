@@ -120,3 +120,13 @@ def test_pip_leaves_compiling_to_it(tmp_path: Path) -> None:
     names = "$PIP_NO_COMPILE $PYTHONDONTWRITEBYTECODE $SOURCE_DATE_EPOCH"
     assert layer.run(f"echo {names} > {tmp_path}/told", str(tmp_path)) == 0
     assert (tmp_path / "told").read_text().split() == ["1", "1", str(layer.DATE)]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Etc/GMT+12", "Etc/GMT-14"])
+def test_what_it_dates_fits_into_a_zip_archive_anywhere(tmp_path: Path, zone: str) -> None:
+    (tmp_path / "module.py").write_text("")
+    layer.date([str(tmp_path / "module.py")])
+    code = "import zipfile; zipfile.ZipFile('it.zip', 'w').write('module.py')"
+    ask = [sys.executable, "-c", code]
+    done = subprocess.run(ask, cwd=tmp_path, env={**os.environ, "TZ": zone}, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
