@@ -22,10 +22,11 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-VERSION = 3
+VERSION = 4
 """Of the rules in this module. Others would go on with a checkpoint's epoch in another order."""
-CHUNK = 16_384
-"""Samples that are grouped by length together."""
+STEPS_TOGETHER = 2
+"""Padded steps whose samples are grouped by length together. Of more, steps would be of samples
+that are alike, and what goes with length learned worse (docs/LAB.md)."""
 PORTION = 1 << 21
 """Samples that are planned together: an epoch of more is planned as it goes on."""
 ALIGNMENT = 4
@@ -64,8 +65,8 @@ def steps(lengths: Rows, size: int, seed: int, epoch: int, balanced: bool) -> Se
     Args:
         lengths: Tokens of each sample.
         size: Samples in a step, over all processes and accumulated batches.
-        balanced: Whether steps get like sums of tokens, to be packed; else a step gets samples of
-            like length, to be padded.
+        balanced: Whether steps get like sums of tokens, to be packed; else two steps at a time
+            share out their samples, one the longer ones, to be padded.
     """
     if len(lengths) > PORTION:
         return _Portions(lengths, size, seed, epoch, balanced)
@@ -80,12 +81,8 @@ def _planned(
     if balanced:
         dealt = _deal(order, lengths, size, random)
     else:
-        dealt = []
-        count = -(-len(order) // size)
-        chunks = max(1, min(count, round(len(order) / CHUNK)))
-        for chunk in np.array_split(np.arange(count), chunks):
-            rows = order[chunk[0] * size : (chunk[-1] + 1) * size]
-            dealt += _cut(_longest_first(rows, lengths), size)
+        together = np.arange(len(order)) // (size * STEPS_TOGETHER)
+        dealt = _cut(_longest_first(order, lengths, together), size)
     # The step with fewer samples is the last one of the epoch.
     whole = [step for step in dealt if len(step) == size]
     shuffled = [whole[at] for at in random.permutation(len(whole))]
@@ -174,13 +171,9 @@ def spread(lengths: Rows, count: int, seed: Sequence[int], balanced: bool) -> li
         dealt = _deal(np.append(order, none), filled, size, random)
         dealt = [step[step < len(order)] for step in dealt] or [order] * count
     else:
-        dealt = []
         starts = np.arange(count + 1) * len(order) // count
-        chunks = max(1, min(count, round(len(order) / CHUNK)))
-        for chunk in np.array_split(np.arange(count), chunks):
-            rows = order[starts[chunk[0]] : starts[chunk[-1] + 1]]
-            cuts = starts[chunk[1:]] - starts[chunk[0]]
-            dealt += np.split(_longest_first(rows, lengths), cuts)
+        together = np.repeat(np.arange(count) // STEPS_TOGETHER, np.diff(starts))
+        dealt = np.split(_longest_first(order, lengths, together), starts[1:-1])
     return [dealt[at] for at in random.permutation(count)]
 
 
@@ -213,13 +206,22 @@ def split(step: Rows, lengths: Rows, parts: int, size: int, balanced: bool) -> l
     return [np.asarray(batch, dtype=np.int64) for batch in batches]
 
 
-def _longest_first(rows: Rows, lengths: Rows) -> Rows:
-    """`rows` by length; those of one length stay in their order."""
+def _longest_first(rows: Rows, lengths: Rows, parts: Rows | None = None) -> Rows:
+    """`rows` by length; those of one length stay in their order.
+
+    Args:
+        rows: Numbers of samples.
+        lengths: Tokens of each sample.
+        parts: For each of `rows` the part it belongs to, ascending: each part by itself.
+    """
     of_rows = lengths[rows]
     shorter = of_rows.max(initial=0) - of_rows
     if shorter.max(initial=0) < 1 << 16:
         shorter = shorter.astype(np.uint16)  # which NumPy sorts by counting
-    longest_first: Rows = rows[np.argsort(shorter, kind="stable")]
+    by_length = np.argsort(shorter, kind="stable")
+    if parts is not None:
+        by_length = by_length[np.argsort(parts[by_length], kind="stable")]
+    longest_first: Rows = rows[by_length]
     return longest_first
 
 
