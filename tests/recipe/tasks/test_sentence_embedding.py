@@ -151,11 +151,14 @@ def test_pairs_with_scores_learn_their_order(tiny_model: Path, tmp_path: Path) -
         for key in rows[0]
         if "s" in key[:1] and key != "score"
     )
-    cosines = util.pairwise_cos_sim(first, second)
-    truth = spearmanr(cosines, [row["score"] for row in rows[:24]]).statistic
-    # Texts that are the same to the tiny tokenizer tie, but for the last digits, whose order is
-    # chance and another on each CPU.
-    assert metrics["eval_spearman"] == pytest.approx(truth, abs=2e-2)
+    # A third of the pairs are one text twice: their cosines tie, but for last digits that are
+    # chance, and Spearman's correlation lies between that of all ties and that of none.
+    cosines = util.pairwise_cos_sim(first, second).numpy().round(5)
+    truth = [row["score"] for row in rows[:24]]
+    tied = spearmanr(cosines, truth).statistic
+    apart = spearmanr(cosines + 1e-7 * np.arange(24), truth).statistic
+    assert apart - 1e-6 <= metrics["eval_spearman"] <= tied + 1e-6
+    assert tied - apart < 0.02
     assert metrics["eval_spearman"] > 0.4
 
 
