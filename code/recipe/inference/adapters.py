@@ -22,7 +22,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from recipe.errors import ModelError, listed, why_unloadable
-from recipe.inference import adapter_files, loaded_model
+from recipe.inference import adapter_files, weights
 from recipe.inference.apis.openai_forms import served_name
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import BadRequest, Document, Request
@@ -234,7 +234,7 @@ class AdaptedTask:
         """The model for a task: the base, or the base with the adapter that is being loaded."""
         if self._shared.model is None:
             own = replace(self._origin, weights=None)
-            self._shared.model = loaded_model.load_weights(own, architecture, dtype)
+            self._shared.model = weights.read(own, architecture, dtype)
         return self._shared.view(self._asked)
 
 
@@ -271,11 +271,11 @@ class _Shared:
         from peft.utils import get_peft_model_state_dict, load_peft_weights
 
         config.inference_mode = True
-        weights = load_peft_weights(str(folder), device="cpu")
+        tensors = load_peft_weights(str(folder), device="cpu")
         in_full = tuple(f".{name}." for name in config.modules_to_save or ())
         strange = [
             name
-            for name in weights
+            for name in tensors
             if "lora_" not in name and not any(part in f".{name}" for part in in_full)
         ]
         if strange:
@@ -296,7 +296,7 @@ class _Shared:
         loaded = get_peft_model_state_dict(
             self._peft, adapter_name=key, save_embedding_layers=False
         )
-        adapter_files.refuse_partial(weights, loaded, {})
+        adapter_files.refuse_partial(tensors, loaded, {})
         self._peft.to(self.model.device)
 
     def remove(self, number: int) -> None:

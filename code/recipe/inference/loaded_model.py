@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import torch
 from transformers import (
-    AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
@@ -24,10 +23,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from recipe.compat import in_precision
 from recipe.data.column_names import TYPE_IDS
-from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import adapter_files, precision, turns
+from recipe.errors import ModelError
+from recipe.inference import precision, turns, weights
 from recipe.inference.origin import Origin
 from recipe.inference.packed import choice as packing_choice
 from recipe.inference.packed import rows as packed_rows
@@ -112,10 +110,10 @@ class LoadedModel:
         if kind in DEVICES and architecture in WRITERS:
             raise static.refused(kind, "texts are written in shapes that grow with each token")
         host = "cpu" if kind in DEVICES else kind
-        model = load_weights(static.origin_for(kind, origin), architecture, dtype).eval().to(host)
-        refuse_broken(model, origin)
+        model = weights.read(static.origin_for(kind, origin), architecture, dtype).eval().to(host)
+        weights.refuse_broken(model, origin)
         tokenizer = origin.tokenizer()
-        if origin.tokenizer_place and len(tokenizer) > (known := embeddings_of(model)):
+        if origin.tokenizer_place and len(tokenizer) > (known := weights.embeddings_of(model)):
             raise ModelError(
                 f"its tokenizer has {len(tokenizer)} tokens, and the model {known}.",
                 "Train it without new tokens, or merge it into a base that has them.",
@@ -127,7 +125,7 @@ class LoadedModel:
             model=model,
             tokenizer=tokenizer,
             # Tokenizers without a limit of their own say 1e30.
-            max_length=int(min(tokenizer.model_max_length, positions_of(model))),
+            max_length=int(min(tokenizer.model_max_length, weights.positions_of(model))),
             inputs=_INPUTS if takes_all else _INPUTS & set(arguments),
             typed=has_types and any(_encode_one(tokenizer, "a b", 8)[1] or []),
         )
@@ -145,7 +143,7 @@ class LoadedModel:
                 if precision.converted(model, lambda: alone.forward(rows, reading)):
                     name = "float16"
                 else:
-                    model = load_weights(origin, architecture, dtype).eval().to(kind)
+                    model = weights.read(origin, architecture, dtype).eval().to(kind)
                     loaded = replace(loaded, model=model)
             loaded = loaded.with_safe_merging(reading)
             # int8 has one scale for a call's activations, and what torch.compile made is padded.
@@ -417,70 +415,8 @@ def refuse_uncut(request: Request, limit: int) -> None:
         )
 
 
-def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:
-    """Raises ModelError if a weight is not a finite number: every answer would be NaN, or the
-    same."""
-    # The least and the largest value tell it as surely as each, in a twentieth of the time.
-    broken = [
-        name
-        for name, weight in model.named_parameters()
-        if weight.is_floating_point()
-        and weight.numel()
-        and not bool(torch.isfinite(torch.stack(torch.aminmax(weight))).all())
-    ]
-    if broken:
-        raise ModelError(
-            f"{len(broken)} weights of the model {origin.place} hold NaN or infinity "
-            f"({', '.join(broken[:3])}).",
-            "Its training has diverged, or its file is damaged: take an earlier checkpoint.",
-        )
-
-
-def embeddings_of(model: PreTrainedModel) -> int:
-    """Tokens that a model has embeddings of; they may stand in a layer of peft."""
-    return len(cast("Any", model.get_input_embeddings()).weight)
-
-
-def positions_of(model: PreTrainedModel) -> int:
-    """How many tokens the model has positions for; 2**30 if it does not say."""
-    positions = getattr(model.config, "max_position_embeddings", None) or 1 << 30
-    for path, module in model.named_modules():
-        # RoBERTa and its kin count positions from behind the padding's.
-        if path.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
-            unused = 0 if module.padding_idx is None else module.padding_idx + 1
-            positions = min(positions, module.num_embeddings - unused)
-    return positions
-
-
 def _encode_one(
     tokenizer: PreTrainedTokenizerBase, text: str, limit: int
 ) -> tuple[list[int], list[int] | None]:
     encoded = tokenizer(beginning(tokenizer, text, limit), truncation=True, max_length=limit)
     return encoded["input_ids"], encoded.get("token_type_ids")
-
-
-def load_weights(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
-    """The model, all of whose weights were in its files: a new head would answer at random. If only
-    a LoRA adapter was saved, its base with the adapter merged."""
-    if origin.weights is not None:
-        return origin.weights(architecture, dtype)
-    if origin.adapter:
-        return adapter_files.merged(origin, architecture, dtype)
-    try:
-        model, report = architecture.from_pretrained(
-            origin.place, **in_precision(dtype), output_loading_info=True, **origin.options
-        )
-    except UNLOADABLE as error:
-        raise ModelError(
-            f"The model {origin.place} cannot be loaded: {why_unloadable(error)}",
-            "It needs config.json, whole weights (best in model.safetensors) and its tokenizer.",
-        ) from error
-    missing = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
-    # A sentence's vector is the mean of its tokens': without the pooler, which many do not save.
-    if missing and architecture is not AutoModel:
-        raise ModelError(
-            f"The model {origin.place} lacks {len(missing)} weights of {type(model).__name__}"
-            f" ({', '.join(missing[:3])}).",
-            "Check that its files are whole, and that HF_TASK is what it was trained for.",
-        )
-    return model

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from recipe.errors import ModelError
-from recipe.inference.loaded_model import load_weights
+from recipe.inference import weights
 from recipe.inference.origin import Origin
 from tests.support.adapter_kit import adapter
 from tests.support.serving_kit import save
@@ -24,7 +24,7 @@ CAUSAL = {"auto": AutoModelForCausalLM, "seed": 0, "task_type": "CAUSAL_LM"}
 
 def served(folder: Path, auto: Any = AutoModelForCausalLM) -> Any:
     (folder / "config.json").write_bytes((folder.parent / "base" / "config.json").read_bytes())
-    return load_weights(Origin(str(folder), {}), auto, torch.float32).eval()
+    return weights.read(Origin(str(folder), {}), auto, torch.float32).eval()
 
 
 def test_a_merged_adapter_is_what_peft_computes(tmp_path: Path) -> None:

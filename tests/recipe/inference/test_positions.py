@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
-from recipe.inference.loaded_model import positions_of
+from recipe.inference.weights import positions_of
 
 SIZE = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
         "intermediate_size": 8, "max_position_embeddings": 12}  # fmt: skip

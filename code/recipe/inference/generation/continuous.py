@@ -22,7 +22,8 @@ from recipe.inference.generation.decoding import Completion, Event, Notes, Penal
 from recipe.inference.generation.engine import Engine, Row
 from recipe.inference.generation.options import GenerationSettings
 from recipe.inference.generation.prompts import Prompt
-from recipe.inference.loaded_model import LoadedModel, embeddings_of
+from recipe.inference.loaded_model import LoadedModel
+from recipe.inference.weights import embeddings_of
 from recipe.runtime import memory
 
 _MEMORY_SHARE = 0.4

@@ -9,8 +9,9 @@ from jinja2 import TemplateError
 
 from recipe.inference.generation import options
 from recipe.inference.generation.options import CUT, GenerationSettings
-from recipe.inference.loaded_model import LoadedModel, embeddings_of
+from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.payloads import BadRequest, Request, a_text, is_conversation
+from recipe.inference.weights import embeddings_of
 from recipe.tokenization.encoding import ending
 
 

@@ -14,7 +14,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import loaded_model, precision
+from recipe.inference import precision, weights
 from recipe.inference.answers import json_values
 from recipe.inference.bodies import MEDIA_PARTS
 from recipe.inference.loaded_model import LoadedModel
@@ -91,7 +91,7 @@ class Foreign:
                 f"The model {origin.place} cannot be loaded for {task}: {why_unloadable(error)}",
                 "Check that its files are whole, and that HF_TASK is what it was trained for.",
             ) from error
-        loaded_model.refuse_broken(pipeline.model, origin)
+        weights.refuse_broken(pipeline.model, origin)
         if task in _WORDS and pipeline.tokenizer is not None:
             refuse_empty(pipeline.tokenizer, origin.place)
         print(

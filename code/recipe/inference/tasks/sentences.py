@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from recipe.compat import in_precision
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import loaded_model, precision, turns
-from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE, positions_of
+from recipe.inference import loaded_model, precision, turns, weights
+from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE
 from recipe.inference.origin import Origin, refuse_empty
 from recipe.inference.packed import choice as packing_choice
 from recipe.inference.packed import rows as packed_rows
@@ -79,7 +79,7 @@ class SentenceVectors:
             ) from error
         # Dense layers are loaded apart, in float32.
         model = model.to(dtype).eval()
-        loaded_model.refuse_broken(model, origin)
+        weights.refuse_broken(model, origin)
         turns.pause_before_calls(model[0])
         if not hasattr(model.tokenizer, "vocab_files_names"):
             reader = type(model.tokenizer).__name__
@@ -264,7 +264,7 @@ def _programs(model: Any, kind: str, environ: Mapping[str, str]) -> Programs:
 
     has_types = TYPE_IDS in inputs and TYPE_IDS in model.tokenizer.model_input_names
     pad = model.tokenizer.pad_token_id or 0
-    longest = min(model.max_seq_length or 1 << 30, positions_of(encoder))
+    longest = min(model.max_seq_length or 1 << 30, weights.positions_of(encoder))
     layout = static.Layout(pad=pad, has_types=has_types, pools=True)
     buckets = Buckets.read(environ, longest)
     call = static.compiled(compute, kind, environ, len(buckets.shapes))
