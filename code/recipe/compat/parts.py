@@ -113,6 +113,7 @@ PARTS = (
              majors=())
         for name in ("_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise")
     ),
+    Seam("torch", "_dynamo", "serving by torch.compile: as many graphs as there are shapes"),
     Seam("torch.nn:Module", "_parameters", "whole weights in the place of shards", inside=True),
 )  # fmt: skip
 """All of them."""
