@@ -146,23 +146,8 @@ class LoadedModel:
                     model = weights.read(origin, architecture, dtype).eval().to(kind)
                     loaded = replace(loaded, model=model)
             loaded = loaded.with_safe_merging(reading)
-            # int8 has one scale for a call's activations, and what torch.compile made is padded.
-            usual = name != "int8" and not is_compiled and origin.weights is None
-            if loaded.merging == PADDED and usual:
-                loaded = loaded.with_packing(architecture.__name__, reading, environ)
-            else:
-                reasons = {
-                    f"the model takes {loaded.merging}": loaded.merging != PADDED,
-                    "AMPHORA_DTYPE is int8": name == "int8",
-                    "AMPHORA_COMPILE is set": is_compiled,
-                    "the model takes adapters": origin.weights is not None,
-                }
-                why = " and ".join(reason for reason, holds in reasons.items() if holds)
-                packed_rows.tell_padded(why, environ)
-            # Of other kinds it is not known that nothing else computes with a layer's weights.
-            if loaded.packed is not None:
-                alone = replace(loaded, packed=None, merging=ALONE)
-                lay_out(model, environ, lambda: alone.forward(alone._probes(), reading))
+            adapts = origin.weights is not None
+            loaded = loaded.laid_out(architecture.__name__, reading, name, adapts, environ)
         if name == "int8":
             model = precision.in_int8(model)
         if is_compiled and kind not in DEVICES:
@@ -323,6 +308,45 @@ class LoadedModel:
             print(f"batches: {type(self.model).__name__} answers otherwise if texts are padded: "
                   f"{merging}", flush=True)  # fmt: skip
         return replace(self, merging=merging, typed=typed)
+
+    def laid_out(
+        self,
+        architecture: str,
+        reading: Reading,
+        name: str,
+        adapts: bool,
+        environ: Mapping[str, str],
+    ) -> LoadedModel:
+        """The same with texts end to end and weights as kernels read them, where answers stay;
+        else a line says why not.
+
+        Args:
+            architecture: The name of the Auto class that loaded the model.
+            reading: What its answers are made of.
+            name: What AMPHORA_DTYPE calls its precision.
+            adapts: Whether it takes adapters.
+            environ: AMPHORA_COMPILE, AMPHORA_PACKING and AMPHORA_GRAPHS.
+
+        Raises:
+            ValueError: One of the last two is neither 0 nor 1.
+        """
+        # int8 has one scale for a call's activations, and what torch.compile made is padded.
+        reasons = {
+            f"the model takes {self.merging}": self.merging != PADDED,
+            "AMPHORA_DTYPE is int8": name == "int8",
+            "AMPHORA_COMPILE is set": environ.get("AMPHORA_COMPILE", "") in ("1", "true"),
+            "the model takes adapters": adapts,
+        }
+        why = " and ".join(reason for reason, holds in reasons.items() if holds)
+        if why:
+            packed_rows.tell_padded(why, environ)
+            return self
+        loaded = self.with_packing(architecture, reading, environ)
+        # Of other kinds it is not known that nothing else computes with a layer's weights.
+        if loaded.packed is not None:
+            alone = replace(loaded, packed=None, merging=ALONE)
+            lay_out(self.model, environ, lambda: alone.forward(alone._probes(), reading))
+        return loaded
 
     def with_packing(
         self, architecture: str, reading: Reading, environ: Mapping[str, str]
