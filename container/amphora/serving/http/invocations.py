@@ -12,6 +12,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.routing import Match, Route
 from starlette.types import ExceptionHandler
 
 from amphora.serving.http import content_coding
@@ -197,7 +198,18 @@ class Invocations:
         assert isinstance(error, HTTPException)
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
         message = f"{request.method} {request.scope['path']}: {error.detail}."
-        return self._error(request, error.status_code, code, message, dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            # The route that refused names its own methods; a path may have several routes.
+            meant = [
+                route
+                for route in request.app.routes
+                if isinstance(route, Route) and route.matches(request.scope)[0] != Match.NONE
+            ]
+            headers["Allow"] = ", ".join(
+                sorted({m for route in meant for m in route.methods or ()})
+            )
+        return self._error(request, error.status_code, code, message, headers)
 
     async def answer_disconnect(self, request: Request, error: Exception) -> Response:
         """Give the log of requests its status; nobody reads this answer."""

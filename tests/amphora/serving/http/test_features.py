@@ -289,6 +289,17 @@ def test_the_server_stops_with_an_open_websocket(start: Start) -> None:
         assert time.monotonic() - began < 10
 
 
+@pytest.mark.parametrize("method", ["PUT", "OPTIONS"])
+def test_a_refused_method_is_answered_by_all_that_its_path_has(start: Start, method: str) -> None:
+    http = start(ECHO, AMPHORA_UI="1").ready().http
+    paths = http.get("/openapi.json").json()["paths"]
+    for path in ("/", "/adapters", "/invocations", "/ping"):
+        answer = http.request(method, path)
+        documented = {name.upper() for name in paths[path]}
+        allowed = set(answer.headers["allow"].split(", "))
+        assert (answer.status_code, allowed - {"HEAD"}) == (405, documented), path
+
+
 def test_the_page_is_there_on_a_laptop_only(start: Start) -> None:
     assert start(ECHO).ready().http.get("/").status_code == 405, "it is there for POST alone"
     page = start(ECHO, AMPHORA_UI="1").ready().http.get("/")
