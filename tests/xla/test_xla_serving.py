@@ -22,6 +22,10 @@ BODIES: dict[str, list[Any]] = {
     "BertForSequenceClassification": [
         {"inputs": MANY, "parameters": {"top_k": None}}, {"inputs": PAIR}, "who",
     ],
+    # It adds something for types that are all 0, as the tokenizer gives them.
+    "GPT2ForSequenceClassification": [
+        {"inputs": MANY, "parameters": {"top_k": None}}, {"inputs": PAIR}, "who",
+    ],
     "BertForTokenClassification": [{"inputs": TEXTS}, {"inputs": TEXTS[1]}],
     "BertForQuestionAnswering": [
         {"inputs": {"question": "who said", "context": CONTEXT[:60]}},

@@ -292,7 +292,7 @@ class LoadedModel:
         typed = self.typed
         if "token_type_ids" in self.inputs and "token_type_ids" in self.tokenizer.model_input_names:
             # Types that are all 0 are what most models assume; some add something for them.
-            (with_types,) = alone.forward([TokenRow(first.ids, [0] * len(first.ids))], reading)
+            (with_types,) = alone.forward([_typed(first)], reading)
             typed |= not torch.allclose(with_types, expected[0], atol=tolerance, rtol=0)
         for merging, rows in ((PADDED, [first, second]), (EQUAL, [first, first])):
             try:
@@ -405,7 +405,8 @@ class LoadedModel:
         prove = programs.prepare(
             self._longest(),
             self._probes()[0],
-            lambda row: alone.forward([row], reading)[0],
+            # Some models add something for types that are all 0, which a program is always given.
+            lambda row: alone.forward([_typed(row) if layout.has_types else row], reading)[0],
             self.model.dtype,
         )
         static.move(self.model, kind)
@@ -437,6 +438,11 @@ def refuse_uncut(request: Request, limit: int) -> None:
             f"Input {request.truncated[0] + 1} is longer than the {limit} tokens that are read. "
             "Shorten it, or leave truncation out: it is then cut."
         )
+
+
+def _typed(row: TokenRow) -> TokenRow:
+    """The row, each of its tokens of the first part of a pair."""
+    return replace(row, types=[0] * len(row.ids))
 
 
 def _encode_one(
