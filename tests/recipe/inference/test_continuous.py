@@ -18,6 +18,7 @@ from recipe.inference.generation.batch import Rows
 from recipe.inference.generation.continuous import Continuous
 from recipe.inference.generation.engine import Engine, Row
 from recipe.inference.generation.generator import Generator
+from recipe.inference.loaded_model import ALONE, EQUAL, PADDED
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import BadRequest
 from tests.support.serving_kit import save, tokenizer
@@ -37,9 +38,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox": SIZES,
     "opt": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64,
             "max_position_embeddings": 128, "word_embed_proj_dim": 32},
+    "gemma2": {**GROUPED, "head_dim": 8, "sliding_window": 8},
+    "mixtral": {**GROUPED, "num_local_experts": 4, "sliding_window": 8},
+    "deepseek_v3": {**SIZES, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
+                    "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "n_group": 1,
+                    "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
     "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
+    # Positions from the padding on; a state that all texts of a batch share.
+    "bart": {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4,
+             "decoder_ffn_dim": 64, "max_position_embeddings": 128},
+    "rwkv": {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32,
+             "context_length": 128},
 }  # fmt: skip
+# What becomes of these models' prompts that differ in length.
+BY_GENERATE = {"mamba": PADDED, "bart": EQUAL, "rwkv": ALONE}
 
 
 def made(kind: str, folder: Path) -> Generator:
@@ -86,6 +99,19 @@ def engine_of(model: Generator) -> Engine:
     return model.continuous.engine
 
 
+@pytest.mark.parametrize("kind", BY_GENERATE)
+def test_prompts_of_equal_settings_are_padded_only_where_the_model_heeds_it(
+    kind: str, tmp_path: Path
+) -> None:
+    model = made(kind, tmp_path)
+    prompts = ["who said paris", "in", "again the film was bad", "good bad paris"]
+    whole = [request(text, max_new_tokens=9, return_full_text=False) for text in prompts]
+    expected = [alone(model, each, 9) for each in whole]
+    seen = [answer[0][0]["generated_text"] for answer in model.predict(whole)]
+    assert seen == expected
+    assert model.loaded.merging == BY_GENERATE[kind]
+
+
 def texts(drawn: random.Random, count: int) -> list[tuple[str, int]]:
     lengths = [1, 2, 5, 30, 60]
     return [
@@ -100,7 +126,7 @@ def test_rows_that_join_and_leave_at_any_time_are_those_of_generate(
     kind: str, tmp_path: Path
 ) -> None:
     model = made(kind, tmp_path)
-    assert (model.continuous is None) == (kind == "mamba")
+    assert (model.continuous is None) == (kind in BY_GENERATE)
     drawn = random.Random(kind)
     prompts = texts(drawn, 9)
     whole = [request(text, max_new_tokens=new, return_full_text=False) for text, new in prompts]

@@ -50,8 +50,9 @@ _GENERATION: Mapping[str, Rule] = {
             isinstance(value, dict)
             and set(value) <= {"include_usage", "include_obfuscation"}
             and all(type(flag) is bool for flag in value.values())
+            and not value.get("include_obfuscation")
         ),
-        'an object with "include_usage"',
+        'an object with "include_usage": obfuscation is not supported',
     ),
     "max_tokens": whole(1),
     "min_tokens": whole(0),
@@ -142,11 +143,15 @@ def read(path: str, document: Any) -> Request:
 
 
 def _settings(body: Mapping[str, Any], *, default: int, logprobs: int | None) -> GenerationSettings:
-    temperature = body.get("temperature")
+    if "stream_options" in body and not body.get("stream"):
+        raise BadRequest("stream_options needs stream: true.")
+    temperature = body.get("temperature", 1)
     samples = temperature != 0
-    chosen: dict[str, Any] = {"top_k": max(0, body.get("top_k", 0))}
-    chosen |= {name: body[name] for name in ("top_p", "repetition_penalty") if name in body}
-    if temperature:
+    # The API's own values, not those of the model's generation_config.json.
+    chosen: dict[str, Any] = {"top_k": max(0, body.get("top_k", 0)), "top_p": body.get("top_p", 1)}
+    if "repetition_penalty" in body:
+        chosen["repetition_penalty"] = body["repetition_penalty"]
+    if samples:
         chosen["temperature"] = float(temperature)
     if body.get("min_tokens"):
         chosen["min_new_tokens"] = body["min_tokens"]

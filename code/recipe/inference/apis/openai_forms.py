@@ -30,15 +30,20 @@ class ShownText:
 
     stops: tuple[str, ...]
     held: str = ""
+    size: int = 0
+    """Characters that have been shown."""
     is_over: bool = False
+    is_cut: bool = False
+    """Whether a stop text has been written."""
 
     def show(self, piece: str, *, is_last: bool) -> str:
         """What can be shown now that `piece` has been written."""
         self.held += piece
         cut = _before(self.held, self.stops)
         if cut < len(self.held) or is_last:
-            self.is_over = True
+            self.is_over, self.is_cut = True, cut < len(self.held)
             shown, self.held = self.held[:cut], ""
+            self.size += len(shown)
             return shown
         safe = len(self.held)
         for stop in self.stops:
@@ -46,6 +51,7 @@ class ShownText:
                 if self.held.endswith(stop[:size]):
                     safe = min(safe, len(self.held) - size)
         shown, self.held = self.held[:safe], self.held[safe:]
+        self.size += len(shown)
         return shown
 
 
@@ -55,8 +61,18 @@ def _before(text: str, stops: Sequence[str]) -> int:
     return min(places, default=len(text))
 
 
-def _bytes(text: str) -> list[int] | None:
-    return None if "\ufffd" in text else list(text.encode())
+def _noted(token: Token) -> dict[str, Any]:
+    """A token of a chat's log-probabilities."""
+    data = token.text.encode() if "\ufffd" not in token.text else token.data
+    own = None if data is None else list(data)
+    return {"token": token.text, "logprob": token.logprob, "bytes": own}
+
+
+def _name(token: Token) -> str:
+    """What stands for a token in a completion's log-probabilities."""
+    if token.data is None:
+        return token.text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.data)
 
 
 class ChatChoices:
@@ -81,15 +97,7 @@ class ChatChoices:
         if tokens is None:
             return None
         content = [
-            {
-                "token": token.text,
-                "logprob": token.logprob,
-                "bytes": _bytes(token.text),
-                "top_logprobs": [
-                    {"token": text, "logprob": logprob, "bytes": _bytes(text)}
-                    for _, text, logprob in token.likeliest
-                ],
-            }
+            {**_noted(token), "top_logprobs": [_noted(likely) for likely in token.likeliest]}
             for token in tokens
         ]
         return {"content": content, "refusal": None}
@@ -120,17 +128,18 @@ class CompletionChoices:
     def _logprobs(self, tokens: Sequence[Token] | None) -> dict[str, Any] | None:
         if tokens is None:
             return None
-        offsets, place = [], 0
+        likeliest: list[dict[str, float | None]] = []
         for token in tokens:
-            offsets.append(place)
-            place += len(token.text)
+            # Of several tokens with one text, the likeliest; and the token itself, always.
+            names: dict[str, float | None] = {}
+            for likely in token.likeliest:
+                names.setdefault(_name(likely), likely.logprob)
+            likeliest.append({**names, _name(token): token.logprob})
         return {
-            "tokens": [token.text for token in tokens],
+            "tokens": [_name(token) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [
-                {text: logprob for _, text, logprob in token.likeliest} for token in tokens
-            ],
-            "text_offset": offsets,
+            "top_logprobs": likeliest,
+            "text_offset": [token.start for token in tokens],
         }
 
 
@@ -154,8 +163,9 @@ class TextsForm:
         copies = self.body.get("n", 1) // self.settings.sequences
         for prompt, texts in enumerate(prediction):
             for text in [own for own in texts for _ in range(copies)]:
-                shown = text.text[: _before(text.text, self.settings.stop)]
-                tokens = self._noted(text.tokens, len(shown))
+                cut = _before(text.text, self.settings.stop)
+                shown = text.text[:cut]
+                tokens = self._noted(text.tokens, cut if cut < len(text.text) else None)
                 choice = self.writer.choice(shown, tokens, prompt)
                 reason = {"finish_reason": _REASONS.get(text.finish, "stop")}
                 choices.append({"index": len(choices), **choice, **reason})
@@ -163,18 +173,16 @@ class TextsForm:
         body = self._head(self.writer.kind, request)
         return Document({**body, "choices": choices, "usage": _usage(request, generated)})
 
-    def _noted(self, tokens: Sequence[Token], size: int = 1 << 30) -> list[Token] | None:
-        """The tokens of a text's first `size` characters, without special ones; None if the request
-        asks for no log-probabilities."""
+    def _noted(self, tokens: Sequence[Token], size: int | None) -> list[Token] | None:
+        """Tokens that begin among the first `size` characters of their text (None: all of them),
+        without special ones; None if the request asks for no log-probabilities."""
         if self.settings.logprobs is None:
             return None
-        kept, length = [], 0
-        for token in tokens:
-            if token.is_special or length >= size:
-                break
-            kept.append(token)
-            length += len(token.text)
-        return kept
+        return [
+            token
+            for token in tokens
+            if not token.is_special and (size is None or token.start < size)
+        ]
 
     def _head(self, kind: str, request: Request) -> dict[str, Any]:
         return {
@@ -209,9 +217,12 @@ class TextsForm:
                 noted.setdefault(index, []).append(event.token)
                 if not state.is_over:
                     text = state.show(event.text, is_last=event.finished is not None)
-                    if text:
-                        yield chunk(index, self.writer.piece(text, self._noted(noted[index])))
-                        noted[index] = []
+                    size = None if state.is_over and not state.is_cut else state.size
+                    tokens = self._noted(noted[index], size)
+                    if text or (state.is_over and tokens):
+                        yield chunk(index, self.writer.piece(text, tokens))
+                        if size is not None:
+                            noted[index] = [one for one in noted[index] if one.start >= size]
                 if event.finished is not None:
                     yield chunk(
                         index, self.writer.last(), _REASONS.get(event.finished.finish, "stop")

@@ -193,12 +193,12 @@ class Rows:
             print(f"batches: {type(error).__name__}: {str(error)[:200]}", flush=True)
             return False
         return all(
-            _are_same(alone[text][length - 1].float(), scores, self.model.dtype)
+            are_same(alone[text][length - 1].float(), scores, self.model.dtype)
             for text, length, scores in seen
         )
 
 
-def _are_same(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:
+def are_same(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether scores differ by no more than the order of sums in a precision makes of them,
     beside how much they differ among each other. A neighbour that is seen changes them by far
     more."""

@@ -35,6 +35,8 @@ _OTHER_WAYS = (
     "cache_implementation", "constraints", "force_words_ids", "token_healing", "is_assistant",
     "assistant_early_exit", "max_time", "sequence_bias",
 )  # fmt: skip
+# Where `generate` forgets what is farther away than the window, and the model itself does not.
+_FORGETFUL = ("moshi",)
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,8 @@ class Continuous:
         if wanted == "0":
             return None
         model: Any = loaded.model
-        vocabulary = embeddings_of(model)
         rows = Rows(model, calls.pad_token_id(loaded))
-        # Tokens of all kinds, none of them special as a rule.
-        tokens = [(7 + 31 * place) % vocabulary for place in range(14)]
+        tokens = probe_tokens(model)
         if loaded.max_length >= 16 and _writes_plainly(model) and rows.is_faithful(tokens):
             _, batch = rows.extend(Batch(), [tokens])
             on_device = model.device.type == "cuda"
@@ -160,6 +160,12 @@ class Continuous:
         )
 
 
+def probe_tokens(model: Any) -> list[int]:
+    """14 tokens of all kinds, none of them special as a rule, to look at what a model makes."""
+    vocabulary = embeddings_of(model)
+    return [(7 + 31 * place) % vocabulary for place in range(14)]
+
+
 def _prepared(
     model: Any, inputs: Mapping[str, torch.Tensor], **options: Any
 ) -> tuple[LogitsProcessorList, StoppingCriteriaList, bool]:
@@ -196,6 +202,8 @@ def _writes_plainly(model: Any) -> bool:
     """Whether the model's own settings ask for nothing but one token after the other, and
     transformers tells how."""
     config = model.generation_config
+    if model.config.get_text_config().model_type in _FORGETFUL:
+        return False
     asked = [name for name in _OTHER_WAYS if getattr(config, name, None)]
     if (config.num_beams or 1) > 1 or config.use_cache is False or asked:
         return False

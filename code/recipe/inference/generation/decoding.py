@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,19 +15,25 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCrite
 LENGTH, END, STOPPED = "length", "eos_token", "stop_sequence"
 _HALF = "\ufffd"
 """What the bytes of a character are decoded to before its last one is there."""
+UNLIKELY = -9999.0
+"""OpenAI's log-probability of what hardly can be; JSON has no infinity."""
 
 
 @dataclass
 class Token:
-    """A token that was generated."""
+    """A token that was generated, or might have been."""
 
     id: int
     text: str
-    """By itself; a character's first bytes have none."""
+    """What it adds to a text. U+FFFD stands for bytes that are no character by themselves."""
     is_special: bool
+    start: int = 0
+    """Characters of its text before it; all bytes of a character have the same."""
+    data: bytes | None = None
+    """Its bytes, if they are no characters by themselves and the tokenizer tells them."""
     logprob: float | None = None
-    likeliest: list[tuple[int, str, float]] = field(default_factory=list)
-    """The tokens that the model held likeliest in its place: id, text and log-probability."""
+    likeliest: list[Token] = field(default_factory=list)
+    """The tokens that the model held likeliest in its place."""
 
 
 @dataclass
@@ -84,6 +92,7 @@ class Writer:
         self._special = set(tokenizer.all_special_ids)
         self._ends = ends
         self._follows = follows or bool(ends.stop)
+        self._anchor: tuple[list[int], str] | None = None
         self._ids: list[int] = []
         self._start = 0
         self._shown = 0
@@ -98,19 +107,25 @@ class Writer:
         """
         self._ids.append(number)
         written = self.written
-        token = Token(number, "", number in self._special)
-        written.tokens.append(token)
+        token = Token(number, "", number in self._special, len(written.text))
+        if self._follows:
+            token = self._token(number, len(written.text))
         if logprobs is not None:
-            token.logprob = float(logprobs[number])
+            token.logprob = max(float(logprobs[number]), UNLIKELY)
             best = logprobs.topk(min(count, len(logprobs)))
-            token.likeliest = [
-                (token_id, self._decode([token_id], keep=True), value)
-                for token_id, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            ]
+            for other, value in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+                # What the settings forbid is not among the likeliest, however few are left.
+                if value > UNLIKELY:
+                    likely = self._token(other, token.start)
+                    likely.logprob = value
+                    token.likeliest.append(likely)
+        written.tokens.append(token)
         shown = written.text
         if self._follows:
-            token.text = self._decode([number], keep=True)
             written.text += self._piece()
+            # What stood before it may have been a character's beginning, and became U+FFFD by it.
+            if token.text and written.text.endswith(token.text):
+                token.start = len(written.text) - len(token.text)
         tail = written.text[max(0, len(shown) - max(map(len, self._ends.stop), default=0)) :]
         if any(stop in tail for stop in self._ends.stop):
             written.finish = STOPPED
@@ -131,6 +146,19 @@ class Writer:
             self.written.finish = LENGTH if at_most else STOPPED
             self.written.text = self._decode(self._ids)
 
+    def _token(self, number: int, start: int) -> Token:
+        """A token in the place that comes. Its text is that behind another token, unless it is the
+        first: by themselves tokens of some tokenizers lose the space before them."""
+        if self._anchor is None:
+            anchor = self._tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
+            self._anchor = anchor, self._decode(anchor, keep=True)
+        anchor, before = self._anchor
+        both = self._decode([*anchor, number], keep=True) if self.written.tokens else ""
+        is_behind = bool(both) and both.startswith(before)
+        text = both[len(before) :] if is_behind else self._decode([number], keep=True)
+        data = _bytes_of(self._tokenizer, number) if _HALF in text else None
+        return Token(number, text, number in self._special, start, data)
+
     def _decode(self, ids: Sequence[int], *, keep: bool = False) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=not keep))
 
@@ -142,6 +170,23 @@ class Writer:
             return ""
         self._start, self._shown = self._shown, len(self._ids)
         return text[len(known) :]
+
+
+def _bytes_of(tokenizer: Any, number: int) -> bytes | None:
+    """The bytes of a token; None if its tokenizer does not tell them."""
+    name = tokenizer.convert_ids_to_tokens(number)
+    if match := re.fullmatch(r"<0x([0-9A-F]{2})>", name):
+        return bytes.fromhex(match[1])
+    letters = _byte_letters()
+    return bytes(letters[letter] for letter in name) if set(name) <= set(letters) else None
+
+
+@functools.cache
+def _byte_letters() -> dict[str, int]:
+    """The byte that each letter of a byte-level vocabulary stands for."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
 
 
 class Penalties(LogitsProcessor):

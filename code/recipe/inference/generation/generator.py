@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM
 
 from recipe.inference import turns
 from recipe.inference.generation import calls, groups, shapes
-from recipe.inference.generation.continuous import Continuous
+from recipe.inference.generation.continuous import Continuous, probe_tokens
 from recipe.inference.generation.decoding import Completion
 from recipe.inference.generation.engine import Row
 from recipe.inference.generation.options import CUT, REFUSE
 from recipe.inference.generation.prompts import Prompt, Prompts
-from recipe.inference.loaded_model import LoadedModel
+from recipe.inference.loaded_model import PADDED, LoadedModel
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, Request
 
@@ -53,10 +53,15 @@ class Generator:
         model.generation_config.stop_strings = None
         # What a long prompt says last is what is to be continued.
         loaded.tokenizer.truncation_side = "left"
+        continuous = Continuous.of(loaded, environ)
+        if continuous is None:
+            merging = groups.merging_of(loaded, probe_tokens(model))
+            if merging != PADDED:
+                print(f"batches: {type(model).__name__} writes otherwise if prompts are padded: "
+                      f"{merging}", flush=True)  # fmt: skip
+            loaded = replace(loaded, merging=merging)
         return cls(
-            loaded=loaded,
-            prompts=Prompts(loaded, long_prompts, stop),
-            continuous=Continuous.of(loaded, environ),
+            loaded=loaded, prompts=Prompts(loaded, long_prompts, stop), continuous=continuous
         )
 
     def example(self, text: str) -> Request:

@@ -12,7 +12,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from recipe.inference import loaded_model, turns
 from recipe.inference.generation import calls
-from recipe.inference.generation.batch import has_lasting_positions
+from recipe.inference.generation.batch import are_same, has_lasting_positions
 from recipe.inference.generation.decoding import (
     Completion,
     Event,
@@ -23,7 +23,47 @@ from recipe.inference.generation.decoding import (
     Writer,
 )
 from recipe.inference.generation.prompts import Prompt
-from recipe.inference.loaded_model import LoadedModel
+from recipe.inference.loaded_model import ALONE, EQUAL, PADDED, LoadedModel
+
+
+def merging_of(loaded: LoadedModel, tokens: Sequence[int]) -> str:
+    """Which prompts `generate` may continue together so that each text is what it is alone.
+
+    Decoders of some families (BART's, Whisper's) count positions from the padding on, others heed
+    no mask.
+
+    Args:
+        loaded: A causal language model.
+        tokens: At least 14, of which prompts are made.
+    """
+    model: Any = loaded.model
+    long, short, equal = list(tokens), list(tokens[:5]), list(tokens[::-1])
+
+    def steps(prompts: list[list[int]]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        output = model.generate(
+            **calls.inputs(loaded, prompts), max_new_tokens=2, do_sample=False, num_beams=1,
+            num_return_sequences=1, eos_token_id=None, pad_token_id=calls.pad_token_id(loaded),
+            return_dict_in_generate=True, output_logits=True,
+        )  # fmt: skip
+        return output.sequences[:, -2], [scores.float() for scores in output.logits]
+
+    try:
+        for merging, prompts in ((PADDED, [short, long]), (EQUAL, [long, equal])):
+            firsts, together = steps(prompts)
+            for place, prompt in enumerate(prompts):
+                first, alone = steps([prompt])
+                # Another first token, as good as this one, is followed by others.
+                count = 2 if first[0] == firsts[place] else 1
+                if not all(
+                    are_same(own[0], both[place], model.dtype)
+                    for own, both in zip(alone[:count], together, strict=False)
+                ):
+                    break
+            else:
+                return merging
+    except Exception as error:
+        print(f"batches: {type(error).__name__}: {str(error)[:200]}", flush=True)
+    return ALONE
 
 
 def write(
@@ -146,7 +186,7 @@ def alike(loaded: LoadedModel, prompts: Sequence[Prompt]) -> Iterator[list[Promp
     for prompt in prompts:
         settings = prompt.settings
         key: list[Any] = [settings, prompt.new, prompt.is_chat]
-        if settings.looks_back or not lasting:
+        if settings.looks_back or not lasting or loaded.merging != PADDED:
             key.append(len(prompt.ids))
         if settings.seed is not None:
             # What is drawn for one depends on what is drawn beside it.
@@ -154,6 +194,6 @@ def alike(loaded: LoadedModel, prompts: Sequence[Prompt]) -> Iterator[list[Promp
         found.setdefault(tuple(key), []).append(prompt)
     for group in found.values():
         rows = max(group[0].settings.sequences, group[0].settings.num_beams)
-        size = max(1, loaded_model.BATCH // rows)
+        size = 1 if loaded.merging == ALONE else max(1, loaded_model.BATCH // rows)
         for start in range(0, len(group), size):
             yield group[start : start + size]
