@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ from recipe.data.layout import file_portions
 from recipe.data.layout.channels import ChannelLayout
 from recipe.data.layout.class_names import ClassNames
 from recipe.data.layout.file_portions import FileRows
-from recipe.data.reading import describe, read_parts
+from recipe.data.reading import describe, read_parts, read_training
 from recipe.data.shards import Hosts
 from recipe.errors import DataError, Problems, listed
 from recipe.hyperparameters import Hyperparameters
@@ -106,7 +105,8 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
     with hosts.together():
         read = _read_splits(parts, hyperparameters, notes, like)
         like = like or read["train"][0].columns
-    of_hosts = hosts.each({split: [_distinct(each) for each in of] for split, of in read.items()})
+    first_rows = functools.partial(_distinct, hyperparameters=hyperparameters)
+    of_hosts = hosts.each({split: [*map(first_rows, of)] for split, of in read.items()})
     distinct: dict[str, list[_Distinct]] = defaultdict(list)
     for of_host in of_hosts:
         for split, each in of_host.items():
@@ -181,7 +181,7 @@ class _Later:
         """Read all but the first portion once, a file at a time: rows and labels."""
         found: list[_Distinct] = []
         for path in itertools.chain.from_iterable(portions[1:]):
-            of_file = [_distinct(each) for each in self._read([path], notes)]
+            of_file = [_distinct(each, self._hyperparameters) for each in self._read([path], notes)]
             self._rows[path] = sum(each.rows for each in of_file)
             found += of_file
         for each in first:
@@ -206,15 +206,8 @@ class _Later:
         )
 
     def _read(self, paths: Sequence[Path], notes: list[str]) -> list[Read]:
-        parts = read_parts(self._places.of_training(paths, maybe_none=True), notes)
-        read = _read_splits(parts, self._hyperparameters, notes, self._like)
-        if others := read.keys() - {"train"}:
-            raise DataError(
-                f"A column of {paths[0]} says that rows are {', '.join(sorted(others))} data, and "
-                "the training data is read in portions.",
-                "Give each split in a channel of its own, or streaming_files=0.",
-            )
-        return read.get("train", [])
+        parts = [("train", part) for part in read_training(self._places, paths, notes)]
+        return _read_splits(parts, self._hyperparameters, notes, self._like).get("train", [])
 
 
 def _named(read: Read, names: Mapping[int, str]) -> Read:
@@ -290,19 +283,11 @@ def _choose(
     return part, columns.choose(part, text, label, like, pair)
 
 
-def _distinct(read: Read) -> _Distinct:
+def _distinct(read: Read, hyperparameters: Hyperparameters) -> _Distinct:
     """The first row of each label."""
-    column = read.columns.label
-    values_ = read.part.table[column]
-    if pa.types.is_nested(values_.type):
-        first: dict[str, int] = {}
-        for at, row in enumerate(values_.to_pylist()):
-            first.setdefault(json.dumps(row, default=str), at)
-        rows = list(first.values())
-    else:
-        rows = labelled_rows.firsts(values_)[0].tolist()
-    only = dataclasses.replace(read.part, table=read.part.table.select([column]))
-    return _Distinct(part=only.select(rows), column=column, rows=len(values_))
+    column, are_cut = read.columns.label, hyperparameters.label_separator is not None
+    only = labelled_rows.distinct(read.part, column, are_cut)
+    return _Distinct(part=only, column=column, rows=read.part.table.num_rows)
 
 
 def _names_of_classes(
@@ -357,19 +342,20 @@ def _check_overlap(built: Mapping[str, datasets.Dataset], guessed: bool, notes: 
     keys = [name for name in built["train"].column_names if name != LABEL]
     if not set(keys) <= {TEXT, PAIR}:
         return
+    others = [split for split in built if split != "train"]
     # A number of 64 bits for each text: two different ones of the same are none of ten.
-    hashes: dict[str, Array] = {}
-    for split, data in built.items():
-        of_batches = [np.empty(0, dtype=np.uint64)]
-        for batch in data.select_columns(keys).with_format("arrow").iter(_AT_ONCE):
-            of_columns = [pd.util.hash_array(batch[name].to_numpy()) for name in keys]
-            of_batches.append(
-                functools.reduce(lambda first, second: first * np.uint64(31) + second, of_columns)
-            )
-        hashes[split] = np.concatenate(of_batches)
-    for split in [name for name in built if name != "train"]:
-        rows = np.unique(hashes[split])
-        again = int(np.isin(rows, hashes["train"]).sum())
+    of_others = {
+        split: np.unique(np.concatenate([np.empty(0, np.uint64), *_hashes(built[split], keys)]))
+        for split in others
+    }
+    is_again = {split: np.zeros(len(rows), bool) for split, rows in of_others.items()}
+    of_others = {split: rows for split, rows in of_others.items() if len(rows)}
+    for hashes in _hashes(built["train"], keys) if of_others else ():
+        for split, rows in of_others.items():
+            at = np.searchsorted(rows, hashes).clip(max=max(0, len(rows) - 1))
+            is_again[split][at[rows[at] == hashes]] = True
+    for split, rows in of_others.items():
+        again = int(is_again[split].sum())
         if guessed and again >= max(_FEWEST_COMMON, len(rows) / 2):
             raise DataError(
                 f"{again} of the {len(rows)} texts of the {split} data are in the files without a "
@@ -380,6 +366,13 @@ def _check_overlap(built: Mapping[str, datasets.Dataset], guessed: bool, notes: 
             notes.append(
                 f"{again} of the {len(rows)} texts of the {split} data are training rows, too."
             )
+
+
+def _hashes(split: datasets.Dataset, keys: Sequence[str]) -> Iterator[Array]:
+    """Of some texts at a time."""
+    for batch in split.select_columns(list(keys)).with_format("arrow").iter(_AT_ONCE):
+        of_columns = [pd.util.hash_array(batch[name].to_numpy()) for name in keys]
+        yield functools.reduce(lambda first, second: first * np.uint64(31) + second, of_columns)
 
 
 def _describe(split: str, parts: Sequence[Read]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,8 +12,11 @@ import datasets
 import numpy as np
 import numpy.typing as npt
 import pandas as pd  # type: ignore[import-untyped]
+import pyarrow as pa  # type: ignore[import-untyped]
+from datasets.table import InMemoryTable
 
 from recipe.data import shards
+from recipe.data.files.spool import spooled
 from recipe.data.shards import Hosts
 from recipe.errors import DataError
 from recipe.hyperparameters import Hyperparameters
@@ -19,6 +24,8 @@ from recipe.hyperparameters import Hyperparameters
 SHARE = 0.1
 """Of the training data, where there is no other to evaluate on."""
 _AT_ONCE = 10_000
+_NUMBERS_AT_ONCE = 1 << 20
+_FEW = 1_000
 Array = npt.NDArray[Any]
 
 
@@ -44,7 +51,8 @@ def assign(
         # The engine lays out a batch of it, and never computes one.
         rule = "evaluation: none was asked for, so that all rows train"
         return train, train.select(range(min(1, len(train)))), None, rule
-    row_strata = strata(train) if strata else np.zeros(len(train), dtype=np.int64)
+    row_strata = strata(train) if strata else np.zeros(len(train), dtype=np.int8)
+    row_strata = row_strata.astype(np.min_scalar_type(int(row_strata.max(initial=0))))
     # The rows of a host may be too few, those of all are not.
     can = hosts.each(len(row_strata) > len(np.unique(row_strata)))
     if hosts.sharded and any(can) and not can[hosts.names.index(hosts.of_processes[hosts.rank])]:
@@ -55,7 +63,30 @@ def assign(
     count = sum(hosts.each(len(held_out)))
     where = " by their hosts" if hosts.sharded else ""
     rule = f"evaluation: {count} training rows held out{where}, {how}seed {hyperparameters.seed}"
-    return train.select(kept), train.select(held_out), None, rule
+    return _rows_of(train, kept), _rows_of(train, held_out), None, rule
+
+
+def _rows_of(split: datasets.Dataset, numbers: Array) -> datasets.Dataset:
+    """`split.select(numbers)`, of many rows with their numbers in a mapped file: that writes them
+    in memory, and pickles them for a name that nothing here caches by."""
+    if split._indices is not None or not len(numbers):
+        return split.select(numbers)
+    schema = pa.schema([("indices", pa.uint64())])
+    pieces = range(0, len(numbers), _NUMBERS_AT_ONCE)
+    whole = spooled(
+        schema,
+        (
+            pa.table([pa.array(numbers[at : at + _NUMBERS_AT_ONCE], pa.uint64())], schema=schema)
+            for at in pieces
+        ),
+    )
+    return datasets.Dataset(
+        split.data,
+        info=split.info.copy(),
+        split=split.split,
+        indices_table=InMemoryTable(whole),
+        fingerprint=uuid.uuid4().hex,
+    )
 
 
 def assign_groups(
@@ -78,7 +109,7 @@ def assign_groups(
         f"evaluation: {len(held_out)} queries held out of the training data, with their "
         f"{len(rows)} rows, seed {hyperparameters.seed}"
     )
-    return train.select(kept), train.select(rows), None, rule
+    return _rows_of(train, kept), _rows_of(train, rows), None, rule
 
 
 def uses_of(sharded: frozenset[str], splits: Collection[str]) -> frozenset[str]:
@@ -100,8 +131,9 @@ def hold_out(class_ids: Sequence[int] | Array, share: float, seed: int) -> tuple
     """
     ids = np.asarray(class_ids)
     by_class = np.argsort(ids, kind="stable")
-    keys, starts = np.unique(ids[by_class], return_index=True)
-    positions = dict(zip(keys.tolist(), np.split(by_class, starts[1:]), strict=True))
+    keys, sizes = np.unique(ids, return_counts=True)
+    parts = np.split(by_class, np.cumsum(sizes)[:-1])
+    positions = dict(zip(keys.tolist(), parts, strict=True))
     held_rows = max(1, round(len(class_ids) * share))
     counts = {key: int(len(rows) * share) for key, rows in positions.items()}
     by_remainder = sorted(counts, key=lambda key: (len(positions[key]) * share) % 1, reverse=True)
@@ -113,9 +145,35 @@ def hold_out(class_ids: Sequence[int] | Array, share: float, seed: int) -> tuple
             f"There are {len(class_ids)} training rows, too few to hold any out.",
             "Give more rows, or evaluation data in a channel called test.",
         )
-    sample = random.Random(seed).sample
+    drawn = random.Random(seed)
     chosen = [
-        positions[key][sample(range(len(positions[key])), counts[key])] for key in sorted(counts)
+        positions[key][sample(drawn, len(positions[key]), counts[key])] for key in sorted(counts)
     ]
     held_out = np.sort(np.concatenate(chosen))
-    return np.delete(np.arange(len(ids)), held_out), held_out
+    is_kept = np.ones(len(ids), bool)
+    is_kept[held_out] = False
+    return np.flatnonzero(is_kept), held_out
+
+
+def sample(drawn: random.Random, count: int, size: int) -> Array:
+    """`drawn.sample(range(count), size)`, int64 [size], by arrays: its lists and sets of all rows
+    are of some 40 bytes a row."""
+    if size < _FEW:
+        return np.array(drawn.sample(range(count), size), np.int64)
+    result = np.empty(size, np.int64)
+    # As there: where few are drawn of many, one is drawn again that was drawn before.
+    if count <= 21 + 4 ** math.ceil(math.log(size * 3, 4)):
+        pool = np.arange(count)
+        for at in range(size):
+            place = drawn.randrange(count - at)
+            result[at] = pool[place]
+            pool[place] = pool[count - at - 1]
+        return result
+    is_drawn = np.zeros(count, bool)
+    for at in range(size):
+        number = drawn.randrange(count)
+        while is_drawn[number]:
+            number = drawn.randrange(count)
+        is_drawn[number] = True
+        result[at] = number
+    return result

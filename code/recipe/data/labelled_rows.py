@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +19,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from recipe.data import labels
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.data.columns import Columns
-from recipe.data.files.part import Part, is_string
+from recipe.data.files.part import Part, is_number, is_string
 from recipe.data.files.spool import spooled
 from recipe.data.labels import Labels, LabelShape
 from recipe.errors import DataError, listed
@@ -28,6 +31,7 @@ KINDS = {
     labels.NUMBER: pa.float32(),
 }
 """What the labels of each problem are in a table."""
+_FEW_NUMBERS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,30 +96,75 @@ def token_ids(part: Part, name: str = TOKEN_IDS) -> pa.ChunkedArray:
     return spooled(pa.schema([(name, kind)]), kept())[name]
 
 
-def _encoded(split: str, read: Read, shape: LabelShape, known: Labels) -> pa.Array:
+def _encoded(split: str, read: Read, shape: LabelShape, known: Labels) -> pa.ChunkedArray:
+    """The labels of all rows, some rows at a time, so that few of them are Python's objects."""
     part, column = read.part, read.columns.label
-    rows, codes = np.arange(part.table.num_rows), None
-    if not pa.types.is_nested(part.table[column].type):
-        rows, codes = firsts(part.table[column])
-    try:
-        spelled = shape.spell(part.select(rows.tolist()), column)
-    except DataError:
-        shape.spell(part, column)  # which knows how many rows are so
-        raise
-    strange = next((at for at, label in enumerate(spelled) if known.unknown(label)), None)
-    if strange is not None:
-        raise DataError(
-            f"{part.where(int(rows[strange]))} has the label {known.unknown(spelled[strange])!r}, "
-            f"which is in the {split} data but not in the training data ({listed(known.names)}).",
-            "Give training rows of that label, or remove it.",
-        )
-    encoded = pa.array([known.encode(label) for label in spelled], KINDS[known.problem])
-    return encoded if codes is None else encoded.take(pa.array(codes))
+    kind = KINDS[known.problem]
+
+    def encoded() -> Iterator[pa.Table]:
+        for first, piece in part.pieces(column):
+            rows, codes = np.arange(piece.table.num_rows), None
+            if not pa.types.is_nested(piece.table[column].type):
+                rows, codes = firsts(piece.table[column])
+            try:
+                spelled = shape.spell(piece.select(rows), column)
+            except DataError:
+                shape.spell(part, column)  # which knows how many rows are so
+                raise
+            strange = next((at for at, label in enumerate(spelled) if known.unknown(label)), None)
+            if strange is not None:
+                raise DataError(
+                    f"{part.where(first + int(rows[strange]))} has the label "
+                    f"{known.unknown(spelled[strange])!r}, which is in the {split} data but not in "
+                    f"the training data ({listed(known.names)}).",
+                    "Give training rows of that label, or remove it.",
+                )
+            labels_of_rows = pa.array([known.encode(label) for label in spelled], kind)
+            if codes is not None:
+                labels_of_rows = labels_of_rows.take(pa.array(codes))
+            yield pa.table({LABEL: labels_of_rows})
+
+    return spooled(pa.schema([(LABEL, kind)]), encoded())[LABEL]
+
+
+def distinct(part: Part, column: str, are_cut: bool) -> Part:
+    """The rows of `part` with a label that no row before them has, without other columns.
+
+    Of a column that has a fraction, and so can be no classes, some numbers stand for all.
+
+    Args:
+        are_cut: Whether labels may be several in a string, whose parts are classes.
+    """
+    rows: list[int] = []
+    known: set[Any] = set()
+    has_fraction = False
+    for first, piece in part.pieces(column):
+        values_ = piece.table[column]
+        if pa.types.is_nested(values_.type):
+            cells = [json.dumps(row, default=str) for row in values_.to_pylist()]
+            own = np.arange(len(cells))
+        else:
+            own = firsts(values_)[0]
+            cells = values_.take(pa.array(own)).to_pylist()
+        for at, cell in zip(own.tolist(), cells, strict=True):
+            if cell in known:
+                continue
+            if has_fraction and len(rows) >= _FEW_NUMBERS and _is_finite(cell):
+                continue
+            known.add(cell)
+            rows.append(first + at)
+            has_fraction = has_fraction or (not are_cut and labels.is_fraction(str(cell)))
+    only = dataclasses.replace(part, table=part.table.select([column]))
+    return only.select(rows)
+
+
+def _is_finite(cell: Any) -> bool:
+    return is_number(str(cell)) and math.isfinite(float(cell))
 
 
 def firsts(column: pa.ChunkedArray) -> tuple[Array, Array]:
-    """The first row of each value of a column, in the order of the rows; and for each row the
-    position of its value among these."""
+    """The first row of each value of a column of few rows, in the order of the rows; and for each
+    row the position of its value among these."""
     if pa.types.is_null(column.type):
         return np.arange(min(1, len(column))), np.zeros(len(column), dtype=np.int64)
     encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")

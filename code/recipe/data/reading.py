@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.column_names import LABEL_NAMES, SPLIT_COLUMNS, plain, split_of
@@ -23,7 +25,6 @@ Units = Callable[[Sequence[Path]], Sequence[Unit]]
 """What reads the files of one split: a call for each part; a part may be of several files."""
 
 _MOST_VALUES = 10
-_FIRST_ROWS = 1_000
 _LONGEST_VALUE = 30  # characters
 _UNUSED = {"unsup", "unsupervised", "unlabeled", "unlabelled", "unassigned", "unused", "none", ""}
 _FLAGS = {
@@ -72,6 +73,25 @@ def read_parts(
     return sorted(parts, key=lambda each: ORDER.index(each[0]))
 
 
+def read_training(
+    layout: ChannelLayout, paths: Sequence[Path], notes: list[str], units: Units | None = None
+) -> list[Part]:
+    """Some files of training data, by themselves; those without rows are left out.
+
+    Raises:
+        DataError: as `read_parts`; or some of their rows are said to be of another split.
+    """
+    parts = read_parts(layout.of_training(paths, maybe_none=True), notes, units)
+    for split, part in parts:
+        if split != TRAIN:
+            raise DataError(
+                f"A column of {part.path} says that rows are {split} data, and the training data "
+                "is read in portions.",
+                "Give each split in a channel of its own, or streaming_files=0.",
+            )
+    return [part for _, part in parts]
+
+
 def describe(
     split: str, parts: Sequence[Part], count: str, read: str, columns_read: Collection[str]
 ) -> str:
@@ -117,14 +137,17 @@ def _by_column(
             of_value[value] = flagged if str(value).strip().lower() in _TRUE else other
         elif value is not None:
             of_value[value] = split_of(str(value))
-    rows: dict[str | None, list[int]] = defaultdict(list)
-    for row, value in enumerate(part.table[column].to_pylist()):
-        rows[of_value[value]].append(row)
+    found: dict[str | None, list[npt.NDArray[np.int64]]] = defaultdict(list)
+    for first, piece in part.pieces(column):
+        of_rows = np.array([of_value[value] for value in piece.table[column].to_pylist()], object)
+        for name in dict.fromkeys(of_rows):
+            found[name].append(first + np.flatnonzero(of_rows == name))
+    rows = {name: np.concatenate(of_pieces) for name, of_pieces in found.items()}
     if set(rows) == {split}:
         return [(split, part)]
     groups = ", ".join(f"{len(of)} {name or 'of none'}" for name, of in rows.items())
     notes.append(f"{part.path}: column {column!r} says of which split its rows are: {groups}.")
-    if split != TRAIN and rows.pop(TRAIN, []):
+    if split != TRAIN and rows.pop(TRAIN, None) is not None:
         notes.append(f"Of {part.path}, which is {split} data, rows of train are not used.")
     rest = dataclasses.replace(part, table=part.table.drop_columns([column]))
     return [(name, rest.select(of)) for name, of in rows.items() if name is not None]
@@ -138,12 +161,10 @@ def _names_splits(part: Part, column: str) -> bool:
         return False
     if name not in _FLAGS and not is_string(kind):
         return False
-    # Of the first rows first: all texts of a column would be in memory once more.
-    for rows in (_FIRST_ROWS, None):
-        values = part.table[column].slice(0, rows).unique()
-        if len(values) > _MOST_VALUES:
-            return False
-    words = [str(value).strip() for value in values.to_pylist() if value is not None]
+    values = part.distinct(column, _MOST_VALUES)
+    if values is None:
+        return False
+    words = [str(value).strip() for value in values if value is not None]
     if not words or any(len(word) > _LONGEST_VALUE for word in words):
         return False
     if name in _FLAGS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -10,12 +11,14 @@ from typing import Any
 
 import datasets
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import text_columns
 from recipe.data.column_names import LABEL_NAMES, TEXT_NAMES, TOKEN_IDS, plain
 from recipe.data.files.part import TAG, Part, is_list, is_number, is_string, token_data
+from recipe.data.files.spool import spooled
 from recipe.errors import DataError
 
 _SAMPLE_ROWS = 1_000
@@ -51,7 +54,7 @@ def with_words(part: Part) -> Part:
             if sample and all(isinstance(container(cell), list) for cell in sample):
                 lists.append(name)
     for name in [name for name in lists if plain(name) in (*TEXT_NAMES, *_WORDS)]:
-        _refuse_tagged(part, name, part.table[name].to_pylist())
+        _refuse_tagged(part, name)
     names = {plain(name): name for name in part.table.column_names}
     known = next((names[name] for name in (*TEXT_NAMES, *_WORDS) if name in names), None)
     return with_texts(part, known) if known is not None and known in lists else part
@@ -75,9 +78,8 @@ def with_texts(part: Part, column: str) -> Part:
     kind = values.type
     if pa.types.is_null(kind):
         raise DataError(f"Column {column!r} of {part.path} has no value in any row.", _NAME_TEXTS)
-    if is_list(kind):
-        rows = values.to_pylist()
-    else:
+    are_lists = is_list(kind)
+    if not are_lists:
         if not is_string(kind):
             raise _no_text(part, column, f"is of type {kind}", values)
         sample = [value for value in values.slice(0, _SAMPLE_ROWS).to_pylist() if value]
@@ -90,24 +92,32 @@ def with_texts(part: Part, column: str) -> Part:
             return part
         if not all(isinstance(value, list) for value in parsed):
             raise _no_text(part, column, "holds records written as strings", values)
-        rows = _as_lists(part, column)
-    _refuse_tagged(part, column, rows)
-    texts = []
-    for row, words in enumerate(rows):
-        if words is not None and not all(isinstance(word, str) for word in words):
-            raise DataError(
-                f"{part.where(row)} has no text in column {column!r}, but a list of something else "
-                f"than words: {json.dumps(words, default=str)[:60]}.",
-                _NAME_TEXTS,
-            )
-        if any(word.startswith(_PIECES) for word in words or ()):
-            raise DataError(
-                f"{part.where(row)} has pieces of words in column {column!r}: "
-                f"{json.dumps(words)[:60]}.",
-                "Give the texts, or their token ids in a column called input_ids.",
-            )
-        texts.append(None if words is None else " ".join(words))
-    return part.with_column(column, pa.array(texts, pa.large_string()))
+    _refuse_tagged(part, column)
+
+    def joined() -> Iterator[pa.Table]:
+        for _, piece in part.pieces(column):
+            rows = piece.table[column].to_pylist() if are_lists else _as_lists(piece, column)
+            texts = [_of_words(piece, row, words, column) for row, words in enumerate(rows)]
+            yield pa.table([pa.array(texts, pa.large_string())], schema=schema)
+
+    schema = pa.schema([(column, pa.large_string())])
+    return part.with_column(column, spooled(schema, joined())[column])
+
+
+def _of_words(part: Part, row: int, words: list[Any] | None, column: str) -> str | None:
+    if words is not None and not all(isinstance(word, str) for word in words):
+        raise DataError(
+            f"{part.where(row)} has no text in column {column!r}, but a list of something else "
+            f"than words: {json.dumps(words, default=str)[:60]}.",
+            _NAME_TEXTS,
+        )
+    if any(word.startswith(_PIECES) for word in words or ()):
+        raise DataError(
+            f"{part.where(row)} has pieces of words in column {column!r}: "
+            f"{json.dumps(words)[:60]}.",
+            "Give the texts, or their token ids in a column called input_ids.",
+        )
+    return None if words is None else " ".join(words)
 
 
 _NAME_TEXTS = "Name a column of texts in the hyperparameter text_column."
@@ -123,9 +133,10 @@ def _no_text(part: Part, column: str, what: str, values: pa.ChunkedArray) -> Dat
     )
 
 
-def _refuse_tagged(part: Part, column: str, rows: Sequence[Any]) -> None:
+def _refuse_tagged(part: Part, column: str) -> None:
     """Raises DataError where another column has a tag for each word."""
-    words = [container(row) if isinstance(row, str) else row for row in rows[:_SAMPLE_ROWS]]
+    rows = part.table[column].slice(0, _SAMPLE_ROWS).to_pylist()
+    words = [container(row) if isinstance(row, str) else row for row in rows]
     lengths = [len(row) for row in words if isinstance(row, list)]
     for name in part.table.column_names:
         if name == column or not _TAG_COLUMNS.fullmatch(plain(name)):
@@ -182,28 +193,46 @@ def with_labels(part: Part, column: str) -> Part:
     Raises:
         DataError: the labels are of words or of spans of a text.
     """
-    values = part.table[column]
-    distinct = values.unique().to_pylist() if not pa.types.is_nested(values.type) else []
-    texts = [value for value in distinct if isinstance(value, str) and value.strip()]
-    if len(texts) > 1 and "O" in texts and all(TAG.fullmatch(text) for text in texts):
-        raise token_data(str(part.path), f"column {column!r} has tags such as {texts[:3]}")
-    if is_list(values.type):
-        first: list[Any] = next((row for row in values.to_pylist() if row), [])
+    kind = part.table.schema.field(column).type
+    if is_list(kind):
+        pieces = (piece.table[column].to_pylist() for _, piece in part.pieces(column))
+        first: list[Any] = next((row for rows in pieces for row in rows if row), [])
         if first and isinstance(first[0], (list, dict)):
             raise token_data(str(part.path), f"column {column!r} labels spans: {first[:1]}")
         return part
-    if texts and all(container(text) is not None for text in texts):
-        rows = _as_lists(part, column)
-        if any(isinstance(item, (list, dict)) for row in rows for item in row or ()):
-            first = [item for row in rows for item in row or ()]
-            raise token_data(str(part.path), f"column {column!r} labels spans: {first[:1]}")
-        # An integer may be too large for Arrow, or stand beside strings.
-        items = [
-            None if row is None else [None if item is None else str(item) for item in row]
-            for row in rows
-        ]
-        return part.with_column(column, pa.array(items, pa.list_(pa.string())))
-    return part
+    if not is_string(kind):
+        return part
+    tags = list(dict.fromkeys(itertools.takewhile(TAG.fullmatch, _written(part, column))))
+    if len(tags) > 1 and "O" in tags and all(map(TAG.fullmatch, _written(part, column))):
+        raise token_data(str(part.path), f"column {column!r} has tags such as {tags[:3]}")
+    if next(_written(part, column), None) is None or any(
+        container(text) is None for text in _written(part, column)
+    ):
+        return part
+
+    def lists() -> Iterator[pa.Table]:
+        for _, piece in part.pieces(column):
+            rows = _as_lists(piece, column)
+            if any(isinstance(item, (list, dict)) for row in rows for item in row or ()):
+                spans = [item for row in rows for item in row or ()]
+                raise token_data(str(part.path), f"column {column!r} labels spans: {spans[:1]}")
+            # An integer may be too large for Arrow, or stand beside strings.
+            items = [
+                None if row is None else [None if item is None else str(item) for item in row]
+                for row in rows
+            ]
+            yield pa.table([pa.array(items, schema.field(0).type)], schema=schema)
+
+    schema = pa.schema([(column, pa.list_(pa.string()))])
+    return part.with_column(column, spooled(schema, lists())[column])
+
+
+def _written(part: Part, column: str) -> Iterator[str]:
+    """The strings of a column that have more than spaces, each at least once."""
+    for _, piece in part.pieces(column):
+        yield from (
+            text for text in piece.table[column].unique().to_pylist() if text and text.strip()
+        )
 
 
 def with_indicators(part: Part, label_column: str | None) -> tuple[Part, str | None]:
@@ -249,29 +278,30 @@ def with_indicators(part: Part, label_column: str | None) -> tuple[Part, str | N
         no_texts = {name for name in others if not text_columns.is_text(part, name)}
         if len(columns) < 2 or set(columns) != no_texts:
             return part, None
-    rows = list(zip(*(_indicators(part, name) or () for name in columns), strict=True))
-    single = all(sum(row) == 1 for row in rows)
+    of_columns = [_indicators(part, name) for name in columns]
+    has = np.stack([each for each in of_columns if each is not None], axis=1)
+    counts = has.sum(axis=1)
+    single = bool((counts == 1).all())
     if label_column is None and not single and len(columns) < 3:
         return part, None
-    number_lists = [[at for at, has in enumerate(row) if has] for row in rows]
-    values = (
-        pa.array([numbers[0] for numbers in number_lists])
-        if single
-        else pa.array(number_lists, pa.list_(pa.int64()))
-    )
+    numbers = pa.array(np.nonzero(has)[1], pa.int64())
+    ends = pa.array(np.append(0, np.cumsum(counts)), pa.int32())
+    values = numbers if single else pa.ListArray.from_arrays(ends, numbers)
     new = label_column or ",".join(columns)
     named = part.with_column(new, values)
     return named.named(new, columns), new
 
 
-def _indicators(part: Part, name: str) -> list[int] | None:
-    """The column as integers, where all its values are 0 or 1."""
+def _indicators(part: Part, name: str) -> npt.NDArray[np.int8] | None:
+    """The column as integers [rows], where all its values are 0 or 1."""
     values = part.table[name]
     if pa.types.is_nested(values.type) or pa.types.is_boolean(values.type):
         return None
-    if not {str(value) for value in values.unique().to_pylist()} <= {"0", "1", "0.0", "1.0"}:
+    indicators = {"0", "1", "0.0", "1.0"}
+    distinct = part.distinct(name, len(indicators))
+    if distinct is None or not {str(value) for value in distinct} <= indicators:
         return None
-    return [int(float(value)) for value in values.to_pylist()]
+    return np.asarray(pc.cast(values, pa.float64()).to_numpy().astype(np.int8))
 
 
 def integers(part: Part, column: str) -> set[int] | None:
@@ -310,11 +340,18 @@ def with_positions(part: Part, column: str, codes: Sequence[int]) -> Part:
             return None
         return positions.get(int(float(value)), -1)
 
-    rows = [
-        [position(item) for item in row] if isinstance(row, list) else position(row)
-        for row in part.table[column].to_pylist()
-    ]
-    return part.with_column(column, pa.array(rows))
+    is_nested = is_list(part.table.schema.field(column).type)
+    schema = pa.schema([(column, pa.list_(pa.int64()) if is_nested else pa.int64())])
+
+    def positioned() -> Iterator[pa.Table]:
+        for _, piece in part.pieces(column):
+            rows = [
+                [position(item) for item in row] if isinstance(row, list) else position(row)
+                for row in piece.table[column].to_pylist()
+            ]
+            yield pa.table([pa.array(rows, schema.field(0).type)], schema=schema)
+
+    return part.with_column(column, spooled(schema, positioned())[column])
 
 
 def check_classes(parts: Sequence[tuple[Part, str]]) -> None:

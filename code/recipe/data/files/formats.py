@@ -159,7 +159,7 @@ def _lines_of(stream: io.TextIOBase) -> Iterator[str]:
 
 
 _TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 10_000, 1 << 20
-_ROWS_AT_ONCE = 100_000
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 100_000, 1 << 26
 _REWRITE = "Write it again, or check that the upload is complete."
 
 
@@ -192,11 +192,27 @@ def _read_parquet(stored: pq.ParquetFile) -> pa.Table:
     rows = Spool()
     try:
         rows.add(stored.schema_arrow.empty_table())
-        for batch in stored.iter_batches(_ROWS_AT_ONCE):
-            rows.add(pa.Table.from_batches([batch]))
+        for groups in _runs(stored.metadata):
+            for batch in stored.iter_batches(_ROWS_AT_ONCE, row_groups=groups):
+                rows.add(pa.Table.from_batches([batch]))
         return rows.table().replace_schema_metadata(stored.schema_arrow.metadata)
     finally:
         rows.close()
+
+
+def _runs(metadata: pq.FileMetaData) -> Iterator[list[int]]:
+    """Row groups that are read together: an iteration over many keeps more of them in memory."""
+    run: list[int] = []
+    rows = size = 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        run.append(number)
+        rows, size = rows + group.num_rows, size + group.total_byte_size
+        if rows >= _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE:
+            yield run
+            run, rows, size = [], 0, 0
+    if run:
+        yield run
 
 
 def class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:

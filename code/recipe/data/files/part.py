@@ -15,9 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from recipe.data.files.spool import spooled
 from recipe.errors import DataError, near
 
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 10_000, 1 << 24
+_VALUES_AT_ONCE = 1 << 17
 TAG = re.compile(r"O|[BIESLU]-\S+")
 """A tag of a word in named entity data: `B-PER`, `I-ORG`, `O`."""
 
@@ -34,6 +36,9 @@ class Part:
     """Line of each row in the file, from 1; None for binary formats."""
     places: Sequence[str] | None = None
     """Where each row stands, where that is no line: a sheet's row, a file of a folder."""
+    rows: npt.NDArray[Any] | None = None
+    """The number of each row in the file, from 0, where some are left out; None too where lines or
+    places tell."""
     class_names: Mapping[str, list[str]] = field(default_factory=dict)
     """Names of the classes of each column of ClassLabels, or of lists of them."""
 
@@ -46,7 +51,7 @@ class Part:
         if self.places is not None:
             return f"{self.path} {self.places[row]}"
         if self.lines is None:
-            return f"{self.path} row {row}"
+            return f"{self.path} row {row if self.rows is None else self.rows[row]}"
         return f"{self.path} line {self.lines[row]}"
 
     def asked(self, key: str, name: str | None) -> str | None:
@@ -92,14 +97,59 @@ class Part:
             yield first, batch
             first += batch.num_rows
 
-    def select(self, rows: Sequence[int]) -> Part:
-        """Some of the rows."""
+    def select(self, rows: Sequence[int] | npt.NDArray[Any]) -> Part:
+        """Some of the rows, ascending; many of them in a mapped file."""
+        numbers = np.asarray(rows, np.int64)
+
+        def chosen() -> Iterator[pa.Table]:
+            first = 0
+            # Not by the table's own `take`, whose answer is in memory.
+            for batch in self.table.to_batches(_ROWS_AT_ONCE):
+                end = first + batch.num_rows
+                own = numbers[slice(*np.searchsorted(numbers, (first, end)))]
+                if len(own):
+                    yield pa.Table.from_batches([batch.take(pa.array(own - first))])
+                first = end
+
         return dataclasses.replace(
             self,
-            table=self.table.take(pa.array(rows, pa.int64())),
-            lines=None if self.lines is None else np.asarray(self.lines)[np.asarray(rows, int)],
-            places=None if self.places is None else [self.places[row] for row in rows],
+            table=spooled(self.table.schema, chosen()),
+            lines=None if self.lines is None else np.asarray(self.lines)[numbers],
+            places=None if self.places is None else [self.places[row] for row in numbers],
+            rows=self._numbers(numbers),
         )
+
+    def _numbers(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+        if self.lines is not None or self.places is not None:
+            return None
+        return rows if self.rows is None else self.rows[rows]
+
+    def pieces(self, column: str) -> Iterator[tuple[int, Part]]:
+        """Some rows of one column at a time, each time with the number of the first of these."""
+        first = 0
+        for batch in self.table.select([column]).to_batches(_VALUES_AT_ONCE):
+            rows = slice(first, first + batch.num_rows)
+            yield (
+                first,
+                dataclasses.replace(
+                    self,
+                    table=pa.Table.from_batches([batch]),
+                    lines=None if self.lines is None else self.lines[rows],
+                    places=None if self.places is None else self.places[rows],
+                    rows=self._numbers(np.arange(rows.start, rows.stop)),
+                ),
+            )
+            first = rows.stop
+
+    def distinct(self, column: str, most: int) -> list[Any] | None:
+        """The values of a column, in the order in which they come; None where there are more than
+        `most`."""
+        values: dict[Any, None] = {}
+        for _, piece in self.pieces(column):
+            values.update(dict.fromkeys(piece.table[column].unique().to_pylist()))
+            if len(values) > most:
+                return None
+        return list(values)
 
 
 def is_arrow_folder(path: Path) -> bool:
