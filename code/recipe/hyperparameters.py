@@ -229,10 +229,10 @@ class Hyperparameters:
     )
     streaming_files: int | None = _documented(
         None,
-        "task=text-classification, causal-lm: read so many files of the training data at a time, "
-        "while others are trained on, and keep few of them on the disk; 0: read all before "
-        "training. Evaluation data needs a channel of its own; causal-lm needs max_steps. Default: "
-        "files of some 64 MB, of channels in FastFile mode with 1 GB and more.",
+        "Tasks of texts, words and pairs of texts: read so many files of the training data at a "
+        "time, while others are trained on, and keep few of them on the disk; 0: read all before "
+        "training. Evaluation data needs a channel of its own; all but text-classification need "
+        "max_steps. Default: files of some 64 MB, of channels in FastFile mode with 1 GB and more.",
     )
     num_train_epochs: float = _documented(3.0, "Passes over the training data.", "epochs")
     max_train_steps: int | None = _documented(

@@ -32,8 +32,9 @@ class Pairs(Samples):
 
     sources: Rows
     """Tokens of each sample's source."""
-    texts: datasets.Dataset
-    """The same pairs as texts, with the columns `source` and `target`."""
+    texts: datasets.Dataset | None = None
+    """The same pairs as texts, with the columns `source` and `target`; None of training data whose
+    rows are not kept."""
 
     def weight(self, rows: Rows) -> int:
         """Tokens of the targets at `rows`: the loss is the mean over these."""
@@ -89,11 +90,12 @@ class PaddedPairs:
         }
 
     def _shape(self, samples: Pairs, rows: Rows) -> Lengths:
-        source, target = samples.lengths_of(rows)
-        return min(
-            (shape for shape in self.shapes if shape[0] >= source and shape[1] >= target),
-            key=sum,
-        )
+        lengths = samples.lengths_of(rows)
+        # Of data that is made tokens as it is trained on, a longer sample may come later.
+        largest = [*map(max, zip(*self.shapes, lengths, strict=True))]
+        source, target = (-(-length // packing.ALIGNMENT) * packing.ALIGNMENT for length in largest)
+        fits = [shape for shape in self.shapes if shape[0] >= lengths[0] and shape[1] >= lengths[1]]
+        return min(fits, key=sum, default=(source, target))
 
     def describe(self) -> str:
         """The lengths."""

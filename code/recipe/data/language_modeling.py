@@ -43,7 +43,7 @@ from recipe.data.layout import channels as layout
 from recipe.data.layout import file_portions
 from recipe.data.layout.channels import ChannelLayout
 from recipe.data.layout.file_portions import FileRows
-from recipe.data.reading import Units, describe, read_parts
+from recipe.data.reading import Units, describe, read_parts, read_training
 from recipe.errors import DataError, Problems, listed
 from recipe.hyperparameters import Hyperparameters
 
@@ -86,13 +86,11 @@ def load(
     channels: Mapping[str, Path],
     hyperparameters: Hyperparameters,
     kinds: Collection[str] = columns.DOCUMENTS,
-    by_files: bool = False,
 ) -> Texts:
     """Read and split the documents of a job's channels.
 
     Args:
         kinds: The columns that a document may be made of.
-        by_files: Whether the task can take the training data in portions that are files.
 
     Raises:
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
@@ -106,7 +104,7 @@ def load(
         unused = [each.source for each in places.class_names if each.column is None]
         notes = [*places.notes]
         notes += [f"{source} has names of classes and is not used." for source in unused]
-        reasons = _why_not_files(hyperparameters, by_files)
+        reasons = file_portions.unknown_steps(hyperparameters)
         portions = file_portions.choose(
             places, channels, hyperparameters, reasons, notes, file_portions.PLAIN
         )
@@ -190,29 +188,11 @@ def _of_files(
     places: ChannelLayout, units: Units, chosen: Callable[[Part], _Read], paths: Sequence[Path]
 ) -> datasets.Dataset:
     """The documents of some files of training data."""
-    tables = []
-    for split, part in read_parts(places.of_training(paths, maybe_none=True), [], units):
-        if split != "train":
-            raise DataError(
-                f"A column of {part.path} says that rows are {split} data, and the training data "
-                "is read in portions.",
-                "Give each split in a channel of its own, or streaming_files=0.",
-            )
-        tables.append(_documents(chosen(part)))
+    parts = read_training(places, paths, [], units)
+    tables = [_documents(chosen(part)) for part in parts]
     if not tables:
         raise DataError(f"There are no rows in {listed(list(map(str, paths)))}.", "Remove them.")
     return datasets.Dataset(pa.concat_tables(tables), fingerprint=uuid.uuid4().hex)
-
-
-def _why_not_files(hyperparameters: Hyperparameters, by_files: bool) -> Iterator[str]:
-    """Why the training data must be read whole."""
-    if not by_files:
-        yield f"task={hyperparameters.task} takes rows of all files"
-    if not hyperparameters.max_train_steps:
-        yield (
-            "a text may be several samples or none, so that the steps of an epoch are not known: "
-            "give max_steps"
-        )
 
 
 def recognise(evidence: Evidence) -> Recognised | None:

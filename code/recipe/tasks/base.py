@@ -264,6 +264,14 @@ class Streaming(Protocol):
         the job's settings need all tokens first."""
 
 
+@runtime_checkable
+class ByMore(Protocol):
+    """A task whose samples are by more than its rows, the hyperparameters and the tokenizer."""
+
+    def ways(self, tokenizer: PreTrainedTokenizerBase) -> Sequence[str]:
+        """What else tells its samples apart from those of other jobs: what the model says."""
+
+
 class StreamingFiles(Streaming, Protocol):
     """A task whose training data may be read while it is trained on, a file or some at a time."""
 
@@ -271,8 +279,8 @@ class StreamingFiles(Streaming, Protocol):
     def files(self) -> FileRows | None:
         """The training data, where `train` has its first portion only."""
 
-    sample_class: type[Samples]
-    """What its samples are: a class whose fields are arrays."""
+    def restored(self, tokenizer: PreTrainedTokenizerBase, arrays: Mapping[str, Any]) -> Samples:
+        """Training samples whose fields that are arrays were kept, by their names."""
 
 
 def training_rows(task: Task) -> int | None:

@@ -67,13 +67,12 @@ class CausalLm:
     """How texts, prompts and conversations go on."""
 
     objective: Objective = NEXT_TOKENS
-    sample_class = Documents
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         check_best(hyperparameters, ("perplexity", "token_accuracy"))
         self._hyperparameters = hyperparameters
         channels = judging.channels(channels, hyperparameters)
-        self._texts = language_modeling.load(channels, hyperparameters, by_files=True)
+        self._texts = language_modeling.load(channels, hyperparameters)
         self.train, self.found = self._texts.train, self._texts.found
 
     @property
@@ -94,6 +93,10 @@ class CausalLm:
     def others(self) -> dict[str, datasets.Dataset]:
         """See base.Streaming."""
         return dict(named(self._texts, NO_PORTION))
+
+    def restored(self, tokenizer: PreTrainedTokenizerBase, arrays: Mapping[str, Any]) -> Samples:
+        """See base.StreamingFiles."""
+        return Documents(**arrays)
 
     def load(self, source: Source) -> Model:
         """As it is."""

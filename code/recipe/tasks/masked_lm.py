@@ -15,6 +15,7 @@ from recipe.batching.batches import Layout, Samples
 from recipe.batching.masked_batches import MaskedTexts, PackedMasked, PaddedMasked
 from recipe.data import language_modeling
 from recipe.data.column_names import TEXT, TOKEN_IDS
+from recipe.data.layout.file_portions import FileRows
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading, masked_models, packed_encoders
@@ -89,6 +90,17 @@ class MaskedLm:
     def others(self) -> dict[str, datasets.Dataset]:
         """See base.Streaming."""
         return dict(named(self._texts, NO_PORTION))
+
+    @property
+    def files(self) -> FileRows | None:
+        """See base.StreamingFiles."""
+        return self._texts.files
+
+    def restored(self, tokenizer: PreTrainedTokenizerBase, arrays: Mapping[str, Any]) -> Samples:
+        """See base.StreamingFiles."""
+        masking = masked_texts.masking(tokenizer, self._hyperparameters)
+        ids, starts, back = arrays["token_ids"], arrays["starts"], arrays["back"]
+        return MaskedTexts.drawn_from(ids, starts, back, masking, is_fixed=False)
 
     def load(self, source: Source) -> Model:
         """With its head for masked tokens."""

@@ -148,7 +148,6 @@ class TextClassification:
     """Labels of texts: classes, several for each text, or a number."""
 
     objective: Objective = CLASSES
-    sample_class = Samples
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         self._hyperparameters = hyperparameters
@@ -213,6 +212,10 @@ class TextClassification:
     def others(self) -> dict[str, datasets.Dataset]:
         """See base.Streaming."""
         return dict(named(self.splits, NO_PORTION))
+
+    def restored(self, tokenizer: PreTrainedTokenizerBase, arrays: Mapping[str, Any]) -> Samples:
+        """See base.StreamingFiles."""
+        return Samples(**arrays)
 
     def load(self, source: Source) -> Model:
         """With a head for the labels; its configuration says which columns it was trained on."""

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from recipe import metrics
@@ -17,6 +18,7 @@ from recipe.batching.pair_batches import PaddedPairs, Pairs
 from recipe.console import say
 from recipe.data.kinds import text_pairs
 from recipe.data.kinds.text_pairs import SOURCE
+from recipe.data.layout.file_portions import FileRows
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import text_to_text as models
@@ -27,7 +29,17 @@ from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.task_table import SUMMARIES, TRANSLATIONS
 from recipe.tasks import judging
-from recipe.tasks.base import Batches, Finding, Model, SummedBeside, check_best, named
+from recipe.tasks.base import (
+    NO_PORTION,
+    PIECES,
+    ROWS,
+    Batches,
+    Finding,
+    Model,
+    SummedBeside,
+    check_best,
+    named,
+)
 from recipe.tasks.scores import writing
 from recipe.tasks.scores.writing import Written
 from recipe.tokenization import languages
@@ -99,6 +111,28 @@ class TextToText:
         channels = judging.channels(channels, hyperparameters)
         self._pairs = text_pairs.load(channels, hyperparameters)
         self.train, self.found = self._pairs.train, self._pairs.found
+
+    @property
+    def streams(self) -> str | None:
+        """See base.Streaming: in files there may be rows that lack a text."""
+        return ROWS if self.files is None else PIECES
+
+    @property
+    def files(self) -> FileRows | None:
+        """See base.StreamingFiles."""
+        return self._pairs.files
+
+    def others(self) -> dict[str, datasets.Dataset]:
+        """See base.Streaming."""
+        return dict(named(self._pairs, NO_PORTION))
+
+    def ways(self, tokenizer: PreTrainedTokenizerBase) -> Sequence[str]:
+        """See base.Streaming: targets are cut where the model's positions end."""
+        return (str(self._objective.longest_target), *tokens.marks(tokenizer))
+
+    def restored(self, tokenizer: PreTrainedTokenizerBase, arrays: Mapping[str, Any]) -> Samples:
+        """See base.StreamingFiles."""
+        return Pairs(**arrays)
 
     def load(self, source: Source) -> Model:
         """With its languages and prefix set."""

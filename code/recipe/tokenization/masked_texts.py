@@ -53,26 +53,31 @@ def tokenise(
 
     ways = ("masked", str(whole_words), str(truncates))
     made = store.tokens_of(split, store.key(split, tokenizer, max_length, *ways), make)
-    masking = Masking(
-        probability=hyperparameters.mlm_probability,
-        mask_id=int(tokenizer.mask_token_id),
-        vocabulary=len(tokenizer),
-        pad_id=int(tokenizer.pad_token_id),
-    )
+    how = masking(tokenizer, hyperparameters)
     samples = MaskedTexts.drawn_from(
-        made[TOKEN_IDS], made[store.STARTS], made[BACK], masking, is_fixed=name != "train"
+        made[TOKEN_IDS], made[store.STARTS], made[BACK], how, is_fixed=name != "train"
     )
     if len(samples) == 0:
         raise DataError(f"The {name} data has {len(split)} texts, and none has a token.")
     kept = len(np.unique(made[_ROW]))
     line = f"{name}: {kept} texts in {len(samples)} pieces, {len(samples.token_ids)} tokens, "
-    line += f"{masking.probability:.0%} of {'words' if whole_words else 'tokens'} masked"
+    line += f"{how.probability:.0%} of {'words' if whole_words else 'tokens'} masked"
     if name != "train":
         line += f", the same {samples.labels.sum()} each time"
     if left_out := len(split) - kept:
         line += f"; {left_out} texts are left out, as they have no token"
     say(line)
     return samples
+
+
+def masking(tokenizer: Any, hyperparameters: Hyperparameters) -> Masking:
+    """How tokens are masked, before an evaluation draws any."""
+    return Masking(
+        probability=hyperparameters.mlm_probability,
+        mask_id=int(tokenizer.mask_token_id),
+        vocabulary=len(tokenizer),
+        pad_id=int(tokenizer.pad_token_id),
+    )
 
 
 def lengths(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -33,8 +33,7 @@ def tokenise(
         longest_source: Tokens at which sources are cut.
         longest_target: Tokens at which targets are cut.
     """
-    marks = [str(getattr(tokenizer, each, None)) for each in ("src_lang", "tgt_lang")]
-    ways = ("pairs", prefix, str(longest_target), *marks)
+    ways = ("pairs", prefix, str(longest_target), *marks(tokenizer))
     made = store.tokens_of(
         split,
         store.key(split, tokenizer, longest_source, *ways),
@@ -48,6 +47,11 @@ def tokenise(
             line += f"; {cut} {what} are cut ({cut / len(pairs):.1%})"
     say(line)
     return pairs
+
+
+def marks(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The languages that a tokenizer is set to."""
+    return [str(getattr(tokenizer, each, None)) for each in ("src_lang", "tgt_lang")]
 
 
 _SOURCES, _TARGETS = "sources", "targets"

@@ -33,6 +33,7 @@ from recipe.tasks.base import (
     NO_PORTION,
     PIECES,
     ROWS,
+    ByMore,
     FilePortion,
     Portion,
     Streaming,
@@ -57,7 +58,7 @@ def check(kind: TaskClass, hyperparameters: Hyperparameters) -> None:
     Raises:
         HyperparameterError: it cannot.
     """
-    if hyperparameters.streaming_files and not hasattr(kind, "sample_class"):
+    if hyperparameters.streaming_files and not hasattr(kind, "restored"):
         raise HyperparameterError(
             f"Hyperparameter streaming_files has value {hyperparameters.streaming_files}, but "
             f"task={hyperparameters.task} takes rows of all files.",
@@ -104,7 +105,8 @@ def samples(
     )
     samples_of = functools.partial(task.samples, tokenizer, max_length)
     if isinstance(plan, FilePlan):
-        files = _of_files(cast(StreamingFiles, task), plan, digest, others, samples_of)
+        of_files = cast(StreamingFiles, task)
+        files = _of_files(of_files, plan, tokenizer, digest, others, samples_of)
     else:
         files = _of_rows(plan, digest, others, samples_of, one_each)
 
@@ -147,7 +149,12 @@ def _of_rows(
 
 
 def _of_files(
-    task: StreamingFiles, plan: FilePlan, digest: str, others: Others, samples_of: MakesSamples
+    task: StreamingFiles,
+    plan: FilePlan,
+    tokenizer: PreTrainedTokenizerBase,
+    digest: str,
+    others: Others,
+    samples_of: MakesSamples,
 ) -> PortionFiles:
     """The portions of a task's files: of few of them tokens are on the disk, and of none the rows
     but while it is made tokens.
@@ -174,7 +181,7 @@ def _of_files(
                 rows = np.arange(len(read))
                 samples = samples_of(FilePortion(rows, f"{digest}-{portion}", read))["train"]
                 number_files.write(kept(portion), [_arrays(samples)])
-        return task.sample_class(**cast(Any, number_files.read(kept(portion))))
+        return task.restored(tokenizer, number_files.read(kept(portion)))
 
     return PortionFiles(
         plan, folder, make, one_each=task.streams == ROWS, others=others,
@@ -301,6 +308,8 @@ def _how(
     ways |= {"portions": plan.key()}
     if isinstance(plan, FilePlan):
         ways |= {"files": cast(Any, task).files.identity()}
+    if isinstance(task, ByMore):
+        ways |= {"more": [*task.ways(tokenizer)]}
     return json.dumps(ways, sort_keys=True, default=str)
 
 

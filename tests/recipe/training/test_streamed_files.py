@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 from transformers import AutoTokenizer, TrainingArguments
 
@@ -23,6 +25,7 @@ from recipe.errors import DataError, HyperparameterError, OutputError
 from recipe.hyperparameters import Hyperparameters
 from recipe.tasks.base import training_rows
 from recipe.training import streaming
+from tests.support import serving_kit
 from tests.support.causal_kit import make_model, pairs
 from tests.support.trainings import Job, Reviews
 
@@ -121,7 +124,9 @@ def test_what_cannot_be_is_refused(
     said = refused(HyperparameterError, "causal-lm", text_column="review")
     assert "give max_steps" in said and "Leave it out" in said
     assert "takes rows of all files" in refused(HyperparameterError, "reranking")
-    assert "takes rows of all files" in refused(HyperparameterError, "masked-lm", max_train_steps=9)
+    assert "takes rows of all files" in refused(HyperparameterError, "preference")
+    for task in ("masked-lm", "token-classification", "summarization"):
+        assert "give max_steps" in refused(HyperparameterError, task)
     with monkeypatch.context() as patch:
         usage = shutil.disk_usage(tmp_path)._replace(free=2_000)
         patch.setattr(file_portions.shutil, "disk_usage", lambda _: usage)
@@ -160,6 +165,87 @@ def test_large_data_in_fastfile_mode_is_read_so_by_default(
     task = read()
     assert task.files is None and len(task.train) > 400
     assert any("is read whole before training: 15 files are" in line for line in task.found)
+
+
+def _of_task(task: str, folder: Path, files: int) -> tuple[dict[str, Path], Hyperparameters]:
+    """Rows of a task in some files, of which not each has all tags, and the last one no row that
+    can be used; and the validation data."""
+    for at in range(files + 1):
+        channel = folder / ("train" if at < files else "validation")
+        channel.mkdir(parents=True, exist_ok=True)
+        rows: list[dict[str, Any]] = []
+        for n in range(20 + at):
+            words = f"the film {at} was number {n} and good".split()[: 4 + n % 5]
+            kind = "AB"[at % 2]
+            tags = ["O", f"B-{kind}", *["I-" + kind if n % 2 else "O"] * (len(words) - 2)]
+            rows.append({
+                "masked-lm": {"text": " ".join(words)},
+                "token-classification": {"tokens": words, "ner_tags": tags},
+                "summarization": {"document": " ".join(words), "summary": words[2] if n else ""},
+            }[task])  # fmt: skip
+        (channel / f"{at}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    made = Hyperparameters(task=task, streaming_files=1, max_train_steps=50)
+    return {name: folder / name for name in ("train", "validation")}, made
+
+
+def _model_of(task: str, folder: Path, tiny_model: Path) -> Path:
+    kinds = {"masked-lm": "BertForMaskedLM", "summarization": "T5ForConditionalGeneration"}
+    return serving_kit.save(kinds[task], folder) if task in kinds else tiny_model
+
+
+_BY_TOKENS = ["masked-lm", "token-classification", "summarization"]
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("name", _BY_TOKENS)
+def test_portions_of_other_tasks_have_the_tokens_of_the_whole(
+    tmp_path: Path, tiny_model: Path, name: str
+) -> None:
+    channels, job = _of_task(name, tmp_path / "data", 9)
+    tokenizer = AutoTokenizer.from_pretrained(_model_of(name, tmp_path / "model", tiny_model))
+
+    def read(job: Hyperparameters) -> Any:
+        task: Any = task_table.load(name)(channels, job)
+        if name == "summarization":
+            task.objective.longest_target = 6
+        return task
+
+    def counted(samples: Any) -> Counter[tuple[Any, ...]]:
+        """All that the samples say of their tokens, whatever their numbers."""
+        beside = [
+            getattr(samples, field.name) for field in dataclasses.fields(samples)
+            if field.name in ("tags", "heads", "back")
+        ]  # fmt: skip
+        numbers = samples.labels if samples.labels.ndim == 1 else samples.labels[:, 0]
+        return Counter(
+            (
+                *samples.tokens(row).tolist(), "|", int(numbers[row]),
+                *(each for of in beside for each in of[samples.span(row)].tolist()),
+                int(getattr(samples, "sources", np.zeros(len(samples)))[row]),
+            )
+            for row in range(len(samples))
+        )  # fmt: skip
+
+    whole = read(dataclasses.replace(job, streaming_files=0))
+    wanted = counted(whole.samples(tokenizer, 8)["train"])
+    task = read(job)
+    assert training_rows(task) is None and len(task.train) < 40
+    with streaming.samples(task, tokenizer, 8, job, _arguments(tmp_path), shards.ONE) as both:
+        announced = both["train"]
+        assert isinstance(announced, Announced)
+        portions = announced.portions
+        assert portions.plan.count == 9
+        got: Counter[tuple[Any, ...]] = Counter()
+        for place in range(9):
+            got.update(counted(portions.read(place)))
+        assert got == wanted
+        if name == "token-classification":
+            assert task.splits.names == whole.splits.names
+            # Of a model that has the tags in another order, other tokens are kept.
+            task._names = task._names[::-1]
+            arguments = _arguments(tmp_path)
+            with streaming.samples(task, tokenizer, 8, job, arguments, shards.ONE) as again:
+                assert again["train"].fingerprint() != announced.fingerprint()
 
 
 @pytest.mark.heavy
@@ -223,3 +309,22 @@ def test_documents_go_on_too(tmp_path: Path) -> None:
     assert jobs[1].weights() == jobs[0].weights()
     kept = list((jobs[0].base / "cache").glob("tokens/portions-*/tokens-*"))
     assert 0 < len(kept) <= file_portions.MOST + 1
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", _BY_TOKENS)
+def test_other_tasks_go_on_too(tmp_path: Path, tiny_model: Path, name: str) -> None:
+    channels, _ = _of_task(name, tmp_path / "data", 9)
+    model = _model_of(name, tmp_path / "model", tiny_model)
+    more = ("--streaming_files", "1", "--task", name, "--max_train_steps", "50")
+    more += ("--eval_strategy", "no")
+    jobs = [Job(tmp_path / which, model, channels["train"], 1, more) for which in ("a", "b")]
+    for each in jobs:
+        each.environment["HF_DATASETS_CACHE"] = str(each.base / "cache")
+    assert "in 9 portions" in jobs[0].finish()
+    code, _ = jobs[1].interrupt(signal.SIGKILL, 38)
+    assert code == -signal.SIGKILL
+    shutil.rmtree(jobs[1].base / "cache")
+    assert "resuming from" in jobs[1].finish()
+    assert jobs[1].weights() == jobs[0].weights()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,9 @@ from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled
 from recipe.data.layout import channels as layout
-from recipe.data.reading import read_parts
+from recipe.data.layout import file_portions
+from recipe.data.layout.file_portions import FileRows
+from recipe.data.reading import read_parts, read_training
 from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
@@ -71,6 +73,8 @@ class TextPairs:
     """Present where there is validation data beside it; else it is `evaluation`."""
     found: list[str]
     """What was detected, one line each."""
+    files: FileRows | None = None
+    """The training data, where `train` has the pairs of its first portion only."""
 
 
 def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> TextPairs:
@@ -79,36 +83,50 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
     Raises:
         DataError: names the channel, file or column that cannot be used, and the remedy.
     """
-    places = layout.find(channels, hyperparameters.dataset_config_name)
+    places = whole = layout.find(channels, hyperparameters.dataset_config_name)
     notes = list(places.notes)
+    reasons = file_portions.unknown_steps(hyperparameters)
+    portions = file_portions.choose(places, channels, hyperparameters, reasons, notes)
+    if portions is not None:
+        places = whole.of_training(portions[0])
     built: dict[str, list[pa.Table]] = {}
     findings: dict[str, str] = {}
     like: tuple[str, str] | None = None
     problems = Problems()
     for split, part in read_parts(places, notes):
         with problems.noted():
-            source, target = _columns(part, hyperparameters, like)
-            like = like or (source, target)
-            table = _texts(part, source, target)
-            if left_out := part.table.num_rows - table.num_rows:
-                notes.append(f"{left_out} rows of {part.path} lack a text and are not used.")
-            built.setdefault(split, []).append(table)
+            like_here = _columns(part, hyperparameters, like)
+            like = like or like_here
+            built.setdefault(split, []).append(_texts(part, *like_here, notes))
+            source, target = like_here
             findings.setdefault(
                 split,
                 f"{split} data: {part.format}; source column {source!r}, target column {target!r}",
             )
     problems.check()
-    sets = {
-        split: datasets.Dataset(pa.concat_tables(tables), fingerprint=uuid.uuid4().hex)
-        for split, tables in built.items()
-    }
-    if empty := [split for split, rows in sets.items() if len(rows) == 0]:
-        raise DataError(
-            f"The {empty[0]} data has no row with both texts.", "Give pairs, or leave it out."
-        )
+    sets = {split: _both(split, tables) for split, tables in built.items()}
+    files = None
+    if portions is not None:
+
+        def read(paths: Sequence[Path]) -> datasets.Dataset:
+            parts = read_training(whole, paths, [])
+            tables = [_texts(part, *_columns(part, hyperparameters, like), []) for part in parts]
+            return _both("train", tables)
+
+        files = FileRows(portions=portions, rows=None, read=read)
     train, evaluation, test, rule = held_out.assign(sets, None, hyperparameters)
     counted = [f"{line}; {len(sets[split])} rows" for split, line in findings.items()]
-    return TextPairs(train=train, evaluation=evaluation, test=test, found=[*notes, *counted, rule])
+    found = [*notes, *counted, rule]
+    return TextPairs(train=train, evaluation=evaluation, test=test, found=found, files=files)
+
+
+def _both(split: str, tables: Sequence[pa.Table]) -> datasets.Dataset:
+    if not sum(table.num_rows for table in tables):
+        raise DataError(
+            f"The {split} data has no row with both texts.", "Give pairs, or leave it out."
+        )
+    # A name instead of a hash of all rows, which nothing here caches by.
+    return datasets.Dataset(pa.concat_tables(tables), fingerprint=uuid.uuid4().hex)
 
 
 def _columns(
@@ -169,8 +187,8 @@ def _of_languages(
     return pairs
 
 
-def _texts(part: Part, source: str, target: str) -> pa.Table:
-    """The rows that have both texts."""
+def _texts(part: Part, source: str, target: str, notes: list[str]) -> pa.Table:
+    """The rows that have both texts; a note says how many have not."""
     for name in (source, target):
         if name in part.mixed:
             raise DataError(
@@ -195,7 +213,10 @@ def _texts(part: Part, source: str, target: str) -> pa.Table:
             both = {SOURCE: [a for a, _ in rows], TARGET: [b for _, b in rows]}
             yield pa.table(both, schema)
 
-    return spooled(schema, pairs())
+    table = spooled(schema, pairs())
+    if left_out := part.table.num_rows - table.num_rows:
+        notes.append(f"{left_out} rows of {part.path} lack a text and are not used.")
+    return table
 
 
 def recognise_summaries(evidence: Evidence) -> Recognised | None:

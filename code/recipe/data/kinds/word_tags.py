@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import re
 import uuid
 from collections import Counter
@@ -17,13 +19,16 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from recipe.data import held_out, values
 from recipe.data.column_names import TAGS, TOKENS, plain
 from recipe.data.evidence import Evidence, Recognised
-from recipe.data.files import formats
+from recipe.data.files import conll, formats
 from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled
 from recipe.data.kinds import spans
 from recipe.data.layout import channels as layout
+from recipe.data.layout import file_portions
+from recipe.data.layout.channels import ChannelLayout
 from recipe.data.layout.class_names import ClassNames
-from recipe.data.reading import describe, read_parts
+from recipe.data.layout.file_portions import FileRows
+from recipe.data.reading import describe, read_parts, read_training
 from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
@@ -58,6 +63,8 @@ class Tagged:
     """Whether they are B-, I- and O of entities."""
     found: list[str]
     """What was detected, one line each."""
+    files: FileRows | None = None
+    """The training data, where `train` has the sentences of its first portion only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +76,7 @@ class _Read:
     tags: Counter[str]
     """How many words have each tag."""
     columns: tuple[str, str]
+    sentences: int
 
 
 def recognise(evidence: Evidence) -> Recognised | None:
@@ -100,26 +108,33 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagg
     Raises:
         DataError: names the channel, file, row or column that cannot be used, and the remedy.
     """
-    places = layout.find(channels, hyperparameters.dataset_config_name)
+    places = whole = layout.find(channels, hyperparameters.dataset_config_name)
     notes = list(places.notes)
+    reasons = file_portions.unknown_steps(hyperparameters)
+    portions = file_portions.choose(
+        places, channels, hyperparameters, reasons, notes, (*conll.SUFFIXES, *file_portions.PLAIN)
+    )
+    if portions is not None:
+        places = whole.of_training(portions[0])
     read: dict[str, list[_Read]] = {}
     like = None
-
-    def units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
-        return [functools.partial(formats.read_tagged, path) for path in paths]
-
     problems = Problems()
-    for split, part in read_parts(places, notes, units):
+    for split, part in read_parts(places, notes, _units):
         with problems.noted():
             columns = _columns(part, hyperparameters, like)
             like = like or columns
             read.setdefault(split, []).append(_read(part, columns, places.class_names, notes))
     problems.check()
-    names, are_entities, summary = _tag_names(read["train"], notes)
+    later = _Later(places=whole, hyperparameters=hyperparameters, like=like)
+    surveyed = [*map(_without_rows, read["train"])]
+    for path in itertools.chain.from_iterable((portions or [])[1:]):
+        # A file at a time, whose sentences are not kept.
+        surveyed += map(_without_rows, later.read([path], notes))
+    names, are_entities, summary = _tag_names(surveyed, notes)
     built = {split: _build(split, each, names, are_entities) for split, each in read.items()}
     findings = []
     for split, files in read.items():
-        sentences = sum(file.table.num_rows for file in files)
+        sentences = sum(file.sentences for file in files)
         count = f"{sentences} sentences of {sum(file.words for file in files)} words"
         words, tags = files[0].columns
         columns_read = f"word column {words!r}, label column {tags!r}"
@@ -134,7 +149,53 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagg
         names=names,
         are_entities=are_entities,
         found=[*notes, *findings, rule, summary],
+        files=None if portions is None else later.files(portions, surveyed, names, are_entities),
     )
+
+
+def _units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
+    return [functools.partial(formats.read_tagged, path) for path in paths]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Later:
+    """Files of training data that are read after those of the first portion, as these."""
+
+    places: ChannelLayout
+    hyperparameters: Hyperparameters
+    like: tuple[str, str] | None
+
+    def read(self, paths: Sequence[Path], notes: list[str]) -> list[_Read]:
+        """Their sentences."""
+        read = []
+        for part in read_training(self.places, paths, notes, _units):
+            columns = _columns(part, self.hyperparameters, self.like)
+            read.append(_read(part, columns, self.places.class_names, notes))
+        return read
+
+    def files(
+        self,
+        portions: Sequence[Sequence[Path]],
+        surveyed: Sequence[_Read],
+        names: Sequence[str],
+        are_entities: bool,
+    ) -> FileRows:
+        """What is read later, with the tags of all; no portion is without a sentence."""
+
+        def read(paths: Sequence[Path]) -> datasets.Dataset:
+            return _build("train", self.read(paths, []), names, are_entities)
+
+        filled = {each.part.path for each in surveyed if each.sentences}
+        kept = [portion for portion in portions if filled & {*portion}]
+        return FileRows(portions=kept, rows=None, read=read)
+
+
+def _without_rows(read: _Read) -> _Read:
+    """What is told of a part once its rows are not kept."""
+    part = dataclasses.replace(
+        read.part, table=read.part.table.schema.empty_table(), lines=None, places=None, rows=None
+    )
+    return dataclasses.replace(read, part=part, table=_SCHEMA.empty_table())
 
 
 def _tag_names(files: Sequence[_Read], notes: list[str]) -> tuple[tuple[str, ...], bool, str]:
@@ -296,7 +357,14 @@ def _read(
         notes.append(f"{empty} rows of {part.path} have no words and are not used.")
     if trimmed:
         notes.append(f"{trimmed} spans of {part.path} had space at their edges, which is left out.")
-    return _Read(part=part, table=table, words=word_count, tags=counts, columns=columns)
+    return _Read(
+        part=part,
+        table=table,
+        words=word_count,
+        tags=counts,
+        columns=columns,
+        sentences=table.num_rows,
+    )
 
 
 def _tags(

@@ -121,6 +121,16 @@ def choose(
     return portions
 
 
+def unknown_steps(hyperparameters: Hyperparameters) -> list[str]:
+    """Why files cannot be portions, of tasks that count their samples as they are made."""
+    if hyperparameters.max_train_steps:
+        return []
+    return [
+        "a row may be several samples or none, so that the steps of an epoch are not known: give "
+        "max_steps"
+    ]
+
+
 def _why_not(
     places: ChannelLayout, suffixes: Collection[str], hyperparameters: Hyperparameters
 ) -> Iterator[str]:

@@ -55,12 +55,14 @@ class Written:
 
     def targets(self) -> list[str]:
         """The targets of `rows`."""
+        assert self.pairs.texts is not None  # what is evaluated on is kept
         return list(self.pairs.texts.select(self.rows)[TARGET])
 
     def section(self) -> Section:
         """Some of it, beside the data."""
         chosen = np.linspace(0, len(self.rows) - 1, min(_SHOWN, len(self.rows))).astype(int)
         rows = [self.rows[at] for at in chosen.tolist()]
+        assert self.pairs.texts is not None
         examples = self.pairs.texts.select(rows)
         texts = [self.texts[at] for at in chosen.tolist()]
         return Section(
