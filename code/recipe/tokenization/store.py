@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 from transformers import PreTrainedTokenizerBase
 
+from recipe.console import say
 from recipe.data import values
 from recipe.errors import OutputError
 from recipe.storage import number_files
@@ -34,6 +35,9 @@ _BYTES_AT_ONCE = 1 << 20
 and more, where they say which characters each token is of."""
 _HASHED_AT_ONCE = 1_000
 _FORMAT = "number files 1"
+_LOOKED_AT, _DOUBT = 1 << 24, 3
+"""Bytes of tokens after which it is asked whether the others have room, and again after twice as
+many; and how many times less than these suggest the others may take, and one."""
 PORTION = "portion-"
 """What the name (its fingerprint) of a data set begins with that nobody has to read to know it."""
 
@@ -70,13 +74,20 @@ def _parts(
     split: datasets.Dataset,
     make: Callable[[Mapping[str, list[Any]], range], Mapping[str, Column]],
 ) -> Iterator[dict[str, Column]]:
-    row = end = 0
+    row = end = written = 0
+    looked_at = _LOOKED_AT
     yield {STARTS: np.zeros(1, np.int64)}
     for table in tables(split):
         columns = dict(make(table.to_pydict(), range(row, row + table.num_rows)))
         ends = end + np.cumsum(columns.pop(LENGTHS), dtype=np.int64)
         yield {**columns, STARTS: ends}
         row += table.num_rows
+        written += ends.nbytes + sum(column.nbytes for column in columns.values())
+        if written >= looked_at:
+            looked_at = 2 * written
+            # Those that come may be shorter, the less likely so the more there were.
+            left = 1 - row / len(split)
+            check_room(written / row * left * len(split), len(split), 1 + _DOUBT * left)
         end = int(ends[-1]) if len(ends) else end
 
 
@@ -107,6 +118,34 @@ def tokens_folder() -> Path:
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "tokens"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def check_room(needed: float, rows: int, doubt: float) -> None:
+    """See that the tokens that are still to be kept have room.
+
+    Args:
+        needed: Bytes that they take, as those before them suggest.
+        rows: Of the data, for the message.
+        doubt: How many times less they may take; a line says what is uncertain.
+
+    Raises:
+        OutputError: there is no room for them even so.
+    """
+    folder = tokens_folder()
+    free = shutil.disk_usage(folder).free
+    if needed <= free:
+        return
+    what = (
+        f"The tokens of {rows} rows take some {needed / 1e9:.2f} GB more in {folder}, where "
+        f"{free / 1e9:.2f} GB are free"
+    )
+    remedy = (
+        "Give the job a larger volume, or name a folder on another one in HF_DATASETS_CACHE; or "
+        "give several files and streaming_files=1, which keeps few of them."
+    )
+    if needed > doubt * free:
+        raise OutputError(f"{what}.", remedy)
+    say(f"warning: {what}, as those before them suggest. {remedy}")
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import os
 import random
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,10 +26,13 @@ from recipe.runtime import device, distribution, memory, memory_estimate
 from recipe.runtime.distribution import Distribution
 from recipe.tasks import base, detection
 from recipe.tasks.base import ERROR, OK, WARNING, Finding, Task
+from recipe.tokenization import store
 from recipe.training import run, streaming
 
 _SAMPLE_ROWS = 2000
 _TRUNCATED_SHARE = 0.05
+_DOUBT = 1.5
+"""Times less that tokens may take than those of a sample of rows suggest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +99,9 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
     known = base.training_rows(task)
     if known is not None:
         yield _steps(round(known * pieces), hyperparameters, processes)
+        cut = [min(length, longest * max(1, task.pieces(length, longest))) for length in lengths]
+        if getattr(task, "files", None) is None:
+            yield from _room(sum(cut) / len(cut or [1]) * known, known)
     job = _Job(
         hyperparameters=hyperparameters,
         args=args,
@@ -148,6 +155,19 @@ def _steps(rows: int, hyperparameters: Hyperparameters, processes: int) -> Findi
         detail += f"; profile_steps={hyperparameters.profile_steps} lies beyond them"
         return Finding(level=WARNING, what="steps", detail=detail)
     return Finding(level=OK, what="steps", detail=detail)
+
+
+def _room(tokens: float, rows: int) -> Iterator[Finding]:
+    """Whether so many tokens of so many rows have room on the disk, where that is in doubt."""
+    folder = store.tokens_folder()
+    needed, free = 4 * tokens + 8 * rows, shutil.disk_usage(folder).free
+    if needed > free:
+        level = ERROR if needed > _DOUBT * free else WARNING
+        detail = (
+            f"the tokens of {rows} rows take some {needed / 1e9:.2f} GB in {folder}, where "
+            f"{free / 1e9:.2f} GB are free: give a larger volume, or streaming_files=1"
+        )
+        yield Finding(level=level, what="disk", detail=detail)
 
 
 def _memory(

@@ -47,6 +47,7 @@ from recipe.training import job_identity
 
 _ROWS, _BYTES = 1 << 17, 1 << 24
 """Of a portion, where nobody says how many rows it has: some seconds of a tokenizer's work."""
+_DOUBT = 1.5
 _LARGE = 4
 """Data of more portions is streamed where nobody says whether it is."""
 MakesSamples = Callable[[Portion], Mapping[str, Samples]]
@@ -108,7 +109,8 @@ def samples(
         of_files = cast(StreamingFiles, task)
         files = _of_files(of_files, plan, tokenizer, digest, others, samples_of)
     else:
-        files = _of_rows(plan, digest, others, samples_of, one_each)
+        reads_all = not hyperparameters.max_train_steps and hyperparameters.num_train_epochs >= 1
+        files = _of_rows(plan, digest, others, samples_of, one_each, reads_all)
 
     def of_other(name: str) -> Samples:
         files.wait_for_others()
@@ -137,14 +139,30 @@ def samples(
 
 
 def _of_rows(
-    plan: Plan, digest: str, others: Others, samples_of: MakesSamples, one_each: bool
+    plan: Plan,
+    digest: str,
+    others: Others,
+    samples_of: MakesSamples,
+    one_each: bool,
+    reads_all: bool,
 ) -> PortionFiles:
-    """The portions of rows that are there; for the arguments see `_of_files`."""
+    """The portions of rows that are there; for the arguments see `_of_files`.
 
-    def make(portion: int) -> Samples:
-        return samples_of(Portion(plan.rows_of(portion), f"{digest}-{portion}"))["train"]
+    Args:
+        reads_all: Whether each portion is trained on, whose tokens stay on the disk.
+    """
 
     folder = store.tokens_folder() / f"portions-{digest}"
+
+    def make(portion: int) -> Samples:
+        made = samples_of(Portion(plan.rows_of(portion), f"{digest}-{portion}"))["train"]
+        if portion == 0 and reads_all:
+            # Its rows are drawn at random: those of the others take as much.
+            left = plan.count - 1 - len(list(folder.glob("[1-9]*.json")))
+            needed = left * sum(column.nbytes for column in _arrays(made).values())
+            store.check_room(needed, plan.rows, _DOUBT)
+        return made
+
     return PortionFiles(plan, folder, make, one_each=one_each, others=others)
 
 

@@ -6,13 +6,14 @@ import random
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from recipe.data import classification, held_out, labelled_rows
-from recipe.data.files import formats, part
+from recipe.data.files import formats, part, spool
 from recipe.errors import DataError
 from recipe.hyperparameters import Hyperparameters
 
@@ -89,6 +90,23 @@ def test_labels_read_in_pieces_are_those_read_at_once(
         assert in_pieces == at_once, (seed, columns, more)
         differing += not isinstance(at_once, str)
     assert differing > 10
+
+
+def test_rows_of_many_small_files_do_not_all_stay_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = pa.total_allocated_bytes()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(spool, "_MANY", before + 5_000_000)
+    (tmp_path / "data").mkdir()
+    for at in range(12):
+        texts = [f"a text number {n} of file {at} {'and more ' * 20}" for n in range(10_000)]
+        table = pa.table({"text": texts, "label": [n % 2 for n in range(10_000)]})
+        pq.write_table(table, tmp_path / "data" / f"{at}.parquet")
+    del texts, table
+    splits = classification.load({"train": tmp_path / "data"}, Hyperparameters())
+    assert pa.total_allocated_bytes() - before < 12e6 < splits.train.data.nbytes
+    assert len(set(splits.train["text"])) == len(splits.train) == 108_000
 
 
 def test_a_row_that_is_wrong_is_named_by_its_number_in_the_file(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.errors import OutputError
 
-_IN_MEMORY = 1 << 26  # bytes
+_IN_MEMORY, _FEWER = 1 << 26, 1 << 20
+"""Bytes of a table that stays in memory; and of one where all tables together have many."""
+_MANY = 1 << 28
 _SPARE = 1 << 30
 
 
@@ -41,7 +43,9 @@ class Spool:
         if self._writer is None:
             self._held.append(table)
             self._bytes += table.nbytes
-            if self._bytes < _IN_MEMORY or not self._has_room():
+            # Of many files each may be small. What is mapped does not count here.
+            most = _IN_MEMORY if pa.total_allocated_bytes() < _MANY else _FEWER
+            if self._bytes < most or not self._has_room():
                 return
             with self._room():
                 folder = Path(datasets.config.HF_DATASETS_CACHE)
