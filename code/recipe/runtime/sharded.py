@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def on_host(value: Any, keeps: bool, copies: bool = True) -> Any:
+def on_host(value: Any, keeps: bool, copies: bool = True, into: Any = None) -> Any:
     """`value`, a tree of mappings and sequences, with each tensor whole and on the CPU.
 
     Every process must call it where a tensor is sharded.
@@ -22,6 +22,8 @@ def on_host(value: Any, keeps: bool, copies: bool = True) -> Any:
     Args:
         keeps: Whether this process wants them; the others get None in the place of each tensor.
         copies: Whether a tensor that is there already is copied, so that it keeps its numbers.
+        into: What an earlier call with `copies` gave and nobody reads any more. Its tensors are
+            written over and given again where they fit: new memory takes longer than the copy.
     """
     if isinstance(value, Tensor):
         whole: Any = value.detach()
@@ -33,12 +35,18 @@ def on_host(value: Any, keeps: bool, copies: bool = True) -> Any:
         if whole.device.type == "cpu" and not copies and not is_sharded:
             return whole
         # An answer of a collective has no storage of its own, which a file could be written from.
-        # Of the shape only: empty_like keeps the wrapper that torch-xla puts around its tensors.
-        return torch.empty(whole.shape, dtype=whole.dtype, device="cpu").copy_(whole)
+        fits = isinstance(into, Tensor) and (into.shape, into.dtype) == (whole.shape, whole.dtype)
+        if not fits:
+            # Of the shape: empty_like keeps the wrapper that torch-xla puts around its tensors.
+            into = torch.empty(whole.shape, dtype=whole.dtype, device="cpu")
+        return into.copy_(whole)
     if isinstance(value, Mapping):
-        return {key: on_host(each, keeps, copies) for key, each in value.items()}
+        places = into if isinstance(into, Mapping) else {}
+        return {key: on_host(each, keeps, copies, places.get(key)) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(on_host(each, keeps, copies) for each in value)
+        same = isinstance(into, (list, tuple)) and len(into) == len(value)
+        pairs = zip(value, into if same else [None] * len(value), strict=True)
+        return type(value)(on_host(each, keeps, copies, place) for each, place in pairs)
     return value
 
 

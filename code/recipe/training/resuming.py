@@ -63,6 +63,8 @@ class Resumable(XlaTrainer):
         self.before = TrainerState()
         """What training had reached when it was resumed."""
         self._writer = Background()
+        self._copied: Snapshot | None = None
+        """The last copy, whose memory the next one takes."""
         self._said_that_it_waits = False
         self._resumed_job: Mapping[str, Any] = {}
         self.add_callback(_BeforeSteps(self))
@@ -177,6 +179,7 @@ class Resumable(XlaTrainer):
         """Log; the entry of the whole training comes before the Trainer looks for checkpoints."""
         if "train_runtime" in logs:
             self._writer.wait()
+            self._copied = None
         super().log(logs, *arguments, **options)
 
     def training_step(self, *arguments: Any, **options: Any) -> Tensor:
@@ -187,16 +190,22 @@ class Resumable(XlaTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Take a snapshot, and write it while training goes on; where it ends, at once.
 
-        There is one snapshot at a time: its memory is bounded, and so is what a failure costs.
+        There is one snapshot at a time: its memory is bounded, and so is what a failure costs. It
+        is kept for the next one until training ends: a host takes several times as long to give
+        new memory as a step waits for the copy.
         """
         self._writer.wait()
         self.store_flos()
         self._name_the_best()
         is_first = self.is_world_process_zero()
         beside = is_first and not self.control.should_training_stop and self._fits_in_memory()
+        if not beside:
+            self._copied = None
         snapshot_taken = self._snapshot(copies=beside)
         if not is_first:
             return
+        if beside:  # else it may be the weights that are trained
+            self._copied = snapshot_taken
         step, best = self.state.global_step, self.state.best_model_checkpoint
         finished = self.control.should_training_stop and not self._interruptions.cut_short
         needed = snapshot.bytes_of([snapshot_taken.weights, snapshot_taken.optimizer])
@@ -218,8 +227,10 @@ class Resumable(XlaTrainer):
         optimizer: Any = self.optimizer
         live, _ = snapshot.weights_of(self._bare_model())
         needed = snapshot.bytes_of([live, optimizer.state_dict()])
-        available = memory.available()
-        fits = available is None or 2 * needed <= available
+        available, held = memory.available(), 0
+        if self._copied is not None:
+            held = snapshot.bytes_of([self._copied.weights, self._copied.optimizer])
+        fits = available is None or 2 * needed <= available + held
         if not fits and not self._said_that_it_waits:
             say(
                 f"checkpoints are written while training waits: a copy takes {needed / 1e9:.1f} GB,"
@@ -232,17 +243,24 @@ class Resumable(XlaTrainer):
         return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
 
     def _snapshot(self, copies: bool) -> Snapshot:
-        """The state as it is now; of all but the first process it has the small files only."""
+        """The state as it is now; of all but the first process it has the small files only.
+
+        Args:
+            copies: Whether it keeps its numbers while training goes on.
+        """
         if xla.in_use():
             xla.sync()
         keeps = self.is_world_process_zero()
         model, optimizer = self._bare_model(), None
         live, weights_file = snapshot.weights_of(model)
-        weights = sharded.on_host(live, keeps, copies)
+        before = self._copied
+        weights = sharded.on_host(live, keeps, copies, before and before.weights)
         whole = not self.args.save_only_model
         if whole:
             prepared: Any = self.optimizer
-            optimizer = sharded.on_host(prepared.state_dict(), keeps, copies)
+            optimizer = sharded.on_host(
+                prepared.state_dict(), keeps, copies, before and before.optimizer
+            )
         tokenizer: Any = self.processing_class
 
         def also(folder: Path) -> None:

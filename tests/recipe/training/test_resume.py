@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import random
 import re
 import resource
@@ -11,15 +12,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from recipe import arguments, paths
 from recipe.errors import CheckpointError
 from recipe.storage import checkpoints
+from recipe.training import run as training_run
 from recipe.training.interruptions import EXIT_CODE
+from recipe.training.resuming import Resumable
+from recipe.training.snapshot import Snapshot
 from tests.support.trainings import CODE, STEPS, Job, Reviews
 
 
@@ -122,6 +129,51 @@ def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, data: Pa
     job = Job(tmp_path_factory.mktemp("job"), tiny_model, data)
     job.finish("--max_steps", "15")
     return job
+
+
+@pytest.mark.heavy
+def test_each_checkpoint_has_its_own_step_though_copies_share_their_memory(
+    tmp_path: Path, tiny_model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[set[int]] = []
+    take = Resumable._snapshot
+
+    def taken(trainer: Resumable, copies: bool) -> Snapshot:
+        found = take(trainer, copies)
+        if copies:
+            states = (found.optimizer or {})["state"].values()
+            tensors = [*found.weights.values(), *(each["exp_avg"] for each in states)]
+            places.append({each.data_ptr() for each in tensors})
+        return found
+
+    def slowly(self: Snapshot, folder: Path, write: Any = Snapshot.write) -> None:
+        time.sleep(0.2)  # steps go on, and the next copy is asked for
+        write(self, folder)
+
+    monkeypatch.setattr(Resumable, "_snapshot", taken)
+    monkeypatch.setattr(Snapshot, "write", slowly)
+    monkeypatch.setenv("SM_CHANNEL_TRAIN", str(data))
+    for name, beside in (("beside", True), ("within", False)):
+        monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path / name))
+        monkeypatch.setattr(Resumable, "_fits_in_memory", lambda self, fits=beside: fits)
+        argv = ["--model_id", str(tiny_model), "--max_steps", "5", "--save_strategy", "steps"]
+        argv += ["--save_steps", "1", "--save_total_limit", "9", "--lr", "1e-3"]
+        given = paths.from_environment(os.environ)
+        training_run.run(arguments.parse(argv, given), given, os.environ)
+    assert len(places) == 4, "the last step's is written in the step"
+    assert places[0] == places[1] == places[2] == places[3]
+    seen = set()
+    for step in range(1, 6):
+        both = [
+            tmp_path / name / "checkpoints" / f"checkpoint-{step}" for name in ("beside", "within")
+        ]
+        one, other = ((each / "model.safetensors").read_bytes() for each in both)
+        assert one == other
+        seen.add(one)
+        moments, theirs = (torch.load(each / "optimizer.pt")["state"] for each in both)
+        for number, state in moments.items():
+            assert all(torch.equal(value, theirs[number][key]) for key, value in state.items())
+    assert len(seen) == 5
 
 
 def test_checkpoints_are_whole_and_few(trained: Job) -> None:
