@@ -111,11 +111,22 @@ class Trial:
 WORDS = ("the", "film", "was", "good", "great", "bad", "awful", "truly", "number", ",", ".")
 
 
-def tiny_model(folder: Path) -> Path:
-    """A BERT classifier of two layers, hidden size 32, whose words are WORDS and digits."""
+def tiny_model(folder: Path, still: bool = False, writes: bool = False) -> Path:
+    """A BERT classifier of two layers, hidden size 32, whose words are WORDS and digits.
+
+    Args:
+        still: Without dropout, and with weights so large that the losses of texts differ.
+        writes: A T5 instead.
+    """
     import torch
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+    from transformers import (
+        BertConfig,
+        BertForSequenceClassification,
+        BertTokenizerFast,
+        T5Config,
+        T5ForConditionalGeneration,
+    )
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     digits = [str(digit) for digit in range(10)]
@@ -124,13 +135,25 @@ def tiny_model(folder: Path) -> Path:
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    more: dict[str, Any] = {}
+    if still:
+        more = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        more["initializer_range"] = 0.3
     config = BertConfig(
         vocab_size=len(pieces), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
         intermediate_size=64, max_position_embeddings=64, id2label={0: "neg", 1: "pos"},
-        label2id={"neg": 0, "pos": 1},
+        label2id={"neg": 0, "pos": 1}, **more,
+    )  # fmt: skip
+    encoder_decoder = T5Config(
+        vocab_size=len(pieces), d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2,
+        pad_token_id=0, eos_token_id=3, decoder_start_token_id=0,
+        dropout_rate=0.0 if still else 0.1,
     )  # fmt: skip
     torch.manual_seed(0)
-    BertForSequenceClassification(config).save_pretrained(folder)
+    if writes:
+        T5ForConditionalGeneration(encoder_decoder).save_pretrained(folder)
+    else:
+        BertForSequenceClassification(config).save_pretrained(folder)
     fast = BertTokenizerFast(tokenizer_object=tokenizer, vocab=vocabulary, model_max_length=64)
     fast.save_pretrained(folder)
     return folder

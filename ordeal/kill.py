@@ -2,35 +2,26 @@
 
 Most starts are forks of this process, which has imported the recipe: so a start costs a fraction of
 a second, and the moments fall into reading data, steps, evaluations, checkpoints and the writing of
-the model. One in `WHOLE` is `amphora train` with everything below it, as a container has it.
+the model. One in `WHOLE` is `amphora train` with everything below it, as a container has it. Some
+kinds of jobs (`ordeal.trainings`) go on by other numbers of processes, or are restarted in place.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import sys
-import threading
 import time
-import traceback
 from pathlib import Path
 
-from ordeal.common import (
-    ROOT,
-    Trial,
-    clean_environ,
-    configure,
-    free_port,
-    kill_tree,
-    made_elsewhere,
-    reviews,
-    send,
-    start,
-)
+from ordeal.common import ROOT, Trial, descendants, kill_tree, send
+from ordeal.trainings import KINDS, Job, material
 
-WEIGHTS = "a disturbed training ends with the undisturbed one's weights, bit for bit"
+WEIGHTS = (
+    "a disturbed training ends with the undisturbed one's weights, bit for bit; one that goes on "
+    "by another number of processes has its losses, within 0.1 %"
+)
 CHOSEN = "only whole checkpoints are resumed from"
 STOPPED = "TERM ends a training within 20 s, with exit code 75 or its own end"
 MODEL = "a model folder is never there in part after a success"
@@ -38,142 +29,41 @@ PROMISES = (WEIGHTS, CHOSEN, STOPPED, MODEL)
 
 BUDGET = 20.0
 WHOLE = 20
-WEIGHTS_SHARDED = "FSDP2"
-ROWS_SHARDED = "sharded rows"
-HOST_WITHOUT_ROWS = "sharded rows, a host without"
-TWO_ON_A_HOST = "sharded rows, two processes a host"
-ARE_HOSTS = (ROWS_SHARDED, HOST_WITHOUT_ROWS, TWO_ON_A_HOST)
-CASES = (
-    *((processes, "") for processes in (1, 2, 3, 4)),
-    *((processes, WEIGHTS_SHARDED) for processes in (2, 3, 4)),
-    *((processes, ROWS_SHARDED) for processes in (2, 3, 4)),
-    *((processes, HOST_WITHOUT_ROWS) for processes in (2, 3, 4)),
-    (4, TWO_ON_A_HOST),
-)
-"""Processes, and how they share weights or rows (mostly each is a host with rows of its own)."""
-
-
-class Job:
-    """Starts of one and the same training on one tree."""
-
-    def __init__(self, base: Path, model: Path, data: Path, processes: int, how: str) -> None:
-        self.base, self.processes, self.data, self.how = base, processes, data, how
-        self.log = base / "log.txt"
-        base.mkdir(parents=True)
-        self.hyperparameters = {
-            "model_name_or_path": str(model), "epochs": 2, "lr": 1e-3, "max_length": 32,
-            "batch_size": 8 // processes, "logging_steps": 1, "save_steps": 2,
-        }  # fmt: skip
-        if how == WEIGHTS_SHARDED:
-            self.hyperparameters["mp_parameters"] = f"partitions={processes}"
-
-    def fork(self) -> list[int]:
-        """Its processes, as torchrun would start them."""
-        port = str(free_port())
-        variables = {
-            "SAGEMAKER_BASE_DIR": str(self.base), "SM_CHANNEL_TRAIN": str(self.data),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONUNBUFFERED": "1",
-            "WORLD_SIZE": str(self.processes), "LOCAL_WORLD_SIZE": str(self.processes),
-        }  # fmt: skip
-        if self.processes == 1:
-            variables = {k: v for k, v in variables.items() if k[:4] not in ("MAST", "WORL")}
-        return [self._fork(variables, rank) for rank in range(self.processes)]
-
-    def _fork(self, variables: dict[str, str], rank: int) -> int:
-        pid = os.fork()
-        if pid:
-            return pid
-        code = 1
-        try:
-            os.setsid()
-            out = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(out, 1)
-            os.dup2(out, 2)
-            ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if self.processes > 1 else {}
-            if self.how in ARE_HOSTS:
-                ranks |= self._own_rows(rank)
-            environ = clean_environ(**{**variables, **ranks})
-            os.environ.clear()
-            os.environ.update(environ)
-            import tqdm
-
-            import train
-
-            # Its lock is one semaphore for all forks: a killed one would hold it for ever.
-            tqdm.tqdm.set_lock(threading.RLock())
-            train.main(
-                [word for k, v in self.hyperparameters.items() for word in (f"--{k}", f"{v}")]
-            )
-            code = 0
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            os._exit(code)
-
-    def _own_rows(self, rank: int) -> dict[str, str]:
-        """A process's variables, and its host's part of the rows; parts are not equal."""
-        of_each = 2 if self.how == TWO_ON_A_HOST else 1
-        host, hosts = rank // of_each, self.processes // of_each
-        header, *rows = self.data.read_text().splitlines()
-        with_rows = hosts - (self.how == HOST_WITHOUT_ROWS)
-        shares = [max(0, number % (with_rows + 1) - 1) for number in range(len(rows))]
-        own = [row for row, share in zip(rows, shares, strict=True) if share == host]
-        part = self.base / f"part-{host}"
-        part.mkdir(exist_ok=True)
-        if own:
-            whole = self.base / f"part-{host}.of-{rank}"
-            whole.write_text("\n".join([header, *own, ""]))
-            whole.replace(part / "train.csv")  # the host's other process may read it
-        channels = {"train": {"S3DistributionType": "ShardedByS3Key"}}
-        return {
-            "SM_CHANNEL_TRAIN": str(part), "SM_INPUT_DATA_CONFIG": json.dumps(channels),
-            "SM_HOSTS": json.dumps([f"algo-{each + 1}" for each in range(hosts)]),
-            "SM_CURRENT_HOST": f"algo-{host + 1}",
-            "LOCAL_RANK": str(rank % of_each), "LOCAL_WORLD_SIZE": str(of_each),
-        }  # fmt: skip
-
-    def whole(self) -> list[int]:
-        """`amphora train`, and what it starts."""
-        configure(self.base, self.hyperparameters, inputdataconfig={"train": {}})
-        channel = self.base / "input" / "data" / "train"
-        channel.mkdir(parents=True, exist_ok=True)
-        (channel / "train.csv").write_bytes(self.data.read_bytes())
-        environ = {"AMPHORA_NPROC_PER_NODE": str(self.processes)}
-        return [start(self.base, "train", self.log, **environ).pid]
-
-    def weights(self) -> bytes:
-        return (self.base / "model" / "model.safetensors").read_bytes()
+CLOSE = 0.001
+"""Of a loss, and at least of one of 0.1, where the processes were others."""
 
 
 def run(trial: Trial) -> None:
-    """Jobs of 1 to 4 processes, also with shards, until there have been enough kills."""
+    """Jobs of every kind and number of processes, until there have been enough kills."""
     sys.path.insert(0, str(ROOT / "code"))
     import recipe.training.run  # noqa: F401  # before the forks
 
-    model = made_elsewhere(trial.folder / "pretrained")
-    data = reviews(trial.folder / "reviews.csv", 180)
     wanted = 6 if trial.short else 220
-    cases = list(CASES)
+    cases = [(kind, processes) for kind in KINDS for processes in kind.processes]
     trial.random.shuffle(cases)
-    references: dict[tuple[int, str], tuple[Job, float]] = {}
+    references: dict[tuple[str, int], tuple[Job, float]] = {}
     round_ = 0
     while _disturbed(trial) < wanted and trial.has_time():
-        case = processes, how = cases[round_ % len(cases)]
-        if case not in references:
-            name = f"whole-{processes}-{how.replace(',', '').replace(' ', '-')}"
-            job = Job(trial.folder / name, model, data, processes, how)
+        kind, processes = cases[round_ % len(cases)]
+        its = material(kind.material, trial.folder / "material")
+        if (kind.name, processes) not in references:
+            name = re.sub(r"\W+", "-", f"whole-{processes}-{kind.name}")
+            job = Job(trial.folder / name, kind, its, processes)
             began = time.monotonic()
             codes = [_code(pid, 300) for pid in job.fork()]
             assert codes == [0] * processes, job.log.read_text()[-3000:]
-            references[case] = (job, time.monotonic() - began)
-        reference, seconds = references[case]
-        job = Job(trial.folder / f"job-{round_}", model, data, processes, how)
-        _torment(trial, job, seconds, wanted)
-        trial.count(f"trainings by {processes} {how}".strip())
-        trial.check(WEIGHTS, job.weights() == reference.weights(), job.base)
+            references[kind.name, processes] = (job, time.monotonic() - began)
+        reference, seconds = references[kind.name, processes]
+        job = Job(trial.folder / f"job-{round_}", kind, its, processes)
+        if kind.in_place:
+            _strike_in_place(trial, job)
+        else:
+            _torment(trial, job, seconds, wanted)
+        trial.count(f"trainings by {processes} {kind.name}".strip())
+        if kind.changes:
+            _check_losses(trial, job, reference)
+        else:
+            trial.check(WEIGHTS, job.weights() == reference.weights() != {}, job.base)
         there = {path.name for path in (job.base / "model").iterdir()}
         expected = {path.name for path in (reference.base / "model").iterdir()}
         trial.check(MODEL, there == expected, (there, expected))
@@ -181,14 +71,65 @@ def run(trial: Trial) -> None:
     trial.figure("trainings", round_)
 
 
+def _check_losses(trial: Trial, job: Job, reference: Job) -> None:
+    """Each step's, whoever made it, are the undisturbed training's."""
+    expected, losses = reference.losses(), job.losses()
+    trial.check(WEIGHTS, losses.keys() == expected.keys(), (job.base, sorted(losses)))
+    for step, (loss,) in expected.items():
+        off = max(abs(each - loss) for each in losses.get(step, {loss})) / max(loss, 0.1)
+        trial.figure("farthest loss", max(trial.figures.get("farthest loss", 0), round(off, 5)))
+        trial.check(WEIGHTS, off < CLOSE, f"{job.base}: step {step} {losses.get(step)}, {loss}")
+
+
+def _strike_in_place(trial: Trial, job: Job) -> None:
+    """Kill some ranks of one `amphora train`, which restarts all of them each time."""
+    pid = job.whole(AMPHORA_MAX_RESTARTS="99")
+    killed = 0
+    for _ in range(trial.random.randint(1, 3)):
+        end = time.monotonic() + trial.random.uniform(2, 25)
+        while time.monotonic() < end and not _has_ended(pid):
+            time.sleep(0.05)
+        if ranks := [each for each in descendants(pid) if _is_rank(each)]:
+            send(trial.random.choice(ranks), signal.SIGKILL)
+            killed += 1
+    code = _code(pid, 300)
+    text = _log_of(trial, job)
+    trial.count("KILL", killed)
+    trial.count("KILL of a rank that was restarted in place", killed)
+    counted = max(map(int, re.findall(r"restart (\d+) of 99", text)), default=0)
+    # One that falls into the end of a restart is part of it, one at the very end too late.
+    trial.check(WEIGHTS, code == 0 and counted <= killed, (job.base, code, counted, text[-1500:]))
+    trial.count("restarts in place", counted)
+
+
+def _is_rank(pid: int) -> bool:
+    """Whether a process is one that trains: no launcher, and none that a rank has started."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        above = Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    trains = any(word.endswith(b"train.py") for word in words)
+    launches = b"torch.distributed.run" in words
+    return trains and not launches and words[1:3] != above[1:3]
+
+
 def _torment(trial: Trial, job: Job, seconds: float, wanted: int) -> None:
     """Interrupt a job again and again; each time it may live a little longer, so that it ends."""
     patience = seconds * 0.7
+    kind = job.kind
     while True:
         # `amphora train` on one machine is one host.
-        is_whole = trial.random.randrange(WHOLE) == 0 and job.how not in ARE_HOSTS
+        may_be_whole = not kind.rows_of_each and not kind.changes
+        is_whole = trial.random.randrange(WHOLE) == 0 and may_be_whole
         number = trial.random.choice((signal.SIGKILL, signal.SIGTERM))
-        pids = job.whole() if is_whole else job.fork()
+        # Before the first checkpoint there is no step to be kept, but those of another job.
+        goes_on = kind.changes and any((job.base / "checkpoints").glob("checkpoint-*"))
+        processes = trial.random.choice((1, 2, 3, 4)) if goes_on else job.processes
+        pids = [job.whole()] if is_whole else job.fork(processes)
+        if processes != job.processes:
+            trial.count("starts by other numbers of processes")
         disturbs = _disturbed(trial) < wanted
         if disturbs:
             patience *= 1.05

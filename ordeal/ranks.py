@@ -1,8 +1,9 @@
 """One of 1 to 4 processes, or of 2 to 4 hosts, killed, stopped or made to raise, in every phase.
 
 A script of a few lines trains by gloo, whose time-out is 25 s here, and writes a model at its end.
-With shards it is the recipe that trains, each host on rows of its own: parts are not equal, and a
-host may have none. The hosts are network namespaces, as in tests/amphora/training/test_hosts.py.
+With shards it is the recipe that trains, each host on rows of its own (parts are not equal, and a
+host may have none), with sharded weights, LoRA or neither, or all on files that are read meanwhile.
+The hosts are network namespaces, as in tests/amphora/training/test_hosts.py.
 """
 
 from __future__ import annotations
@@ -85,6 +86,13 @@ train.main(sys.argv[1:])
 """The image's recipe, which comes past the phases that SCRIPT has."""
 PARTS = (40, 12, 25, 7)
 """Rows of each host."""
+STREAMED = "streamed files"
+WAYS: dict[str, dict[str, Any]] = {
+    "sharded rows": {},
+    "sharded rows, FSDP2": {"mp_parameters": "partitions=2"},
+    "sharded rows, LoRA": {"lora_r": 4, "lora_alpha": 8},
+    STREAMED: {"streaming_files": 1},
+}
 
 
 def run(trial: Trial) -> None:
@@ -214,11 +222,15 @@ def _hosts(
 def _shards(
     trial: Trial, number: int, spaces: dict[str, str], phase: str, act: str, world: int, model: Path
 ) -> None:
-    """The recipe on hosts with rows of their own; the last one of two or more may have none."""
+    """The recipe on hosts with rows of their own, of two or more of which the last may have none,
+    or on files that all of them have."""
     processes = 2 if world == 4 and number % 2 else 1
     hosts = list(spaces)[: world // processes]
+    way = trial.random.choice(list(WAYS))
     rows = list(PARTS[: len(hosts)])
-    if len(hosts) > 1 and trial.random.random() < 0.5:
+    if way == STREAMED:
+        rows = [12] * len(hosts)
+    elif len(hosts) > 1 and trial.random.random() < 0.5:
         rows[-1] = 0
     rank = trial.random.randrange(world)
     victim = hosts[rank // processes]
@@ -226,15 +238,19 @@ def _shards(
     folder.mkdir()
     jobs = {}
     more = {"model_name_or_path": str(model), "epochs": 2, "batch_size": 4, "logging_steps": 1}
+    of_each = {"train": {"S3DistributionType": "ShardedByS3Key"}}
+    if way == STREAMED:
+        of_each = {"train": {}, "validation": {}}
     for host, count in zip(hosts, rows, strict=True):
         base = _prepared(
-            folder / host, RECIPE, more, resourceconfig=_resources(host, hosts),
-            inputdataconfig={"train": {"S3DistributionType": "ShardedByS3Key"}},
+            folder / host, RECIPE, {**more, **WAYS[way]}, resourceconfig=_resources(host, hosts),
+            inputdataconfig=of_each,
         )  # fmt: skip
-        channel = base / "input" / "data" / "train"
-        channel.mkdir(parents=True)
-        if count:
-            reviews(channel / "part.csv", count)
+        for channel in of_each:
+            at = base / "input" / "data" / channel
+            at.mkdir(parents=True)
+            for part in range(5 if way == STREAMED else min(count, 1)):
+                reviews(at / f"part-{part}.csv", count)
         environ = {**_variables(folder, phase, act, rank), "AMPHORA_NPROC_PER_NODE": str(processes)}
         jobs[host] = (_start(base, ["ip", "netns", "exec", spaces[host]], environ), base)
     lost, _ = jobs[victim]
@@ -243,8 +259,9 @@ def _shards(
     _strike(folder, act, [lost.pid, *descendants(lost.pid)] if is_whole_host else None)
     others = {host: job for host, job in jobs.items() if not is_whole_host or host != victim}
     what = f"host {victim}" if is_whole_host else f"rank {rank}"
-    _judge(trial, f"shards: {rows} rows, {world} processes, {phase} {act} {what}", others, act)
-    trial.count(f"with shards by {world} processes{', a host without rows' * (not rows[-1])}")
+    name = f"shards: {way}, {rows} rows, {world} processes, {phase} {act} {what}"
+    _judge(trial, name, others, act)
+    trial.count(f"with {way} by {world} processes{', a host without rows' * (not rows[-1])}")
     kill_tree(lost.pid)
     lost.wait()
 
