@@ -48,10 +48,11 @@ class Interruptions(TrainerCallback):
 
     def listen(self) -> None:
         """Take SIGTERM as a request to stop from here on. Every process must call it."""
-        signal.signal(signal.SIGTERM, self._ask)
         if dist.is_available() and dist.is_initialized():
-            # On the CPU, so that asking does not wait for an accelerator.
+            # On the CPU, so that asking does not wait for an accelerator. Before any process takes
+            # the signal so: one that did would wait here for those that it has ended.
             self._group = dist.new_group(backend="gloo")
+        signal.signal(signal.SIGTERM, self._ask)
 
     def _ask(self, number: int, frame: object) -> None:
         self._asked = True

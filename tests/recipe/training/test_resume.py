@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -10,6 +11,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -129,6 +131,52 @@ def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, data: Pa
     job = Job(tmp_path_factory.mktemp("job"), tiny_model, data)
     job.finish("--max_steps", "15")
     return job
+
+
+LISTENS = """
+import os, signal, sys, time
+import torch.distributed as dist
+from recipe.training.interruptions import Interruptions
+late, children, begun = int(sys.argv[1]), [], []
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[2], "WORLD_SIZE": "3"}
+for rank in range(3):
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.environ["RANK"] = str(rank)
+        dist.init_process_group("gloo")
+        os.write(writes, b"x")
+        time.sleep(60 if rank == late else 0)
+        Interruptions(None).listen()
+        time.sleep(60)
+    children.append(pid)
+    begun.append(reads)
+for reads in begun:
+    os.read(reads, 1)
+time.sleep(1)
+for pid in children:
+    os.kill(pid, signal.SIGTERM)
+print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children])
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_stop_ends_processes_of_which_one_does_not_listen_yet(late: int) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = subprocess.Popen(
+        [sys.executable, "-c", LISTENS, str(late), str(port)],
+        env={**os.environ, "PYTHONPATH": str(CODE)}, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        output, errors = started.communicate(timeout=45)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+    assert output == "[-15, -15, -15]\n", output + errors[-3000:]
 
 
 @pytest.mark.heavy
