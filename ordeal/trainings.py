@@ -65,8 +65,6 @@ KINDS = (
     Kind(name="summaries, FSDP2", processes=(3,), more={**SUMMARIES, **SHARDED},
          material="summaries"),
     Kind(name="embeddings", processes=(1, 2, 3), more=EMBEDDINGS, material="pairs"),
-    Kind(name="embeddings, sharded rows", processes=(2,), more=EMBEDDINGS, material="pairs",
-         rows_of_each=1),
     Kind(name="other worlds", processes=(1, 2, 3, 4), material="still reviews", changes=True,
          more={"bf16": False}),
     Kind(name="other worlds, FSDP2", processes=(2, 3), material="still reviews", changes=True,
