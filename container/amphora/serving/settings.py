@@ -126,6 +126,10 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
     is_archive = submitted.startswith("s3://") or submitted_path.is_file()
     is_folder = submitted_path.is_absolute() and submitted_path.is_dir()
     has_adapters = any(model_dir.glob(f"{ADAPTERS}/*/{ADAPTER_CONFIG}"))
+    adapters = env.number("AMPHORA_ADAPTERS", _USUAL_ADAPTERS if has_adapters else 0, least=0)
+    is_multi_model = env.flag("SAGEMAKER_MULTI_MODEL")
+    if adapters and not is_multi_model:
+        _check_adapters(env, model_dir / ADAPTERS, adapters)
     is_laptop = all(name in _LAPTOP_VARIABLES for name in environ if name.startswith("SAGEMAKER_"))
     settings = ServerSettings(
         model_dir=model_dir,
@@ -149,12 +153,40 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
         transform_payload=min(max(1, max_body // MIB), most_transform),
         limits=_client_limits(env),
         session_lifetime=env.number("AMPHORA_SESSION_SECONDS", 1200.0, least=0),
-        adapters=env.number("AMPHORA_ADAPTERS", _USUAL_ADAPTERS if has_adapters else 0, least=0),
-        is_multi_model=env.flag("SAGEMAKER_MULTI_MODEL"),
+        adapters=adapters,
+        is_multi_model=is_multi_model,
         shows_page=env.flag("AMPHORA_UI") if env.text("AMPHORA_UI") else is_laptop,
     )
     env.check()
     return settings
+
+
+def _check_adapters(env: Variables, folder: Path, most: int) -> None:
+    """Note what of a model's folder of adapters could not be named, or loaded, by its requests."""
+    if not folder.is_dir():
+        return
+    own = sorted(each for each in folder.iterdir() if each.is_dir() and each.name[0] not in "._")
+    value = f"AMPHORA_ADAPTERS is {most}, and {folder}"
+    if len(own) > most:
+        env.refuse(f"{value} holds {len(own)} adapters. Raise it, or take some out.")
+    for each in own:
+        if not (each / ADAPTER_CONFIG).is_file():
+            inner = next(each.glob(f"*/{ADAPTER_CONFIG}"), None)
+            there = f" (there is {inner})" if inner else ""
+            env.refuse(
+                f"{value} holds {each.name}/, which has no {ADAPTER_CONFIG}{there}. Put there what"
+                " peft has saved of one adapter, take the folder out, or set AMPHORA_ADAPTERS to 0."
+            )
+        # By this name /v1/models lists the base.
+        base = env.text("AMPHORA_MODEL_NAME") or env.text("HF_MODEL_ID") or "model"
+        if each.name == base:
+            env.refuse(
+                f"{value} holds {base!r}, which is the name of the base: a request could mean"
+                " either. Rename the folder, or name the base by AMPHORA_MODEL_NAME."
+            )
+        # Spaces around a header's value are not part of it.
+        if each.name != each.name.strip() or not each.name.isprintable():
+            env.refuse(f"{value} holds {each.name!r}, which no header can name. Rename the folder.")
 
 
 def image_code(environ: Mapping[str, str]) -> Path:

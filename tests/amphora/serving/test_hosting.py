@@ -27,6 +27,34 @@ def test_defaults_are_the_contracts() -> None:
     assert not found.is_multi_model
 
 
+def test_adapters_that_no_request_could_name_fail_the_start(tmp_path: Path) -> None:
+    def start(**environ: str) -> settings.ServerSettings:
+        devices = Devices(efa=False, reason="test", gpus=0, neuron_cores=0, cpus=1)
+        return settings.read(tmp_path, environ, devices)
+
+    folder = tmp_path / "model" / "adapters"
+    for name in ("fr", "de", ".cache"):
+        (folder / name).mkdir(parents=True)
+    (folder / "README.md").touch()
+    (folder / "fr" / "adapter_config.json").touch()
+    assert start(AMPHORA_ADAPTERS="0").adapters == 0
+    (folder / "de" / "checkpoint-9").mkdir()
+    (folder / "de" / "checkpoint-9" / "adapter_config.json").touch()
+    with pytest.raises(ConfigError, match=r"is 64, and .*de/, which has no .*checkpoint-9/adapter"):
+        start()
+    (folder / "de" / "adapter_config.json").touch()
+    assert start().adapters == 64
+    with pytest.raises(ConfigError, match=r"AMPHORA_ADAPTERS is 1, .* holds 2 adapters. Raise it"):
+        start(AMPHORA_ADAPTERS="1")
+    with pytest.raises(ConfigError, match=r"AMPHORA_ADAPTERS is 'fr'. Give a whole number"):
+        start(AMPHORA_ADAPTERS="fr")
+    with pytest.raises(ConfigError, match="holds 'de', which is the name of the base"):
+        start(AMPHORA_MODEL_NAME="de")
+    (folder / "de").rename(folder / " de")
+    with pytest.raises(ConfigError, match="holds ' de', which no header can name"):
+        start(AMPHORA_ADAPTERS="2")
+
+
 @pytest.mark.parametrize(
     ("devices", "environ", "workers", "threads"),
     [
