@@ -70,7 +70,8 @@ class Peer:
         Raises:
             SystemExit: It cannot be installed; with what pip said last.
         """
-        name = self.name.lower().replace(" ", "-")
+        # One for all ways to start it, which a comma parts from its name.
+        name = self.name.partition(",")[0].strip("`").lower().replace(" ", "-")
         made = hashlib.sha256(
             repr((os.path.realpath(sys.executable), self.requirements)).encode()
         ).hexdigest()
