@@ -30,7 +30,7 @@ from recipe.data.files.part import Part
 from recipe.data.labelled_rows import Read
 from recipe.data.labels import Labels, LabelShape
 from recipe.data.layout import channels as layout
-from recipe.data.layout import file_portions
+from recipe.data.layout import file_portions, surveys
 from recipe.data.layout.channels import ChannelLayout
 from recipe.data.layout.class_names import ClassNames
 from recipe.data.layout.file_portions import FileRows
@@ -180,10 +180,22 @@ class _Later:
     ) -> list[_Distinct]:
         """Read all but the first portion once, a file at a time: rows and labels."""
         found: list[_Distinct] = []
-        for path in itertools.chain.from_iterable(portions[1:]):
-            of_file = [_distinct(each, self._hyperparameters) for each in self._read([path], notes)]
+        paths = [*itertools.chain.from_iterable(portions[1:])]
+
+        def tell(path: Path, of_file: list[str]) -> list[surveys.Told]:
+            read = [_distinct(each, self._hyperparameters) for each in self._read([path], of_file)]
+            return [{**vars(each), "part": surveys.packed(each.part)} for each in read]
+
+        named = ("text_column", "text_pair_column", "label_column", "label_separator")
+        how = {name: getattr(self._hyperparameters, name) for name in named}
+        how |= {"like": dataclasses.asdict(self._like), "of": "labels"}
+        for path, (told, own) in zip(paths, surveys.of_files(paths, how, tell), strict=True):
+            of_file = [
+                _Distinct(**{**each, "part": surveys.unpacked(each["part"])}) for each in told
+            ]
             self._rows[path] = sum(each.rows for each in of_file)
             found += of_file
+            notes += own
         for each in first:
             self._rows[each.part.path] = each.part.table.num_rows
         return found

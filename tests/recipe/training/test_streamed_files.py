@@ -19,7 +19,8 @@ from transformers import AutoTokenizer, TrainingArguments
 
 from recipe import task_table
 from recipe.batching.portions import Announced, Streamed
-from recipe.data import shards
+from recipe.data import classification, shards
+from recipe.data.kinds import word_tags
 from recipe.data.layout import file_portions
 from recipe.errors import DataError, HyperparameterError, OutputError
 from recipe.hyperparameters import Hyperparameters
@@ -107,6 +108,51 @@ def test_every_row_is_trained_once_in_an_epoch_and_few_tokens_are_kept(
         assert not list(own_cache.glob("tokens/rows-*")) or most
     named = training.named([(3 << 32) + 5])
     assert re.fullmatch(r"the rows 5, counted from 0, of part-\w+\.csv", named)
+
+
+@pytest.mark.parametrize("name", ["text-classification", "token-classification"])
+def test_a_start_again_does_not_read_all_files_for_their_labels(
+    name: str, channels: dict[str, Path], tmp_path: Path, own_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    job = Hyperparameters(task=name, streaming_files=1, max_train_steps=50)
+    if name == "token-classification":
+        channels, job = _of_task(name, tmp_path / "words", 9)
+    else:
+        job = dataclasses.replace(job, label_column="gold_label")
+        nothing = channels["train"] / "part-x.csv"  # labels that say that they are none
+        nothing.write_text("review,gold_label\nthe film x was alone,rare\nthe film y,-\n")
+        for path in [*channels["train"].iterdir(), *channels["validation"].iterdir()]:
+            path.write_text(path.read_text().replace("sentiment", "gold_label"))
+    module: Any = word_tags if name == "token-classification" else classification
+    read, looked_at = module.read_training, list[Path]()
+
+    def counted(layout: Any, paths: Any, *more: Any) -> Any:
+        looked_at.extend(paths)
+        return read(layout, paths, *more)
+
+    monkeypatch.setattr(module, "read_training", counted)
+
+    def told() -> tuple[int, Any]:
+        looked_at.clear()
+        task: Any = task_table.load(name)(channels, job)
+        names = task.splits.names if hasattr(task.splits, "names") else task.splits.labels
+        portions = task.files.identity(), task.files.rows
+        return len(looked_at), (names, portions, task.found, task.train[:])
+
+    files = len(list(channels["train"].iterdir()))
+    first, said = told()
+    assert first == files - 1
+    assert told() == (0, said)
+    # A file that was written again, even with the same bytes, is read again; a broken survey too.
+    task_table.load(name)(channels, job).files.portions[-1][0].touch()
+    assert told() == (files - 1, said)
+    for path in (own_cache / "surveys").iterdir():
+        path.write_text(path.read_text()[:-9])
+    assert told() == (files - 1, said)
+    shutil.rmtree(own_cache / "surveys")
+    (own_cache / "surveys").touch()
+    assert told() == told() == (files - 1, said), "nothing can be kept"
 
 
 @pytest.mark.usefixtures("own_cache")

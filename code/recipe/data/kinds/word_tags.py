@@ -24,7 +24,7 @@ from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled
 from recipe.data.kinds import spans
 from recipe.data.layout import channels as layout
-from recipe.data.layout import file_portions
+from recipe.data.layout import file_portions, surveys
 from recipe.data.layout.channels import ChannelLayout
 from recipe.data.layout.class_names import ClassNames
 from recipe.data.layout.file_portions import FileRows
@@ -126,10 +126,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagg
             read.setdefault(split, []).append(_read(part, columns, places.class_names, notes))
     problems.check()
     later = _Later(places=whole, hyperparameters=hyperparameters, like=like)
-    surveyed = [*map(_without_rows, read["train"])]
-    for path in itertools.chain.from_iterable((portions or [])[1:]):
-        # A file at a time, whose sentences are not kept.
-        surveyed += map(_without_rows, later.read([path], notes))
+    surveyed = [*map(_without_rows, read["train"]), *later.survey(portions or [], notes)]
     names, are_entities, summary = _tag_names(surveyed, notes)
     built = {split: _build(split, each, names, are_entities) for split, each in read.items()}
     findings = []
@@ -172,6 +169,31 @@ class _Later:
             columns = _columns(part, self.hyperparameters, self.like)
             read.append(_read(part, columns, self.places.class_names, notes))
         return read
+
+    def survey(self, portions: Sequence[Sequence[Path]], notes: list[str]) -> Iterator[_Read]:
+        """All but the first portion, read once, a file at a time: what is told of their tags."""
+        paths = [*itertools.chain.from_iterable(portions[1:])]
+
+        def tell(path: Path, of_file: list[str]) -> list[surveys.Told]:
+            read = map(_without_rows, self.read([path], of_file))
+            return [
+                {**vars(each), "part": surveys.packed(each.part), "table": None} for each in read
+            ]
+
+        given = self.hyperparameters
+        names = [(each.source, str(each)) for each in self.places.class_names]
+        how = {"columns": [given.text_column, given.label_column, self.like], "names": names}
+        for told, own in surveys.of_files(paths, {**how, "of": "tags"}, tell):
+            notes += own
+            for each in told:
+                yield _Read(
+                    part=surveys.unpacked(each["part"]),
+                    table=_SCHEMA.empty_table(),
+                    words=each["words"],
+                    tags=Counter(each["tags"]),
+                    columns=(each["columns"][0], each["columns"][1]),
+                    sentences=each["sentences"],
+                )
 
     def files(
         self,
