@@ -280,3 +280,17 @@ def test_a_model_of_several_languages_learns_and_keeps_them(tmp_path: Path) -> N
     assert kept("the film").input_ids == read_ids
     settings = transformers.GenerationConfig.from_pretrained(tmp_path / "kept")
     assert settings.forced_bos_token_id == named("fra_Latn")
+
+
+def test_a_pair_that_comes_later_and_is_longer_than_all_of_the_first_portion_has_room() -> None:
+    starts = np.array([0, 5, 41, 70])
+    pairs = Pairs(np.arange(70), starts, np.array([2, 3, 26]), np.array([3, 33, 3]))
+    layout = PaddedPairs([(8, 8)], 2, 0, lambda labels: labels.clamp(min=0), 8)
+    for row, shape in enumerate([(8, 8), (36, 8), (8, 28)]):
+        batch = layout.tensors(pairs, np.array([row]))
+        read, written = int(pairs.sources[row]), int(pairs.labels[row])
+        tokens = pairs.tokens(row)
+        ids: Any = batch["input_ids"]
+        assert (ids.shape[1], batch["decoder_input_ids"].shape[1]) == shape
+        assert ids[0, :read].tolist() == tokens[:read].tolist()
+        assert batch["decoder_input_ids"][0, :written].tolist() == tokens[read:].tolist()

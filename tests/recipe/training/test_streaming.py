@@ -130,6 +130,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("text-classification", {}),
         ("causal-lm", {"max_train_steps": 5}),
         ("masked-lm", {"max_train_steps": 5, "long_texts": "truncate"}),
+        ("summarization", {"text_column": "text", "label_column": "label"}),
     ],
 )
 @pytest.mark.usefixtures("own_cache")
@@ -143,6 +144,8 @@ def test_portions_have_the_tokens_of_the_whole(
     tokenizer = AutoTokenizer.from_pretrained(str(tiny_model))
     task, hyperparameters = _task(name, path.parent, streaming_rows=10, **more)
     arguments = _arguments(tmp_path)
+    if name == "summarization":
+        task.objective.longest_target = 6  # type: ignore[attr-defined]
     wanted = task.samples(tokenizer, 8)
     # Data of more than four portions is streamed unless it is told not to be.
     with streaming.samples(task, tokenizer, 8, hyperparameters, arguments, shards.ONE) as read:
