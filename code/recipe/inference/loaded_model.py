@@ -107,8 +107,8 @@ class LoadedModel:
         gives_way = precision.may_replace(kind, name, environ)
         if gives_way and architecture is AutoModelForCausalLM and precision.is_published_in(origin):
             name, dtype = "float16", torch.float16
-        if kind in DEVICES and architecture in WRITERS:
-            raise static.refused(kind, "texts are written in shapes that grow with each token")
+        if kind in DEVICES and architecture is AutoModelForSeq2SeqLM:
+            raise static.refused(kind, "texts of encoder-decoders are written in growing shapes")
         host = "cpu" if kind in DEVICES else kind
         model = weights.read(static.origin_for(kind, origin), architecture, dtype).eval().to(host)
         weights.refuse_broken(model, origin)
@@ -130,11 +130,11 @@ class LoadedModel:
             typed=has_types and any(_encode_one(tokenizer, "a b", 8)[1] or []),
         )
         is_compiled = environ.get("AMPHORA_COMPILE", "") in ("1", "true")
-        if kind in DEVICES:
+        if architecture in WRITERS:
+            packed_rows.tell_padded("the model writes texts", environ)
+        elif kind in DEVICES:
             reading = Reading.MEAN if means else reading_of(architecture)
             loaded = loaded.on_device(kind, architecture, reading, environ)
-        elif architecture in WRITERS:
-            packed_rows.tell_padded("the model writes texts", environ)
         else:
             reading = reading_of(architecture)
             if gives_way and origin.weights is None and precision.is_made_for(model):

@@ -129,6 +129,17 @@ class Rows:
         self._extra = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
         self._has_positions = "position_ids" in taken
 
+    @property
+    def device(self) -> torch.device:
+        """Where scores are."""
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def told(self) -> Any:
+        """What of the model's settings is asked, with tokens where scores are."""
+        return self.model
+
     @torch.inference_mode()
     def extend(self, batch: Batch, tokens: Sequence[Sequence[int]]) -> tuple[torch.Tensor, Batch]:
         """Read tokens after each row's own.

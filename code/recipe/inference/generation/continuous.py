@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,13 +16,18 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from recipe.inference import precision
 from recipe.inference.generation import calls
 from recipe.inference.generation.batch import Batch, Rows
 from recipe.inference.generation.decoding import Completion, Event, Notes, Penalties, Writer
 from recipe.inference.generation.engine import Engine, Row
+from recipe.inference.generation.fixed_shapes import FixedRows
 from recipe.inference.generation.options import GenerationSettings
 from recipe.inference.generation.prompts import Prompt
 from recipe.inference.loaded_model import LoadedModel
+from recipe.inference.payloads import BadRequest
+from recipe.inference.static import programs
+from recipe.inference.static.buckets import NAME, Buckets
 from recipe.inference.weights import embeddings_of
 from recipe.runtime import memory
 
@@ -52,35 +57,65 @@ class Continuous:
         AMPHORA_CONTINUOUS=0.
 
         Raises:
-            ValueError: AMPHORA_CONTINUOUS is neither 0 nor 1, or AMPHORA_CACHE_TOKENS no number.
+            ValueError: AMPHORA_CONTINUOUS is neither 0 nor 1, AMPHORA_CACHE_TOKENS no number, or
+                AMPHORA_BUCKETS no shape for texts.
+            ModelError: The device compiles a program for each shape, and texts would not be what
+                each is alone on the CPU.
         """
         if (wanted := environ.get("AMPHORA_CONTINUOUS", "1")) not in ("0", "1"):
             raise ValueError(f"AMPHORA_CONTINUOUS is {wanted!r}. Give 0 or 1.")
         most_tokens = environ.get("AMPHORA_CACHE_TOKENS", "")
         if most_tokens and not (most_tokens.isdecimal() and int(most_tokens) > 0):
             raise ValueError(f"AMPHORA_CACHE_TOKENS is {most_tokens!r}. Give a number above 0.")
+        kind = precision.chosen(environ)[0]
+        is_fixed = kind in programs.DEVICES
+        if is_fixed and (wanted == "0" or most_tokens):
+            name = "AMPHORA_CONTINUOUS is 0" if wanted == "0" else "AMPHORA_CACHE_TOKENS is set"
+            raise ValueError(
+                f"{name}, and on {kind} there is one way to write texts, with the room that "
+                f"{NAME} says. Leave it out."
+            )
         if wanted == "0":
             return None
         model: Any = loaded.model
-        rows = Rows(model, calls.pad_token_id(loaded))
-        tokens = probe_tokens(model)
-        if loaded.max_length >= 16 and _writes_plainly(model) and rows.is_faithful(tokens):
+        pad, tokens = calls.pad_token_id(loaded), probe_tokens(model)
+        rows = Rows(model, pad)
+        joins = loaded.max_length >= 16 and _writes_plainly(model) and rows.is_faithful(tokens)
+        if joins and is_fixed:
+            bucket = Buckets.of_writer(environ, loaded.max_length)
+            fixed = FixedRows(model, pad, bucket)
+            fixed.settle(kind, environ, probe_tokens(model, bucket.length))
+            engine = Engine(fixed, bucket.rows * bucket.length, bucket.rows)
+            return cls(replace(loaded, max_length=bucket.length), engine)
+        if joins:
             _, batch = rows.extend(Batch(), [tokens])
             on_device = model.device.type == "cuda"
             free = torch.cuda.mem_get_info()[0] if on_device else memory.available()
             share = _MEMORY_SHARE / int(environ.get("AMPHORA_SHARERS", "1"))
             room = int((free or 1 << 30) * share) // max(1, batch.token_bytes)
             return cls(loaded, Engine(rows, int(most_tokens) if most_tokens else max(1, room)))
+        why = (
+            f"{type(model).__name__} answers otherwise if texts join others while these are written"
+        )
+        if is_fixed:
+            raise programs.refused(kind, why)
         print(
-            f"batches: {type(model).__name__} answers otherwise if texts join others while these"
-            " are written: texts of equal settings are written together, from first to last",
+            f"batches: {why}: texts of equal settings are written together, from first to last",
             flush=True,
         )
         return None
 
-    @staticmethod
-    def takes(settings: GenerationSettings) -> bool:
-        """Whether the engine writes texts of these settings: not those of beams."""
+    def takes(self, settings: GenerationSettings) -> bool:
+        """Whether the engine writes texts of these settings: not those of beams.
+
+        Raises:
+            BadRequest: It does not, and nothing else can on this device.
+        """
+        if settings.num_beams > 1 and (kind := self.loaded.model.device.type) in programs.DEVICES:
+            raise BadRequest(
+                f"num_beams is {settings.num_beams}, and on {kind} texts are written without beams."
+                " Leave it out."
+            )
         return settings.num_beams == 1
 
     def add(self, prompts: Sequence[Prompt], events: deque[Event] | None = None) -> list[Row]:
@@ -120,7 +155,6 @@ class Continuous:
     def _row(self, prompt: Prompt, place: int, events: deque[Event] | None) -> Row:
         """A text that is to be written after a prompt, by what `generate` makes of its settings."""
         settings = prompt.settings
-        model: Any = self.loaded.model
         notes = Notes() if settings.logprobs is not None else None
         penalties = Penalties(
             len(prompt.ids), settings.frequency_penalty, settings.presence_penalty,
@@ -129,8 +163,8 @@ class Continuous:
         own = [*([penalties] if penalties.weigh else []), *([notes] if notes else [])]
         ends = calls.ends(self.loaded, prompt)
         processors, criteria, samples = _prepared(
-            model,
-            calls.inputs(self.loaded, [prompt.ids]),
+            self.engine.rows.told,
+            calls.inputs(self.loaded, [prompt.ids], self.engine.rows.device),
             **{**settings.options(), "num_return_sequences": 1},
             max_new_tokens=prompt.new,
             eos_token_id=sorted(ends.ids) or None,
@@ -139,7 +173,7 @@ class Continuous:
         )
         generator = None
         if samples:
-            generator = torch.Generator(model.device)
+            generator = torch.Generator(self.engine.rows.device)
             if settings.seed is None:
                 generator.seed()
             else:
@@ -160,10 +194,10 @@ class Continuous:
         )
 
 
-def probe_tokens(model: Any) -> list[int]:
-    """14 tokens of all kinds, none of them special as a rule, to look at what a model makes."""
+def probe_tokens(model: Any, count: int = 14) -> list[int]:
+    """Tokens of all kinds, none of them special as a rule, to look at what a model makes."""
     vocabulary = embeddings_of(model)
-    return [(7 + 31 * place) % vocabulary for place in range(14)]
+    return [(7 + 31 * place) % vocabulary for place in range(count)]
 
 
 def _prepared(

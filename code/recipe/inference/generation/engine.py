@@ -85,7 +85,7 @@ class Engine:
                 no room at all is tried alone.
             most_rows: How many texts are written at once.
         """
-        self._model = rows
+        self.rows = rows
         self._most_tokens = most_tokens
         self._most_rows = self._limit = most_rows
         _ENGINES.add(self)
@@ -177,7 +177,7 @@ class Engine:
             try:
                 self._keep_living()
                 if self._running:
-                    scores, self._batch = self._model.extend(
+                    scores, self._batch = self.rows.extend(
                         self._batch, [row.ids[-1:] for row in self._running]
                     )
                     choose(self._running, scores)
@@ -258,10 +258,10 @@ class Engine:
             (prompt,) = prompts
             start = prompt.read.padded
             tokens = prompt.ids[start : start + self._piece]
-            scores, prompt.read = self._model.extend(prompt.read, [tokens])
+            scores, prompt.read = self.rows.extend(prompt.read, [tokens])
             count, new = len(tokens), prompt.read
         else:
-            scores, new = self._model.extend(Batch(), [prompt.ids for prompt in prompts])
+            scores, new = self.rows.extend(Batch(), [prompt.ids for prompt in prompts])
             count = len(prompts) * new.padded
         # A few tokens tell nothing of the rate: a call has its price, too.
         if count >= _LEAST_PIECE:
@@ -297,7 +297,7 @@ class Engine:
             for prompt in self._waiting:
                 prompt.read = Batch()
         self._waiting.extendleft(_Prompt([row], is_alone=True) for row in reversed(rows))
-        if self._model.model.device.type == "cuda":
+        if self.rows.model.device.type == "cuda":
             torch.cuda.empty_cache()
 
 

@@ -60,6 +60,8 @@ class Generator:
                 print(f"batches: {type(model).__name__} writes otherwise if prompts are padded: "
                       f"{merging}", flush=True)  # fmt: skip
             loaded = replace(loaded, merging=merging)
+        else:
+            loaded = continuous.loaded
         return cls(
             loaded=loaded, prompts=Prompts(loaded, long_prompts, stop), continuous=continuous
         )
@@ -78,8 +80,10 @@ class Generator:
 
         Raises:
             BadRequest: A parameter is not one of this task's, the model has no chat template for a
-                conversation, or prompt and text do not fit into the model's positions.
+                conversation, prompt and text do not fit into the model's positions, or beams are
+                asked for where there are none.
         """
+        self._engine(request)
         return [len(prompt.ids) + prompt.new for prompt in self.prompts.of(request)]
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
@@ -110,9 +114,9 @@ class Generator:
 
     def _engine(self, request: Request) -> Continuous | None:
         """What writes the request's texts token by token beside others'; None if `generate` does,
-        in a group."""
+        in a group. Raises BadRequest as `Continuous.takes`."""
         settings = self.prompts.of(request)[0].settings
-        return self.continuous if Continuous.takes(settings) else None
+        return self.continuous if self.continuous and self.continuous.takes(settings) else None
 
     def _texts(
         self, requests: Sequence[Request], added: list[Row]

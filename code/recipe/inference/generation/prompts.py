@@ -11,6 +11,8 @@ from recipe.inference.generation import options
 from recipe.inference.generation.options import CUT, GenerationSettings
 from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.payloads import BadRequest, Request, a_text, is_conversation
+from recipe.inference.static import programs
+from recipe.inference.static.buckets import NAME
 from recipe.inference.weights import embeddings_of
 from recipe.tokenization.encoding import ending
 
@@ -173,9 +175,11 @@ class Prompts:
             if not cuts and new <= limit // 2:
                 advice = ", or let AMPHORA_LONG_PROMPTS=cut cut prompts on the left"
             wish = "" if new_tokens is None else f" {new} are to follow,"
+            is_fixed = self.loaded.model.device.type in programs.DEVICES
+            fixed = f" here ({NAME})" if is_fixed else ""
             raise TooLong(
-                f"The prompt has {more}{length} tokens,{wish} and the model has"
-                f" {limit} positions: {room}. Shorten the prompt or ask for less{advice}."
+                f"The prompt has {more}{length} tokens,{wish} and the model has {limit}"
+                f" positions{fixed}: {room}. Shorten the prompt or ask for less{advice}."
             )
         return limit - max(new, 1), max(new, 1)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -46,6 +46,8 @@ _KEPT = 8
 again."""
 ATTENTION = {"attn_implementation": "eager"}
 Batch = Mapping[str, Tensor]
+Given = ParamSpec("Given")
+Computed = TypeVar("Computed")
 
 
 @dataclass(frozen=True)
@@ -264,8 +266,8 @@ def move(model: PreTrainedModel, kind: str) -> None:
 
 
 def compiled(
-    call: Callable[[Batch], Tensor], kind: str, environ: Mapping[str, str], count: int
-) -> Callable[[Batch], Tensor]:
+    call: Callable[Given, Computed], kind: str, environ: Mapping[str, str], count: int
+) -> Callable[Given, Computed]:
     """`call` by torch.compile, if AMPHORA_COMPILE asks for it, under TorchNeuron's rules: one graph
     without breaks, and no dynamic shape.
 
