@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import logging
+from transformers import PreTrainedModel, logging
 
 from recipe.console import has_terminal, is_first_process
+
+UNBOUNDED = 1 << 30
+"""Tokens that a model reads which says no number."""
 
 
 def quieten() -> None:
@@ -25,3 +28,16 @@ def in_precision(dtype: torch.dtype) -> dict[str, Any]:
     """The argument of from_pretrained for it, by its name in the transformers that is here."""
     major, minor = map(int, transformers.__version__.split(".")[:2])
     return {"dtype" if (major, minor) >= (4, 56) else "torch_dtype": dtype}
+
+
+def positions_of(model: PreTrainedModel) -> int:
+    """How many tokens the model has positions for; 2**30 if nothing bounds them (T5, XLNet)."""
+    positions: int = getattr(model.config, "max_position_embeddings", None) or UNBOUNDED
+    if positions < 1:  # as XLNet says that it has no bound
+        positions = UNBOUNDED
+    for path, module in model.named_modules():
+        # RoBERTa and its kin (CamemBERT, MPNet, Longformer ...) count from behind the padding's.
+        if path.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            unused = 0 if module.padding_idx is None else module.padding_idx + 1
+            positions = min(positions, module.num_embeddings - unused)
+    return positions

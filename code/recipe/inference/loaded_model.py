@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from recipe.compat import positions_of
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import ModelError
 from recipe.inference import precision, turns, weights
@@ -125,7 +126,7 @@ class LoadedModel:
             model=model,
             tokenizer=tokenizer,
             # Tokenizers without a limit of their own say 1e30.
-            max_length=int(min(tokenizer.model_max_length, weights.positions_of(model))),
+            max_length=int(min(tokenizer.model_max_length, positions_of(model))),
             inputs=_INPUTS if takes_all else _INPUTS & set(arguments),
             typed=has_types and any(_encode_one(tokenizer, "a b", 8)[1] or []),
         )

@@ -62,14 +62,3 @@ def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:
 def embeddings_of(model: PreTrainedModel) -> int:
     """Tokens that a model has embeddings of; they may stand in a layer of peft."""
     return len(cast("Any", model.get_input_embeddings()).weight)
-
-
-def positions_of(model: PreTrainedModel) -> int:
-    """How many tokens the model has positions for; 2**30 if it does not say."""
-    positions = getattr(model.config, "max_position_embeddings", None) or 1 << 30
-    for path, module in model.named_modules():
-        # RoBERTa and its kin count positions from behind the padding's.
-        if path.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
-            unused = 0 if module.padding_idx is None else module.padding_idx + 1
-            positions = min(positions, module.num_embeddings - unused)
-    return positions

@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from recipe.compat import in_precision
+from recipe.compat import in_precision, positions_of
 from recipe.console import say
 from recipe.data.labels import Labels
 from recipe.data.layout.model_channel import MODEL_CHANNELS, model_folder
@@ -278,15 +278,12 @@ def longest_input(
     max_length: int | None,
     usual: int = _LONGEST,
 ) -> int:
-    """Tokens at which texts are cut: `asked`, else what the model takes, at most `usual`.
+    """Tokens at which texts are cut: `max_length`, else what the model takes, at most `usual`.
 
     Raises:
         HyperparameterError: the model takes fewer tokens than asked for.
     """
-    positions: int = getattr(model.config, "max_position_embeddings", None) or _LONGEST
-    # RoBERTa's kind counts positions from the padding token's id + 1.
-    reserved = model.config.pad_token_id + 1 if "roberta" in model.config.model_type else 0
-    limit = min(tokenizer.model_max_length, positions - reserved)
+    limit = min(tokenizer.model_max_length, positions_of(model))
     if max_length is not None and max_length > limit:
         raise HyperparameterError(
             f"Hyperparameter max_length has value {max_length}, but the model takes {limit} "

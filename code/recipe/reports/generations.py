@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from recipe.batching.document_batches import Documents
+from recipe.compat import positions_of
 from recipe.reports.section import TEXT, Section
 
 _SHOWN = 4
@@ -60,11 +61,10 @@ def _continuation(
     first = int(documents.successors(row)[0][0]) + 1
     start = first if first > 1 else max(1, min(_PROMPT, len(ids) // 2))
     prompt = torch.from_numpy(ids[:start])[None].to(model.device)
-    positions = getattr(model.config, "max_position_embeddings", None) or start + _NEW
     output = model.generate(
         input_ids=prompt,
         attention_mask=torch.ones_like(prompt),
-        max_new_tokens=max(1, min(_NEW, positions - start)),
+        max_new_tokens=max(1, min(_NEW, positions_of(model) - start)),
         do_sample=False,
         pad_token_id=tokenizer.pad_token_id,
     )

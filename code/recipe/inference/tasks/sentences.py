@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from recipe.compat import in_precision
+from recipe.compat import in_precision, positions_of
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.inference import loaded_model, precision, turns, weights
@@ -264,7 +264,7 @@ def _programs(model: Any, kind: str, environ: Mapping[str, str]) -> Programs:
 
     has_types = TYPE_IDS in inputs and TYPE_IDS in model.tokenizer.model_input_names
     pad = model.tokenizer.pad_token_id or 0
-    longest = min(model.max_seq_length or 1 << 30, weights.positions_of(encoder))
+    longest = min(model.max_seq_length or 1 << 30, positions_of(encoder))
     layout = static.Layout(pad=pad, has_types=has_types, pools=True)
     buckets = Buckets.read(environ, longest)
     call = static.compiled(compute, kind, environ, len(buckets.shapes))
@@ -298,5 +298,5 @@ def _packing(model: Any, environ: Mapping[str, str]) -> PackedRows | None:
     packed = packed_rows.checked(
         encoder, packed, lambda how: list(SentenceVectors(model, how).encode(texts, {}).float())
     )
-    longest = model.max_seq_length or encoder.config.max_position_embeddings
+    longest = model.max_seq_length or positions_of(encoder)
     return packing_choice.settled(encoder, packed, longest, environ)
