@@ -121,14 +121,21 @@ class Padded:
         length = self._length(samples, rows)
         ids = np.full((self.size, length), self.pad_id)
         mask, types = np.zeros_like(ids), np.zeros_like(ids)
-        # A row without a sample attends to one token: attention to none has no value.
-        mask[:, 0] = 1
         source, owners, within = samples.places(rows)
         ids[owners, within] = samples.token_ids[source]
         mask[owners, within] = 1
         if self.typed:
             assert samples.types is not None
             types[owners, within] = samples.types[source]
+        # A place without a sample holds another one again, which nothing is made of: attention to
+        # no token has no value, and the heads of T5 and BART look for an end token in each row.
+        if len(rows):
+            for array in (ids, mask, types):
+                array[len(rows) :] = array[0]
+        elif len(samples.starts) > 1:
+            return Padded.tensors(self, samples, np.array([samples.first]))
+        else:
+            mask[:, 0] = 1
         arrays = {"input_ids": ids, "attention_mask": mask}
         if self.typed:
             arrays[TYPE_IDS] = types

@@ -77,7 +77,7 @@ class Samples:
     labels: Any
     """An array [samples] or [samples, labels]; of a sharded data set, of all hosts' samples."""
     types: Rows | None = field(default=None, kw_only=True)
-    """The type of each of `token_ids`, by which a tokenizer tells the texts of a pair apart."""
+    """The type of each of `token_ids`, where a tokenizer tells them apart: the texts of a pair."""
     shards: Shards | None = field(default=None, kw_only=True)
     """Who has which rows, where each host has rows of its own."""
     first: int = field(default=0, kw_only=True)

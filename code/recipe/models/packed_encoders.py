@@ -25,6 +25,10 @@ from recipe.models import flat_attention, lora
 IS_OLDER = transformers.__version__.startswith("4.")
 """Whether models take masks as in transformers 4: [rows, length, length], and not all kinds do."""
 
+UNMASKED = frozenset({"canine", "convbert", "fnet", "xlnet", "yoso"})
+"""Types of models whose answer to a text is another one where it is padded, whatever the mask says:
+they mix neighbours or all tokens without it, or read the last place."""
+
 
 class Family:
     """How one kind of model is packed: as BERT, but for what it does otherwise.
@@ -144,6 +148,33 @@ def family_of(config: PretrainedConfig) -> Family | None:
         return None
     family = FAMILIES.get(config.model_type)
     return None if family is None or (IS_OLDER and not family.in_older) else family
+
+
+def take_lengths(model: Any) -> None:
+    """Let a classifier of one of UNMASKED compute each text of a padded batch as by itself; others
+    heed the mask, and stay as they are."""
+    inner = lora.bare(model)
+    if inner.config.model_type in UNMASKED:
+        inner.forward = functools.partial(_of_each_length, inner.forward)
+
+
+def _of_each_length(padded: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
+    """Texts of one length at a time, which need no padding.
+
+    Args:
+        padded: The model's own forward pass.
+        inputs: `attention_mask` and what else is [rows, length], padded on the right.
+    """
+    lengths: Tensor = inputs["attention_mask"].sum(1)
+    rows_of = [(lengths == length).nonzero()[:, 0] for length in torch.unique(lengths)]
+    logits = [
+        padded(
+            *args, **{name: each[rows, : int(lengths[rows[0]])] for name, each in inputs.items()}
+        )
+        for rows in rows_of
+    ]
+    order = torch.cat(rows_of).argsort()
+    return SequenceClassifierOutput(logits=torch.cat([each.logits for each in logits])[order])
 
 
 def take_packed(model: Any) -> None:

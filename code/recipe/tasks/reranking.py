@@ -98,6 +98,8 @@ class Relevant(Objective):
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         if packed:
             packed_encoders.take_packed(model)
+        else:
+            packed_encoders.take_lengths(model)
         ranking_losses.take_groups(model)
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:

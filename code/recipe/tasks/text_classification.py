@@ -85,6 +85,8 @@ class _Classes(Objective):
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         if packed:
             packed_encoders.take_packed(model)
+        else:
+            packed_encoders.take_lengths(model)
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         return losses.of_samples(logits, labels, smoothing)

@@ -65,6 +65,22 @@ def encode(
     return ids
 
 
+def types_alone(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether tokens of a text without a pair have types that are not all 0 (XLNet's, Funnel's)."""
+    return TYPE_IDS in tokenizer.model_input_names and any(tokenizer("a b")[TYPE_IDS])
+
+
+def encode_alone(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int
+) -> tuple[list[list[int]], list[list[int]] | None]:
+    """As `encode`, and the type of each token, where `types_alone`."""
+    if not types_alone(tokenizer):
+        return encode(tokenizer, texts, max_length), None
+    heads = [beginning(tokenizer, text, max_length) for text in texts]
+    encoded = tokenizer(heads, truncation=True, max_length=max_length, return_attention_mask=False)
+    return encoded[TOKEN_IDS], encoded[TYPE_IDS]
+
+
 def around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """The special tokens that stand before and after each text."""
     encoded = tokenizer("a", return_special_tokens_mask=True)
@@ -115,8 +131,8 @@ def windows_of(
 
 
 class Encoder:
-    """Many texts, or pairs of texts, to arrays of tokens: what `encode` and `encode_pairs` give; or
-    without a longest length, what the tokenizer gives that is asked for all of each text.
+    """Many texts, or pairs of texts, to arrays of tokens: what `encode_alone` and `encode_pairs`
+    give; or without a longest length, what the tokenizer gives that is asked for all of each text.
 
     Asks the tokenizers library itself, which then keeps no places of tokens in their texts and
     fills no lists of them: three quarters of the time. Where a tokenizer's class changes what the
@@ -138,6 +154,7 @@ class Encoder:
     ) -> None:
         self._tokenizer, self._max_length = tokenizer, max_length
         self._with_specials = with_specials
+        self._is_typed = max_length is not None and types_alone(tokenizer)
         self._is_plain: bool | None = None
 
     def encode(
@@ -188,7 +205,7 @@ class Encoder:
             ids: list[list[int]] = encoded[TOKEN_IDS]
             return ids, None
         if pairs is None:
-            return encode(self._tokenizer, texts, self._max_length), None
+            return encode_alone(self._tokenizer, texts, self._max_length)
         return encode_pairs(self._tokenizer, texts, pairs, self._max_length)
 
     def _quickly(
@@ -218,7 +235,7 @@ class Encoder:
         backend.encode_special_tokens = tokenizer.split_special_tokens
         made = backend.encode_batch_fast(heads, add_special_tokens=self._with_specials)
         ids = [each.ids for each in made]
-        if pairs is None or TYPE_IDS not in tokenizer.model_input_names:
+        if not (self._is_typed if pairs is None else TYPE_IDS in tokenizer.model_input_names):
             return ids, None
         return ids, [each.type_ids for each in made]
 

@@ -34,7 +34,7 @@ _BYTES_AT_ONCE = 1 << 20
 """Of the rows that are tokenised together; the answers of the tokenizer take a hundred times that
 and more, where they say which characters each token is of."""
 _HASHED_AT_ONCE = 1_000
-_FORMAT = "number files 1"
+_FORMAT = "number files 2"
 _LOOKED_AT, _DOUBT = 1 << 24, 3
 """Bytes of tokens after which it is asked whether the others have room, and again after twice as
 many; and how many times less than these suggest the others may take, and one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,13 @@ from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
 from recipe.errors import DataError
 from recipe.storage import claims
 from recipe.tokenization import store
-from recipe.tokenization.encoding import Encoder, encode, encode_pairs, windows_of
+from recipe.tokenization.encoding import (
+    Encoder,
+    encode_alone,
+    encode_pairs,
+    types_alone,
+    windows_of,
+)
 
 _WORTH_PROCESSES = 10_000
 _TEXT_NUMBER = "text_number"
@@ -66,15 +73,17 @@ def windows(
     """
 
     def make(batch: Mapping[str, list[Any]], rows: range) -> dict[str, store.Column]:
-        of_texts, _ = windows_of(tokenizer, batch[TEXT], max_length)
-        each = [ids for of_text in of_texts for ids in of_text]
+        of_texts, types = windows_of(tokenizer, batch[TEXT], max_length)
+        each = list(itertools.chain.from_iterable(of_texts))
+        flat_types = list(itertools.chain.from_iterable(types or ()))
         return {
             TOKEN_IDS: store.flat(each, np.int32),
+            **({TYPE_IDS: store.flat(flat_types, np.int8)} if typed else {}),
             store.LENGTHS: store.lengths_of(each),
             _TEXT_NUMBER: np.repeat(np.asarray(rows), store.lengths_of(of_texts)),
         }
 
-    labels = column(split, LABEL)
+    labels, typed = column(split, LABEL), types_alone(tokenizer)
     if not len(split):  # the rows of this host of several
         none = np.empty(0, np.int64)
         return Samples(none.astype(np.int32), np.zeros(1, np.int64), labels, text_of=none)
@@ -85,7 +94,13 @@ def windows(
         f"{name}: {len(split)} texts in {len(numbers)} windows of at most {max_length} tokens; "
         f"{several} texts have several"
     )
-    return Samples(found[TOKEN_IDS], found[store.STARTS], labels[numbers], text_of=numbers)
+    return Samples(
+        found[TOKEN_IDS],
+        found[store.STARTS],
+        labels[numbers],
+        text_of=numbers,
+        types=found.get(TYPE_IDS),
+    )
 
 
 def tokenise(
@@ -93,7 +108,8 @@ def tokenise(
 ) -> datasets.Dataset:
     """A data set of `input_ids` (not padded) and `label` from one of `text` and `label`.
 
-    From one of pairs (`text` and `text_pair`) with `token_type_ids`, where the tokenizer has them.
+    With `token_type_ids` where the tokenizer has them: of pairs (`text` and `text_pair`), and of
+    single texts if they are not all 0.
 
     Kept in the cache of data sets (HF_DATASETS_CACHE), so that of several processes on a host the
     first one tokenises and the others read; so does a job that is started again. A tokenizer in
@@ -109,8 +125,9 @@ def tokenise(
 
     def make(batch: Mapping[str, Any]) -> dict[str, Any]:
         if len(texts) == 1:
-            return {TOKEN_IDS: encode(tokenizer, batch[TEXT], max_length)}
-        ids, types = encode_pairs(tokenizer, batch[TEXT], batch[PAIR], max_length)
+            ids, types = encode_alone(tokenizer, batch[TEXT], max_length)
+        else:
+            ids, types = encode_pairs(tokenizer, batch[TEXT], batch[PAIR], max_length)
         return {TOKEN_IDS: ids} if types is None else {TOKEN_IDS: ids, TYPE_IDS: types}
 
     return cached(

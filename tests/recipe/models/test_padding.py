@@ -1,0 +1,147 @@
+"""Texts in one padded batch get the logits that each gets by itself, whatever the model heeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from recipe.batching.batches import Padded
+from recipe.batching.samples import Samples
+from recipe.models import packed_encoders
+from recipe.tokenization import texts as text_tokens
+
+END, PAD = 1, 0
+LAYERS = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+ENCODER = {"hidden_size": 16, "max_position_embeddings": 64, **LAYERS}
+T5 = {
+    "d_model": 16,
+    "d_kv": 8,
+    "num_layers": 1,
+    "num_heads": 2,
+    "d_ff": 16,
+    "decoder_start_token_id": PAD,
+}
+BART = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
+        "max_position_embeddings": 64, "decoder_start_token_id": END}  # fmt: skip
+SIZES: dict[str, dict[str, Any]] = {
+    "bert": ENCODER,
+    "deberta-v2": {**ENCODER, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+    "convbert": {**ENCODER, "embedding_size": 16, "num_attention_heads": 4, "head_ratio": 1,
+                 "conv_kernel_size": 3},
+    "fnet": {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16},
+    "yoso": {**ENCODER, "use_expectation": True},
+    "canine": {**ENCODER, "num_hash_buckets": 64, "local_transformer_stride": 8,
+               "downsampling_rate": 4},
+    "xlnet": {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16},
+    "t5": T5,
+    "bart": BART,
+    "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64},
+}  # fmt: skip
+
+
+def classifier(kind: str) -> Any:
+    torch.manual_seed(0)
+    kind_of_config: Any = CONFIG_MAPPING[kind]
+    config = kind_of_config(vocab_size=40, num_labels=3, **SIZES[kind])
+    config.pad_token_id, config.eos_token_id = PAD, END
+    auto: Any = AutoModelForSequenceClassification
+    model = auto.from_config(config).eval()
+    with torch.no_grad():
+        for weights in model.parameters():  # those of a new model tell texts hardly apart
+            if weights.dim() > 1:
+                weights.normal_(0, 0.4)
+    return model
+
+
+def some_samples(*lengths: int) -> Samples:
+    """Each ends with the end token, as T5 and BART want it."""
+    draw = np.random.default_rng(0)
+    rows = [[*draw.integers(2, 40, length - 1), END] for length in lengths]
+    starts = np.cumsum([0, *lengths])
+    return Samples(np.concatenate(rows).astype(np.int32), starts, np.zeros(len(rows), np.int64))
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_a_padded_text_is_answered_as_by_itself(kind: str) -> None:
+    model, samples = classifier(kind), some_samples(9, 23, 9, 14)
+    with torch.inference_mode():
+        alone = [
+            model(input_ids=torch.from_numpy(samples.tokens(row))[None].long()).logits[0]
+            for row in range(4)
+        ]
+        spread = torch.stack(alone).std(0).max()
+        packed_encoders.take_lengths(model)
+        # Two places more than there are samples, as in the last batch of an evaluation.
+        layout = Padded((32,), 6, PAD)
+        together = model(**layout.tensors(samples, np.array([3, 1, 0, 2]))).logits
+        of_none = model(**layout.tensors(samples, np.empty(0, np.int64))).logits
+    assert together.shape == of_none.shape == (6, 3)
+    assert of_none.isfinite().all()
+    expected = torch.stack([alone[row] for row in (3, 1, 0, 2)])
+    assert spread > 1e-3
+    torch.testing.assert_close(together[:4], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_gradients_are_those_of_each_text_by_itself() -> None:
+    samples, weight = some_samples(9, 23, 9, 14), "transformer.layer.0.ff.layer_1.weight"
+    alone, together = classifier("xlnet"), classifier("xlnet")
+    for row in range(4):
+        ids = torch.from_numpy(samples.tokens(row))[None].long()
+        alone(input_ids=ids).logits[0, row % 3].backward()
+    packed_encoders.take_lengths(together)
+    logits = together(**Padded((32,), 4, PAD).tensors(samples, np.arange(4))).logits
+    logits[torch.arange(4), torch.arange(4) % 3].sum().backward()
+    expected, made = (model.get_parameter(weight).grad for model in (alone, together))
+    assert expected is not None
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.fixture
+def typed_tokenizer(tmp_path: Path) -> PreTrainedTokenizerBase:
+    """As XLNet's: the token that stands for a text is its last, of a type of its own."""
+    names = ["<unk>", "<sep>", "<cls>", "<pad>", *(f"w{at}" for at in range(30))]
+    words = Tokenizer(models.WordLevel({name: at for at, name in enumerate(names)}, "<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(
+        single="$A:0 <sep>:0 <cls>:2",
+        pair="$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2",
+        special_tokens=[("<sep>", 1), ("<cls>", 2)],
+    )
+    fast: Any = PreTrainedTokenizerFast
+    tokenizer: PreTrainedTokenizerBase = fast(
+        tokenizer_object=words, unk_token="<unk>", pad_token="<pad>", sep_token="<sep>"
+    )
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    return tokenizer
+
+
+def test_single_texts_keep_the_types_of_their_tokens(
+    typed_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    texts = ["w1 w2 w3", "w4", " ".join(f"w{at}" for at in range(30))]
+    split = datasets.Dataset.from_dict({"text": texts, "label": [0, 1, 0]})
+    made = text_tokens.samples(split, typed_tokenizer, 12)
+    expected = typed_tokenizer(texts, truncation=True, max_length=12)
+    for row in range(3):
+        assert made.tokens(row).tolist() == expected["input_ids"][row]
+        assert made.types_of(row).tolist() == expected["token_type_ids"][row]
+    assert made.types_of(1).tolist() == [0, 0, 2]
+    in_windows = text_tokens.windows("train", split, typed_tokenizer, 12)
+    assert len(in_windows) > 3
+    for row in range(len(in_windows)):
+        assert in_windows.types_of(row).tolist() == [0] * (len(in_windows.tokens(row)) - 1) + [2]
