@@ -534,3 +534,32 @@ def test_balanced_weights_are_scikit_learns() -> None:
     ids = [0] * 6 + [1] * 3 + [2]
     expected = compute_class_weight("balanced", classes=np.array([0, 1, 2]), y=np.array(ids))
     assert labels.balanced_weights(ids, 3) == pytest.approx(list(expected))
+
+
+@pytest.mark.parametrize("rows", [40, 1500])
+@pytest.mark.parametrize("header", ["text,label", "remark,verdict"])
+def test_files_with_headers_put_end_to_end_are_refused(
+    tmp_path: Path, header: str, rows: int
+) -> None:
+    """The header further down was a row of a class of its own."""
+    body = "".join(f"film number {row},{'good' if row % 2 else 'bad'}\n" for row in range(rows))
+    (tmp_path / "a.csv").write_text(f"{header}\n{body}{header}\n{body}{header}\n{body}")
+    with pytest.raises(DataError) as refused:
+        classification.load({"train": tmp_path}, Hyperparameters())
+    assert f"a.csv line {rows + 2} repeats the header" in str(refused.value)
+    assert "2 rows in all" in str(refused.value)
+
+
+def test_a_text_that_is_called_as_its_column_is_a_text(tmp_path: Path) -> None:
+    body = "".join(f"film number {row},{'good' if row % 2 else 'bad'}\n" for row in range(40))
+    (tmp_path / "a.csv").write_text(f"text,label\n{body}text,good\n")
+    splits = classification.load({"train": tmp_path}, Hyperparameters())
+    assert len(splits.train) + len(splits.evaluation or []) == 41
+
+
+@pytest.mark.parametrize("first", ["sep=;", '"sep=;"', "SEP=;"])
+def test_a_line_for_excel_is_no_header(tmp_path: Path, first: str) -> None:
+    body = "".join(f"film number {row};{'good' if row % 2 else 'bad'}\n" for row in range(40))
+    (tmp_path / "a.csv").write_text(f"{first}\ntext;label\n{body}")
+    with pytest.raises(DataError, match="tells Excel how columns are cut"):
+        classification.load({"train": tmp_path}, Hyperparameters())

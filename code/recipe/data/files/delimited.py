@@ -7,6 +7,7 @@ import contextlib
 import csv
 import functools
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ _LONGEST_FIELD = 100_000_000  # characters; the csv module's own limit of 131,07
 _TABLE_LINES = 5
 _TABLE_SHARE = 0.95
 _Row = tuple[int, list[str]]
+_SEPARATOR = re.compile(r'"?sep=.?"?', re.IGNORECASE)
 
 
 def read_delimited(path: Path, encoding: str, lone_column: bool, others: str) -> Part:
@@ -44,6 +46,12 @@ def read_delimited(path: Path, encoding: str, lone_column: bool, others: str) ->
     """
     with open_text(path, encoding) as stream:
         sample = list(itertools.islice(stream, 200))
+    if sample and _SEPARATOR.fullmatch(sample[0].strip("\r\n")):
+        raise DataError(
+            f"{path} begins with {sample[0].strip()!r}, which tells Excel how columns are cut and "
+            "is no row.",
+            "Remove the first line.",
+        )
     # What cuts the first rows into the same number of fields most often; a text has commas rather
     # than tabs.
     tabs_first = sorted(DELIMITERS, key=lambda delimiter: delimiter != "\t")
@@ -101,7 +109,7 @@ def _read_rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Part:
     if not first:
         return Part(path=path, format=kind, table=pa.table({}), lines=[])
     names = _header(path, [cells for _, cells in first])
-    body = first[1:] if names else first
+    header, body = (first[0][1], first[1:]) if names else (None, first)
     names = names or [f"column_{index}" for index in range(len(first[0][1]))]
     schema = pa.schema([(name, pa.string()) for name in names])
     if len(first) == _SAMPLE_ROWS and encoding == "utf-8-sig":
@@ -109,7 +117,8 @@ def _read_rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Part:
             table, lines = _read_quickly(path, delimiter, quoting, names, first)
             # A header is the first row.
             body_only = slice(len(first) - len(body), None)
-            return Part(path=path, format=kind, table=table[body_only], lines=lines[body_only])
+            table, lines = table[body_only], lines[body_only]
+            return _once(Part(path=path, format=kind, table=table, lines=lines), header)
     kept, starts = Spool(), list[Any]()
     kept.add(schema.empty_table())
     chunk = body
@@ -120,7 +129,32 @@ def _read_rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Part:
         kept.add(pa.table(of_chunk))
         chunk = list(itertools.islice(rows, _CHUNK_ROWS))
     lines = np.concatenate(starts) if starts else np.empty(0, dtype=np.int64)
-    return Part(path=path, format=kind, table=kept.table(), lines=lines)
+    return _once(Part(path=path, format=kind, table=kept.table(), lines=lines), header)
+
+
+def _once(part: Part, header: list[str] | None) -> Part:
+    """`part`, where its header does not stand among its rows again.
+
+    Args:
+        header: The cells of the first row, if these name the columns.
+
+    Raises:
+        DataError: it does, as where files were put end to end.
+    """
+    if header is None or len(header) < 2:
+        return part
+    columns = zip(header, part.table.columns, strict=True)
+    (name, narrow), *others = sorted(columns, key=lambda each: int(each[1].nbytes))
+    again = np.flatnonzero(pc.equal(narrow, name).to_numpy(zero_copy_only=False))
+    for name, column in others:
+        again = again[np.asarray([each == name for each in column.take(again).to_pylist()], bool)]
+    if len(again):
+        raise DataError(
+            f"{part.where(int(again[0]))} repeats the header ({', '.join(header)[:80]}), as do "
+            f"{len(again)} rows in all: files with headers were put end to end.",
+            "Remove these lines, or give the files as they were.",
+        )
+    return part
 
 
 def _read_quickly(
@@ -197,7 +231,9 @@ def _header(path: Path, rows: list[list[str]]) -> list[str] | None:
         return names if known & set(TEXT_NAMES) else None
     has_texts = known & set(TEXT_NAMES) or any(set(pair) <= known for pair in PAIR_NAMES)
     if not (has_texts and known & set(LABEL_NAMES)):
-        below = [set(column) for column in zip(*rows[1:], strict=True)]
+        # Where files were put end to end, the header stands further down, too (see `_once`).
+        others = [row for row in rows[1:] if row != rows[0]]
+        below = [set(column) for column in zip(*others, strict=True)]
         repeated = any(name in values for name, values in zip(names, below, strict=False))
         if repeated or len(set(names)) < len(names) or any(map(is_number, names)):
             return None
