@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
+from torch.nn import functional
 from transformers import PretrainedConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
 
@@ -28,6 +29,11 @@ IS_OLDER = transformers.__version__.startswith("4.")
 UNMASKED = frozenset({"canine", "convbert", "fnet", "xlnet", "yoso"})
 """Types of models whose answer to a text is another one where it is padded, whatever the mask says:
 they mix neighbours or all tokens without it, or read the last place."""
+
+_OF_TEXTS, _OF_TOKENS = (
+    ("logits", "pooler_output"),
+    ("last_hidden_state", "start_logits", "end_logits"),
+)
 
 
 class Family:
@@ -151,11 +157,12 @@ def family_of(config: PretrainedConfig) -> Family | None:
 
 
 def take_lengths(model: Any) -> None:
-    """Let a classifier of one of UNMASKED compute each text of a padded batch as by itself; others
-    heed the mask, and stay as they are."""
+    """Let a model of one of UNMASKED compute each text of a padded batch as by itself; others heed
+    the mask, and stay as they are."""
     inner = lora.bare(model)
     if inner.config.model_type in UNMASKED:
-        inner.forward = functools.partial(_of_each_length, inner.forward)
+        forward = functools.partial(_of_each_length, inner.forward)
+        inner.forward = functools.update_wrapper(forward, inner.forward)
 
 
 def _of_each_length(padded: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
@@ -164,17 +171,30 @@ def _of_each_length(padded: Callable[..., Any], *args: Any, **inputs: Any) -> An
     Args:
         padded: The model's own forward pass.
         inputs: `attention_mask` and what else is [rows, length], padded on the right.
+
+    Returns:
+        What the model says of texts and of tokens (_OF_TEXTS, _OF_TOKENS), 0 behind each text.
     """
-    lengths: Tensor = inputs["attention_mask"].sum(1)
+    mask: Tensor | None = inputs.get("attention_mask")
+    if mask is None:
+        return padded(*args, **inputs)
+    lengths = mask.sum(1)
     rows_of = [(lengths == length).nonzero()[:, 0] for length in torch.unique(lengths)]
-    logits = [
+    outputs = [
         padded(
             *args, **{name: each[rows, : int(lengths[rows[0]])] for name, each in inputs.items()}
         )
         for rows in rows_of
     ]
     order = torch.cat(rows_of).argsort()
-    return SequenceClassifierOutput(logits=torch.cat([each.logits for each in logits])[order])
+    values = {}
+    for name in (name for name in (*_OF_TEXTS, *_OF_TOKENS) if name in outputs[0]):
+        said: list[Tensor] = [each[name] for each in outputs]
+        if name in _OF_TOKENS or said[0].dim() > 2:
+            width, beside = mask.shape[1], (0, 0) * (said[0].dim() - 2)
+            said = [functional.pad(each, (*beside, 0, width - each.shape[1])) for each in said]
+        values[name] = torch.cat(said)[order]
+    return type(outputs[0])(**values)
 
 
 def take_packed(model: Any) -> None:

@@ -38,7 +38,7 @@ from recipe.tasks.base import (
     named,
     shape_for,
 )
-from recipe.tokenization import masked_texts
+from recipe.tokenization import encoding, masked_texts
 from recipe.value_ranges import TRUNCATE
 
 
@@ -63,6 +63,8 @@ class _MaskedTokens(SummedBeside):
         return PaddedMasked(packing.buckets(lengths_of(batches)), size, pad_id, learned)
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        if not packed:
+            packed_encoders.take_lengths(model)
         masked_models.take_masked(model)
 
 
@@ -108,6 +110,7 @@ class MaskedLm:
 
     def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
         """Where longer texts are split or truncated; what serves the model reads as much."""
+        encoding.refuse_types(model, tokenizer)
         length = loading.longest_input(model, tokenizer, self._hyperparameters.max_length)
         special = tokenizer.num_special_tokens_to_add()
         if length < special + 2:

@@ -75,6 +75,8 @@ class Spans(SummedBeside):
         return PaddedWindows(lengths, size, pad_id, tokens, judged, typed=typed)
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        if not packed:
+            packed_encoders.take_lengths(model)
         token_heads.take_spans(model)
 
     def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:

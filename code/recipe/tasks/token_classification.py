@@ -47,7 +47,7 @@ from recipe.tasks.base import (
     lengths_of,
     named,
 )
-from recipe.tokenization import words
+from recipe.tokenization import encoding, words
 from recipe.tokenization.words import Tagging
 from recipe.value_ranges import TRUNCATE
 
@@ -97,6 +97,8 @@ class Tags(SummedBeside):
         return PaddedTags(packing.buckets(lengths_of(batches)), size, pad_id, learned, most)
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
+        if not packed:
+            packed_encoders.take_lengths(model)
         token_heads.take_tags(model, self._smoothing)
 
     def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
@@ -178,6 +180,7 @@ class TokenClassification:
 
     def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
         """Tokens of a window; what serves the model reads as many."""
+        encoding.refuse_types(model, tokenizer)
         length = loading.longest_input(model, tokenizer, self._hyperparameters.max_length)
         special = tokenizer.num_special_tokens_to_add()
         if length < special + 2:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from recipe.data.column_names import TOKEN_IDS, TYPE_IDS
+from recipe.errors import ModelError
 
 Tokens = npt.NDArray[Any]
 _CHARACTERS = 64
@@ -68,6 +69,20 @@ def encode(
 def types_alone(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether tokens of a text without a pair have types that are not all 0 (XLNet's, Funnel's)."""
     return TYPE_IDS in tokenizer.model_input_names and any(tokenizer("a b")[TYPE_IDS])
+
+
+def refuse_types(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """For a task that learns without types of tokens, which what serves its model would show it.
+
+    Raises:
+        ModelError: tokens of a text have types that are not all 0, and the model takes them.
+    """
+    if types_alone(tokenizer) and takes_token_types(model):
+        raise ModelError(
+            f"The tokenizer gives the tokens of a text types, which a model of type "
+            f"{model.config.model_type} heeds, and this task does not learn with them.",
+            "Give a model of another kind (BERT, RoBERTa, DeBERTa, ModernBERT ...).",
+        )
 
 
 def encode_alone(

@@ -12,15 +12,19 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     CONFIG_MAPPING,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 
 from recipe.batching.batches import Padded
 from recipe.batching.samples import Samples
+from recipe.errors import ModelError
 from recipe.models import packed_encoders
 from recipe.tokenization import texts as text_tokens
+from recipe.tokenization.encoding import refuse_types
 
 END, PAD = 1, 0
 LAYERS = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -52,13 +56,13 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def classifier(kind: str) -> Any:
+def with_head(kind: str, head: Any = AutoModelForSequenceClassification) -> Any:
     torch.manual_seed(0)
     kind_of_config: Any = CONFIG_MAPPING[kind]
-    config = kind_of_config(vocab_size=40, num_labels=3, **SIZES[kind])
+    config = kind_of_config(vocab_size=40, **SIZES[kind])
+    config.num_labels = 2 if head is AutoModelForQuestionAnswering else 3
     config.pad_token_id, config.eos_token_id = PAD, END
-    auto: Any = AutoModelForSequenceClassification
-    model = auto.from_config(config).eval()
+    model = head.from_config(config).eval()
     with torch.no_grad():
         for weights in model.parameters():  # those of a new model tell texts hardly apart
             if weights.dim() > 1:
@@ -76,7 +80,7 @@ def some_samples(*lengths: int) -> Samples:
 
 @pytest.mark.parametrize("kind", SIZES)
 def test_a_padded_text_is_answered_as_by_itself(kind: str) -> None:
-    model, samples = classifier(kind), some_samples(9, 23, 9, 14)
+    model, samples = with_head(kind), some_samples(9, 23, 9, 14)
     with torch.inference_mode():
         alone = [
             model(input_ids=torch.from_numpy(samples.tokens(row))[None].long()).logits[0]
@@ -97,7 +101,7 @@ def test_a_padded_text_is_answered_as_by_itself(kind: str) -> None:
 
 def test_gradients_are_those_of_each_text_by_itself() -> None:
     samples, weight = some_samples(9, 23, 9, 14), "transformer.layer.0.ff.layer_1.weight"
-    alone, together = classifier("xlnet"), classifier("xlnet")
+    alone, together = with_head("xlnet"), with_head("xlnet")
     for row in range(4):
         ids = torch.from_numpy(samples.tokens(row))[None].long()
         alone(input_ids=ids).logits[0, row % 3].backward()
@@ -108,6 +112,23 @@ def test_gradients_are_those_of_each_text_by_itself() -> None:
     assert expected is not None
     assert expected.abs().max() > 1e-3
     torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["convbert", "fnet"])
+@pytest.mark.parametrize("head", [AutoModelForTokenClassification, AutoModelForQuestionAnswering])
+def test_tokens_of_a_padded_text_are_answered_as_by_itself(kind: str, head: Any) -> None:
+    model, samples = with_head(kind, head), some_samples(9, 23, 14)
+    with torch.inference_mode():
+        alone = [
+            model(input_ids=torch.from_numpy(samples.tokens(row))[None].long()).to_tuple()
+            for row in range(3)
+        ]
+        packed_encoders.take_lengths(model)
+        together = model(**Padded((32,), 3, PAD).tensors(samples, np.arange(3))).to_tuple()
+    for row, length in enumerate((9, 23, 14)):
+        for own, expected in zip(together, alone[row], strict=True):
+            assert own.shape[:2] == (3, 32)
+            torch.testing.assert_close(own[row, :length], expected[0], atol=1e-5, rtol=1e-4)
 
 
 @pytest.fixture
@@ -141,6 +162,8 @@ def test_single_texts_keep_the_types_of_their_tokens(
         assert made.tokens(row).tolist() == expected["input_ids"][row]
         assert made.types_of(row).tolist() == expected["token_type_ids"][row]
     assert made.types_of(1).tolist() == [0, 0, 2]
+    with pytest.raises(ModelError, match="which a model of type xlnet heeds"):
+        refuse_types(with_head("xlnet"), typed_tokenizer)
     in_windows = text_tokens.windows("train", split, typed_tokenizer, 12)
     assert len(in_windows) > 3
     for row in range(len(in_windows)):
