@@ -6,6 +6,7 @@ compiles the model with torch.compile.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections import deque
@@ -138,14 +139,15 @@ class LoadedModel:
             loaded = loaded.on_device(kind, architecture, reading, environ)
         else:
             reading = reading_of(architecture)
-            if gives_way and origin.weights is None and precision.is_made_for(model):
-                rows = [*loaded._probes(), loaded._longest()]
-                alone = replace(loaded, merging=ALONE)
-                if precision.converted(model, lambda: alone.forward(rows, reading)):
-                    name = "float16"
-                else:
-                    model = weights.read(origin, architecture, dtype).eval().to(kind)
-                    loaded = replace(loaded, model=model)
+            model, name = precision.settled(
+                model,
+                origin,
+                architecture,
+                name,
+                environ,
+                functools.partial(loaded._tried, reading),
+            )
+            loaded = replace(loaded, model=model)
             loaded = loaded.with_safe_merging(reading)
             adapts = origin.weights is not None
             loaded = loaded.laid_out(architecture.__name__, reading, name, adapts, environ)
@@ -413,6 +415,11 @@ class LoadedModel:
         static.move(self.model, kind)
         prove()
         return replace(merging, programs=programs)
+
+    def _tried(self, reading: Reading, with_longest: bool) -> list[torch.Tensor]:
+        """Answers to a short text, a longer one, and maybe the longest one, each by itself."""
+        rows = [*self._probes(), *([self._longest()] if with_longest else [])]
+        return replace(self, merging=ALONE).forward(rows, reading)
 
     def _probes(self) -> list[TokenRow]:
         """A short text and a longer one."""

@@ -8,6 +8,7 @@ decoders whose weights were published in it.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from recipe.inference import weights
 from recipe.inference.origin import Origin
 from recipe.inference.rows import are_close, tolerance_of
 from recipe.models import packed_encoders
@@ -69,6 +71,54 @@ def is_published_in(origin: Origin) -> bool:
 def is_made_for(model: PreTrainedModel) -> bool:
     """Whether it is an encoder of which it is known that its sums stay small."""
     return packed_encoders.family_of(model.config) is not None
+
+
+def settled(
+    model: PreTrainedModel,
+    origin: Origin,
+    architecture: Any,
+    name: str,
+    environ: Mapping[str, str],
+    answers: Callable[[bool], Sequence[Tensor]],
+) -> tuple[PreTrainedModel, str]:
+    """The model in a precision that it computes in, and what AMPHORA_DTYPE calls that.
+
+    Args:
+        model: As it was read, on its device.
+        origin: Where it is, to be read again.
+        architecture: The Auto class that reads it.
+        name: The precision that it was read in.
+        environ: AMPHORA_DTYPE, which is heeded.
+        answers: Those of the model to some short texts; of True also to the longest that it reads.
+    """
+    if name == "bfloat16" and not environ.get("AMPHORA_DTYPE"):
+        if computes(model, answers):
+            return model, name
+        name = "float32"
+    elif (
+        may_replace(model.device.type, name, environ)
+        and origin.weights is None
+        and (is_made_for(model))
+    ):
+        if converted(model, functools.partial(answers, True)):
+            return model, "float16"
+    else:
+        return model, name
+    return weights.read(origin, architecture, torch.float32).eval().to(model.device), name
+
+
+def computes(model: PreTrainedModel, answers: Callable[[bool], object]) -> bool:
+    """Whether a model can be computed in bfloat16; a line says why not: DeBERTa's first version,
+    XLNet and FNet make tensors of float32 on their way, or use what knows no other type."""
+    try:
+        answers(False)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        kind, why = type(model).__name__, str(error).partition("\n")[0]
+        print(f"precision: float32, since {kind} is not computed in bfloat16: {why}", flush=True)
+        return False
+    return True
 
 
 def converted(model: PreTrainedModel, answers: Callable[[], Sequence[Tensor]]) -> bool:

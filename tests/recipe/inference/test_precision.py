@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    FNetConfig,
+    FNetForSequenceClassification,
+)
 
 from recipe.inference import precision
 from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.origin import Origin
 from recipe.inference.rows import Reading, TokenRow
+from recipe.runtime import device
 from tests.support.serving_kit import save
 
 
@@ -70,3 +76,21 @@ def test_a_decoder_is_served_so_only_if_it_was_published_so(
     assert load(folder, AutoModelForCausalLM).model.dtype == expected
     whole = load(folder, AutoModelForCausalLM, AMPHORA_DTYPE="float32")
     assert whole.model.dtype == torch.float32
+
+
+def test_what_bfloat16_does_not_compute_is_served_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """FNet's Fourier transform knows float32 alone, and the server did not start."""
+    monkeypatch.undo()  # as on a CPU with bfloat16, whatever this one has
+    monkeypatch.setattr(device, "cpu_flags", lambda: {"amx_bf16"})
+    folder = save("BertForSequenceClassification", tmp_path)
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16}
+    FNetForSequenceClassification(FNetConfig(vocab_size=60, **size)).save_pretrained(folder)
+    loaded = load(folder, AutoModelForSequenceClassification)
+    assert loaded.model.dtype == torch.float32
+    output = capsys.readouterr().out
+    assert "precision: float32, since FNetForSequenceClassification" in output
+    assert "on cpu in float32" in output
+    with pytest.raises(RuntimeError, match="BFloat16"):
+        load(folder, AutoModelForSequenceClassification, AMPHORA_DTYPE="bfloat16")
