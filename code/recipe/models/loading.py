@@ -31,6 +31,9 @@ from recipe.models import lora, quantized
 from recipe.storage import checksums
 
 _LONGEST = 512
+_WHOLE = frozenset({"deberta", "xmod"})
+"""Types of models in whose code float32 and half meet under autocast: DeBERTa's first version masks
+by float32's lowest number, X-MOD writes half into a tensor of float32."""
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -139,6 +142,22 @@ def load_head(
             "Give a trained model, or leave do_train out.",
         )
     return lora.wrap(model, hyperparameters, new, adapters, trains_head=True), tokenizer
+
+
+def check_precision(model: PreTrainedModel, bf16: bool, fp16: bool) -> None:
+    """See that the training's products can be made in half of the bits, where they are to be.
+
+    Raises:
+        HyperparameterError: a model of this type cannot.
+    """
+    kind = model.config.model_type
+    if (bf16 or fp16) and kind in _WHOLE:
+        name = "bf16" if bf16 else "fp16"
+        raise HyperparameterError(
+            f"A model of type {kind} is not computed in {'bfloat16' if bf16 else 'float16'}, and "
+            f"{name} is on, as it is by default where the device computes in bfloat16.",
+            f"Give {name}=False.",
+        )
 
 
 def load_causal(

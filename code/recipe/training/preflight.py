@@ -81,6 +81,7 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         source = loading.find(hyperparameters.model_name_or_path, places.channels)
         where = "from a folder" if source.is_local else "needs the network: the Hugging Face hub"
         model, tokenizer = task.load(source)
+        loading.check_precision(model, args.bf16, args.fp16)
         size = model.num_parameters()
         detail = f"{source.name} can be loaded ({where}), {size / 1e6:.1f} M parameters"
         yield Finding(level=OK, what=what, detail=detail)

@@ -166,6 +166,7 @@ def _make(
     waits = arguments.main_process_first if xla.in_use() else turns.first_of_host
     with waits():
         model, tokenizer = task.load(source)
+    loading.check_precision(model, arguments.bf16, arguments.fp16)
     max_length = task.longest(model, tokenizer)
     parameters = sum(weight.numel() for weight in model.parameters())
     is_split = max_length and task.pieces(max_length + 1, max_length) > 1

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification
 
-from recipe.errors import ModelError
+from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading, masked_models, text_to_text
 from tests.support import causal_kit, texts_and_pictures
@@ -70,3 +73,24 @@ def test_tokens_without_embeddings(tmp_path: Path, task: str, load: Load) -> Non
 def test_tokens_without_embeddings_of_a_decoder(tmp_path: Path) -> None:
     folder = with_more_tokens(causal_kit.make_model("llama", tmp_path / "model"))
     assert " tokens, and the model " in refusal(loading.load_causal, folder)
+
+
+@pytest.mark.parametrize("kind", ["deberta", "xmod", "bert"])
+def test_what_autocast_does_not_compute_is_refused(kind: str) -> None:
+    config: Any = CONFIG_MAPPING[kind]
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    more = {"languages": ["en_XX"], "default_language": "en_XX"} if kind == "xmod" else {}
+    if kind == "deberta":
+        more = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+    auto: Any = AutoModelForSequenceClassification
+    model = auto.from_config(config(vocab_size=20, intermediate_size=16, **size, **more))
+    loading.check_precision(model, bf16=False, fp16=False)
+    fails = contextlib.nullcontext() if kind == "bert" else pytest.raises(RuntimeError)
+    with torch.autocast("cpu", dtype=torch.bfloat16), fails:  # as the model's own code has it
+        model(input_ids=torch.tensor([[5, 6, 7]]), attention_mask=torch.tensor([[1, 1, 1]]))
+    if kind == "bert":
+        loading.check_precision(model, bf16=True, fp16=False)
+        return
+    for name in ("bf16", "fp16"):
+        with pytest.raises(HyperparameterError, match=f"Give {name}=False"):
+            loading.check_precision(model, bf16=name == "bf16", fp16=name == "fp16")
