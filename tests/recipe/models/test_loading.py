@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForSequenceClassification,
+    BigBirdConfig,
+    BigBirdForSequenceClassification,
+)
 
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
@@ -94,3 +100,33 @@ def test_what_autocast_does_not_compute_is_refused(kind: str) -> None:
     for name in ("bf16", "fp16"):
         with pytest.raises(HyperparameterError, match=f"Give {name}=False"):
             loading.check_precision(model, bf16=name == "bf16", fp16=name == "fp16")
+
+
+def test_a_long_text_is_answered_alike_whatever_came_before(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """BigBird ends its sparse attention at the first short batch."""
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = BigBirdConfig(vocab_size=20, intermediate_size=16, block_size=4, num_random_blocks=1,
+                           **size)  # fmt: skip
+    torch.manual_seed(0)
+    made = BigBirdForSequenceClassification(config)
+    with torch.no_grad():
+        for weights in made.parameters():
+            if weights.dim() > 1:
+                weights.normal_(0, 0.7)
+    made.save_pretrained(folder)
+    source = loading.Source(name=str(folder), is_local=True)
+    auto: Any = AutoModelForSequenceClassification
+    model: Any = loading.read(auto, source, Hyperparameters())[0].eval()
+    plain: Any = auto.from_pretrained(folder).eval()
+    long, short = (torch.arange(length)[None] * 7 % 15 + 5 for length in (64, 8))
+    with torch.inference_mode():
+        before, sparse = model(input_ids=long).logits, plain(input_ids=long).logits
+        assert not torch.allclose(before, sparse, atol=1e-3)
+        model(input_ids=short)
+        plain(input_ids=short)
+        assert torch.equal(model(input_ids=long).logits, before)
+        torch.testing.assert_close(plain(input_ids=long).logits, before)
+    assert model.config.attention_type == "original_full"
