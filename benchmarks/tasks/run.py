@@ -32,7 +32,7 @@ from recipe_training import cpu_seconds
 OURS, THEIRS = "recipe", "reference"
 TASKS = [
     *("token_classification", "question_answering", "sentence_embedding", "reranking"),
-    *("masked_lm", "summarization", "image_classification", "preference"),
+    *("masked_lm", "summarization", "image_classification", "preference", "film_reviews"),
 ]
 
 LIBRARIES = {
