@@ -22,11 +22,8 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-VERSION = 4
+VERSION = 5
 """Of the rules in this module. Others would go on with a checkpoint's epoch in another order."""
-STEPS_TOGETHER = 2
-"""Padded steps whose samples are grouped by length together. Of more, steps would be of samples
-that are alike, and what goes with length learned worse (docs/LAB.md)."""
 PORTION = 1 << 21
 """Samples that are planned together: an epoch of more is planned as it goes on."""
 ALIGNMENT = 4
@@ -65,8 +62,9 @@ def steps(lengths: Rows, size: int, seed: int, epoch: int, balanced: bool) -> Se
     Args:
         lengths: Tokens of each sample.
         size: Samples in a step, over all processes and accumulated batches.
-        balanced: Whether steps get like sums of tokens, to be packed; else two steps at a time
-            share out their samples, one the longer ones, to be padded.
+        balanced: Whether steps get like sums of tokens, to be packed; else they are drawn at
+            random, each with its longest samples first, to be padded. Of steps of samples that are
+            alike, what goes with length is learned worse (docs/LAB.md).
     """
     if len(lengths) > PORTION:
         return _Portions(lengths, size, seed, epoch, balanced)
@@ -81,8 +79,8 @@ def _planned(
     if balanced:
         dealt = _deal(order, lengths, size, random)
     else:
-        together = np.arange(len(order)) // (size * STEPS_TOGETHER)
-        dealt = _cut(_longest_first(order, lengths, together), size)
+        numbers = np.arange(len(order)) // size
+        dealt = _cut(_longest_first(order, lengths, numbers), size)
     # The step with fewer samples is the last one of the epoch.
     whole = [step for step in dealt if len(step) == size]
     shuffled = [whole[at] for at in random.permutation(len(whole))]
@@ -172,8 +170,8 @@ def spread(lengths: Rows, count: int, seed: Sequence[int], balanced: bool) -> li
         dealt = [step[step < len(order)] for step in dealt] or [order] * count
     else:
         starts = np.arange(count + 1) * len(order) // count
-        together = np.repeat(np.arange(count) // STEPS_TOGETHER, np.diff(starts))
-        dealt = np.split(_longest_first(order, lengths, together), starts[1:-1])
+        numbers = np.repeat(np.arange(count), np.diff(starts))
+        dealt = np.split(_longest_first(order, lengths, numbers), starts[1:-1])
     return [dealt[at] for at in random.permutation(count)]
 
 

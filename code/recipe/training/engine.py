@@ -107,6 +107,10 @@ def build(
         training: batches.Training = Streamed(portions=train.portions, limit=limit, **same)
     else:
         training = batches.Training(**same)
+    training, cut = worlds.by_length(
+        training, cut, args, model, tokenizer, hyperparameters.packing, objective
+    )
+    worlds.tell(args, cut)
     train_layout, eval_layout = base.lay_out(
         model, tokenizer, args, hyperparameters, training, samples, objective
     )

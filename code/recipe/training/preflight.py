@@ -27,7 +27,7 @@ from recipe.runtime.distribution import Distribution
 from recipe.tasks import base, detection
 from recipe.tasks.base import ERROR, OK, WARNING, Finding, Task
 from recipe.tokenization import store
-from recipe.training import run, streaming
+from recipe.training import run, streaming, worlds
 
 _SAMPLE_ROWS = 2000
 _TRUNCATED_SHARE = 0.05
@@ -183,21 +183,28 @@ def _memory(
     args, size = job.args, job.args.per_device_train_batch_size
     try:
         samples = task.samples(tokenizer, longest, rows)
-        training = Training(samples=samples["train"], size=size, seed=args.seed)
+        cut = worlds.of_arguments(args)
+        training = Training(
+            samples=samples["train"], size=size, accumulation=cut.accumulation, seed=args.seed
+        )
+        packing = job.hyperparameters.packing
+        training, _ = worlds.by_length(
+            training, cut, args, model, tokenizer, packing, task.objective
+        )
         evaluations = {"evaluation": samples["evaluation"]}
         layout, _ = base.lay_out(
             model, tokenizer, args, job.hyperparameters, training, evaluations, task.objective
         )
         drawn = training.typical(layout.balanced)
         fullest = max(drawn, key=lambda each: layout.places(training.samples, each))
-        batch = batches.finish(training.samples, layout, fullest, size, 1)
+        batch = batches.finish(training.samples, layout, fullest, training.size, 1)
         setting = memory_estimate.Setting(
             on_gpu=args.device.type == "cuda",
             dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None,
             optimizer=str(args.optim.value if hasattr(args.optim, "value") else args.optim),
             processes=job.processes,
             is_sharded=job.is_sharded,
-            accumulation=args.gradient_accumulation_steps,
+            accumulation=training.accumulation,
             checkpoints=_recomputes(args),
             smoothing=args.label_smoothing_factor,
             in_4_bits=quantized.layers(model) if job.hyperparameters.load_in_4bit else (),
@@ -222,7 +229,7 @@ def _memory(
     giga = {
         "weights": estimate.weights,
         "the optimizer's state": estimate.optimizer,
-        f"gradients and a batch of {size}": estimate.gradients + estimate.step,
+        f"gradients and a batch of {training.size}": estimate.gradients + estimate.step,
     }
     shown = ", ".join(f"{what} {count / 1e9:.2f}" for what, count in giga.items())
     detail = f"about {estimate.total / 1e9:.2f} GB for each process ({shown}); {name}"

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import random
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import BertConfig
 
+from recipe.batching import batches, packing
+from recipe.batching.batches import World
 from recipe.errors import CheckpointError
 from recipe.storage import checkpoints
+from recipe.tasks.text_classification import CLASSES
 from recipe.training import worlds
 from recipe.training.worlds import Cut
+from tests.support.packed_batches import samples_of
+from tests.support.words import WORDS
 from tests.support.worlds import Training, run
 
 Reviews = Callable[[int], list[tuple[str, str]]]
@@ -67,6 +79,88 @@ def test_another_batch_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
         "samples in a step was 16 (processes 2 x batch size 8 x gradient_accumulation_steps 1) and "
         "is 4 (processes 1 x batch size 4 x gradient_accumulation_steps 1)"
     ) in str(caught.value)
+
+
+def finer(
+    lengths: list[int], now: Cut, *, couples: bool = False, **others: Any
+) -> tuple[batches.Training, Cut]:
+    """What `by_length` makes of steps of samples of these lengths."""
+    training = batches.Training(
+        samples=samples_of(lengths), size=now.size, accumulation=now.accumulation,
+        at_once=now.samples, world=World(processes=now.processes),
+    )  # fmt: skip
+    usual = {"torch_compile": False, "fsdp": "", "device": torch.device("cpu")}
+    args: Any = SimpleNamespace(**{**usual, **others})
+    model: Any = SimpleNamespace(config=BertConfig())
+    tokenizer: Any = SimpleNamespace(pad_token_id=0)
+    objective: Any = copy.copy(CLASSES)
+    objective.couples_samples = couples
+    return worlds.by_length(training, now, args, model, tokenizer, False, objective)
+
+
+def test_steps_are_cut_where_that_saves_more_padding_than_it_costs() -> None:
+    spread = np.random.default_rng(0).lognormal(5, 0.6, 333).astype(int).clip(4).tolist()
+    training, now = finer(spread, cut(1, 16, 2))
+    assert (now.size, now.accumulation, now.samples, now.asked) == (4, 8, 32, (16, 2))
+    assert training.steps() == 11
+    lengths, longest = training.samples.lengths, []
+    for at in range(8):
+        ((rows, weight),) = training.epoch(0, False)[at]
+        assert (len(rows), weight) == (4, 32)
+        longest.append(lengths[rows].max())
+    assert longest == sorted(longest, reverse=True)
+    assert longest[-1] < longest[0] / 3
+    whole = packing.steps(lengths, 32, 0, 0, False)[0]
+    parts = [training.epoch(0, False)[at][0][0] for at in range(8)]
+    assert sorted(whole) == sorted(np.concatenate(parts))
+    assert finer(spread, cut(2, 6))[1].size == 3, "of parts that all have as many"
+    for unchanged in (
+        finer(spread, cut(1, 3)),
+        finer([50] * 333, cut(1, 16)),
+        finer([3, 9] * 166, cut(1, 16)),
+        finer(spread, cut(1, 16), couples=True),
+        finer(spread, cut(1, 16), torch_compile=True),
+        finer(spread, cut(1, 16), fsdp="full_shard"),
+        finer(spread, cut(1, 16), device=torch.device("meta")),
+    ):
+        assert unchanged[1].accumulation == unchanged[0].accumulation == 1
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+def test_cut_steps_learn_what_whole_ones_do(tmp_path: Path, still_model: Path) -> None:
+    """In processes that share them, with sharded weights (which are not cut), and resumed."""
+    drawn = random.Random(0)
+    rows = [
+        {
+            "text": " ".join(drawn.choices(WORDS, k=58 if at % 7 == 0 else 1 + at % 3)),
+            "label": "ab"[at % 2],
+        }
+        for at in range(88)
+    ]
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+    def training(name: str, processes: int, *more: str, **rest: Any) -> Training:
+        argv = ["--model_id", str(still_model), *ARGUMENTS, "--bf16", "False", "--packing", "False"]
+        argv += ["--optim", "sgd", "--batch_size", str(48 // processes), *more]
+        return Training(base=str(tmp_path / name), data=str(path), argv=argv, processes=processes,
+                        **rest)  # fmt: skip
+
+    one, sharded = training("one", 1), training("sharded", 2, *SHARDED)
+    two, rest = training("two", 2), training("rest", 1, checkpoint=one.path(3))
+    every = [one, sharded, two, training("three", 3), rest]
+    for each, codes in zip(every, run(*every, timeout=280), strict=True):
+        assert set(codes) == {0}, each.log()
+        for step, loss in losses(each).items():
+            assert loss == pytest.approx(losses(sharded)[step], abs=1e-5), (each.base, step)
+        said = "steps: 48 texts drawn at random, cut by length into batches of "
+        assert (said in each.log()) == (each in (one, rest, two)), each.log()
+    assert rest.weights() == one.weights()
+    weights = [load_file(Path(each.base) / "model" / "model.safetensors") for each in every]
+    for each in weights[1:]:
+        for name, values in each.items():
+            torch.testing.assert_close(values, weights[0][name], rtol=0, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
