@@ -7,8 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from transformers import TrainingArguments
-
 from recipe.task_table import TASKS
 
 PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
@@ -93,6 +91,9 @@ def problems(values: Mapping[str, Any]) -> Iterator[str]:
         value = values.get(name)
         if value is not None and value not in known:
             yield f"Hyperparameter {name} has value {value!r}. Give {' or '.join(known)}."
+    # Servers read this module for its words; with this comes peft, a tenth of a second.
+    from transformers import TrainingArguments
+
     usual = {
         item.name: item.default
         if item.default_factory is dataclasses.MISSING

@@ -7,14 +7,17 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
 
 from recipe.console import say
 from recipe.errors import HyperparameterError
-from recipe.hyperparameters import Hyperparameters
+
+if TYPE_CHECKING:
+    # Serving reads this module too; hyperparameters bring the Trainer's arguments, and these peft.
+    from recipe.hyperparameters import Hyperparameters
 
 ALL_LINEAR = "all-linear"
 _WITHOUT_POSITIONS = "QUESTION_ANS"
