@@ -227,6 +227,10 @@ def worker_environment(
     # Before a fork there must be no pool of threads; the forks set their own count.
     child["OMP_NUM_THREADS"] = "1" if share else str(settings.threads)
     child.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if share:
+        # Arrow, which sentence-transformers and pandas import, starts a thread of an allocator that
+        # it does not use by default: there would be no fork, and each worker a model of its own.
+        child.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     # How many keep what they write in the same memory.
     child["AMPHORA_SHARERS"] = str(-(-settings.workers // max(1, settings.accelerators)))
     if settings.device_kind == devices.CPU:

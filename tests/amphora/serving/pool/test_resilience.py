@@ -179,3 +179,11 @@ def _runs(pid: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_workers_of_code_that_imports_arrow_share_the_model(start: Start) -> None:
+    code = ECHO + "\n    import pyarrow\n"
+    server = start(code, SAGEMAKER_MODEL_SERVER_WORKERS="2").ready()
+    assert server.invoke("a").json() == {"echo": "a", "answer": 42}
+    assert "each worker loads the model itself" not in server.log
+    assert len(children(server.process.pid)) == 1
