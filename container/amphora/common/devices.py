@@ -3,6 +3,7 @@ instance type, since SageMaker may choose one of several types for a job."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -84,14 +85,21 @@ def detect(environ: Mapping[str, str], instance_type: str = "local") -> Devices:
     )
 
 
-def usable_cpus() -> int:
-    """CPUs by affinity, limited by the cgroup's quota (`docker run --cpus`)."""
+def usable_cpus(groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """CPUs by affinity, limited by the cgroup's quota (`docker run --cpus`).
+
+    Args:
+        groups: The folder of the control groups, of version 2 or 1.
+    """
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cpus
-    return cpus if quota == "max" else max(1, min(cpus, round(int(quota) / int(period))))
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        # Without a limit the quota is `max`, or -1.
+        with contextlib.suppress(OSError, ValueError):
+            text = " ".join((groups / name).read_text() for name in names)
+            quota, period = (int(number) for number in text.split())
+            if quota > 0 and period > 0:
+                cpus = max(1, min(cpus, round(quota / period)))
+    return cpus
 
 
 @dataclass(frozen=True, kw_only=True)

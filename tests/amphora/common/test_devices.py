@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from amphora.common import devices
 
 
@@ -24,3 +26,22 @@ def test_no_tools_is_a_cpu(tmp_path: Path) -> None:
 
 def test_a_driver_that_fails_is_no_gpu(tmp_path: Path) -> None:
     assert devices.detect(tool(tmp_path, "nvidia-smi", "failed", 9)).kind == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu.max": "100000 100000"}, 1),
+        ({"cpu.max": "20000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "", "cpu/cpu.cfs_period_us": "100000"}, None),
+    ],
+)
+def test_a_quota_limits_the_cpus(tmp_path: Path, files: dict[str, str], limit: int | None) -> None:
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    own = len(os.sched_getaffinity(0))
+    assert devices.usable_cpus(tmp_path) == (min(own, limit) if limit else own)

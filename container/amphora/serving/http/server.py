@@ -33,6 +33,7 @@ from amphora.serving.http.multi_model import TARGET_MODEL, MultiModel
 from amphora.serving.http.refusal import Refusal
 from amphora.serving.http.runtime_api import RuntimeApi
 from amphora.serving.http.websocket import WebSocketInvocations
+from amphora.serving.pool import measuring
 from amphora.serving.pool.pool import Pool
 from amphora.serving.settings import MOST_TRANSFORM_MB, ServerSettings
 from amphora.serving.settings import read as read_settings
@@ -90,7 +91,8 @@ class Front:
             self.models = MultiModel(settings, environ, self.metrics, self.invocations)
         else:
             self.adapters = Adapters(settings, self.invocations)
-            self.pool = Pool(settings, {**environ, **self.adapters.variables}, self.metrics)
+            variables = {**environ, **self.adapters.variables}
+            self.pool = measuring.open_pool(settings, variables, self.metrics)
             self.adapters.pool = self.pool
 
     def application(self) -> ASGIApp:
@@ -185,7 +187,7 @@ class Front:
         as application/json are not JSON, and several as text/plain would be taken for one text. The
         service refuses jobs whose payloads times requests are more than 100 MB.
         """
-        settings = self.settings
+        settings = self.pool.settings if self.pool is not None else self.settings
         merged = settings.batch_size if self.pool is not None and self.pool.merges else 1
         useful = settings.workers * max(2, merged)
         payload = settings.transform_payload

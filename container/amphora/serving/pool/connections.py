@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from amphora.serving.pool.sessions import Session
@@ -16,6 +16,7 @@ from amphora.serving.protocol import framing
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.tracing import RequestTrace
 
+LOG = logging.getLogger("amphora.pool")
 # Taken chunks that are told to a worker together.
 _CREDIT = framing.CHUNKS_AHEAD // 4
 
@@ -104,6 +105,7 @@ class WorkerConnection:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         takes_turns: bool,
+        timeout: float,
     ) -> None:
         self.index = index
         self.pid = pid
@@ -134,6 +136,7 @@ class WorkerConnection:
         """The number of the last batch that the worker has started on; nothing was done yet for
         those after it."""
         self._writer = writer
+        self._timeout = timeout
         self._watchdog: asyncio.TimerHandle | None = None
 
     def send(self, batch: list[Call]) -> None:
@@ -188,15 +191,22 @@ class WorkerConnection:
             self.tell({"op": "credit", "id": call.id, "count": call.taken})
             call.taken = 0
 
-    def watch(self, seconds: float, hangs: Callable[[WorkerConnection], None]) -> None:
-        """Call `hangs` if nothing arrives for so long; to be called again at each sign of life."""
+    def watch(self) -> None:
+        """End it if nothing comes within the time-out; to be called again at each sign of life."""
         self.unwatch()
-        self._watchdog = asyncio.get_running_loop().call_later(seconds, hangs, self)
+        self._watchdog = asyncio.get_running_loop().call_later(self._timeout, self.end_hanging)
 
-    def expect(self, seconds: float, hangs: Callable[[WorkerConnection], None]) -> None:
+    def expect(self) -> None:
         """`watch`, if it is not watched: what it is told is no sign of its life."""
         if self._watchdog is None:
-            self.watch(seconds, hangs)
+            self.watch()
+
+    def end_hanging(self) -> None:
+        """It hangs: end it, so that it is replaced."""
+        LOG.error(
+            "Model worker %d has not answered for %g s; it is replaced.", self.pid, self._timeout
+        )
+        self.kill()
 
     def unwatch(self) -> None:
         """Stop watching: the worker is idle, or waits for a slow client."""

@@ -119,18 +119,18 @@ class ModelProcess:
             raise kind(f"The model in {settings.model_dir} cannot be served: {header['failed']}")
         return Loaded(**header)
 
-    def fork(self) -> tuple[socket.socket, int]:
+    def fork(self, threads: int) -> tuple[socket.socket, int]:
         """A worker's socket and process id. Raises EOFError or OSError if this one is dead."""
         ours, theirs = socket.socketpair()
         with theirs:
-            self.control.sendall(framing.pack({"op": "fork", "threads": self._settings.threads}))
+            self.control.sendall(framing.pack({"op": "fork", "threads": threads}))
             socket.send_fds(self.control, [b"F"], [theirs.fileno()])
             header, _ = framing.receive(self.control)
         return ours, header["pid"]
 
-    def serve(self) -> tuple[socket.socket, int]:
+    def serve(self, threads: int) -> tuple[socket.socket, int]:
         """Turn the process itself into the worker."""
-        self.control.sendall(framing.pack({"op": "serve", "threads": self._settings.threads}))
+        self.control.sendall(framing.pack({"op": "serve", "threads": threads}))
         return self.control, self.process.pid
 
     def end(self) -> None:
@@ -148,17 +148,43 @@ class Spawner:
         self._environ = environ
         self._share = settings.device_kind == devices.CPU and sys.platform == "linux"
         self._parent: ModelProcess | None = None
+        self._unshared: ModelProcess | None = None
+        """One that has loaded the model to be forked, and cannot be: the next worker."""
         self._processes: dict[int, ModelProcess] = {}
         self._loaded: Loaded | None = None
         self._lock = asyncio.Lock()
         self._code = UserCode(settings, environ)
         self._is_prepared = False
 
-    async def worker(self, index: int) -> tuple[socket.socket, int, Loaded]:
+    async def load(self, index: int = 0) -> Loaded | None:
+        """Load the model in the process that all workers are to be forks of, unless it is loaded.
+        Raises ModelError.
+
+        Returns:
+            What it reports; None where each worker loads the model itself.
+        """
+        await self._prepare()
+        async with self._lock:
+            return await self._load_shared(index)
+
+    async def worker(self, index: int, threads: int) -> tuple[socket.socket, int, Loaded]:
         """A worker that has loaded the model. Raises ModelError, EOFError or OSError.
 
         The first one is to be awaited alone: it makes the user's code ready.
         """
+        await self._prepare()
+        async with self._lock:
+            if (loaded := await self._load_shared(index)) is not None:
+                return *await self._fork(threads), loaded
+            if (process := self._unshared) is not None:
+                self._unshared = None
+                assert self._loaded is not None
+                return *process.serve(threads), self._loaded
+        process = await self._start(index)
+        loaded = await asyncio.to_thread(process.load)
+        return *process.serve(threads), loaded
+
+    async def _prepare(self) -> None:
         if not self._is_prepared:
             try:
                 code_dir = await asyncio.to_thread(self._code.prepare)
@@ -166,26 +192,23 @@ class Spawner:
                 raise ModelError(str(error)) from error
             self._settings = replace(self._settings, code_dir=code_dir)
             self._is_prepared = True
-        if self._share:
-            async with self._lock:
-                if self._share:
-                    return await self._shared_worker(index)
-        process = await self._start(index)
-        loaded = await asyncio.to_thread(process.load)
-        return *process.serve(), loaded
 
-    async def _shared_worker(self, index: int) -> tuple[socket.socket, int, Loaded]:
-        if self._parent is None:
+    async def _load_shared(self, index: int) -> Loaded | None:
+        if self._share and self._parent is None:
             process = await self._start(index)
             self._loaded = await asyncio.to_thread(process.load)
-            if not self._loaded.forkable:
+            if self._loaded.forkable:
+                self._parent = process
+            else:
                 LOG.info("The loaded code runs threads: each worker loads the model itself.")
                 self._share = False
-                return *process.serve(), self._loaded
-            self._parent = process
-        assert self._loaded is not None
+                self._unshared = process
+        return self._loaded if self._share else None
+
+    async def _fork(self, threads: int) -> tuple[socket.socket, int]:
+        assert self._parent is not None
         try:
-            return *await asyncio.to_thread(self._parent.fork), self._loaded
+            return await asyncio.to_thread(self._parent.fork, threads)
         except (EOFError, OSError):
             LOG.error("The process that holds the loaded model has ended; it is loaded again.")
             self._parent.end()
