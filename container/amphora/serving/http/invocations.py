@@ -200,15 +200,15 @@ class Invocations:
         message = f"{request.method} {request.scope['path']}: {error.detail}."
         headers = dict(error.headers or {})
         if error.status_code == 405:
-            # The route that refused names its own methods; a path may have several routes.
+            # The route that refused names its own methods; a path may have several routes. Others
+            # that fit too are of another resource: /models/a/invoke might be a model `a/invoke`.
             meant = [
                 route
                 for route in request.app.routes
                 if isinstance(route, Route) and route.matches(request.scope)[0] != Match.NONE
             ]
-            headers["Allow"] = ", ".join(
-                sorted({m for route in meant for m in route.methods or ()})
-            )
+            own = {m for route in meant if route.path == meant[0].path for m in route.methods or ()}
+            headers["Allow"] = ", ".join(sorted(own))
         return self._error(request, error.status_code, code, message, headers)
 
     async def answer_disconnect(self, request: Request, error: Exception) -> Response:

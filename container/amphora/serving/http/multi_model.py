@@ -219,7 +219,8 @@ class MultiModel:
         """Load a model. Raises Fault: 404 without its folder, 507 if it does not fit, else 500."""
         if not folder.is_dir():
             raise Fault(404, "model_not_found", f"Model {name!r}: {folder} is not a folder.")
-        weights = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        # On a thread: where the files are many, or far away, /ping would have to wait.
+        weights = await asyncio.to_thread(_bytes_of, folder)
         processes = 1 if self._settings.device_kind == CPU else self._settings.workers
         needed = int(weights * _WEIGHTS_SHARE + _PROCESS_BYTES) * processes
         if needed > (free := free_memory()):
@@ -255,6 +256,15 @@ class MultiModel:
                 raise Fault(507, "out_of_memory", str(error))
             raise Fault(500, "model_not_loaded", str(error))
         return pool
+
+
+def _bytes_of(folder: Path) -> int:
+    """Of all files below a folder; what vanishes meanwhile, or cannot be seen, is not counted."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
 
 
 def _number(request: Request, name: str, default: int) -> int:

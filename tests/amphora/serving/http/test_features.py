@@ -290,12 +290,21 @@ def test_the_server_stops_with_an_open_websocket(start: Start) -> None:
 
 
 @pytest.mark.parametrize("method", ["PUT", "OPTIONS"])
-def test_a_refused_method_is_answered_by_all_that_its_path_has(start: Start, method: str) -> None:
-    http = start(ECHO, AMPHORA_UI="1").ready().http
+@pytest.mark.parametrize(
+    ("is_multi_model", "some"),
+    [
+        ("false", ["/", "/adapters", "/invocations", "/ping"]),
+        ("true", ["/models", "/models/{name}", "/models/{name}/invoke"]),
+    ],
+)
+def test_a_refused_method_is_answered_by_all_that_its_path_has(
+    start: Start, method: str, is_multi_model: str, some: list[str]
+) -> None:
+    http = start(ECHO, AMPHORA_UI="1", SAGEMAKER_MULTI_MODEL=is_multi_model).ready().http
     paths = http.get("/openapi.json").json()["paths"]
-    for path in ("/", "/adapters", "/invocations", "/ping"):
-        answer = http.request(method, path)
-        documented = {name.upper() for name in paths[path]}
+    for path in some:
+        answer = http.request(method, path.replace("{name}", "a"))
+        documented = {name.upper() for name in paths[path] if name != "parameters"}
         allowed = set(answer.headers["allow"].split(", "))
         assert (answer.status_code, allowed - {"HEAD"}) == (405, documented), path
 
