@@ -31,14 +31,14 @@ Array = npt.NDArray[Any]
 
 def assign(
     built: Mapping[str, datasets.Dataset],
-    strata: Callable[[datasets.Dataset], Any] | None,
+    strata: Callable[[datasets.Dataset], Array] | None,
     hyperparameters: Hyperparameters,
     hosts: Hosts = shards.ONE,
 ) -> tuple[datasets.Dataset, datasets.Dataset, datasets.Dataset | None, str]:
     """Training, evaluation and (beside validation data) test data, and in a line how they came.
 
     Args:
-        strata: The class ids of a data set, of whose rows the same share is held out of each.
+        strata: The class ids [rows] of a data set; the same share of each is held out.
     """
     train, validation, test = (built.get(split) for split in ("train", "validation", "test"))
     assert train is not None  # `read_parts` has seen to it

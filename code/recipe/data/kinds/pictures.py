@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import classification, held_out, labels
@@ -94,7 +95,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pict
         of_files = f"{len(each)} tables or folders" if len(each) > 1 else str(each[0].path)
         notes.append(f"{split} data: {len(built[split])} pictures from {of_files}")
     training, evaluation, test, rule = held_out.assign(
-        built, lambda split: split[LABEL][:], hyperparameters
+        built, lambda split: np.asarray(split[LABEL][:]), hyperparameters
     )
     sizes = classification.rows_of_classes(known, training[LABEL][:])
     shown = listed([f"{name} ({count} pictures)" for name, count in sizes.items()])
