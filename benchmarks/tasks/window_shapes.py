@@ -55,7 +55,7 @@ def main(folder: str) -> None:
     models: dict[bool, Any] = {
         lightened: AutoModel.from_pretrained(folder).float().train() for lightened in (True, False)
     }
-    cpu_kernels.lighten(models[True], attention=True)
+    cpu_kernels.lighten(models[True], packed_attention=True)
     for dtype in (torch.float32, torch.bfloat16):
         seconds: dict[str, list[float]] = {name: [] for name, *_ in CASES}
         for _ in range(3):

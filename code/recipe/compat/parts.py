@@ -91,6 +91,8 @@ PARTS = (
     Seam("transformers:PreTrainedConfig", "_attn_implementation", "the masks of packed batches",
          None, NEWER),
     Seam("transformers:PretrainedConfig", "_attn_implementation", "the masks of packed batches"),
+    Seam("transformers:PreTrainedModel", "_can_set_attn_implementation",
+         "padded rows on a CPU: whether attention is taken by its name", None, NEWER),
     Seam("transformers:AutoModel", "_model_mapping", "serving: the tasks that a model is made for"),
     Seam("transformers:Pipeline", "_sanitize_parameters", "serving: a request's parameters",
          ("self",)),

@@ -2,7 +2,8 @@
 
 PyTorch draws a dropout mask number by number, and its attention with dropout and a mask takes the
 long way round; both together cost a third of a step of packed tweets, and giving each step's
-memory back to the system a fifth (docs/LAB.md). What is computed stays the same function, drawn
+memory back to the system a fifth. Its attention's backward pass in bfloat16 takes several times
+as long as products of matrices do (docs/LAB.md). What is computed stays the same function, drawn
 from the same generator, whose state a checkpoint holds.
 """
 
@@ -16,12 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import eager_mask
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask, sdpa_mask
 
 from recipe.models import lora
 
 ATTENTION = "cpu_packed"
-"""What `config._attn_implementation` says of a model with the attention below."""
+"""What `config._attn_implementation` says of a model with `attend`, for packed blocks."""
+PADDED_ATTENTION = "cpu_padded"
+"""What it says of one with `attend_padded`."""
+_LONGEST = 256
+"""Tokens: the scores that `attend` keeps for the backward pass grow with their square."""
 _LEVELS = 1 << 16
 _LOWEST = -(1 << 15)
 _ALL_BITS = -(1 << 63)
@@ -41,17 +47,33 @@ def keep_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def lighten(model: nn.Module, attention: bool) -> None:
-    """Give `model` the dropout below, and the attention if asked and where its class allows it."""
+def lighten(model: nn.Module, packed_attention: bool, padded_attention: bool = False) -> None:
+    """Give `model` the dropout below, and an attention below where its class allows it.
+
+    Args:
+        packed_attention: Whether it gets `attend`, for masks among samples in blocks.
+        padded_attention: Whether it gets `attend_padded`, where PyTorch's is what it has.
+    """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Dropout:
                 setattr(parent, name, Dropout(child.p).train(child.training))
     inner = lora.bare(model)
-    if attention and getattr(inner, "_supports_attention_backend", False):
+    if packed_attention and getattr(inner, "_supports_attention_backend", False):
         AttentionInterface.register(ATTENTION, attend)
         AttentionMaskInterface.register(ATTENTION, eager_mask)
         inner.set_attn_implementation(ATTENTION)
+    elif padded_attention and inner.config._attn_implementation == "sdpa" and _can_be_set(inner):
+        AttentionInterface.register(PADDED_ATTENTION, attend_padded)
+        AttentionMaskInterface.register(PADDED_ATTENTION, sdpa_mask)
+        inner.set_attn_implementation(PADDED_ATTENTION)
+
+
+def _can_be_set(model: Any) -> bool:
+    """Whether the attention of `model` is one of a table, from which it takes what has its name:
+    BART and T5, which do not say that they support other backends, are models like that."""
+    can_be = getattr(model, "_can_set_attn_implementation", None)
+    return can_be is not None and bool(can_be())
 
 
 def noise(like: Tensor, p: float) -> Tensor:
@@ -110,3 +132,47 @@ def attend(
     if dropout > 0:
         weights = weights * noise(weights, dropout)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), None
+
+
+def attend_padded(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What transformers' "sdpa" computes, by `attend` where that is faster: in bfloat16, of few
+    tokens, for a backward pass.
+
+    Args:
+        query, key, value: [rows, heads, length, width].
+        attention_mask: [rows or 1, heads or 1, length, length], True for what is attended to, or
+            what is added to the scores.
+        position_bias: Added to the scores, of a like shape.
+
+    Returns:
+        [rows, length, heads, width], and no weights.
+    """
+    length, longest = query.shape[2], key.shape[2]
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    causal = attention_mask is None and length > 1 and causal
+    faster = query.dtype == torch.bfloat16 and query.requires_grad and longest <= _LONGEST
+    usual = key.shape[1] == query.shape[1] and (not causal or length == longest)
+    if not (faster and usual) or any(kwargs.get(name) is not None for name in ("cache", "softcap")):
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout,
+            is_causal=is_causal, position_bias=position_bias, **kwargs,
+        )  # fmt: skip
+    seen = torch.ones(length, length, dtype=torch.bool).tril() if causal else attention_mask
+    added = position_bias
+    if seen is not None:
+        if seen.dtype == torch.bool:
+            lowest = torch.finfo(query.dtype).min
+            seen = torch.zeros(seen.shape, dtype=query.dtype).masked_fill(~seen, lowest)
+        added = seen if added is None else added + seen
+    return attend(module, query, key, value, added, scaling, dropout)

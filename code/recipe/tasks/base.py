@@ -440,5 +440,6 @@ def lay_out(
     if args.device.type == "cpu" and not args.torch_compile:
         is_flat = flat_attention.is_used(model.config)
         blocks = chosen[0].balanced and objective.lightens_attention and not is_flat
-        cpu_kernels.lighten(model, attention=blocks)
+        rows = args.bf16 and not chosen[0].balanced
+        cpu_kernels.lighten(model, packed_attention=blocks, padded_attention=rows)
     return chosen

@@ -50,7 +50,7 @@ def test_packed_logits_and_gradients_are_those_of_samples_alone(kind: str, atten
     assert family is not None
     packed_encoders.take_packed(model)
     if attention == cpu_kernels.ATTENTION:
-        cpu_kernels.lighten(model, attention=True)
+        cpu_kernels.lighten(model, packed_attention=True)
         assert model.config._attn_implementation == cpu_kernels.ATTENTION
     shape: Any = plan.shape([samples.lengths])
     assert shape.rows > 1

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers import ViTConfig, ViTForImageClassification
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from recipe.models import cpu_kernels
 from tests.support.paths import CODE
@@ -76,6 +79,82 @@ def test_attention_is_pytorchs(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found, wanted.transpose(1, 2), rtol=tolerance, atol=tolerance)
 
 
+Masks = dict[str, Any]
+
+
+def _masks(kind: str, length: int) -> Masks:
+    """What the model of a padded batch hands to its attention."""
+    padding = (torch.arange(length) < torch.tensor([[length], [length // 2]]))[:, None, None]
+    bias = torch.randn(1, 4, length, length, requires_grad=True)
+    kinds: dict[str, Masks] = {
+        "pictures": {"attention_mask": None, "is_causal": False},
+        "padded": {"attention_mask": padding},
+        "added": {"attention_mask": torch.zeros(padding.shape).masked_fill(~padding, -torch.inf)},
+        "causal": {"attention_mask": None, "is_causal": True},
+        "by the module": {"attention_mask": None},
+        "biased": {"attention_mask": padding, "position_bias": bias},
+        "biased, causal": {"attention_mask": None, "position_bias": bias},
+    }
+    return kinds[kind]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["pictures", "padded", "added", "causal", "by the module", "biased", "biased, causal"],
+)
+@pytest.mark.parametrize(("length", "groups"), [(17, 1), (17, 2), (300, 1)])
+def test_attention_of_padded_rows_is_transformers(kind: str, length: int, groups: int) -> None:
+    torch.manual_seed(0)
+    masks = _masks(kind, length)
+    module = nn.Module()
+    module.num_key_value_groups = groups  # type: ignore[assignment]
+    heads = (4, 4 // groups, 4 // groups)
+    inputs = [torch.randn(2, each, length, 8).bfloat16().requires_grad_() for each in heads]
+    exact = [each.detach().float().requires_grad_() for each in inputs]
+    query, key, value = inputs
+    found, weights = cpu_kernels.attend_padded(module, query, key, value, **masks)
+    query, key, value = exact
+    wanted, _ = sdpa_attention_forward(module, query, key, value, **masks)
+    assert weights is None
+    torch.testing.assert_close(found.float(), wanted, rtol=0.03, atol=0.03)
+    for output in (found, wanted):
+        loss: Any = output.float().square().sum()
+        loss.backward()
+    for one, other in zip(inputs, exact, strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        error = (one.grad.float() - other.grad).norm() / other.grad.norm()
+        assert error < 0.02
+
+
+def test_padded_rows_are_attended_by_products_of_matrices_in_bfloat16_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+    usual = cpu_kernels.attend
+
+    def attend(*args: Any, **options: Any) -> Any:
+        calls.append(args[1].dtype)
+        return usual(*args, **options)
+
+    monkeypatch.setattr(cpu_kernels, "attend", attend)
+    config = ViTConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        image_size=16, patch_size=8,
+    )  # fmt: skip
+    model = ViTForImageClassification(config).train()
+    cpu_kernels.lighten(model, packed_attention=False, padded_attention=True)
+    pictures = torch.randn(2, 3, 16, 16)
+    model(pixel_values=pictures)
+    assert not calls
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(pixel_values=pictures)
+    assert calls == [torch.bfloat16]
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        model(pixel_values=pictures)
+    assert len(calls) == 1
+
+
 def test_a_query_that_sees_nothing_is_no_nan() -> None:
     query = torch.randn(1, 1, 3, 8, dtype=torch.bfloat16)
     hidden = torch.full((1, 1, 3, 3), torch.finfo(torch.float32).min)
@@ -84,7 +163,7 @@ def test_a_query_that_sees_nothing_is_no_nan() -> None:
 
 def test_every_dropout_is_replaced_wherever_it_lies() -> None:
     model = nn.ModuleDict({"a": nn.Sequential(nn.Dropout(0.3)), "b": nn.Dropout(0.2)})
-    cpu_kernels.lighten(model, attention=False)
+    cpu_kernels.lighten(model, packed_attention=False)
     found = [layer.p for layer in model.modules() if isinstance(layer, cpu_kernels.Dropout)]
     assert sorted(found) == [0.2, 0.3]
     assert not any(type(layer) is nn.Dropout for layer in model.modules())
