@@ -1,65 +1,51 @@
-"""Masks in generated texts; the reference is run_mlm.py's collator (line by line) and Trainer.
+"""Masks in Python's own documentation, which is real text; the reference is run_mlm.py's logic:
+texts end to end in pieces of one length, its collator and the Trainer.
 
-    python benchmarks/tasks/masked_lm.py ENCODER FOLDER
+    python benchmarks/tasks/masked_lm.py ENCODER
 
-writes an encoder whose head for masks knows the words, not yet which belong together, to FOLDER:
-the model to give to run.py. Each animal likes one thing and lives in one place, among other words;
-what is judged is whether the model says the thing and the place in their masks.
+says how well frequencies alone would do. An encoder that was saved without its head for masks gets
+a new one from both.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from words import ANIMALS, FILLERS
-
-ARGUMENTS = ["--task", "masked-lm", "--max_length", "128"]
-SCORE = "share of words"
-THINGS = ["milk", "wood", "corn", "bread", "salt", "fruit", "stone", "gold", "paper", "wine"]
-PLACES = [
-    "river",
-    "garden",
-    "forest",
-    "city",
-    "house",
-    "mountain",
-    "lake",
-    "field",
-    "street",
-    "sea",
-]
-
-
-_STEPS, _TEXTS_A_STEP = 150, 16
+LENGTH = 64
+ARGUMENTS = ["--task", "masked-lm", "--max_length", str(LENGTH)]
+_SHARE = 0.15
+_SECTION = 2000
+"""Characters of a text."""
 
 
 def data(rows: int, seed: int) -> list[dict[str, Any]]:
-    """Texts of 8 to 70 words, with the places of the two words that the animal tells."""
-    drawn = random.Random(seed)
-    made = []
-    for _ in range(rows):
-        at = drawn.randrange(len(ANIMALS))
-        length = drawn.choice([8, 12, 16, 24, 40, 60])
-        made.append(_row(drawn, length, ANIMALS[at], THINGS[at], PLACES[at]))
-    return made
+    """Texts of the documentation that pydoc carries. Seeds from 1000 on have texts that the others
+    have not."""
+    from pydoc_data.topics import topics
+
+    whole = "\n\n".join(" ".join(text.split()) for _, text in sorted(topics.items()))
+    texts = [whole[at : at + _SECTION] for at in range(0, len(whole), _SECTION)]
+    random.Random(0).shuffle(texts)
+    kept = texts[:40] if seed >= 1000 else texts[40:]
+    chosen = random.Random(seed).sample(kept, min(rows, len(kept)))
+    return [{"text": text} for text in chosen]
 
 
-def _row(drawn: random.Random, length: int, animal: str, thing: str, place: str) -> dict[str, Any]:
-    parts = [["the", animal], ["likes", thing], ["lives", "near", "the", place]]
-    words: list[str] = []
-    told = []
-    for part in parts:
-        words += drawn.choices(FILLERS, k=length // 4) + part
-        told.append(len(words) - 1)
-    words += drawn.choices(FILLERS, k=length // 4)
-    return {"text": " ".join(words), "told": told[1:]}
+def _pieces(tokenizer: Any, rows: list[dict[str, Any]]) -> list[list[int]]:
+    """As run_mlm.py makes them: texts end to end, cut; what is left over at the end is dropped."""
+    encoded = tokenizer([row["text"] for row in rows], verbose=False)["input_ids"]
+    joined = [token for ids in encoded for token in ids]
+    whole = len(joined) // LENGTH * LENGTH
+    return [joined[at : at + LENGTH] for at in range(0, whole, LENGTH)]
 
 
 def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) -> Any:
-    """The Trainer."""
+    """The Trainer, for as many steps as the recipe takes, whose pieces are each of one text."""
     from transformers import (
         AutoModelForMaskedLM,
         AutoTokenizer,
@@ -69,70 +55,59 @@ def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) 
     )
 
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
-    encoded = tokenizer(
-        [row["text"] for row in rows], truncation=True, max_length=128,
-        return_special_tokens_mask=True,
-    )  # fmt: skip
+    pieces = _pieces(tokenizer, rows)
+    room = LENGTH - tokenizer.num_special_tokens_to_add()
+    texts = tokenizer([row["text"] for row in rows], add_special_tokens=False, verbose=False)
+    own = sum(math.ceil(len(ids) / room) for ids in texts["input_ids"])
+    steps = settings["num_train_epochs"] * math.ceil(own / settings["per_device_train_batch_size"])
     return Trainer(
         model=AutoModelForMaskedLM.from_pretrained(model),
-        args=TrainingArguments(**settings),
+        args=TrainingArguments(**settings, max_steps=steps),
         processing_class=tokenizer,
-        train_dataset=[  # type: ignore[arg-type]
-            {name: encoded[name][row] for name in encoded} for row in range(len(rows))
-        ],
-        data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
+        train_dataset=[{"input_ids": piece} for piece in pieces],  # type: ignore[arg-type]
+        data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=_SHARE),
     )
 
 
-def judge(folder: Path, rows: list[dict[str, Any]]) -> float:
-    """The share of told words that the saved model says in their masks."""
+def judge(folder: Path, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """What the saved model says of the same masks in other texts."""
     import torch
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
     model: Any = AutoModelForMaskedLM.from_pretrained(str(folder)).eval()
-    right = 0
-    for row in rows:
-        words = row["text"].split()
-        masked = [tokenizer.mask_token if n in row["told"] else w for n, w in enumerate(words)]
-        encoded = tokenizer(" ".join(masked), return_tensors="pt")
-        at = encoded["input_ids"][0] == tokenizer.mask_token_id
+    drawn = torch.Generator().manual_seed(0)
+    losses, right = [], []
+    for piece in _pieces(tokenizer, rows):
+        ids = torch.tensor(piece)
+        special = (ids == tokenizer.cls_token_id) | (ids == tokenizer.sep_token_id)
+        at = (torch.rand(len(ids), generator=drawn) < _SHARE) & ~special
         with torch.no_grad():
-            said = model(**encoded).logits[0][at].argmax(-1).tolist()
-        right += sum(
-            tokenizer.decode([one]).strip() == words[place]
-            for one, place in zip(said, row["told"], strict=True)
-        )
-    return right / (2 * len(rows))
+            masked = ids.masked_fill(at, tokenizer.mask_token_id)[None]
+            logits = model(input_ids=masked, attention_mask=torch.ones_like(masked)).logits[0][at]
+        losses += torch.nn.functional.cross_entropy(logits, ids[at], reduction="none").tolist()
+        right += (logits.argmax(-1) == ids[at]).tolist()
+    mean = sum(losses) / len(losses)
+    return {"perplexity": math.exp(mean), "loss": mean, "share of tokens": sum(right) / len(right)}
 
 
-def make(encoder: str, folder: str) -> None:
-    """Train on short texts in which any animal likes anything, and lives anywhere."""
-    import torch
-    from transformers import AutoModelForMaskedLM, AutoTokenizer, DataCollatorForLanguageModeling
+def frequencies(encoder: str) -> None:
+    """Print the perplexity of the other texts by how often a token stands in the first ones."""
+    from transformers import AutoTokenizer
 
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
     tokenizer: Any = AutoTokenizer.from_pretrained(encoder)
-    model: Any = AutoModelForMaskedLM.from_pretrained(encoder)
-    masked: Any = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.3)
-    drawn = random.Random(0)
-    optimizer = torch.optim.AdamW(model.parameters(), 5e-4)
-    for step in range(_STEPS):
-        words = [[drawn.choice(some) for some in (ANIMALS, THINGS, PLACES)]
-                 for _ in range(_TEXTS_A_STEP)]  # fmt: skip
-        texts = [_row(drawn, 8, *chosen)["text"] for chosen in words]
-        batch = masked([tokenizer(text) for text in texts])
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % 50 == 49:
-            print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    first, other = (
+        Counter(token for piece in _pieces(tokenizer, data(1000, seed)) for token in piece)
+        for seed in (0, 1000)
+    )
+    for token in (tokenizer.cls_token_id, tokenizer.sep_token_id):
+        del first[token], other[token]
+    total = first.total() + len(tokenizer)
+    loss = -sum(n * math.log((first[t] + 1) / total) for t, n in other.items()) / other.total()
+    often = first.most_common(1)[0][0]
+    print(f"{first.total()} tokens: perplexity {math.exp(loss):.1f}, loss {loss:.3f}, "
+          f"share of tokens {other[often] / other.total():.4f}")  # fmt: skip
 
 
 if __name__ == "__main__":
-    make(*sys.argv[1:])
+    frequencies(*sys.argv[1:])

@@ -17,13 +17,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from masked_lm import THINGS
-from words import ANIMALS, FILLERS
+from teaching import TEXTS_A_STEP, teach
+from words import ANIMALS, FILLERS, THINGS
 
 ARGUMENTS = ["--task", "preference", "--max_length", "128"]
 SCORE = "share of pairs"
 _VOCABULARY = 8192
-_STEPS, _TEXTS_A_STEP = 400, 32
 
 
 def data(rows: int, seed: int) -> list[dict[str, Any]]:
@@ -112,31 +111,15 @@ def make(folder: str) -> None:
         pad_token_id=0, eos_token_id=1, bos_token_id=None,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
-    _tell(model, tokenizer)
+
+    def texts(drawn: random.Random) -> tuple[list[str], list[str]]:
+        rows = _rows(drawn, TEXTS_A_STEP, prompts=[1, 2, 5], answers=[1, 2, 4])
+        said = [row["prompt"] + row[drawn.choice(["chosen", "rejected"])] for row in rows]
+        return said, said
+
+    teach(model, tokenizer, texts, lambda step: 1e-3)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def _tell(model: Any, tokenizer: Any) -> None:
-    """Train on texts in which an animal likes either of its things."""
-    import torch
-
-    torch.set_num_threads(1)
-    drawn = random.Random(0)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for step in range(_STEPS):
-        rows = _rows(drawn, _TEXTS_A_STEP, prompts=[1, 2, 5], answers=[1, 2, 4])
-        texts = [row["prompt"] + row[drawn.choice(["chosen", "rejected"])] for row in rows]
-        batch = tokenizer(texts, padding=True, return_tensors="pt")
-        labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            ids, mask = batch["input_ids"], batch["attention_mask"]
-            loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % 100 == 99:
-            print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
 
 
 if __name__ == "__main__":

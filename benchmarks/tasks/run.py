@@ -30,6 +30,7 @@ from typing import Any
 from recipe_training import cpu_seconds
 
 OURS, THEIRS = "recipe", "reference"
+SPEED = "rows/CPU-s"
 TASKS = [
     *("token_classification", "question_answering", "sentence_embedding", "reranking"),
     *("masked_lm", "summarization", "image_classification", "preference", "film_reviews"),
@@ -69,7 +70,7 @@ def settings(options: argparse.Namespace, seed: int, folder: Path) -> dict[str, 
 
 
 def trained(variant: str, seed: int, options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """The score and the speed of one variant, trained once in this process."""
+    """The scores and the speed of one variant, trained once in this process."""
     import torch
     from transformers import set_seed
 
@@ -87,8 +88,9 @@ def trained(variant: str, seed: int, options: argparse.Namespace, folder: Path) 
         trainer.train()
         seconds = time.process_time() - start
         trainer.save_model(str(folder / "model"))
-    score = task.judge(folder / "model", task.data(options.test_rows, seed + 1000))
-    return {"score": score, "speed": len(rows) * options.epochs / seconds}
+    judged = task.judge(folder / "model", task.data(options.test_rows, seed + 1000))
+    scores = judged if isinstance(judged, dict) else {task.SCORE: judged}
+    return {**scores, SPEED: len(rows) * options.epochs / seconds}
 
 
 def apart(variant: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
@@ -144,21 +146,22 @@ def main() -> None:
             for variant in (OURS, THEIRS) if seed % 2 == 0 else (THEIRS, OURS):
                 one = apart(variant, seed, options)
                 results[variant].append(one)
-                print(f"seed {seed} {variant}: score {one['score']:.4f}, "
-                      f"{one['speed']:.1f} rows/CPU-s", flush=True)  # fmt: skip
-    summarise(results, importlib.import_module(options.task))
+                figures = ", ".join(f"{name} {value:.4f}" for name, value in one.items())
+                print(f"seed {seed} {variant}: {figures}", flush=True)
+    summarise(results)
 
 
-def summarise(results: dict[str, list[dict[str, float]]], task: Any) -> None:
+def summarise(results: dict[str, list[dict[str, float]]]) -> None:
     """Means over the seeds with one standard error, and the ratio of the speeds."""
-    ratios = [a["speed"] / b["speed"] for a, b in zip(results[OURS], results[THEIRS], strict=True)]
-    gains = [a["score"] - b["score"] for a, b in zip(results[OURS], results[THEIRS], strict=True)]
-    for variant, runs in results.items():
-        scores = [run["score"] for run in runs]
-        speeds = statistics.mean(run["speed"] for run in runs)
-        listed = ", ".join(f"{score:.4f}" for score in scores)
-        print(f"{variant}: {task.SCORE} {_mean(scores)} ({listed}), {speeds:.1f} rows/CPU-s")
-    print(f"difference of the scores, seed by seed: {_mean(gains)}")
+    pairs = list(zip(results[OURS], results[THEIRS], strict=True))
+    for name in results[OURS][0]:
+        for variant, runs in results.items():
+            listed = ", ".join(f"{run[name]:.4f}" for run in runs)
+            print(f"{variant}: {name} {_mean([run[name] for run in runs])} ({listed})")
+        if name != SPEED:
+            gains = [ours[name] - theirs[name] for ours, theirs in pairs]
+            print(f"difference, seed by seed: {_mean(gains)}")
+    ratios = [ours[SPEED] / theirs[SPEED] for ours, theirs in pairs]
     print(f"speed of the recipe: {statistics.mean(ratios):.2f} times the reference's "
           f"({', '.join(f'{ratio:.2f}' for ratio in ratios)})")  # fmt: skip
 

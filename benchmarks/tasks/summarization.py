@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from teaching import STEPS, TEXTS_A_STEP, teach
 from words import ANIMALS, FILLERS
 
 ARGUMENTS = ["--task", "summarization", "--max_length", "128", "--max_target_length", "16"]
 SCORE = "ROUGE-L"
 COLOURS = ["red", "green", "blue", "black"]
-_STEPS, _TEXTS_A_STEP = 400, 32
 
 
 def data(rows: int, seed: int) -> list[dict[str, Any]]:
@@ -106,35 +106,18 @@ def make(encoder: str, folder: str) -> None:
         decoder_start_token_id=tokenizer.sep_token_id, forced_eos_token_id=None,
     )  # fmt: skip
     model = BartForConditionalGeneration(config)
-    _tell(model, tokenizer)
+
+    def texts(drawn: random.Random) -> tuple[list[str], list[str]]:
+        rows = [_row(drawn, drawn.choice([0, 1, 2, 3]), COLOURS) for _ in range(TEXTS_A_STEP)]
+        return [row["document"] for row in rows], [row["summary"] for row in rows]
+
+    def rate(step: int) -> float:
+        return 5e-4 * min(1, step / 100, 2 * (1 - step / STEPS))
+
+    teach(model, tokenizer, texts, rate)
     model.save_pretrained(folder)
     tokenizer.model_max_length = 256
     tokenizer.save_pretrained(folder)
-
-
-def _tell(model: Any, tokenizer: Any) -> None:
-    """Train on short texts to write all of their animals."""
-    import torch
-
-    torch.set_num_threads(1)
-    drawn = random.Random(0)
-    optimizer = torch.optim.AdamW(model.parameters(), 5e-4)
-    for step in range(_STEPS):
-        for group in optimizer.param_groups:
-            group["lr"] = 5e-4 * min(1, step / 100, 2 * (1 - step / _STEPS))
-        rows = [_row(drawn, drawn.choice([0, 1, 2, 3]), COLOURS) for _ in range(_TEXTS_A_STEP)]
-        batch = tokenizer([row["document"] for row in rows], padding=True, return_tensors="pt")
-        lines = [row["summary"] for row in rows]
-        target = tokenizer(text_target=lines, padding=True, return_tensors="pt")
-        labels = target["input_ids"].masked_fill(target["attention_mask"] == 0, -100)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            ids, mask = batch["input_ids"], batch["attention_mask"]
-            loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % 100 == 99:
-            print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
 
 
 if __name__ == "__main__":
