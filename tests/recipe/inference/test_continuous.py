@@ -321,5 +321,5 @@ def test_an_engine_of_a_model_that_heeds_no_mask_is_not_made(gpt2: Generator) ->
     rows = Rows(gpt2.loaded.model, 0)
     tokens = list(range(5, 19))
     assert rows.is_faithful(tokens)
-    rows._has_positions = False
+    rows.has_positions = False
     assert not rows.is_faithful(tokens)

@@ -124,10 +124,10 @@ class Rows:
             pad: The token that stands where nothing is.
         """
         self.model = model
-        self._pad = pad
+        self.pad = pad
         taken = inspect.signature(model.forward).parameters
-        self._extra = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
-        self._has_positions = "position_ids" in taken
+        self.extra = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
+        self.has_positions = "position_ids" in taken
 
     @property
     def device(self) -> torch.device:
@@ -154,12 +154,12 @@ class Rows:
         before = batch.lengths or [0] * len(tokens)
         device = self.model.device
         width = max(map(len, tokens))
-        padded = [[self._pad] * (width - len(ids)) + list(ids) for ids in tokens]
+        padded = [[self.pad] * (width - len(ids)) + list(ids) for ids in tokens]
         lengths = [old + len(ids) for old, ids in zip(before, tokens, strict=True)]
         whole = batch.padded + width
         mask = torch.tensor([[0] * (whole - length) + [1] * length for length in lengths])
-        inputs: dict[str, Any] = {"input_ids": torch.tensor(padded, device=device), **self._extra}
-        if self._has_positions:
+        inputs: dict[str, Any] = {"input_ids": torch.tensor(padded, device=device), **self.extra}
+        if self.has_positions:
             positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -width:]
             inputs["position_ids"] = positions.to(device)
         # As `generate` does: without padding, kernels that need no mask are taken.

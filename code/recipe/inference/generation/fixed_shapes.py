@@ -173,7 +173,7 @@ class FixedRows(Rows):
                 "most that",
             )
         texts = [list(tokens), list(tokens[-8:])][: 2 if self.bucket.rows > 2 else 1]
-        kept = {"logits_to_keep": _STEPS + 2} if self._extra else {}
+        kept = {"logits_to_keep": _STEPS + 2} if self.extra else {}
         expected = [
             self.model(input_ids=torch.tensor([ids]), **kept).logits[0, -_STEPS - 2 :].float()
             for ids in texts
@@ -276,7 +276,7 @@ class FixedRows(Rows):
 
     def _step(self, batch: Placed, tokens: Sequence[int]) -> Tensor:
         """A token more of each text."""
-        ids = torch.full((self.bucket.rows, 1), self._pad)
+        ids = torch.full((self.bucket.rows, 1), self.pad)
         positions = torch.zeros_like(ids)
         # Where nothing is: what a call computes for no text is written nowhere.
         places = torch.full_like(ids, self.bucket.length)
@@ -297,7 +297,7 @@ class FixedRows(Rows):
             start = min(first, self.bucket.length - self._piece)
             piece = room.ids[start : first + self._piece]
             places = torch.arange(self._piece)[None] + start
-            ids = torch.tensor([piece + [self._pad] * (self._piece - len(piece))])
+            ids = torch.tensor([piece + [self.pad] * (self._piece - len(piece))])
             inputs = {IDS: ids, POSITIONS: places, PLACES: places}
             inputs |= {ROW: torch.tensor([room.number]), LAST: torch.tensor([len(piece) - 1])}
             scores = self._scores(inputs)
@@ -321,12 +321,12 @@ class FixedRows(Rows):
         dtype = self.model.dtype
         mask = is_hidden.to(dtype) * torch.finfo(dtype).min
         taken = {IDS: inputs[IDS], "attention_mask": mask}
-        if self._has_positions:
+        if self.has_positions:
             taken[POSITIONS] = inputs[POSITIONS]
-        if LAST in inputs and self._extra:
+        if LAST in inputs and self.extra:
             taken["logits_to_keep"] = inputs[LAST]
         logits = self.model(**taken, past_key_values=cache, use_cache=True).logits
-        if LAST in inputs and not self._extra:
+        if LAST in inputs and not self.extra:
             logits = logits.index_select(1, inputs[LAST])
         pools: Any = [part for each in layers for part in (each.keys, each.values)]
         return logits[:, -1].float(), pools
