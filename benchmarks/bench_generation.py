@@ -127,7 +127,8 @@ class Plain:
             )  # fmt: skip
             now = time.monotonic()
             for row, prompt in zip(written.tolist(), batch, strict=True):
-                texts.append(" ".join(map(str, row[longest : longest + prompt.new])))
+                own = row[longest : longest + prompt.new]
+                texts.append(self._served.loaded.tokenizer.decode(own, skip_special_tokens=True))
             # One alone could be shown after its first step, as a server of one thread does.
             first = before + (now - before) / new if size == 1 else now
             firsts += [first - began] * len(batch)
