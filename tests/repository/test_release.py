@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,12 @@ def test_an_issue_form_is_one(path: Path) -> None:
     assert len({part["id"] for part in asked}) == len(asked) > 1
     assert all(part["type"] in {"textarea", "input"} for part in asked)
     assert all(part["attributes"]["label"] for part in asked)
+
+
+def test_no_link_is_kept() -> None:
+    # One to an environment outside has once taken the place of everyone's own.
+    listed = subprocess.run(
+        ["git", "ls-files", "--stage"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    links = [line for line in listed.stdout.splitlines() if line.startswith("120000 ")]
+    assert not links
