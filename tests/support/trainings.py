@@ -65,13 +65,19 @@ class Job:
         return output
 
     def interrupt(self, number: signal.Signals, step: int) -> tuple[int, str]:
-        """Send a signal once a step is logged; the exit code of a rank, and the output."""
+        """Send a signal once a step is logged; the exit code of a rank, and the output.
+
+        SIGKILL waits for a checkpoint, too: they are written beside training, on a busy host for
+        longer than a step of a tiny model takes.
+        """
         started = self.start()
         assert started.stdout is not None
         output = ""
         for line in started.stdout:
             output += line
-            if re.match(rf"metric step={step} ", line):
+            logged = re.match(r"metric step=(\d+) ", line)
+            is_saved = number != signal.SIGKILL or any(self.checkpoints.glob("checkpoint-*"))
+            if logged and int(logged[1]) >= step and is_saved:
                 break
         ranks = self._ranks(started.pid)
         if number == signal.SIGKILL:
