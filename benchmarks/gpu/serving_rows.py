@@ -152,7 +152,8 @@ def choice(stage: Stage, folder: Path) -> Values:
     values = {"rows": rows, "seconds to choose": seconds, "chosen": chosen, "log": said.getvalue()}
     if not took or chosen[0] != chosen[1] or "another worker" not in said.getvalue():
         raise Failed("two workers do not choose alike", **values)
-    if seconds[0] > packing_choice.SECONDS + 5:
+    # Where a CPU stands for the device, others may take it.
+    if not stage.smoke and seconds[0] > packing_choice.SECONDS + 5:
         raise Failed("the choice takes too long", **values)
     return values
 

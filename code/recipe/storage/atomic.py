@@ -65,7 +65,7 @@ def explained(
         RecipeError: of `kind`, for an OSError and what torch and safetensors raise in its place.
     """
     # Asked before: a file system that a half-written file has filled says nothing.
-    free = shutil.disk_usage(_existing(folder)).free
+    free = free_bytes(folder)
     try:
         yield
     except Exception as error:
@@ -88,6 +88,11 @@ def results(what: str, folder: Path, needed: int, remedy: str) -> Iterator[Path]
     """`whole_folder`, `explained`."""
     with explained(what, folder, needed, remedy), whole_folder(folder) as aside:
         yield aside
+
+
+def free_bytes(folder: Path) -> int:
+    """What is free on the disk of a folder, which may not be there yet."""
+    return shutil.disk_usage(_existing(folder)).free
 
 
 def _existing(folder: Path) -> Path:

@@ -7,10 +7,11 @@ import dataclasses
 import math
 import os
 import random
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import datasets
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
@@ -24,9 +25,9 @@ from recipe.models import flat_attention, loading, packed_decoders, quantized
 from recipe.paths import Places
 from recipe.runtime import device, distribution, memory, memory_estimate
 from recipe.runtime.distribution import Distribution
+from recipe.storage import atomic
 from recipe.tasks import base, detection
 from recipe.tasks.base import ERROR, OK, WARNING, Finding, Task
-from recipe.tokenization import store
 from recipe.training import run, streaming, worlds
 
 _SAMPLE_ROWS = 2000
@@ -160,8 +161,8 @@ def _steps(rows: int, hyperparameters: Hyperparameters, processes: int) -> Findi
 
 def _room(tokens: float, rows: int) -> Iterator[Finding]:
     """Whether so many tokens of so many rows have room on the disk, where that is in doubt."""
-    folder = store.tokens_folder()
-    needed, free = 4 * tokens + 8 * rows, shutil.disk_usage(folder).free
+    folder = Path(datasets.config.HF_DATASETS_CACHE)
+    needed, free = 4 * tokens + 8 * rows, atomic.free_bytes(folder)
     if needed > free:
         level = ERROR if needed > _DOUBT * free else WARNING
         detail = (

@@ -157,3 +157,14 @@ def test_the_doctor_tells(free: Any) -> None:
     assert finding.level == "warning" and "some 1.05 GB" in finding.detail
     (finding,) = preflight._room(5e8, 10**6)
     assert finding.level == "error" and "1.00 GB are free" in finding.detail
+
+
+def test_looking_for_room_writes_nothing(tmp_path: Path, free: Any, own_cache: Path) -> None:
+    # The doctor may look at read-only inputs on a read-only disk.
+    path = _csv(tmp_path)
+    room.check([path], [])
+    free(1000)
+    with pytest.raises(OutputError):
+        room.check([path], [])
+    assert next(preflight._room(1e6, 9)).what == "disk"
+    assert not own_cache.exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import datasets
 from recipe.data.files import head
 from recipe.errors import OutputError
 from recipe.runtime import memory
+from recipe.storage import atomic
 
 _TIMES_BYTES, _TIMES_PARQUET = 16, 1_000
 """Files that take less than what is free, if each byte of them took so many, are not looked at;
@@ -35,8 +35,7 @@ def check(files: Iterable[Path], notes: list[str]) -> None:
     sizes = {path: path.stat().st_size for path in files if path.is_file()}
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     folder = Path(datasets.config.HF_DATASETS_CACHE)
-    folder.mkdir(parents=True, exist_ok=True)
-    disk, there = shutil.disk_usage(folder).free, memory.available()
+    disk, there = atomic.free_bytes(folder), memory.available()
     most = sum(
         size * (_TIMES_PARQUET if path.suffix == ".parquet" else _TIMES_BYTES)
         for path, size in sizes.items()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from recipe.data.layout.channels import ChannelLayout
 from recipe.data.layout.splits import TRAIN
 from recipe.errors import HyperparameterError, OutputError, listed
 from recipe.hyperparameters import Hyperparameters
+from recipe.storage import atomic
 
 AHEAD, BEHIND = 2, 2
 """Portions beyond, and before, the one that training has come to of which tokens are kept."""
@@ -103,8 +103,7 @@ def choose(
     largest = max(sum(sizes[path] for path in portion) for portion in portions)
     needed = _TIMES_BYTES * largest * min(MOST, len(portions))
     folder = Path(datasets.config.HF_DATASETS_CACHE)
-    folder.mkdir(parents=True, exist_ok=True)
-    if (free := shutil.disk_usage(folder).free) < needed:
+    if (free := atomic.free_bytes(folder)) < needed:
         raise OutputError(
             f"The rows and tokens of {MOST} portions of the training data take some "
             f"{needed / 1e9:.2f} GB in {folder}, where {free / 1e9:.2f} GB are free: the largest "
