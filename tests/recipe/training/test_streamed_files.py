@@ -175,7 +175,7 @@ def test_what_cannot_be_is_refused(
         assert "give max_steps" in refused(HyperparameterError, task)
     with monkeypatch.context() as patch:
         usage = shutil.disk_usage(tmp_path)._replace(free=2_000)
-        patch.setattr(file_portions.shutil, "disk_usage", lambda _: usage)
+        patch.setattr(shutil, "disk_usage", lambda _: usage)
         said = refused(OutputError)
         assert "0.00 GB are free" in said and "smaller files" in said
     (channels["train"] / "notes.txt").write_text("a text\n")
