@@ -131,7 +131,6 @@ class LoadedModel:
             inputs=_INPUTS if takes_all else _INPUTS & set(arguments),
             typed=has_types and any(_encode_one(tokenizer, "a b", 8)[1] or []),
         )
-        is_compiled = environ.get("AMPHORA_COMPILE", "") in ("1", "true")
         if architecture in WRITERS:
             packed_rows.tell_padded("the model writes texts", environ)
         elif kind in DEVICES:
@@ -153,7 +152,7 @@ class LoadedModel:
             loaded = loaded.laid_out(architecture.__name__, reading, name, adapts, environ)
         if name == "int8":
             model = precision.in_int8(model)
-        if is_compiled and kind not in DEVICES:
+        if environ.get("AMPHORA_COMPILE", "") in ("1", "true") and kind not in DEVICES:
             model.forward = torch.compile(model.forward, dynamic=True)
         print(f"model: {type(model).__name__} on {kind} in {name}", flush=True)
         return replace(loaded, model=model)

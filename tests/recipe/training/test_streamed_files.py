@@ -334,6 +334,18 @@ def test_it_is_killed_and_goes_on(
         assert loss == expected[number], number
 
 
+def _held_to_each_other(whole: Job, killed: Job) -> None:
+    """A training that is killed, and loses its cache, ends in the weights of one that is not."""
+    for job in (whole, killed):
+        job.environment["HF_DATASETS_CACHE"] = str(job.base / "cache")
+    assert "in 9 portions" in whole.finish()
+    code, _ = killed.interrupt(signal.SIGKILL, 38)
+    assert code == -signal.SIGKILL
+    shutil.rmtree(killed.base / "cache")
+    assert "resuming from" in killed.finish()
+    assert killed.weights() == whole.weights()
+
+
 @pytest.mark.heavy
 @pytest.mark.timeout(400)
 def test_documents_go_on_too(tmp_path: Path) -> None:
@@ -345,14 +357,7 @@ def test_documents_go_on_too(tmp_path: Path) -> None:
     more = ("--streaming_files", "1", "--do_eval", "False", "--task", "causal-lm")
     more += ("--max_train_steps", "50")
     jobs = [Job(tmp_path / name, model, tmp_path / "data", 1, more) for name in ("a", "b")]
-    for each in jobs:
-        each.environment["HF_DATASETS_CACHE"] = str(each.base / "cache")
-    assert "in 9 portions" in jobs[0].finish()
-    code, _ = jobs[1].interrupt(signal.SIGKILL, 38)
-    assert code == -signal.SIGKILL
-    shutil.rmtree(jobs[1].base / "cache")
-    assert "resuming from" in jobs[1].finish()
-    assert jobs[1].weights() == jobs[0].weights()
+    _held_to_each_other(*jobs)
     kept = list((jobs[0].base / "cache").glob("tokens/portions-*/tokens-*"))
     assert 0 < len(kept) <= file_portions.MOST + 1
 
@@ -366,11 +371,4 @@ def test_other_tasks_go_on_too(tmp_path: Path, tiny_model: Path, name: str) -> N
     more = ("--streaming_files", "1", "--task", name, "--max_train_steps", "50")
     more += ("--eval_strategy", "no")
     jobs = [Job(tmp_path / which, model, channels["train"], 1, more) for which in ("a", "b")]
-    for each in jobs:
-        each.environment["HF_DATASETS_CACHE"] = str(each.base / "cache")
-    assert "in 9 portions" in jobs[0].finish()
-    code, _ = jobs[1].interrupt(signal.SIGKILL, 38)
-    assert code == -signal.SIGKILL
-    shutil.rmtree(jobs[1].base / "cache")
-    assert "resuming from" in jobs[1].finish()
-    assert jobs[1].weights() == jobs[0].weights()
+    _held_to_each_other(*jobs)

@@ -169,8 +169,7 @@ class FixedRows(Rows):
             raise programs.refused(
                 kind,
                 f"its attention reaches {window} tokens back, and a text may have "
-                f"{self.bucket.length}; {NAME} may say {self.bucket.rows}x{window}, which is at "
-                "most that",
+                f"{self.bucket.length}; set {NAME} to {self.bucket.rows}x{window} or shorter",
             )
         texts = [list(tokens), list(tokens[-8:])][: 2 if self.bucket.rows > 2 else 1]
         kept = {"logits_to_keep": _STEPS + 2} if self.extra else {}
