@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModel, GenerationConfig
 
 from recipe.compat import in_precision
+from recipe.compat.new_weights import check_layers, unread
 from recipe.errors import UNLOADABLE, ModelError, listed, why_unloadable
 from recipe.inference.origin import Origin
 
@@ -136,9 +137,11 @@ def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
             "Give the whole folder that peft wrote, with the base that it was trained on.",
         ) from error
     # A head that neither of them brings would answer at random.
-    missing = [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])]
     brought = {name.removeprefix("base_model.model.") for name in weights}
-    if (lacking := sorted(set(missing) - brought)) and architecture is not AutoModel:
+    lacking = sorted(set(unread(report)) - brought)
+    if architecture is AutoModel:
+        check_layers(str(base), merged, lacking)
+    elif lacking:
         raise ModelError(
             f"Neither the adapter {origin.place} nor its base {base} has {listed(lacking, 3)}.",
             "Train with lora_save=merged, or save the adapter with its head (modules_to_save).",

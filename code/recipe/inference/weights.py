@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModel, PreTrainedModel
 
 from recipe.compat import in_precision
+from recipe.compat.new_weights import check_layers, unread
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.inference import adapter_files
 from recipe.inference.origin import Origin
@@ -29,9 +30,12 @@ def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
             f"The model {origin.place} cannot be loaded: {why_unloadable(error)}",
             "It needs config.json, whole weights (best in model.safetensors) and its tokenizer.",
         ) from error
-    missing = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
-    # A sentence's vector is the mean of its tokens': without the pooler, which many do not save.
-    if missing and architecture is not AutoModel:
+    missing = unread(report)
+    if architecture is AutoModel:
+        # A sentence's vector is the mean of its tokens': without the pooler, which many do not
+        # save.
+        check_layers(origin.place, model, missing)
+    elif missing:
         raise ModelError(
             f"The model {origin.place} lacks {len(missing)} weights of {type(model).__name__}"
             f" ({', '.join(missing[:3])}).",

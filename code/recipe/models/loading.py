@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from recipe.compat import in_precision, positions_of
+from recipe.compat import in_precision, new_weights, positions_of
 from recipe.console import say
 from recipe.data.labels import Labels
 from recipe.data.layout.model_channel import MODEL_CHANNELS, model_folder
@@ -132,8 +132,7 @@ def load_head(
         ModelError: it cannot be reached or loaded, or is to be judged without such a head.
     """
     options = {**options, "ignore_mismatched_sizes": True}
-    model, tokenizer, report = read(architecture, source, hyperparameters, **options)
-    new = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
+    model, tokenizer, new = read(architecture, source, hyperparameters, **options)
     say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
     if new and not hyperparameters.trains:
         raise ModelError(
@@ -169,7 +168,7 @@ def load_causal(
         ModelError: it cannot be reached or loaded, is no such model, or knows fewer tokens than
             its tokenizer.
     """
-    model, tokenizer, report = read(AutoModelForCausalLM, source, hyperparameters)
+    model, tokenizer, new = read(AutoModelForCausalLM, source, hyperparameters)
     config: Any = model.config
     reads_ahead = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     if reads_ahead and not getattr(config, "is_decoder", False):
@@ -178,25 +177,24 @@ def load_causal(
             "see those that follow them: it cannot learn to go on with a text.",
             "Give a decoder, such as a Llama, Qwen or GPT-2.",
         )
-    check_head(source, report, "a causal language model")
+    check_head(source, new, "a causal language model")
     check_vocabulary(source, model, tokenizer)
     return lora.wrap(model, hyperparameters, (), "CAUSAL_LM", trains_head=False), tokenizer
 
 
-def check_head(source: Source, report: Mapping[str, Any], what: str) -> None:
+def check_head(source: Source, new: Sequence[str], what: str) -> None:
     """That the files held all weights.
 
     Args:
-        report: What `read` found of them.
+        new: Names of those that they did not, from `read`.
         what: The architecture, for the message.
 
     Raises:
         ModelError: some are missing.
     """
-    if missing := sorted(report["missing_keys"]):
+    if new:
         raise ModelError(
-            f"The model {source.name} lacks {len(missing)} weights of {what}: "
-            f"{', '.join(missing[:4])}.",
+            f"The model {source.name} lacks {len(new)} weights of {what}: {', '.join(new[:4])}.",
             "Give a model that was saved with its language modelling head.",
         )
 
@@ -221,14 +219,15 @@ def read(
     hyperparameters: Hyperparameters,
     reader: Any = AutoTokenizer,
     **more: Any,
-) -> tuple[PreTrainedModel, Any, dict[str, Any]]:
-    """A model in float32, its tokenizer, and what was found of its weights.
+) -> tuple[PreTrainedModel, Any, list[str]]:
+    """A model in float32, its tokenizer, and the names of its weights that are new, as its files
+    did not hold them.
 
     Args:
         reader: What loads the tokenizer, or whatever else makes tensors for the model.
 
     Raises:
-        ModelError: it cannot be reached or loaded.
+        ModelError: it cannot be reached or loaded, or lacks weights below its head.
     """
     trusted = {"trust_remote_code": hyperparameters.trust_remote_code}
     if hyperparameters.hf_token:
@@ -243,7 +242,8 @@ def read(
                 settings, _ = PretrainedConfig.get_config_dict(source.name, **trusted)
             quantized.check_base(source.name, settings, None, hyperparameters)
             tokenizer = reader.from_pretrained(source.name, **trusted)
-            model, report = architecture.from_pretrained(source.name, **options)
+            with new_weights.marked_memory():
+                model, report = architecture.from_pretrained(source.name, **options)
         except Exception as error:
             broken = _broken_connection(error)
             if not isinstance(error, UNLOADABLE) and broken is None:
@@ -262,6 +262,9 @@ def read(
                 "model_name_or_path out.",
             ) from error
     quantized.check_base(source.name, settings, model, hyperparameters)
+    new = new_weights.unread(report)
+    new_weights.check_layers(source.name, model, new)
+    new_weights.write_biases(source.name, model, new)
     if getattr(model.config, "attention_type", None) == "block_sparse":
         # BigBird leaves it at the first batch that is too short for it (704 tokens), for good: what
         # it says of a long text would depend on what came before. Serving begins with a short one.
@@ -270,7 +273,7 @@ def read(
         say("attention: original_full instead of block_sparse, which short texts would end anyway")
     if reader is AutoTokenizer:
         _see_to_padding(source, model, tokenizer)
-    return model, tokenizer, report
+    return model, tokenizer, new
 
 
 def _see_to_padding(

@@ -27,7 +27,7 @@ def load(
         ModelError: it cannot be reached or loaded, is no such model, has no mask, knows fewer
             tokens than its tokenizer, or has no head that LoRA could go on with.
     """
-    model, tokenizer, report = loading.read(AutoModelForMaskedLM, source, hyperparameters)
+    model, tokenizer, new = loading.read(AutoModelForMaskedLM, source, hyperparameters)
     config: Any = model.config
     if config.is_encoder_decoder:
         raise ModelError(
@@ -42,7 +42,7 @@ def load(
             "tokenizer_config.json.",
         )
     loading.check_vocabulary(source, model, tokenizer)
-    if new := sorted(report["missing_keys"]):
+    if new:
         say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
         lacks = f"The model {source.name} lacks {len(new)} weights of a masked language model"
         if not hyperparameters.trains:

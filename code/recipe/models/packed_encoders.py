@@ -26,9 +26,11 @@ from recipe.models import flat_attention, lora
 IS_OLDER = transformers.__version__.startswith("4.")
 """Whether models take masks as in transformers 4: [rows, length, length], and not all kinds do."""
 
-UNMASKED = frozenset({"canine", "convbert", "fnet", "xlnet", "yoso"})
+UNMASKED = frozenset(
+    ("canine", "convbert", "fnet", "funnel", "mobilebert", "nystromformer", "xlnet", "yoso")
+)
 """Types of models whose answer to a text is another one where it is padded, whatever the mask says:
-they mix neighbours or all tokens without it, or read the last place."""
+they mix or pool neighbours or all tokens without it, or read the last place."""
 
 _OF_TEXTS, _OF_TOKENS = (
     ("logits", "pooler_output"),
@@ -170,7 +172,7 @@ def _of_each_length(padded: Callable[..., Any], *args: Any, **inputs: Any) -> An
 
     Args:
         padded: The model's own forward pass.
-        inputs: `attention_mask` and what else is [rows, length], padded on the right.
+        inputs: `attention_mask` and other tensors [rows, length], padded on the right; settings.
 
     Returns:
         What the model says of texts and of tokens (_OF_TEXTS, _OF_TOKENS), 0 behind each text.
@@ -180,12 +182,11 @@ def _of_each_length(padded: Callable[..., Any], *args: Any, **inputs: Any) -> An
         return padded(*args, **inputs)
     lengths = mask.sum(1)
     rows_of = [(lengths == length).nonzero()[:, 0] for length in torch.unique(lengths)]
-    outputs = [
-        padded(
-            *args, **{name: each[rows, : int(lengths[rows[0]])] for name, each in inputs.items()}
-        )
-        for rows in rows_of
-    ]
+    of_texts = {name: each for name, each in inputs.items() if isinstance(each, Tensor)}
+    outputs = []
+    for rows in rows_of:
+        parts = {name: each[rows, : int(lengths[rows[0]])] for name, each in of_texts.items()}
+        outputs.append(padded(*args, **{**inputs, **parts}))
     order = torch.cat(rows_of).argsort()
     values = {}
     for name in (name for name in (*_OF_TEXTS, *_OF_TOKENS) if name in outputs[0]):

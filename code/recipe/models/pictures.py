@@ -26,7 +26,7 @@ def load(
     Raises:
         ModelError: it cannot be reached or loaded, or reads no pictures in three colours.
     """
-    model, processor, report = loading.read(
+    model, processor, new = loading.read(
         AutoModelForImageClassification,
         source,
         hyperparameters,
@@ -43,7 +43,6 @@ def load(
             "pictures are read in RGB here.",
             "Give a model of three channels.",
         )
-    new = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
     if new and not hyperparameters.trains:
         raise ModelError(

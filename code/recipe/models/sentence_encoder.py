@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from recipe.compat import in_precision
+from recipe.compat import in_precision, new_weights
 from recipe.console import say
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.hyperparameters import Hyperparameters
@@ -44,7 +44,8 @@ def load(
     they are of.
 
     Raises:
-        ModelError: it cannot be reached or loaded, or makes no vectors of texts by a transformer.
+        ModelError: it cannot be reached or loaded, lacks layers, or makes no vectors of texts by a
+            transformer.
     """
     from sentence_transformers import SentenceTransformer
 
@@ -72,6 +73,7 @@ def load(
             "transformer followed by its pooling.",
             "Give such a model.",
         )
+    new_weights.check_layers(source.name, encoder, new_weights.of_encoder(encoder))
     is_saved = (Path(source.name) / "modules.json").is_file() or not source.is_local
     why = "as the model has it" if is_saved else "no modules.json says another"
     others = f", then {', '.join(parts[2:])}" if parts[2:] else ""
@@ -120,6 +122,7 @@ def take_texts(model: Any, parts: int) -> None:
         parts: In how many parts the rows of a batch are computed, each once more for its gradients,
             so that memory is needed for one part at a time. Every batch has as many rows.
     """
+    packed_encoders.take_lengths(model)
     inner = lora.bare(model)
     # Now: whoever changes the attention of a model that is packed changes its name, too.
     family = packed_encoders.family_of(inner.config)

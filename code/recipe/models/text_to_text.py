@@ -46,7 +46,7 @@ def load(
         ModelError: it cannot be reached or loaded, lacks weights, or does not say what its decoder
             begins with.
     """
-    model, tokenizer, report = loading.read(AutoModelForSeq2SeqLM, source, hyperparameters)
+    model, tokenizer, new = loading.read(AutoModelForSeq2SeqLM, source, hyperparameters)
     config: Any = model.config
     if config.model_type in _OTHER_LOSSES:
         raise ModelError(
@@ -54,7 +54,7 @@ def load(
             f"{_OTHER_LOSSES[config.model_type]}, too: that is not trained here.",
             "Give a T5, BART, Pegasus, Marian, M2M100, NLLB or mBART.",
         )
-    loading.check_head(source, report, "an encoder with a decoder")
+    loading.check_head(source, new, "an encoder with a decoder")
     loading.check_vocabulary(source, model, tokenizer)
     if config.decoder_start_token_id is None and config.model_type != "mbart":
         raise ModelError(

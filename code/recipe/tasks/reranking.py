@@ -150,7 +150,7 @@ class Reranking:
 
     def load(self, source: Source) -> Model:
         """With a head of one number."""
-        model, tokenizer, report = loading.read(
+        model, tokenizer, new = loading.read(
             AutoModelForSequenceClassification,
             source,
             self._hyperparameters,
@@ -159,7 +159,6 @@ class Reranking:
             label2id={"LABEL_0": 0},
             ignore_mismatched_sizes=True,
         )
-        new = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
         say(f"new weights: {len(new)} ({', '.join(new[:4])}{', ...' if len(new) > 4 else ''})")
         if new and not self._hyperparameters.trains:
             raise ModelError(

@@ -139,3 +139,43 @@ def test_pairs_are_cut_as_the_library_cuts_them(tmp_path: Path) -> None:
     expected = [{"label": "LABEL_0", "score": float(s)} for s in library.predict(pairs)]
     assert_close(served.ask({"inputs": [list(pair) for pair in pairs]}), expected, 1e-5)
     assert len(tokenizer()(LONG)["input_ids"]) > 48
+
+
+@pytest.mark.parametrize("kind", ["FNet", "Funnel"])
+def test_vectors_of_models_that_heed_no_mask_are_those_of_each_text_alone(
+    kind: str, tmp_path: Path
+) -> None:
+    import torch
+    import transformers
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+
+    save("BertModel", tmp_path / "plain", 1)
+    size = {"block_sizes": [1, 1], "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 32}
+    if kind == "FNet":
+        size = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 32}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=len(tokenizer()), **size)
+    torch.manual_seed(0)
+    getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path / "plain")
+    first = modules.Transformer(str(tmp_path / "plain"))
+    library = SentenceTransformer(modules=[first, modules.Pooling(32, "mean")], device="cpu")
+    library.save_pretrained(str(tmp_path / "saved"))
+    together = Handlers(tmp_path / "saved").ask({"inputs": TEXTS})
+    assert_close(together, [library.encode(text).tolist() for text in TEXTS], 1e-4)
+    assert abs(library.encode(TEXTS)[0] - library.encode(TEXTS[0])).max() > 1e-2
+
+
+def test_a_sentence_model_without_one_of_its_layers_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    sentence_model(tmp_path, "mean", 1).save_pretrained(str(tmp_path / "saved"))
+    for folder in ("saved", "plain"):  # the library's, and one for feature-extraction
+        (file,) = (tmp_path / folder).rglob("model.safetensors")
+        weights = load_file(file)
+        weights.pop("pooler.dense.weight", None)
+        save_file(weights, file, metadata={"format": "pt"})
+        Handlers(tmp_path / folder)
+        del weights["encoder.layer.1.output.dense.weight"]
+        save_file(weights, file, metadata={"format": "pt"})
+        with pytest.raises(Exception, match="lacks 1 weights of its own layers"):
+            Handlers(tmp_path / folder)

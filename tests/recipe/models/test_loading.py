@@ -13,14 +13,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     CONFIG_MAPPING,
+    AutoModel,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     BigBirdConfig,
     BigBirdForSequenceClassification,
 )
 
+from recipe.data.labels import Labels
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import loading, masked_models, text_to_text
+from recipe.models import loading, masked_models, sentence_encoder, text_to_text
 from tests.support import causal_kit, texts_and_pictures
 
 Load = Callable[[loading.Source, Hyperparameters], Any]
@@ -45,6 +48,16 @@ def with_more_tokens(folder: Path) -> Path:
     return folder
 
 
+def with_fewer_positions(folder: Path) -> Path:
+    """The model, of whose positions half are in its file."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    name = next(name for name in weights if name.endswith("position_embeddings.weight"))
+    weights[name] = weights[name][:32].contiguous()
+    save_file(weights, file, metadata={"format": "pt"})
+    return folder
+
+
 def refusal(load: Load, folder: Path) -> str:
     with pytest.raises(ModelError) as refused:
         load(loading.Source(name=str(folder), is_local=True), Hyperparameters())
@@ -65,7 +78,7 @@ def test_an_encoder_with_a_decoder_without_a_weight(tmp_path: Path) -> None:
     model = texts_and_pictures.make("summarization", tmp_path / "kind").model
     name = next(name for name in load_file(model / "model.safetensors") if "decoder" in name)
     found = refusal(text_to_text.load, without(model, name))
-    assert f"lacks 1 weights of an encoder with a decoder: {name}." in found
+    assert "lacks 1 weights of its own layers" in found and name in found
 
 
 @pytest.mark.parametrize(
@@ -130,3 +143,58 @@ def test_a_long_text_is_answered_alike_whatever_came_before(
         assert torch.equal(model(input_ids=long).logits, before)
         torch.testing.assert_close(plain(input_ids=long).logits, before)
     assert model.config.attention_type == "original_full"
+
+
+TO_LABELS: dict[str, Load] = {
+    "text-classification": lambda *of: loading.load(of[0], Labels(("a", "b")), of[1]),
+    "sentence-embedding": sentence_encoder.load,
+    "masked-lm": masked_models.load,
+}
+
+
+@pytest.mark.parametrize("load", TO_LABELS.values(), ids=TO_LABELS)
+def test_layers_that_the_files_lack_are_not_drawn_at_random(
+    load: Load, tmp_path: Path, tiny_model: Path
+) -> None:
+    source = loading.Source(name=str(tiny_model), is_local=True)
+    load(source, Hyperparameters())
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "lacking"))
+    name = "encoder.layer.1.output.dense.weight"
+    assert "lacks 1 weights of its own layers" in refusal(load, without(folder, name))
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "shorter"))
+    found = refusal(load, with_fewer_positions(folder))
+    assert "position_embeddings.weight" in found or "mismatched" in found  # transformers' own
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "unpooled"))
+    load(loading.Source(name=str(without(folder, "pooler.dense.weight")), is_local=True),
+         Hyperparameters())  # fmt: skip
+
+
+def test_a_decoder_whose_layers_another_head_calls_otherwise(tmp_path: Path) -> None:
+    """transformers' LlamaForQuestionAnswering reads none of what LlamaForCausalLM has saved."""
+    folder = causal_kit.make_model("llama", tmp_path / "model")
+
+    def load(source: loading.Source, hyperparameters: Hyperparameters) -> Any:
+        options = {"adapters": "QUESTION_ANS", "what": "answers"}
+        return loading.load_head(AutoModelForQuestionAnswering, source, hyperparameters, **options)
+
+    found = refusal(load, folder)
+    assert "without it: AutoModel" in found
+    AutoModel.from_pretrained(folder).save_pretrained(folder)
+    model, _ = load(loading.Source(name=str(folder), is_local=True), Hyperparameters())
+    expected = AutoModel.from_pretrained(folder).get_parameter("layers.0.mlp.up_proj.weight")
+    assert torch.equal(model.get_parameter("transformer.layers.0.mlp.up_proj.weight"), expected)
+
+
+@pytest.mark.parametrize("kind", ["fnet", "nystromformer", "data2vec-text", "longformer", "ernie"])
+def test_a_new_head_for_masked_tokens_holds_no_numbers_of_old_memory(
+    kind: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    more = {"attention_window": 4} if kind == "longformer" else {}
+    config: Any = CONFIG_MAPPING[kind](vocab_size=80, intermediate_size=16, **size, **more)
+    AutoModel.from_config(config).save_pretrained(folder)
+    source = loading.Source(name=str(folder), is_local=True)
+    model, _ = masked_models.load(source, Hyperparameters())
+    assert all(bool(weight.isfinite().all()) for weight in model.parameters())
+    assert model.get_output_embeddings().bias.count_nonzero() == 0

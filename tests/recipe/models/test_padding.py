@@ -49,6 +49,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "yoso": {**ENCODER, "use_expectation": True},
     "canine": {**ENCODER, "num_hash_buckets": 64, "local_transformer_stride": 8,
                "downsampling_rate": 4},
+    "funnel": {"d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 16, "block_sizes": [1, 1]},
+    "mobilebert": {**ENCODER, "embedding_size": 16, "intra_bottleneck_size": 16},
+    "nystromformer": {**ENCODER, "conv_kernel_size": 5},
     "xlnet": {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16},
     "t5": T5,
     "bart": BART,
@@ -114,7 +117,7 @@ def test_gradients_are_those_of_each_text_by_itself() -> None:
     torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["convbert", "fnet"])
+@pytest.mark.parametrize("kind", ["convbert", "fnet", "funnel", "mobilebert", "nystromformer"])
 @pytest.mark.parametrize("head", [AutoModelForTokenClassification, AutoModelForQuestionAnswering])
 def test_tokens_of_a_padded_text_are_answered_as_by_itself(kind: str, head: Any) -> None:
     model, samples = with_head(kind, head), some_samples(9, 23, 14)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from recipe.compat import in_precision, positions_of
+from recipe.compat import in_precision, new_weights, positions_of
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.inference import loaded_model, precision, turns, weights
@@ -28,6 +28,7 @@ from recipe.inference.rows import Coming, TokenRow, Values, lay_out, sent
 from recipe.inference.static import programs as static
 from recipe.inference.static.buckets import Buckets
 from recipe.inference.static.programs import Programs
+from recipe.models import packed_encoders
 from recipe.tokenization.encoding import beginning
 
 _AFTER_POOLING = {"Dense", "Normalize", "LayerNorm", "Dropout"}
@@ -77,6 +78,9 @@ class SentenceVectors:
                 f"{why_unloadable(error)}",
                 "It needs every file that its save_pretrained wrote.",
             ) from error
+        encoder = getattr(model[0], "auto_model", None)
+        if isinstance(encoder, PreTrainedModel):
+            new_weights.check_layers(origin.place, encoder, new_weights.of_encoder(encoder))
         # Dense layers are loaded apart, in float32.
         model = model.to(dtype).eval()
         weights.refuse_broken(model, origin)
@@ -98,6 +102,8 @@ class SentenceVectors:
         if is_static:
             return cls(model, programs=_programs(model, kind, environ))
         served = cls(model, _packing(model, environ))
+        if served.packed is None and isinstance(encoder, PreTrainedModel):
+            packed_encoders.take_lengths(encoder)
         if served.packed is not None:
             texts = ["a b c", "d " * 12]
             lay_out(model[0].auto_model, environ, lambda: list(served.encode(texts, {}).float()))
