@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ _WHOLE = re.compile(r"[-+]?\d+")
 _FRACTION = re.compile(r"[-+]?\d*\.\d+")
 _PLAUSIBLE_CLASSES = 50
 _MOST_CODES = 1 << 16
+_ALPHABET = 10
 
 SINGLE, SEVERAL, NUMBER = PROBLEMS
 
@@ -234,7 +236,8 @@ def classes(
         rows: How many training rows there are, if not as many as `spelled`.
 
     Raises:
-        DataError: there is one class only, or nearly as many as rows; or no number differs.
+        DataError: there is one class only, or nearly as many as rows, or one is written in two
+            ways; or no number differs.
     """
     if problem == NUMBER:
         if len(set(spelled)) < 2:
@@ -256,8 +259,35 @@ def classes(
     declared = part.class_names.get(column)
     if declared and set(counts) <= set(declared):
         return Labels(tuple(declared), problem)
+    check_spellings(f"Column {column!r} of {part.path}", counts)
     numeric = all(_WHOLE.fullmatch(name) for name in counts)
     return Labels(tuple(sorted(counts, key=int) if numeric else sorted(counts)), problem)
+
+
+def check_spellings(place: str, names: Iterable[str]) -> None:
+    """See that no two classes are one, written in two ways: other case, blanks, or bytes of the
+    same letters. The letters of an alphabet are classes of their own.
+
+    Args:
+        place: What holds the names, for the message.
+
+    Raises:
+        DataError: two are.
+    """
+    names = sorted(names)
+    if len(names) > _ALPHABET and all(len(name) == 1 for name in names):
+        return
+    by_plain: dict[str, str] = {}
+    for name in names:
+        other = by_plain.setdefault(
+            "".join(unicodedata.normalize("NFC", name).lower().split()), name
+        )
+        if other != name:
+            raise DataError(
+                f"{place} has the classes {other!r} and {name!r}, which would be two.",
+                "Write them alike. If they are two, give them names that differ in more than case "
+                "and blanks.",
+            )
 
 
 def balanced_weights(class_ids: Iterable[int], count: int) -> list[float]:

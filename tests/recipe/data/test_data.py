@@ -335,6 +335,8 @@ BROKEN = [
     (GOOD + '"never closed,pos\n', {}, ["a.csv", "starts on line 32", "quote"]),
     (GOOD + '"two\nlines",pos\n"x,pos\n', {}, ["a.csv", "starts on line 34"]),
     (GOOD + "text,\n", {}, ["a.csv line 32", "no label", "'label'"]),
+    (GOOD + "text,POS\n", {}, ["'label'", "'POS' and 'pos'", "Write them alike"]),
+    (GOOD + "text,cafe\u0301\ntext,caf\u00e9\n", {}, ["would be two", "Write them alike"]),
     (GOOD + "text,0.5\n", {}, ["a.csv line 32", "'0.5'", "no class"]),
     (GOOD.encode() + b"caf\xe9,pos\n", {}, ["a.csv line 32", "utf-8", "iconv"]),
     ("text,label\n", {}, ["no rows", "a.csv"]),
@@ -352,6 +354,16 @@ BROKEN = [
     ),
     ("text,label,label\na,b,c\n", {}, ["two columns", "'label'"]),
 ]
+
+
+def test_letters_and_blanks_around_names_are_classes_as_they_are(tmp_path: Path) -> None:
+    letters = [f"{letter}{place},{letter}\n" for place in range(3) for letter in "abcdefABCDEF"]
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "a.csv").write_text("text,label\n" + "".join(letters))
+    assert load({"train": tmp_path / "letters"}).labels.names == tuple("ABCDEFabcdef")
+    (tmp_path / "blanks").mkdir()
+    (tmp_path / "blanks" / "a.csv").write_text(GOOD + "text, pos \n")
+    assert load({"train": tmp_path / "blanks"}).labels.names == ("neg", "pos")
 
 
 @pytest.mark.parametrize(("content", "hyperparameters", "words"), BROKEN)

@@ -135,6 +135,13 @@ def test_illegal_rows_are_named(tmp_path: Path, row: dict[str, Any], words: list
     assert [word for word in words if word not in str(caught.value)] == []
 
 
+def test_a_kind_of_entity_in_two_spellings_is_refused(tmp_path: Path) -> None:
+    rows = [{"tokens": ["a", "b"], "ner_tags": ["O", tag]} for tag in ("B-PER", "B-Per", "B-ORG")]
+    folder = written(tmp_path / "d", "t.jsonl", "\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match="the classes 'PER' and 'Per', which would be two"):
+        load(folder)
+
+
 def test_a_number_without_a_class_is_named(tmp_path: Path) -> None:
     names = ["O", "B-X"]
     rows = {"tokens": [["a", "b"]] * 3, "tags": [[0, 1], [1, -100], [0, 1]]}

@@ -16,7 +16,7 @@ from typing import Any
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import held_out, values
+from recipe.data import held_out, labels, values
 from recipe.data.column_names import TAGS, TOKENS, plain
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import conll, formats
@@ -224,7 +224,7 @@ def _tag_names(files: Sequence[_Read], notes: list[str]) -> tuple[tuple[str, ...
     """The tags of a model that is trained on `files`, whether they are entities', and a line.
 
     Raises:
-        DataError: there is one tag only.
+        DataError: there is one tag only, or a kind of entity is written in two ways.
     """
     counts = sum((file.tags for file in files), Counter[str]())
     in_use = set(counts)
@@ -243,6 +243,8 @@ def _tag_names(files: Sequence[_Read], notes: list[str]) -> tuple[tuple[str, ...
         return names, False, f"tags: {len(names)}: {', '.join(sizes[:20])}{more}"
     # O, and B- and I- of each type; in the order that was declared, where one was.
     types = sorted({match[2] for tag in {*in_use, *declared} if (match := _TAG.fullmatch(tag))})
+    if not in_use <= set(declared):
+        labels.check_spellings(f"Column {column!r} of {files[0].part.path}", types)
     iob2_names = [OUTSIDE, *(f"{prefix}-{kind}" for kind in types for prefix in "BI")]
     kept = [name for name in declared if name in iob2_names]
     if others := sorted({tag[0] for tag in in_use - set(iob2_names)}):
