@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -38,6 +39,10 @@ _DOCUMENTS: Sequence[Mapping[str, Sequence[str]]] = (
 """What a document may be made of, and what those columns are called; the first found is taken."""
 DOCUMENTS = (TEXT, PROMPT, COMPLETION, MESSAGES, TOKEN_IDS)
 """The columns that a document may be made of."""
+
+
+_OF_TEMPLATES = ("tools", "functions", "chat_template_kwargs")
+"""Columns beside conversations that TRL hands to their chat template."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +179,8 @@ def of_documents(
             if missing is None:
                 if PROMPT in chosen and requested.get(PROMPT) is None:
                     check_prompt_is_whole(part, chosen)
+                if MESSAGES in chosen:
+                    check_only_messages(part)
                 return chosen
             if like is not None or any(requested.values()):
                 raise part.unknown(missing, f"{missing}_column")
@@ -213,6 +220,25 @@ def check_prompt_is_whole(part: Part, chosen: Mapping[str, str]) -> None:
                 "a model that does not read them learns answers to half of a question.",
                 f"Write both into one column prompt, or give prompt_column={prompt} to leave "
                 f"{name!r} out.",
+            )
+
+
+def check_only_messages(part: Part) -> None:
+    """See that no column beside conversations has what their chat template would write, too.
+
+    Raises:
+        DataError: one has: tools, or values for the template.
+    """
+    for name in part.table.column_names:
+        if plain(name).partition(".")[0] not in _OF_TEMPLATES:
+            continue
+        nothing: Sequence[Any] = (None, "", "[]", "{}", "null", [])
+        if any(cell not in nothing for _, some in part.batches([name])
+               for cell in some[name].to_pylist()):  # fmt: skip
+            raise DataError(
+                f"{part.path} has values in column {name!r} for the chat template, which is given "
+                "messages alone: a model that does not read them learns to answer without.",
+                "Write them into a system message, or remove the column.",
             )
 
 

@@ -179,6 +179,8 @@ def load(
                 "Leave the column out if all texts belong to their queries, or give rows whose do "
                 "not.",
             )
+        if like.kind == SCORED:
+            _refuse_entailment(like, table)
         kind, arranged = arrange(like.kind, table, notes)
         built[split] = datasets.Dataset(arranged, fingerprint=uuid.uuid4().hex)
     train, evaluation, test, rule = held_out.assign_groups(built, QUERY, hyperparameters)
@@ -190,6 +192,20 @@ def load(
         found=[*dict.fromkeys(notes), *described, rule],
         columns=(like.query, like.text),
     )
+
+
+def _refuse_entailment(columns: RelevanceColumns, table: pa.Table) -> None:
+    """Raises DataError where numbers are classes of entailment: its 0 would be the least alike."""
+    numbers = set(pc.unique(pc.list_flatten(table[SCORES])).to_pylist())
+    names = plain(columns.query), plain(columns.text)
+    if set(names) == {"premise", "hypothesis"} and numbers <= {-1.0, 0.0, 1.0, 2.0}:
+        raise DataError(
+            f"Column {columns.score!r} of {columns.query!r} and {columns.text!r} has the numbers "
+            f"{', '.join(f'{number:g}' for number in sorted(numbers))}, as classes of entailment "
+            "have, of which 0 says that the texts belong together.",
+            "Give triplets: anchor, positive (what follows from it) and negative (what contradicts "
+            "it). If higher numbers are of texts that are more alike, rename the columns.",
+        )
 
 
 def choose(

@@ -155,6 +155,10 @@ def test_conversations_that_are_no_preference(given: tuple[Any, Any, Any], why: 
         ([{"prompt": "q", "chosen": "a", "rejected": "a"}], ["no pair that can be used", SAME]),
         ([{"chosen": [{"from": "gpt", "value": "x"}], "rejected": [{"from": "gpt", "value": "y"}]}],
          ["no conversation in column 'chosen'", '"role"']),
+        ([{"prompt": "q", "chosen": GOOD, "rejected": BAD, "tools": [{"name": "clock"}]}],
+         ["'tools'", "given messages alone"]),
+        ([{"chosen": GOOD, "rejected": BAD, "chat_template_kwargs": {"thinking": False}}],
+         ["'chat_template_kwargs.thinking'"]),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_refused(

@@ -135,6 +135,34 @@ def test_illegal_rows_are_named(tmp_path: Path, row: dict[str, Any], words: list
     assert [word for word in words if word not in str(caught.value)] == []
 
 
+SPANNED = "Ada went to Paris, Jos\u00e9 went to Rome and Bob went to Oslo."
+
+
+@pytest.mark.parametrize("counted", ["characters", "last characters", "bytes"])
+def test_spans_that_are_not_counted_as_characters_are_refused(counted: str, tmp_path: Path) -> None:
+    def place(at: int) -> int:
+        return len(SPANNED[:at].encode()) if counted == "bytes" else at
+
+    spans = []
+    for name in ("Paris", "Jos\u00e9", "Rome", "Oslo"):
+        at = SPANNED.index(name)
+        spans.append([place(at), place(at + len(name)) - (counted == "last characters"), "X"])
+    row = json.dumps({"text": SPANNED, "entities": spans})
+    folder = written(tmp_path / "d", "t.jsonl", "\n".join([row] * 4))
+    if counted == "characters":
+        assert not [note for note in load(folder).found if "within a word" in note]
+        return
+    with pytest.raises(DataError, match=r"of 16 spans .* within a word"):
+        load(folder)
+
+
+def test_a_few_spans_within_words_are_counted(tmp_path: Path) -> None:
+    rows = [{"text": "Ada lives in Parisville", "entities": [[0, 3, "P"], [13, 18 + end, "L"]]}
+            for end in (5, 5, 0)]  # fmt: skip
+    folder = written(tmp_path / "d", "t.jsonl", "\n".join(map(json.dumps, rows)))
+    assert "1 of 6 spans" in " ".join(load(folder).found)
+
+
 def test_a_kind_of_entity_in_two_spellings_is_refused(tmp_path: Path) -> None:
     rows = [{"tokens": ["a", "b"], "ner_tags": ["O", tag]} for tag in ("B-PER", "B-Per", "B-ORG")]
     folder = written(tmp_path / "d", "t.jsonl", "\n".join(map(json.dumps, rows)))

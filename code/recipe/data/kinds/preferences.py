@@ -20,7 +20,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out
 from recipe.data.column_names import PROMPT, PROMPT_NAMES, plain
-from recipe.data.columns import check_prompt_is_whole
+from recipe.data.columns import check_only_messages, check_prompt_is_whole
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled
@@ -199,6 +199,8 @@ def _usable(part: Part, columns: Mapping[str, str]) -> _Usable:
             f"{columns[REJECTED]!r}.",
             "Give both answers as texts, or both as lists of messages.",
         )
+    if talks:
+        check_only_messages(part)
     left_out: dict[str, tuple[int, int]] = {}
     is_prefixed = True
 

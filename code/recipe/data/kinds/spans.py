@@ -76,9 +76,11 @@ def _span(value: Any) -> Span | None:
     return Span(start, end, str(label))
 
 
-def words_of(part: Part, row: int, text: str, value: Any) -> tuple[list[str], list[str], int]:
-    """The words of a text and a tag (B-, I- or O) for each, and how many spans lost the space at
-    their edges. A span's edge is always one of a word's, too.
+def words_of(
+    part: Part, row: int, text: str, value: Any
+) -> tuple[list[str], list[str], tuple[int, int]]:
+    """The words of a text and a tag (B-, I- or O) for each; how many spans lost the space at their
+    edges, and how many begin or end within a word. A span's edge is always one of a word's, too.
 
     Raises:
         DataError: a span lies outside the text, is empty, overlaps another one, or says that it
@@ -88,7 +90,7 @@ def words_of(part: Part, row: int, text: str, value: Any) -> tuple[list[str], li
     if spans is None:
         raise _wrong(part, row, f"has no spans that can be read: {json.dumps(value)[:80]}")
     kept: list[Span] = []
-    trimmed = end = 0
+    trimmed = within = end = 0
     for span in spans:
         if not 0 <= span.start < span.end <= len(text):
             what = f"has a span {span.start} to {span.end} ({span.label})"
@@ -102,6 +104,7 @@ def words_of(part: Part, row: int, text: str, value: Any) -> tuple[list[str], li
         if start < end:
             what = f"{text[kept[-1].start : end]!r} and {text[start:stop]!r}"
             raise _wrong(part, row, f"has spans that overlap: {what}")
+        within += any(_is_in_word(text, edge) for edge in (start, stop))
         kept.append(Span(start, stop, span.label))
         end = stop
     for entity_text, span in _said(value):
@@ -120,7 +123,33 @@ def words_of(part: Part, row: int, text: str, value: Any) -> tuple[list[str], li
         tags += [f"B-{span.label}", *([f"I-{span.label}"] * (len(named) - 1))]
         at = span.end
     rest = _WORD.findall(text[at:])
-    return [*words, *rest], [*tags, *(["O"] * len(rest))], trimmed
+    return [*words, *rest], [*tags, *(["O"] * len(rest))], (trimmed, within)
+
+
+def _is_in_word(text: str, edge: int) -> bool:
+    """Whether a letter stands on both sides: one of a script with cases, whose words have spaces
+    between them."""
+    around = text[edge - 1 : edge + 1] if 0 < edge < len(text) else ""
+    return len(around) == 2 and all(each.lower() != each.upper() for each in around)
+
+
+def check_edges(part: Part, within: int, spans: int, notes: list[str]) -> None:
+    """See that spans are of words: a note says how many begin or end within one, where some do.
+
+    Raises:
+        DataError: half of them do, as where an end is of the last character, or where bytes are
+            counted.
+    """
+    if not within:
+        return
+    what = f"{within} of {spans} spans of {part.path} begin or end within a word"
+    if within * 2 >= spans:
+        raise DataError(
+            f"{what}: their numbers do not seem to be those of characters from 0, the end excluded "
+            "(but of the last character, of bytes or of UTF-16?).",
+            "Count as Python does: text[start:end] is the entity.",
+        )
+    notes.append(f"{what}, which is cut there.")
 
 
 def _said(value: Any) -> Sequence[tuple[str, Span]]:

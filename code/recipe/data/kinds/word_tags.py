@@ -344,11 +344,11 @@ def _read(
                 "accuracy. Entities have names such as B-PER"
             )
     counts: Counter[str] = Counter()
-    word_count = trimmed = empty = 0
+    word_count = trimmed = within = empty = 0
     problems = Problems()
 
     def sentences() -> Iterator[pa.Table]:
-        nonlocal word_count, trimmed, empty
+        nonlocal word_count, trimmed, within, empty
         for start, batch in part.batches(list(dict.fromkeys(columns))):
             words: list[list[str]] = []
             tags: list[list[str | None]] = []
@@ -363,7 +363,8 @@ def _read(
                         words_of_row, span_tags, cut = spans.words_of(
                             part, row, text, cell_tags or []
                         )
-                        names_of_row, trimmed = list(span_tags), trimmed + cut
+                        names_of_row, trimmed = list(span_tags), trimmed + cut[0]
+                        within += cut[1]
                     else:
                         words_of_row, names_of_row = [], []
                     if not words_of_row:
@@ -381,6 +382,7 @@ def _read(
         notes.append(f"{empty} rows of {part.path} have no words and are not used.")
     if trimmed:
         notes.append(f"{trimmed} spans of {part.path} had space at their edges, which is left out.")
+    spans.check_edges(part, within, sum(counts[tag] for tag in counts if tag[:2] == "B-"), notes)
     return _Read(
         part=part,
         table=table,
