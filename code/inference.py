@@ -20,12 +20,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recipe.inference import adapters, answers, payloads, registry, turns
-from recipe.inference.apis import description, reading
-from recipe.inference.origin import Origin
-from recipe.inference.payloads import Request
-from recipe.inference.registry import ServedTask
-from recipe.inference.static import kept
+from recipe.late_imports import imported_by_call
+
+with imported_by_call("scipy.optimize", "linear_sum_assignment"):
+    from recipe.inference import adapters, answers, payloads, registry, turns
+    from recipe.inference.apis import description, reading
+    from recipe.inference.origin import Origin
+    from recipe.inference.payloads import Request
+    from recipe.inference.registry import ServedTask
+    from recipe.inference.static import kept
 
 
 def model_fn(model_dir: str) -> ServedTask:
