@@ -22,7 +22,10 @@ from typing import Any
 
 from recipe.late_imports import imported_by_call
 
-with imported_by_call("scipy.optimize", "linear_sum_assignment"):
+with (
+    imported_by_call("scipy.optimize", "linear_sum_assignment"),
+    imported_by_call("boto3", "Session"),
+):
     from recipe.inference import adapters, answers, payloads, registry, turns
     from recipe.inference.apis import description, reading
     from recipe.inference.origin import Origin

@@ -1,7 +1,7 @@
 """Modules that a library imports for one function that hardly anybody calls: imported by the call.
 
-transformers' losses of object detectors import scipy.optimize, whatever the model is: 0.2
-CPU-seconds and 22 MB of each start of a server (docs/LAB.md).
+transformers' losses of object detectors import scipy.optimize, whatever the model is, and a command
+of accelerate's boto3: 0.25 CPU-seconds and 30 MB of each start of a server (docs/LAB.md).
 """
 
 from __future__ import annotations

@@ -93,7 +93,12 @@ def test_an_error_inside_leaves_nothing_behind(package: str) -> None:
 SERVER = """
 import sys
 import inference
-assert "scipy.optimize" not in sys.modules, "it is imported at start"
+for name in ("scipy.optimize", "boto3", "botocore"):
+    assert name not in sys.modules, f"{name} is imported at start"
+from accelerate.commands.config import sagemaker
+assert callable(sagemaker.boto3.client), "it is there once it is asked for"
+import boto3
+assert boto3.client is sagemaker.boto3.client
 from transformers.loss import loss_for_object_detection as losses
 import numpy
 rows, columns = losses.linear_sum_assignment(numpy.array([[4, 1], [2, 3]]))

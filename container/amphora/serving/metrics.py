@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import logging
-import sys
 import time
+from typing import Any, TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,6 +14,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # The platform asks for these every few seconds; a line for each would bury the requests.
 _QUIET = {"/ping", "/ping/", "/metrics"}
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -80,24 +81,20 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def access_logger() -> logging.Logger:
-    """Writes messages to stdout as they are: each one is a JSON object."""
-    logger = logging.getLogger("amphora.access")
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logger.handlers[:] = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    return logger
-
-
 class AccessLog:
-    """ASGI middleware: counts every answer, and logs it without its body."""
+    """ASGI middleware: counts every answer, and writes a line for it, without its body.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, logger: logging.Logger) -> None:
+    Args:
+        app: What answers.
+        metrics: Where it counts.
+        output: What the lines go to, each a JSON object.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, output: TextIO) -> None:
         self._app = app
         self._metrics = metrics
-        self._logger = logger
+        self._output = output
+        self._by_status: dict[int, Counter] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See the ASGI specification."""
@@ -120,31 +117,42 @@ class AccessLog:
         finally:
             if scope["path"] not in _QUIET:
                 seconds = time.monotonic() - start
-                self._metrics.requests.labels(status).inc()
+                self._count(status)
                 self._metrics.seconds.observe(seconds)
-                headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+                headers = dict(scope["headers"])
+                inference_id = headers.get(b"x-amzn-sagemaker-inference-id", b"")
                 line = {
                     "time": _now(),
                     "request_id": scope.get("state", {}).get("id", ""),
-                    "inference_id": headers.get(b"x-amzn-sagemaker-inference-id", ""),
+                    "inference_id": inference_id.decode("latin-1"),
                     "method": scope["method"],
                     "path": scope["path"],
                     "status": status,
                     "milliseconds": round(seconds * 1000, 2),
-                    "content_type": headers.get(b"content-type", ""),
-                    "bytes_in": int(headers.get(b"content-length", "0")),
+                    "content_type": headers.get(b"content-type", b"").decode("latin-1"),
+                    "bytes_in": int(headers.get(b"content-length", b"0")),
                     "bytes_out": bytes_out,
                 }
                 if (trace := scope.get("state", {}).get("trace")) is not None:
                     line["trace_id"] = trace.id
-                self._logger.info("%s", json.dumps(line, ensure_ascii=False))
+                self._write(line)
 
     def note_refusal(self, status: int, identifier: str) -> None:
         """Count and log a request that has reached no route: its head was broken, late or too
         large, so that method and path are not known."""
-        self._metrics.requests.labels(status).inc()
-        line = {"time": _now(), "request_id": identifier, "status": status}
-        self._logger.info("%s", json.dumps(line))
+        self._count(status)
+        self._write({"time": _now(), "request_id": identifier, "status": status})
+
+    def _count(self, status: int) -> None:
+        if (counter := self._by_status.get(status)) is None:
+            counter = self._by_status[status] = self._metrics.requests.labels(status)
+        counter.inc()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        # Not by logging, which takes three times as long.
+        with contextlib.suppress(OSError, ValueError):
+            self._output.write(_ENCODER.encode(line) + "\n")
+            self._output.flush()
 
 
 def _now() -> str:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -126,7 +127,7 @@ class Front:
         app = Starlette(routes=routes, exception_handlers=self.invocations.exception_handlers)
         # A redirect would name whatever host the client's Host header names.
         app.router.redirect_slashes = False
-        self._access_log = metrics.AccessLog(app, self.metrics, metrics.access_logger())
+        self._access_log = metrics.AccessLog(app, self.metrics, sys.stdout)
         if self.tracing.is_wanted:
             return TracedApp(self._access_log, self.tracing)
         return self._access_log

@@ -13,6 +13,8 @@ from amphora.serving.settings import ClientLimits
 # for this long.
 _LINGER_SECONDS = 2.0
 _FIRST_BYTES = b"HTTP/1.1 "
+GONE = "amphora.gone"
+"""Where a request's scope has a future that is done once its connection is lost."""
 
 
 class ProtocolState(Protocol):

@@ -24,7 +24,7 @@ from uvicorn.server import ServerState
 from amphora.common.errors import AmphoraError
 from amphora.serving.http.acceptor import Acceptor
 from amphora.serving.http.refusal import Refusal
-from amphora.serving.http.transport import BoundedTransport
+from amphora.serving.http.transport import GONE, BoundedTransport
 from amphora.serving.settings import ClientLimits
 
 # Requests that a client has sent ahead of the answers to earlier ones.
@@ -162,9 +162,13 @@ class HttpProtocol(HttpToolsProtocol):
         """Tell every request whose answer nobody will read."""
         self._wire.is_lost = True
         self._stop_watching()
-        if self._running is not None and self._running is not self.cycle:
-            self._running.disconnected = True
-            self._running.message_event.set()
+        if self._running is not None:
+            gone: asyncio.Future[None] = cast(dict[str, Any], self._running.scope)[GONE]
+            if not gone.done():
+                gone.set_result(None)
+            if self._running is not self.cycle:
+                self._running.disconnected = True
+                self._running.message_event.set()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -297,6 +301,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        cast(dict[str, Any], cycle.scope)[GONE] = self.loop.create_future()
         if self._crowded:
             cycle.keep_alive = False  # uvicorn says so in the answer
         super()._start_asgi_task(cycle, app)
