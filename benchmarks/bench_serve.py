@@ -365,14 +365,16 @@ def main() -> None:
     work = WORKLOADS[asked.workload]
     if asked.faults and asked.workload != "classification":
         parser.error("--faults is for --workload classification")
+    try:
+        asked.lists = _requests(_texts(asked.texts, work), work)
+    except (OSError, ValueError) as error:
+        parser.error(f"--texts: {error}")
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         base = Path(scratch)
         if asked.model:
             (base / "model").symlink_to(asked.model.resolve())
         else:
             {"classification": save_model, "embeddings": save_embedder}[work.task](base / "model")
-        texts = asked.texts.read_text().splitlines() if asked.texts else make_texts(work.words)
-        asked.lists = _requests(texts, work)
         asked.right = Right(base / "model", work.task)
         names = [name for name in asked.peers.split(",") if name]
         servers = [_amphora(base), *_peers(base, names, work)]
@@ -406,8 +408,20 @@ def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
+def _texts(file: Path | None, work: Workload) -> list[str]:
+    """The lines of a file that are not blank; without one, texts that are made. Raises OSError."""
+    if file is None:
+        return make_texts(work.words)
+    return [line for line in file.read_text().splitlines() if line.strip()]
+
+
 def _requests(texts: list[str], work: Workload) -> list[list[str]]:
-    """The texts of each request. Those of several texts begin at every eighth text."""
+    """The texts of each request. Those of several texts begin at every eighth text.
+
+    Raises ValueError if there are fewer than a request has.
+    """
+    if len(texts) < work.texts:
+        raise ValueError(f"there are {len(texts)} texts, and a request has {work.texts}.")
     if work.texts == 1:
         return [[text] for text in texts]
     begins = range(0, len(texts) - work.texts + 1, 8)
