@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import Trainer
 
-from recipe.compat import parts
+from recipe.compat import new_weights, parts
 from recipe.errors import LibraryError
 from recipe.training.engine import Engine
 
@@ -70,3 +70,9 @@ def test_one_that_is_gone_or_takes_other_arguments_is_named(
     )
     with pytest.raises(LibraryError, match=r"takes \(self, .*\), where \(self, other\) are given"):
         parts.check()
+
+
+def test_weights_of_another_shape_are_named_alike_in_all_versions() -> None:
+    of_4 = {"missing_keys": ["head.bias"], "mismatched_keys": ["head.weight"]}
+    of_5 = {"missing_keys": {"head.bias"}, "mismatched_keys": {("head.weight", (2, 4), (3, 4))}}
+    assert new_weights.unread(of_4) == new_weights.unread(of_5) == ["head.bias", "head.weight"]

@@ -163,6 +163,18 @@ def test_a_few_spans_within_words_are_counted(tmp_path: Path) -> None:
     assert "1 of 6 spans" in " ".join(load(folder).found)
 
 
+def test_one_of_two_columns_of_entities_must_be_named(tmp_path: Path) -> None:
+    """GermEval's: the last column has the entities within others, of which there are few."""
+    rows = [("1", "Uni", "B-ORG", "O"), ("2", "Kiel", "I-ORG", "B-LOC"), ("3", "in", "O", "O"),
+            ("4", "Ulm", "B-LOC", "O")]  # fmt: skip
+    text = "\n".join("\t".join(row) for row in rows) + "\n\n"
+    folder = written(tmp_path / "d", "train.conll", text * 3)
+    with pytest.raises(DataError, match=r"column_3, column_4\. Name it in .* label_column"):
+        load(folder)
+    tags = load(folder, "--label_column", "column_3").train["tags"][0]
+    assert tags == ["B-ORG", "I-ORG", "O", "B-LOC"]
+
+
 def test_a_kind_of_entity_in_two_spellings_is_refused(tmp_path: Path) -> None:
     rows = [{"tokens": ["a", "b"], "ner_tags": ["O", tag]} for tag in ("B-PER", "B-Per", "B-ORG")]
     folder = written(tmp_path / "d", "t.jsonl", "\n".join(map(json.dumps, rows)))

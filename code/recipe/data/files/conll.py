@@ -47,8 +47,8 @@ def read_conll(path: Path, encoding: str) -> Part:
     """A row for each sentence: the column `tokens`, and one of tags for each other column.
 
     These are called as in CoNLL-2003 where there are three, as in CoNLL-U where there are ten
-    columns in all, else `column_2` ... and the last one `tags`. A first column that counts the
-    words of each sentence is not one of them.
+    columns in all, else `column_2` ... and the last one `tags`, if the one before it has no
+    entities of the same kinds. A first column that counts the words of each sentence is not one.
 
     Raises:
         DataError: a line has another number of cells than those before it.
@@ -61,6 +61,7 @@ def read_conll(path: Path, encoding: str) -> Part:
                     yield list(lines)
 
     width = count = counted = 0
+    kinds: tuple[set[str], set[str]] = set(), set()  # of entities, in the last columns
     for rows in sentences():
         for number, cells in rows:
             width = width or len(cells)
@@ -74,6 +75,8 @@ def read_conll(path: Path, encoding: str) -> Part:
         numbers = [cells[0] for _, cells in rows if cells[0].isdigit()]
         is_counted = numbers and numbers == [str(at) for at in range(1, len(numbers) + 1)]
         count, counted = count + 1, counted + bool(is_counted)
+        for at, known_kinds in zip((-2, -1), kinds, strict=True):
+            known_kinds.update(cells[at][2:] for _, cells in rows if TAG.fullmatch(cells[at]))
     kind = pa.list_(pa.string())
     if not count:
         return Part(path=path, format="CoNLL", table=pa.table({TOKENS: pa.array([], kind)}))
@@ -84,7 +87,10 @@ def read_conll(path: Path, encoding: str) -> Part:
     else:
         first = 1 if width > 2 and is_counted else 0
         others = range(first + 1, width)
-        known: Sequence[str] = [*(f"column_{at + 1}" for at in others[:-1]), "tags"]
+        # Of entities within others, as GermEval's, neither column is the one: it must be named.
+        is_nested = width > 2 and bool(kinds[0] & kinds[1] - {""})
+        last = f"column_{width}" if is_nested else "tags"
+        known: Sequence[str] = [*(f"column_{at + 1}" for at in others[:-1]), last]
         names = dict(zip([TOKENS, *(_OF_2003 if len(others) == 3 else known)],
                          [first, *others], strict=True))  # fmt: skip
     starts: list[npt.NDArray[np.int64]] = []

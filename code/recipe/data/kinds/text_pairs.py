@@ -181,9 +181,10 @@ def _of_languages(
             form(code) for code in (hyperparameters.source_lang, hyperparameters.target_lang)
         )
         for stem in (f"{_TRANSLATION}.", ""):
-            both = by_plain.get(plain(stem + source)), by_plain.get(plain(stem + target))
-            if both[0] is not None and both[1] is not None:
-                pairs.append((both[0], both[1]))
+            read = by_plain.get(plain(stem + source))
+            written = by_plain.get(plain(stem + target))
+            if read is not None and written is not None and read != written:
+                pairs.append((read, written))
     return pairs
 
 
