@@ -20,7 +20,7 @@ from recipe.reports import section
 from recipe.reports.section import Section
 
 SCORES = ("f1", "exact_match", "answerable_f1", "answerable_exact_match", "no_answer")
-_BEST, _LONGEST_ANSWER = 20, 30
+_BEST, LONGEST_ANSWER = 20, 30
 _EXAMPLES, _SHOWN_CHARS = 12, 240
 Array = npt.NDArray[Any]
 
@@ -144,7 +144,7 @@ def _spans(start: Array, end: Array, begins: Array, ends: Array) -> list[tuple[f
         (float(start[first] + end[last]), int(begins[first]), int(ends[last]))
         for first in firsts
         for last in lasts
-        if inside[first] and inside[last] and first <= last < first + _LONGEST_ANSWER
+        if inside[first] and inside[last] and first <= last < first + LONGEST_ANSWER
     ]
 
 

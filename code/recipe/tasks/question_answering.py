@@ -119,6 +119,14 @@ class QuestionAnswering:
                 f"(doc_stride): this leaves no room for questions.",
                 f"Give a max_length of {needed} or more, or a smaller doc_stride.",
             )
+        # What serves the model answers as it is judged here, unless a request says otherwise.
+        config: Any = model.config
+        config.question_answering = {
+            "max_seq_len": length,
+            "doc_stride": stride,
+            "max_answer_len": found_answers.LONGEST_ANSWER,
+            "handle_impossible_answer": self.splits.has_unanswerable,
+        }
         return length
 
     def _stride(self, length: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,23 @@ def test_questions_are_answered_by_the_likeliest_words(tmp_path: Path) -> None:
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=words):
             served.ask(wrong)
+
+
+def test_questions_are_answered_as_the_model_was_judged(tmp_path: Path) -> None:
+    """By the parameters that training left in config.json, unless a request has its own."""
+    plain = save("BertForQuestionAnswering", tmp_path / "plain", 11)
+    judged = Path(shutil.copytree(plain, tmp_path / "judged"))
+    own = {
+        "max_seq_len": 20, "doc_stride": 3, "max_answer_len": 2, "handle_impossible_answer": True,
+    }  # fmt: skip
+    config = json.loads((judged / "config.json").read_text())
+    (judged / "config.json").write_text(json.dumps({**config, "question_answering": own}))
+    by_parameters, by_config = Handlers(plain), Handlers(judged)
+    texts = [{"question": f"who {word}", "context": ANSWERED * 3} for word in ANSWERED.split()]
+    answers = by_config.ask(asked(texts))
+    assert answers == by_parameters.ask(asked(texts, **own)) != by_parameters.ask(asked(texts))
+    others = dict(zip(own, (30, 8, 5, False), strict=True))
+    assert by_config.ask(asked(texts, **others)) == by_parameters.ask(asked(texts, **others))
 
 
 @pytest.mark.parametrize(

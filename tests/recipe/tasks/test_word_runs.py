@@ -90,6 +90,13 @@ def test_from_train_to_an_answered_request(task: str, tiny_model: Path, tmp_path
             body = {"inputs": {"question": "the number", "context": "the film number 7 was good"}}
             found = http.post("/invocations", json=body).raise_for_status().json()
             assert (found["answer"], found["start"]) == ("7", 16)
+            config = json.loads((tmp_path / "model" / "config.json").read_text())
+            assert config["question_answering"] == {
+                "max_seq_len": 40,
+                "doc_stride": 20,
+                "max_answer_len": 30,
+                "handle_impossible_answer": False,
+            }
 
 
 @pytest.mark.timeout(600)

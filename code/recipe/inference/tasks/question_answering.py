@@ -19,6 +19,7 @@ PARAMETERS = {
     "top_k", "doc_stride", "max_answer_len", "max_seq_len", "max_question_len",
     "handle_impossible_answer", "align_to_words", "padding",
 }  # fmt: skip
+_NONE = "handle_impossible_answer"
 _MAX_SEQ_LEN, _DOC_STRIDE, _MAX_ANSWER_LEN = 384, 128, 15
 _EXAMPLE = 'Send for example {"inputs": {"question": "Who?", "context": "It was Ada."}}.'
 
@@ -31,7 +32,9 @@ class Window:
     encoding: Any
     """The tokenizer's, which knows the characters of each token."""
     allowed: np.ndarray[Any, Any]
-    """Which tokens may be of an answer: those of the context."""
+    """Which tokens may be of an answer: those of the context; and the one that stands for none."""
+    nowhere: int
+    """Which token that is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,11 @@ class QuestionAnswerer:
     """A saved extractive question answering model."""
 
     loaded: LoadedModel
+
+    @property
+    def _trained(self) -> Mapping[str, Any]:
+        """The parameters that the recipe trained and judged the model with; empty of others."""
+        return getattr(self.loaded.model.config, "question_answering", None) or {}
 
     @classmethod
     def load(cls, origin: Origin) -> QuestionAnswerer:
@@ -83,8 +91,11 @@ class QuestionAnswerer:
             BadRequest: The question leaves no room for the context, or the context has no tokens.
         """
         tokenizer: Any = self.loaded.tokenizer
-        most = min(parameters.get("max_seq_len", _MAX_SEQ_LEN), self.loaded.max_length)
-        stride = parameters.get("doc_stride", min(most // 2, _DOC_STRIDE))
+        own = self._trained
+        most = parameters.get("max_seq_len", own.get("max_seq_len", _MAX_SEQ_LEN))
+        most = min(most, self.loaded.max_length)
+        stride = min(most // 2, own.get("doc_stride", _DOC_STRIDE))
+        stride = parameters.get("doc_stride", stride)
         if longest := parameters.get("max_question_len"):
             tokens = tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)
             ends = [0, *(end for _, end in tokens["offset_mapping"])]
@@ -111,12 +122,13 @@ class QuestionAnswerer:
         sequence = 1 if asks_first else 0
         for number, ids in enumerate(encoded["input_ids"]):
             allowed = np.array([owner == sequence for owner in encoded.sequence_ids(number)])
-            # The token before all stands for "no answer".
-            if tokenizer.cls_token_id is not None:
-                allowed |= np.array(ids) == tokenizer.cls_token_id
+            # The token before all, or XLNet's last one, stands for "no answer".
+            has_cls = tokenizer.cls_token_id in ids
+            nowhere = ids.index(tokenizer.cls_token_id) if has_cls else 0
+            allowed[nowhere] |= has_cls or own.get(_NONE, False)
             types = encoded["token_type_ids"][number] if "token_type_ids" in encoded else None
-            windows.append(Window(TokenRow(ids, types), encoded[number], allowed))
-        if not any(window.allowed[1:].any() for window in windows):
+            windows.append(Window(TokenRow(ids, types), encoded[number], allowed, nowhere))
+        if not any(window.allowed.sum() > window.allowed[window.nowhere] for window in windows):
             raise BadRequest(f"A context is empty. {_EXAMPLE}")
         return windows
 
@@ -157,6 +169,7 @@ class QuestionAnswerer:
             parameters: The request's.
         """
         count, by_words = parameters.get("top_k", 1), parameters.get("align_to_words", True)
+        parameters = {**self._trained, **parameters}
         longest = parameters.get("max_answer_len", _MAX_ANSWER_LEN)
         # Several spans of tokens may be the same words.
         spans = 2 * count + 10 if by_words else count
@@ -166,8 +179,8 @@ class QuestionAnswerer:
             masked = np.where(window.allowed, logits.T, -10000.0)
             powers = np.exp(masked - masked.max(axis=1, keepdims=True))
             start, end = powers / powers.sum(axis=1, keepdims=True)
-            no_answer = min(no_answer, float(start[0] * end[0]))
-            start[0] = end[0] = 0.0
+            no_answer = min(no_answer, float(start[window.nowhere] * end[window.nowhere]))
+            start[window.nowhere] = end[window.nowhere] = 0.0
             for first, last, score in likeliest_spans(start, end, spans, longest):
                 if not (window.allowed[first] and window.allowed[last]):
                     continue
@@ -182,7 +195,7 @@ class QuestionAnswerer:
                 entry = {"score": 0.0, "start": begins, "end": ends, "answer": text}
                 answers.setdefault(text.lower(), entry)["score"] += score
         ranked = list(answers.values())
-        if parameters.get("handle_impossible_answer"):
+        if parameters.get(_NONE):
             ranked.append({"score": no_answer, "start": 0, "end": 0, "answer": ""})
         ranked = sorted(ranked, key=lambda entry: -entry["score"])[:count]
         return ranked[0] if len(ranked) == 1 else ranked
