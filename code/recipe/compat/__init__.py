@@ -30,6 +30,21 @@ def in_precision(dtype: torch.dtype) -> dict[str, Any]:
     return {"dtype" if (major, minor) >= (4, 56) else "torch_dtype": dtype}
 
 
+def attend_fully(model: PreTrainedModel) -> bool:
+    """Whether the model was one of BigBird's sparse attention, which is left here.
+
+    BigBird leaves it at the first batch that is too short for it (704 tokens), for good: what it
+    says of a long text would depend on what came before. Serving begins with a short one.
+    """
+    config: Any = model.config
+    if getattr(config, "attention_type", None) != "block_sparse":
+        return False
+    base: Any = model.base_model
+    base.set_attention_type("original_full")
+    config.attention_type = "original_full"
+    return True
+
+
 def positions_of(model: PreTrainedModel) -> int:
     """How many tokens the model has positions for; 2**30 if nothing bounds them (T5, XLNet)."""
     positions: int = getattr(model.config, "max_position_embeddings", None) or UNBOUNDED

@@ -47,6 +47,7 @@ from recipe.inference.rows import (
 from recipe.inference.static import programs as static
 from recipe.inference.static.buckets import Buckets
 from recipe.inference.static.programs import DEVICES, Layout, Programs
+from recipe.models import packed_encoders
 from recipe.tokenization.encoding import beginning, encode, encode_pairs
 
 BATCH = 32
@@ -114,6 +115,8 @@ class LoadedModel:
         host = "cpu" if kind in DEVICES else kind
         model = weights.read(static.origin_for(kind, origin), architecture, dtype).eval().to(host)
         weights.refuse_broken(model, origin)
+        if kind not in DEVICES and packed_encoders.least_of(model.config) > 1:
+            packed_encoders.take_lengths(model)
         tokenizer = origin.tokenizer()
         if origin.tokenizer_place and len(tokenizer) > (known := weights.embeddings_of(model)):
             raise ModelError(

@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from recipe.compat import in_precision, new_weights, positions_of
+from recipe.compat import attend_fully, in_precision, new_weights, positions_of
 from recipe.console import say
 from recipe.data.labels import Labels
 from recipe.data.layout.model_channel import MODEL_CHANNELS, model_folder
@@ -265,11 +265,7 @@ def read(
     new = new_weights.unread(report)
     new_weights.check_layers(source.name, model, new)
     new_weights.write_biases(source.name, model, new)
-    if getattr(model.config, "attention_type", None) == "block_sparse":
-        # BigBird leaves it at the first batch that is too short for it (704 tokens), for good: what
-        # it says of a long text would depend on what came before. Serving begins with a short one.
-        model.base_model.set_attention_type("original_full")
-        model.config.attention_type = "original_full"
+    if attend_fully(model):
         say("attention: original_full instead of block_sparse, which short texts would end anyway")
     if reader is AutoTokenizer:
         _see_to_padding(source, model, tokenizer)

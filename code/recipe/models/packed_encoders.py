@@ -163,12 +163,20 @@ def take_lengths(model: Any) -> None:
     the mask, and stay as they are."""
     inner = lora.bare(model)
     if inner.config.model_type in UNMASKED:
-        forward = functools.partial(_of_each_length, inner.forward)
+        forward = functools.partial(_of_each_length, inner.forward, inner.config)
         inner.forward = functools.update_wrapper(forward, inner.forward)
 
 
-def _of_each_length(padded: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
-    """Texts of one length at a time, which need no padding.
+def least_of(config: PretrainedConfig) -> int:
+    """Tokens that a model of UNMASKED computes at least: Funnel halves a text in each block."""
+    return 1 + 2 ** (len(config.block_sizes) - 1) if config.model_type == "funnel" else 1
+
+
+def _of_each_length(
+    padded: Callable[..., Any], config: PretrainedConfig, *args: Any, **inputs: Any
+) -> Any:
+    """Texts of one length at a time, which need no padding; shorter ones than the model computes
+    are padded to as many tokens as that is.
 
     Args:
         padded: The model's own forward pass.
@@ -180,9 +188,16 @@ def _of_each_length(padded: Callable[..., Any], *args: Any, **inputs: Any) -> An
     mask: Tensor | None = inputs.get("attention_mask")
     if mask is None:
         return padded(*args, **inputs)
-    lengths = mask.sum(1)
-    rows_of = [(lengths == length).nonzero()[:, 0] for length in torch.unique(lengths)]
+    width = mask.shape[1]
     of_texts = {name: each for name, each in inputs.items() if isinstance(each, Tensor)}
+    if (lacking := least_of(config) - width) > 0:
+        fill = {"input_ids": config.pad_token_id or 0}
+        of_texts = {
+            name: functional.pad(each, (0, lacking), value=fill.get(name, 0))
+            for name, each in of_texts.items()
+        }
+    lengths = mask.sum(1).clamp(min=least_of(config))
+    rows_of = [(lengths == length).nonzero()[:, 0] for length in torch.unique(lengths)]
     outputs = []
     for rows in rows_of:
         parts = {name: each[rows, : int(lengths[rows[0]])] for name, each in of_texts.items()}
@@ -192,7 +207,7 @@ def _of_each_length(padded: Callable[..., Any], *args: Any, **inputs: Any) -> An
     for name in (name for name in (*_OF_TEXTS, *_OF_TOKENS) if name in outputs[0]):
         said: list[Tensor] = [each[name] for each in outputs]
         if name in _OF_TOKENS or said[0].dim() > 2:
-            width, beside = mask.shape[1], (0, 0) * (said[0].dim() - 2)
+            beside = (0, 0) * (said[0].dim() - 2)
             said = [functional.pad(each, (*beside, 0, width - each.shape[1])) for each in said]
         values[name] = torch.cat(said)[order]
     return type(outputs[0])(**values)

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from recipe.compat import in_precision, new_weights
+from recipe.compat import attend_fully, in_precision, new_weights
 from recipe.console import say
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.hyperparameters import Hyperparameters
@@ -74,6 +74,7 @@ def load(
             "Give such a model.",
         )
     new_weights.check_layers(source.name, encoder, new_weights.of_encoder(encoder))
+    attend_fully(encoder)
     is_saved = (Path(source.name) / "modules.json").is_file() or not source.is_local
     why = "as the model has it" if is_saved else "no modules.json says another"
     others = f", then {', '.join(parts[2:])}" if parts[2:] else ""

@@ -160,9 +160,41 @@ def test_vectors_of_models_that_heed_no_mask_are_those_of_each_text_alone(
     first = modules.Transformer(str(tmp_path / "plain"))
     library = SentenceTransformer(modules=[first, modules.Pooling(32, "mean")], device="cpu")
     library.save_pretrained(str(tmp_path / "saved"))
-    together = Handlers(tmp_path / "saved").ask({"inputs": TEXTS})
+    served = Handlers(tmp_path / "saved")
+    together = served.ask({"inputs": [*TEXTS, "said"]})
+    assert_close(together.pop(), served.ask({"inputs": "said"})[0], 1e-4)
     assert_close(together, [library.encode(text).tolist() for text in TEXTS], 1e-4)
     assert abs(library.encode(TEXTS)[0] - library.encode(TEXTS[0])).max() > 1e-2
+
+
+def test_a_long_texts_vector_does_not_depend_on_what_came_before(tmp_path: Path) -> None:
+    """BigBird ends its sparse attention at the first short batch."""
+    import torch
+    import transformers
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+
+    save("BertModel", tmp_path / "plain", 1)
+    config = transformers.BigBirdConfig(
+        vocab_size=len(tokenizer()), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=32, block_size=4, num_random_blocks=1, max_position_embeddings=128,
+        initializer_range=0.5,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.BigBirdModel(config).save_pretrained(tmp_path / "plain")
+    first = modules.Transformer(str(tmp_path / "plain"), max_seq_length=128)
+    folder = str(tmp_path / "saved")
+    SentenceTransformer(modules=[first, modules.Pooling(32, "mean")], device="cpu").save_pretrained(
+        folder
+    )
+    served = Handlers(tmp_path / "saved")
+    before = served.ask({"inputs": LONG})
+    served.ask({"inputs": "said"})
+    assert_close(served.ask({"inputs": LONG}), before, 1e-6)
+    library = SentenceTransformer(folder, device="cpu")
+    sparse = library.encode(LONG)
+    library.encode("said")
+    assert abs(library.encode(LONG) - sparse).max() > 1e-2
 
 
 def test_a_sentence_model_without_one_of_its_layers_is_refused(tmp_path: Path) -> None:

@@ -59,10 +59,10 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def with_head(kind: str, head: Any = AutoModelForSequenceClassification) -> Any:
+def with_head(kind: str, head: Any = AutoModelForSequenceClassification, **more: Any) -> Any:
     torch.manual_seed(0)
     kind_of_config: Any = CONFIG_MAPPING[kind]
-    config = kind_of_config(vocab_size=40, **SIZES[kind])
+    config = kind_of_config(vocab_size=40, **{**SIZES[kind], **more})
     config.num_labels = 2 if head is AutoModelForQuestionAnswering else 3
     config.pad_token_id, config.eos_token_id = PAD, END
     model = head.from_config(config).eval()
@@ -100,6 +100,23 @@ def test_a_padded_text_is_answered_as_by_itself(kind: str) -> None:
     expected = torch.stack([alone[row] for row in (3, 1, 0, 2)])
     assert spread > 1e-3
     torch.testing.assert_close(together[:4], expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "head", [AutoModelForSequenceClassification, AutoModelForTokenClassification]
+)
+def test_texts_too_short_for_a_funnel_are_answered_alike(head: Any) -> None:
+    """transformers' own fails at them, where no longer text stands beside them."""
+    model = with_head("funnel", head, block_sizes=[1, 1, 1])
+    samples = some_samples(3, 23, 5, 3)
+    with torch.inference_mode():
+        packed_encoders.take_lengths(model)
+        together = model(**Padded((32,), 4, PAD).tensors(samples, np.arange(4))).logits
+        for row, length in enumerate((3, 23, 5, 3)):
+            ids = torch.from_numpy(samples.tokens(row))[None].long()
+            alone = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
+            own = together[row, :length] if alone.dim() > 1 else together[row]
+            torch.testing.assert_close(own, alone, atol=1e-5, rtol=1e-4)
 
 
 def test_gradients_are_those_of_each_text_by_itself() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from recipe.compat import in_precision, new_weights, positions_of
+from recipe.compat import attend_fully, in_precision, new_weights, positions_of
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.inference import loaded_model, precision, turns, weights
@@ -81,6 +81,7 @@ class SentenceVectors:
         encoder = getattr(model[0], "auto_model", None)
         if isinstance(encoder, PreTrainedModel):
             new_weights.check_layers(origin.place, encoder, new_weights.of_encoder(encoder))
+            attend_fully(encoder)
         # Dense layers are loaded apart, in float32.
         model = model.to(dtype).eval()
         weights.refuse_broken(model, origin)
