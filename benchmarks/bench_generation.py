@@ -96,6 +96,7 @@ class Plain:
 
     def __init__(self, folder: Path, dtype: str, prompts: list[Prompt]) -> None:
         import torch
+        from transformers import AutoModelForCausalLM
 
         from recipe.inference.generation.generator import Generator
         from recipe.inference.origin import Origin
@@ -103,7 +104,9 @@ class Plain:
         torch.set_num_threads(1)
         os.environ["AMPHORA_DTYPE"] = dtype
         self._served = Generator.load(Origin(str(folder), {}), {})
-        self._model: Any = self._served.loaded.model
+        # As transformers loads it: the image lays weights out for the CPU's kernels.
+        precision = getattr(torch, dtype)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=precision).eval()
         self._prompts = prompts
 
     def batches(self, size: int) -> Round:

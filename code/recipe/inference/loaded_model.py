@@ -134,8 +134,12 @@ class LoadedModel:
             inputs=_INPUTS if takes_all else _INPUTS & set(arguments),
             typed=has_types and any(_encode_one(tokenizer, "a b", 8)[1] or []),
         )
+        is_compiled = environ.get("AMPHORA_COMPILE", "") in ("1", "true")
         if architecture in WRITERS:
             packed_rows.tell_padded("the model writes texts", environ)
+            adapts = origin.weights is not None
+            if kind == "cpu" and not (is_compiled or adapts or name == "int8"):
+                lay_out(model, environ, loaded._written)
         elif kind in DEVICES:
             reading = Reading.MEAN if means else reading_of(architecture)
             loaded = loaded.on_device(kind, architecture, reading, environ)
@@ -155,7 +159,7 @@ class LoadedModel:
             loaded = loaded.laid_out(architecture.__name__, reading, name, adapts, environ)
         if name == "int8":
             model = precision.in_int8(model)
-        if environ.get("AMPHORA_COMPILE", "") in ("1", "true") and kind not in DEVICES:
+        if is_compiled and kind not in DEVICES:
             model.forward = torch.compile(model.forward, dynamic=True)
         print(f"model: {type(model).__name__} on {kind} in {name}", flush=True)
         return replace(loaded, model=model)
@@ -422,6 +426,24 @@ class LoadedModel:
         """Answers to a short text, a longer one, and maybe the longest one, each by itself."""
         rows = [*self._probes(), *([self._longest()] if with_longest else [])]
         return replace(self, merging=ALONE).forward(rows, reading)
+
+    @torch.inference_mode()
+    def _written(self) -> list[torch.Tensor]:
+        """Scores of a model that writes texts: of a prompt, and of a token after it."""
+        model: Any = self.model
+        ids = torch.tensor([self._probes()[1].ids], device=model.device)
+        read: dict[str, Any] = {"input_ids": ids}
+        more: dict[str, Any] = {"input_ids": ids[:, :1]}
+        if model.config.is_encoder_decoder:
+            read["decoder_input_ids"] = ids
+            more = {"decoder_input_ids": ids[:, :1]}
+        first = model(**read, use_cache=True)
+        if (cache := getattr(first, "past_key_values", None)) is None:
+            return [first.logits[0].float()]
+        if model.config.is_encoder_decoder:
+            more["encoder_outputs"] = (first.encoder_last_hidden_state,)
+        then = model(**more, past_key_values=cache, use_cache=True)
+        return [first.logits[0].float(), then.logits[0].float()]
 
     def _probes(self) -> list[TokenRow]:
         """A short text and a longer one."""

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Generic, TypeVar
 
 import torch
+
+from recipe.runtime import memory
 
 Until = Callable[[], bool]
 _pause: Callable[..., None] | None = None
@@ -22,6 +25,8 @@ def take(pause: Callable[..., None]) -> None:
     they wait for is a device."""
     global _pause
     _pause = pause
+    # Each prediction has a thread of its own, but only one runs at a time.
+    memory.share_freed()
 
 
 def are_taken() -> bool:
@@ -51,6 +56,17 @@ def wait(is_done: Until) -> None:
 
 
 Result = TypeVar("Result")
+_STEPS = ThreadPoolExecutor(1, "steps")
+
+
+def in_one_thread(work: Callable[[], Result]) -> Result:
+    """What `work` returns or raises. Where predictions take turns, all such work is done in one
+    thread, whosever turn it is: libraries keep memory and kernels for each thread that computes.
+
+    Args:
+        work: It does not pause.
+    """
+    return work() if _pause is None else _STEPS.submit(work).result()
 
 
 class Shared(Generic[Result]):

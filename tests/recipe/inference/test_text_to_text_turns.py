@@ -153,6 +153,51 @@ def test_a_short_request_is_answered_while_long_ones_are_written(
     assert len(ends) == 3
 
 
+def test_a_text_that_ends_early_does_not_wait_for_the_whole_of_one_like_it(
+    tmp_path: Path, jobs: Turns
+) -> None:
+    """Requests with nothing but their texts are all alike, however long what is written becomes."""
+    bart = made("BartForConditionalGeneration", tmp_path)
+    reader: Any = bart.loaded.tokenizer
+    generating: Any = bart.loaded.model
+    settings = {"num_beams": 1, "max_new_tokens": 40}
+    written = {}
+    for text in TEXTS:
+        encoded = reader([text], return_tensors="pt")
+        encoded.pop("token_type_ids", None)
+        written[text] = generating.generate(**encoded, **settings)[0, 1:].tolist()
+    # An end that one of them comes to soon, and another one never.
+    long, short, end = next(
+        (one, other, written[other][place])
+        for place in range(1, 5)
+        for one in TEXTS
+        for other in TEXTS
+        if len(written[one]) == 40 and written[other][place] not in written[one]
+    )
+    generating.generation_config.eos_token_id = end
+    generating.generation_config.forced_eos_token_id = None
+    expected = {text: oracle(bart, [text], settings) for text in (long, short)}
+    ends: list[tuple[str, Any]] = []
+
+    def answer(text: str, later: Callable[[], Any]) -> None:
+        ends.append((text, list(later())))
+
+    jobs.add([partial(answer, long, *bart.predict([request(long, **settings)]))])
+    for _ in range(5):
+        jobs.give()
+    begun = jobs.slices
+    shorts = [bart.predict([request(short, **settings)])[0] for _ in range(2)]
+    jobs.add([partial(answer, short, later) for later in shorts])
+    while not ends:
+        jobs.give()
+    assert ends == [(short, expected[short])]
+    # A few of the other's tokens, those of its own and what begins and ends them.
+    assert jobs.slices - begun <= 14
+    while len(jobs):
+        jobs.give()
+    assert ends[1:] == [(short, expected[short]), (long, expected[long])]
+
+
 def test_who_leaves_takes_its_text_along_and_no_other(t5: TextGenerator, jobs: Turns) -> None:
     settings = {"num_beams": 2, "max_new_tokens": 20, "min_new_tokens": 20}
     requests = [request(text, **settings) for text in TEXTS[:3]]

@@ -9,10 +9,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from recipe.runtime import blocked_weights
-from tests.support.serving_kit import TEXTS, Handlers, save
+from tests.support.serving_kit import TEXTS, Handlers, save, tokenizer
 
 SIZES: dict[str, Any] = {
     "vocab_size": 90, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -90,6 +98,81 @@ def test_a_model_that_answers_otherwise_keeps_its_weights() -> None:
     calls = iter([answers_of(model)])
     assert "StopIteration" in blocked_weights.use(model, lambda: next(calls), are_equal)
     assert are_equal(answers_of(model), expected)
+
+
+WRITERS: dict[Any, Any] = {
+    GPT2LMHeadModel: GPT2Config(
+        vocab_size=90, n_embd=64, n_layer=2, n_head=4, n_positions=48, bos_token_id=2,
+        eos_token_id=3, pad_token_id=0, initializer_range=0.3,
+    ),
+    T5ForConditionalGeneration: T5Config(
+        vocab_size=90, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, eos_token_id=3,
+        decoder_start_token_id=0, pad_token_id=0,
+    ),
+}  # fmt: skip
+
+
+@torch.inference_mode()
+def scores_of(model: Any) -> list[Tensor]:
+    more = {"decoder_input_ids": IDS[:, :5]} if model.config.is_encoder_decoder else {}
+    return list(model(input_ids=IDS, **more).logits)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_products_in_float32_differ_by_the_order_of_sums(kind: Any) -> None:
+    torch.manual_seed(0)
+    model = kind(WRITERS[kind]).eval()
+    expected = scores_of(model)
+    assert "others" in blocked_weights.use(model, lambda: scores_of(model), lambda *_: False)
+    assert are_equal(scores_of(model), expected), "weights are laid out and back without a change"
+    assert blocked_weights.use(model, lambda: scores_of(model), lambda *_: True) == ""
+    for one, other in zip(scores_of(model), expected, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+    laid_out = [name for name, weight in model.named_parameters() if weight.is_meta]
+    # A head that is the embedding, too, stays; GPT-2's layers hold their weights the other way.
+    heads = {"lm_head.weight", "shared.weight", "transformer.wte.weight"}
+    assert len(laid_out) >= 8 and not heads & set(laid_out)
+
+
+@pytest.mark.parametrize("faster", [True, False])
+@pytest.mark.parametrize("kind", WRITERS)
+def test_texts_in_float32_are_those_of_generate(
+    kind: Any, faster: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocked_weights, "_is_faster", lambda: faster)
+    torch.manual_seed(0)
+    plain = kind(WRITERS[kind]).eval()
+    plain.save_pretrained(tmp_path)
+    tokenizer(max_length=48).save_pretrained(tmp_path)
+    served = Handlers(tmp_path)
+    loaded = served.model.loaded  # type: ignore[attr-defined]
+    assert any(weight.is_meta for weight in loaded.model.parameters()) == faster
+    settings = {"max_new_tokens": 9, "num_beams": 2}
+    for text in TEXTS:
+        reader: Any = loaded.tokenizer
+        ids = torch.tensor(reader([text])["input_ids"])
+        mask = torch.ones_like(ids)
+        written = plain.generate(input_ids=ids, attention_mask=mask, do_sample=False, **settings)
+        start = 0 if plain.config.is_encoder_decoder else ids.shape[1]
+        expected = reader.decode(written[0, start:], skip_special_tokens=True)
+        own = {} if plain.config.is_encoder_decoder else {"return_full_text": False}
+        (answer,) = served.ask({"inputs": text, "parameters": {**settings, **own}})
+        assert answer["generated_text"] == expected
+
+
+def test_it_is_left_out_where_it_does_not_go_or_gains_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Linear(1, 1)
+    monkeypatch.setattr(blocked_weights, "_is_faster", lambda: False)
+    assert "as fast" in str(blocked_weights.why_not(model, torch.float32, {}))
+    assert "float32" in str(blocked_weights.why_not(model, torch.float16, {}))
+
+    def fails() -> list[Tensor]:
+        raise KeyError("no cache")
+
+    assert "no cache" in blocked_weights.use(model, fails, are_equal)
+    assert not model.weight.is_meta
 
 
 @needs_kernels

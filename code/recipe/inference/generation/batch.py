@@ -26,12 +26,18 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     _rooms: Any = None
 
     @classmethod
-    def of(cls, keys: torch.Tensor, values: torch.Tensor) -> GrowingLayer:
-        """A layer that holds these."""
+    def of(cls, rooms: Sequence[torch.Tensor], end: int) -> GrowingLayer:
+        """A layer with these rooms for keys and values, which hold `end` tokens."""
         layer: GrowingLayer = cls()
-        layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
-        layer.keys, layer.values = keys, values
+        layer._rooms = rooms
+        layer.dtype, layer.device, layer.is_initialized = rooms[0].dtype, rooms[0].device, True
+        layer.keys, layer.values = (room[..., :end, :] for room in rooms)
         return layer
+
+    @property
+    def rooms(self) -> Sequence[torch.Tensor]:
+        """Where keys and values stand, with what follows them."""
+        return self._rooms or (self.keys, self.values)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **options: Any
@@ -87,16 +93,19 @@ class Batch:
         if not self.lengths:
             return other
         longest = max(self.padded, other.padded)
+        count = len(self.lengths)
 
-        def widened(tensor: torch.Tensor) -> torch.Tensor:
-            missing = longest - tensor.shape[-2]
-            return torch.nn.functional.pad(tensor, (0, 0, missing, 0)) if missing else tensor
+        def both(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+            _, heads, _, size = old.shape
+            room = old.new_empty((count + len(new), heads, longest + _SPARE, size))
+            for rows, part in ((slice(count), old), (slice(count, None), new)):
+                missing = longest - part.shape[-2]
+                room[rows, :, :missing] = 0
+                room[rows, :, missing:longest] = part
+            return room
 
         layers = [
-            GrowingLayer.of(
-                torch.cat([widened(own.keys), widened(new.keys)]),
-                torch.cat([widened(own.values), widened(new.values)]),
-            )
+            GrowingLayer.of((both(own.keys, new.keys), both(own.values, new.values)), longest)
             for own, new in zip(self.layers, other.layers, strict=True)
         ]
         return Batch(layers, [*self.lengths, *other.lengths])
@@ -104,13 +113,12 @@ class Batch:
     def of(self, places: Sequence[int]) -> Batch:
         """The rows at these places, which may be there several times."""
         lengths = [self.lengths[place] for place in places]
-        first = self.padded - max(lengths, default=0)
+        end = max(lengths, default=0)
+        first = self.padded - end
         layers = []
         for layer in self.layers:
             index = torch.tensor(places, dtype=torch.long, device=layer.keys.device)
-            layers.append(
-                GrowingLayer.of(layer.keys[index, :, first:], layer.values[index, :, first:])
-            )
+            layers.append(GrowingLayer.of([room[index, :, first:] for room in layer.rooms], end))
         return Batch(layers, lengths)
 
 

@@ -1,4 +1,9 @@
-"""Texts of several requests that are written together, from first to last, as they come."""
+"""Texts of several requests that are written together, from first to last, as they come.
+
+How long a text becomes is not known before it is written: who waited for others' whole texts would
+wait for the longest. So it waits for a few of their tokens, and less of what has come meanwhile is
+written apart the more groups are at work.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,8 @@ from recipe.inference import turns
 Written = TypeVar("Written")
 Write = Callable[[Sequence[list[int]], Callable[[], None]], list[Written]]
 """Writes something for each text's tokens; it is given what it pauses by."""
+_PATIENCE = 2
+"""Tokens of what is at work for which a piece waits; twice as many with each group beside."""
 _MUCH_LONGER = 4
 """Who has so many times the tokens of another one is not waited for by it, nor written with it."""
 
@@ -30,6 +37,8 @@ class Piece:
         self.alike = alike
         self.most = most
         self.longest = max(map(len, ids))
+        self.came: int | None = None
+        """How many tokens had been written for all groups when it began to wait."""
         self.group: tuple[turns.Shared[list[Any]], int, int] | None = None
         """The work that writes it, where its texts begin there, and how many pieces that has."""
 
@@ -37,9 +46,9 @@ class Piece:
 class Gathering:
     """Pieces that wait to be written, and those that are.
 
-    What comes while one like it is written waits for that, with others like it, and then they are
-    written together: each alone would cost nearly as much as all. But who is much shorter, or is to
-    be written otherwise, begins at once, and takes turns with what is written.
+    What comes while one like it is written waits for a few of its tokens, or its end, with others
+    like it, and then they are written together: each alone would cost nearly as much as all. But
+    who is much shorter, or is to be written otherwise, begins at once. Groups take turns.
     """
 
     def __init__(self) -> None:
@@ -47,6 +56,8 @@ class Gathering:
         self._waiting: list[weakref.ref[Piece]] = []
         self._at_work: list[tuple[Any, int]] = []
         """What is equal of the pieces of each group, and the tokens of its longest text."""
+        self._steps = 0
+        """Tokens that were written for all groups."""
 
     def add(self, piece: Piece) -> None:
         """From now on the piece may be written with others."""
@@ -72,11 +83,17 @@ class Gathering:
             return write(piece.ids, turns.pause)
 
     def _is_awaited(self, piece: Piece) -> bool:
-        """Whether what is written is like the piece, and not much longer."""
-        return any(
+        """Whether what is written is like the piece, and not much longer, and the piece has not
+        waited for as much of it as it has to."""
+        groups = sum(
             alike == piece.alike and longest < _MUCH_LONGER * piece.longest
             for alike, longest in self._at_work
         )
+        if not groups:
+            return False
+        if piece.came is None:
+            piece.came = self._steps
+        return bool(self._steps - piece.came < _PATIENCE << (groups - 1))
 
     def _gather(self, first: Piece, write: Write[Written]) -> None:
         """Make a group of a piece and of those that wait and are like it."""
@@ -104,8 +121,12 @@ class Gathering:
         write: Write[Written],
         pause: Callable[[], None],
     ) -> list[Written]:
+        def step() -> None:
+            self._steps += 1
+            pause()
+
         self._at_work.append(kind)
         try:
-            return write(ids, pause)
+            return write(ids, step)
         finally:
             self._at_work.remove(kind)
