@@ -224,6 +224,17 @@ def test_questions_are_answered_as_the_model_was_judged(tmp_path: Path) -> None:
     assert by_config.ask(asked(texts, **others)) == by_parameters.ask(asked(texts, **others))
 
 
+def test_texts_are_written_by_one_beam_where_the_model_says_so(tmp_path: Path) -> None:
+    folder = save("T5ForConditionalGeneration", tmp_path / "model", 13)
+    file = folder / "generation_config.json"
+    own = json.loads(file.read_text())
+    texts = [*TEXTS, LONG]
+    by_beams = Handlers(folder).ask(asked(texts, max_new_tokens=6))
+    one = Handlers(folder).ask(asked(texts, max_new_tokens=6, num_beams=1))
+    file.write_text(json.dumps({**own, "num_beams": 1}))
+    assert Handlers(folder).ask(asked(texts, max_new_tokens=6)) == one != by_beams
+
+
 @pytest.mark.parametrize(
     "kind",
     [

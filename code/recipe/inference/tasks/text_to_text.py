@@ -23,6 +23,7 @@ from recipe.inference.generation.gathering import Gathering, Piece
 from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE, LoadedModel
 from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
+from recipe.models.packed_encoders import IS_OLDER
 from recipe.tokenization.encoding import beginning
 from recipe.tokenization.languages import is_multilingual, languages, token_of
 
@@ -73,7 +74,8 @@ class TextGenerator:
         config: Any = loaded.model.config
         own: Any = loaded.model.generation_config
         defaults: dict[str, Any] = {"prefix": getattr(config, "prefix", None) or ""}
-        if (own.num_beams or 1) == 1:
+        # Of version 4, 1 is what a model says that says nothing.
+        if own.num_beams is None or (own.num_beams == 1 and IS_OLDER):
             defaults["num_beams"] = _BEAMS
         if own.max_new_tokens is not None:
             defaults["max_new_tokens"] = own.max_new_tokens
