@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,14 +33,19 @@ def unread(report: Mapping[str, Any]) -> list[str]:
 
 
 def of_encoder(encoder: PreTrainedModel) -> list[str]:
-    """Those of an encoder that another library has loaded, which does not tell: by another look at
-    its files, which takes no memory."""
+    """Those of an encoder that sentence-transformers has loaded, which does not tell: by another
+    look at its files, which takes no memory. None are known of a name on the hub."""
+    folder = Path(encoder.name_or_path or os.devnull)
+    if (modules := folder / "modules.json").is_file():
+        folder /= json.loads(modules.read_text(encoding="utf-8"))[0].get("path", "")
     is_adapted = getattr(encoder, "_hf_peft_config_loaded", False)
     if is_adapted or encoder.config.model_type.startswith("t5gemma"):
         return []  # whose files are an adapter's; whose weights are of other names there
+    if not (folder / "config.json").is_file():
+        return []
     loader: Any = type(encoder)
     _, report = loader.from_pretrained(
-        encoder.name_or_path,
+        folder,
         config=copy.deepcopy(encoder.config),
         device_map="meta",
         ignore_mismatched_sizes=True,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from recipe.hyperparameters import Hyperparameters
+from recipe.models import sentence_encoder
+from recipe.models.loading import Source
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save, tokenizer
 
 LONG = "the film was good in paris " * 20
@@ -211,3 +215,27 @@ def test_a_sentence_model_without_one_of_its_layers_is_refused(tmp_path: Path) -
         save_file(weights, file, metadata={"format": "pt"})
         with pytest.raises(Exception, match="lacks 1 weights of its own layers"):
             Handlers(tmp_path / folder)
+
+
+def test_an_encoder_in_a_folder_below_is_looked_at_there(tmp_path: Path) -> None:
+    """As older releases of the library have saved it."""
+    from safetensors.torch import load_file, save_file
+
+    library = sentence_model(tmp_path, "mean", 1)
+    folder = tmp_path / "saved"
+    library.save_pretrained(str(folder))
+    below = folder / "0_Transformer"
+    below.mkdir()
+    modules = json.loads((folder / "modules.json").read_text())
+    for path in [each for each in folder.iterdir() if each.is_file()]:
+        if path.name not in ("modules.json", "config_sentence_transformers.json"):
+            path.rename(below / path.name)
+    modules[0]["path"] = below.name
+    (folder / "modules.json").write_text(json.dumps(modules))
+    assert_close(Handlers(folder).ask({"inputs": TEXTS}), library.encode(TEXTS).tolist(), 1e-5)
+    sentence_encoder.load(Source(name=str(folder), is_local=True), Hyperparameters())
+    weights = load_file(below / "model.safetensors")
+    del weights["encoder.layer.1.output.dense.weight"]
+    save_file(weights, below / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(Exception, match="lacks 1 weights of its own layers"):
+        Handlers(folder)
