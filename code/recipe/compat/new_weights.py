@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 
 from recipe.errors import ModelError
 
-_OF_A_LAYER = re.compile(r"\.\d+\.|embed")
-"""In the name of a weight of the model below its head, if it is more than a pooler's."""
+_OF_A_LAYER = re.compile(r"\.\d+\.|embed(?!.*mask_token)")
+"""In the name of a weight of the model below its head, if it is more than a pooler's, or what
+stands in the place of parts of pictures that pretraining hid."""
 
 
 def unread(report: Mapping[str, Any]) -> list[str]:

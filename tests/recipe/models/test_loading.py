@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,10 @@ from transformers import (
     AutoModelForSequenceClassification,
     BigBirdConfig,
     BigBirdForSequenceClassification,
+    ViTModel,
 )
 
+from recipe.compat import new_weights
 from recipe.data.labels import Labels
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
@@ -167,6 +170,18 @@ def test_layers_that_the_files_lack_are_not_drawn_at_random(
     folder = Path(shutil.copytree(tiny_model, tmp_path / "unpooled"))
     load(loading.Source(name=str(without(folder, "pooler.dense.weight")), is_local=True),
          Hyperparameters())  # fmt: skip
+
+
+def test_what_only_pretraining_uses_may_be_new(tmp_path: Path) -> None:
+    model = texts_and_pictures.make("image-classification", tmp_path / "kind").model
+    config = json.loads((model / "config.json").read_text())
+    kind: Any = CONFIG_MAPPING[config["model_type"]].from_pretrained(model)
+    whole = ViTModel(kind, use_mask_token=True)
+    names = [name for name, _ in whole.named_parameters() if "mask_token" in name]
+    assert names == ["embeddings.mask_token"]
+    new_weights.check_layers("here", whole, names)
+    with pytest.raises(ModelError, match="lacks 1 weights of its own layers"):
+        new_weights.check_layers("here", whole, ["embeddings.cls_token"])
 
 
 def test_a_decoder_whose_layers_another_head_calls_otherwise(tmp_path: Path) -> None:
