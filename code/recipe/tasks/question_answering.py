@@ -126,6 +126,7 @@ class QuestionAnswering:
             "doc_stride": stride,
             "max_answer_len": found_answers.LONGEST_ANSWER,
             "handle_impossible_answer": self.splits.has_unanswerable,
+            "align_to_words": False,
         }
         return length
 

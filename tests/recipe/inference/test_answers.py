@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
+import random
 from pathlib import Path
 from typing import Any
 
+import datasets
+import numpy as np
 import pytest
 
+from recipe.reports import found_answers
+from recipe.tokenization import windows
 from tests.support.paths import ROOT
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save
 
 TOLERANCE = 2e-5
+TEXTS_OF_ROWS = datasets.Sequence(datasets.Value("string"))
 A, B, C, D = TEXTS
 LONG = " ".join([B, D] * 2)
 LABELS = {0: "neg", 1: "pos", 2: "mixed"}
@@ -207,21 +212,49 @@ def test_questions_are_answered_by_the_likeliest_words(tmp_path: Path) -> None:
             served.ask(wrong)
 
 
-def test_questions_are_answered_as_the_model_was_judged(tmp_path: Path) -> None:
-    """By the parameters that training left in config.json, unless a request has its own."""
-    plain = save("BertForQuestionAnswering", tmp_path / "plain", 11)
-    judged = Path(shutil.copytree(plain, tmp_path / "judged"))
+@pytest.mark.parametrize("may_be_none", [False, True])
+def test_questions_are_answered_as_the_model_was_judged(
+    may_be_none: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the parameters that training left in config.json, and by the rule of its evaluations."""
+    import torch
+    from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = save("BertForQuestionAnswering", tmp_path / "model", 11)
     own = {
-        "max_seq_len": 20, "doc_stride": 3, "max_answer_len": 2, "handle_impossible_answer": True,
+        "max_seq_len": 20, "doc_stride": 3, "max_answer_len": 30, "align_to_words": False,
+        "handle_impossible_answer": may_be_none,
     }  # fmt: skip
-    config = json.loads((judged / "config.json").read_text())
-    (judged / "config.json").write_text(json.dumps({**config, "question_answering": own}))
-    by_parameters, by_config = Handlers(plain), Handlers(judged)
-    texts = [{"question": f"who {word}", "context": ANSWERED * 3} for word in ANSWERED.split()]
-    answers = by_config.ask(asked(texts))
-    assert answers == by_parameters.ask(asked(texts, **own)) != by_parameters.ask(asked(texts))
-    others = dict(zip(own, (30, 8, 5, False), strict=True))
-    assert by_config.ask(asked(texts, **others)) == by_parameters.ask(asked(texts, **others))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "question_answering": own}))
+    draw, words = random.Random(0), ANSWERED.split()
+    texts = [{"question": f"who {draw.choice(words)}", "context": " ".join(draw.choices(words, k=k))}
+             for k in [2, 3, 30] * 20]  # fmt: skip
+    rows = [{**each, "answers": [], "starts": [], "id": str(at)} for at, each in enumerate(texts)]
+    split = datasets.Dataset.from_list(rows).cast_column("answers", TEXTS_OF_ROWS)
+    reader: Any = AutoTokenizer.from_pretrained(folder)
+    of_rows = windows.tokenise("test", split, reader, 20, 3, judged=True)
+    assert len(of_rows) > 1.5 * len(rows)
+    model = AutoModelForQuestionAnswering.from_pretrained(folder).eval()
+    outputs = np.full((len(of_rows), 41), -1e9)
+    for at in range(len(of_rows)):
+        ids = torch.tensor(of_rows.tokens(at).tolist())[None]
+        types = torch.tensor(of_rows.types_of(at).tolist())[None]
+        with torch.no_grad():
+            said = model(input_ids=ids, token_type_ids=types)
+        outputs[at, 1 : 1 + ids.shape[1]] = said.start_logits[0]
+        outputs[at, 21 : 21 + ids.shape[1]] = said.end_logits[0]
+    judged = found_answers.find(outputs, of_rows, rows, may_be_none)
+    assert may_be_none == ("" in {each.text for each in judged})
+    served = Handlers(folder)
+    answers = served.ask(asked(texts))
+    assert [each["answer"] for each in answers] == [each.text for each in judged]
+    assert [each["start"] for each in answers if each["answer"]] == [
+        each.start for each in judged if each.text
+    ]
+    short = served.ask(asked(texts, max_answer_len=1, handle_impossible_answer=False))
+    assert {len(each["answer"].split()) for each in short} == {1}
 
 
 def test_texts_are_written_by_one_beam_where_the_model_says_so(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def test_from_train_to_an_answered_request(task: str, tiny_model: Path, tmp_path
                 "doc_stride": 20,
                 "max_answer_len": 30,
                 "handle_impossible_answer": False,
+                "align_to_words": False,
             }
 
 

@@ -168,17 +168,21 @@ class QuestionAnswerer:
             scored: Its parts, with their logits of shape (tokens, 2): starts and ends.
             parameters: The request's.
         """
-        count, by_words = parameters.get("top_k", 1), parameters.get("align_to_words", True)
         parameters = {**self._trained, **parameters}
+        count, by_words = parameters.get("top_k", 1), parameters.get("align_to_words", True)
         longest = parameters.get("max_answer_len", _MAX_ANSWER_LEN)
         # Several spans of tokens may be the same words.
         spans = 2 * count + 10 if by_words else count
         sequence = 1 if self.loaded.tokenizer.padding_side == "right" else 0
         no_answer, answers = 1e6, dict[str, dict[str, Any]]()
-        for window, logits in scored:
-            masked = np.where(window.allowed, logits.T, -10000.0)
-            powers = np.exp(masked - masked.max(axis=1, keepdims=True))
-            start, end = powers / powers.sum(axis=1, keepdims=True)
+        masked = [np.where(window.allowed, logits.T, -10000.0) for window, logits in scored]
+        # As training judges: each window's logits beside those of all, and of equal words in two
+        # places the likelier ones. Pipelines take each window for itself, and add the places up.
+        is_judged = bool(self._trained)
+        together = [np.concatenate(masked, axis=1)] * len(masked) if is_judged else masked
+        for (window, _), values, beside in zip(scored, masked, together, strict=True):
+            highest = beside.max(axis=1, keepdims=True)
+            start, end = np.exp(values - highest) / np.exp(beside - highest).sum(1, keepdims=True)
             no_answer = min(no_answer, float(start[window.nowhere] * end[window.nowhere]))
             start[window.nowhere] = end[window.nowhere] = 0.0
             for first, last, score in likeliest_spans(start, end, spans, longest):
@@ -192,8 +196,12 @@ class QuestionAnswerer:
                     if None not in places:
                         begins, ends = places[0][0], places[1][1]
                 text = context[begins:ends]
-                entry = {"score": 0.0, "start": begins, "end": ends, "answer": text}
-                answers.setdefault(text.lower(), entry)["score"] += score
+                known = answers.get(text.lower())
+                if known is None or (is_judged and known["score"] < score):
+                    entry = {"score": score, "start": begins, "end": ends, "answer": text}
+                    answers[text.lower()] = entry
+                elif not is_judged:
+                    known["score"] += score
         ranked = list(answers.values())
         if parameters.get(_NONE):
             ranked.append({"score": no_answer, "start": 0, "end": 0, "answer": ""})
