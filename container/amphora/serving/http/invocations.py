@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import uuid
+import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -248,7 +248,8 @@ def error_body(
 def request_id(request: HTTPConnection) -> str:
     """The server's name of a request: in the answer, in errors, in the log."""
     if not hasattr(request.state, "id"):
-        request.state.id = uuid.uuid4().hex
+        # A UUID's object would take five times as long.
+        request.state.id = os.urandom(16).hex()
     identifier: str = request.state.id
     return identifier
 

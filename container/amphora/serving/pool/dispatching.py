@@ -128,6 +128,12 @@ class Dispatcher:
         if younger := [age for age in ages if age < _LONG_WORK_SECONDS]:
             pause = _LONG_WORK_SECONDS - max(younger)
             self._wake(pause)
+        # As a rule nobody takes any: then the queue, which may be long, is not looked through.
+        if not any(
+            each.is_open and now - each.busy_since >= _LONG_WORK_SECONDS
+            for each in self.connections.values()
+        ):
+            return
         calls = [call for call in self.queue if not call.retried and not call.reply.done()]
         # What has killed a worker before, goes to one that has nothing else: the least busy is
         # spared, so that there will be one.
