@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
@@ -28,6 +29,9 @@ PADDED_ATTENTION = "cpu_padded"
 """What it says of one with `attend_padded`."""
 _LONGEST = 256
 """Tokens: the scores that `attend` keeps for the backward pass grow with their square."""
+_VECTOR, _MOST_SPARE = 32, 15
+"""PyTorch's softmax in bfloat16 takes 2 to 5 times as long for keys that are no multiple of 32; up
+to so many more, which nothing attends to, cost less (docs/LAB.md)."""
 _LEVELS = 1 << 16
 _LOWEST = -(1 << 15)
 _ALL_BITS = -(1 << 63)
@@ -88,8 +92,7 @@ def noise(like: Tensor, p: float) -> Tensor:
     count = like.numel()
     drawn = torch.empty(math.ceil(count / 4), dtype=torch.int64).random_(_ALL_BITS, None)
     bits = drawn.view(torch.int16)[:count].view(like.shape)
-    lowest_kept = _LOWEST + dropped
-    kept = bits.clamp_(lowest_kept - 1, lowest_kept).sub_(lowest_kept - 1)
+    kept = bits.ge_(_LOWEST + dropped)  # 0 or 1
     if like.dtype.itemsize == 2:
         # 0 or 1 times the scale's own bits: converting integers would cost more than drawing them.
         return kept.mul_(int(scale.view(torch.int16))).view(like.dtype)
@@ -102,6 +105,12 @@ class Dropout(nn.Dropout):
     def forward(self, input: Tensor) -> Tensor:
         """Where training, `input` [any shape] times noise."""
         return input * noise(input, self.p) if self.training and self.p > 0 else input
+
+
+def _in_bfloat16(query: Tensor) -> bool:
+    by_autocast = torch.is_autocast_enabled("cpu")
+    dtype = torch.get_autocast_dtype("cpu") if by_autocast else query.dtype
+    return dtype == torch.bfloat16
 
 
 def attend(
@@ -124,10 +133,22 @@ def attend(
         [rows, length, heads, width], and no weights.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    length = key.shape[2]
+    spare = -length % _VECTOR if _in_bfloat16(query) else 0
+    if spare > _MOST_SPARE:
+        spare = 0
+    if spare:
+        key, value = (functional.pad(each, (0, 0, 0, spare)) for each in (key, value))
     scores = torch.matmul(query * scale, key.transpose(2, 3))
-    if attention_mask is not None:
+    added = attention_mask
+    if added is not None:
         lowest = torch.finfo(scores.dtype).min  # float32's lowest would be -inf in bfloat16
-        scores = scores + attention_mask.to(scores.dtype).clamp_min(lowest)
+        added = added.to(scores.dtype).clamp_min(lowest)
+    if spare:
+        added = scores.new_zeros((1, 1, 1, length)) if added is None else added
+        added = functional.pad(added, (0, spare), value=-math.inf)
+    if added is not None:
+        scores = scores + added
     weights = scores.softmax(dim=-1)
     if dropout > 0:
         weights = weights * noise(weights, dropout)

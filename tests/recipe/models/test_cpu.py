@@ -66,10 +66,11 @@ def test_dropouts_gradient_is_its_noise() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2])
-def test_attention_is_pytorchs(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("length", [9, 17, 34, 60, 64])
+def test_attention_is_pytorchs(length: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    query, key, value = torch.randn(3, 2, 4, 17, 8, dtype=dtype)
-    segments = torch.arange(17).div(5, rounding_mode="floor").expand(2, 17)
+    query, key, value = torch.randn(3, 2, 4, length, 8, dtype=dtype)
+    segments = torch.arange(length).div(5, rounding_mode="floor").expand(2, length)
     own = segments[:, None, :, None] == segments[:, None, None, :]
     added = torch.zeros(own.shape).masked_fill(~own, torch.finfo().min)
     found, weights = cpu_kernels.attend(nn.Module(), query, key, value, added)
@@ -77,6 +78,16 @@ def test_attention_is_pytorchs(dtype: torch.dtype) -> None:
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     assert weights is None
     torch.testing.assert_close(found, wanted.transpose(1, 2), rtol=tolerance, atol=tolerance)
+
+
+def test_a_token_that_sees_nothing_sees_no_added_key_either() -> None:
+    """60 keys are computed as 64: where all are masked alike, the mean is that of the 60."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 1, 2, 60, 8).bfloat16()
+    nothing = torch.full((1, 1, 60, 60), torch.finfo(torch.float32).min)
+    attended, _ = cpu_kernels.attend(nn.Module(), query, key, value, nothing)
+    mean = value.float().mean(dim=2)[:, None].expand(-1, 60, -1, -1)
+    torch.testing.assert_close(attended.float(), mean, rtol=0.02, atol=0.02)
 
 
 Masks = dict[str, Any]
@@ -102,7 +113,7 @@ def _masks(kind: str, length: int) -> Masks:
     "kind",
     ["pictures", "padded", "added", "causal", "by the module", "biased", "biased, causal"],
 )
-@pytest.mark.parametrize(("length", "groups"), [(17, 1), (17, 2), (300, 1)])
+@pytest.mark.parametrize(("length", "groups"), [(17, 1), (17, 2), (64, 1), (300, 1)])
 def test_attention_of_padded_rows_is_transformers(kind: str, length: int, groups: int) -> None:
     torch.manual_seed(0)
     masks = _masks(kind, length)
