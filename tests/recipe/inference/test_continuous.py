@@ -112,6 +112,32 @@ def test_prompts_of_equal_settings_are_padded_only_where_the_model_heeds_it(
     assert model.loaded.merging == BY_GENERATE[kind]
 
 
+def test_padding_weighs_nothing_where_the_models_settings_weigh_the_prompt(tmp_path: Path) -> None:
+    """Beams are written in groups: a token that pads a shorter prompt counted as repeated."""
+    model = made("llama", tmp_path)
+    reader: Any = model.loaded.tokenizer
+    generating: Any = model.loaded.model
+    generating.generation_config.no_repeat_ngram_size = 1
+    prompts = ["in", "who said paris again the film was bad", "good bad", "the film"]
+    asked = {"max_new_tokens": 9, "num_beams": 2, "return_full_text": False}
+
+    def expected() -> list[list[int]]:
+        written = []
+        for text in prompts:
+            ids = torch.tensor([reader(text)["input_ids"]])
+            mask = torch.ones_like(ids)
+            output = generating.generate(
+                input_ids=ids, attention_mask=mask, max_new_tokens=9, num_beams=2, do_sample=False
+            )
+            written.append(output[0, ids.shape[1] :].tolist())
+        return written
+
+    reader.pad_token = reader.convert_ids_to_tokens(expected()[0][1])
+    answers = model.predict([request(text, **asked) for text in prompts])
+    texts = [reader.decode(ids, skip_special_tokens=True) for ids in expected()]
+    assert [answer[0][0]["generated_text"] for answer in answers] == texts
+
+
 def texts(drawn: random.Random, count: int) -> list[tuple[str, int]]:
     lengths = [1, 2, 5, 30, 60]
     return [

@@ -153,6 +153,27 @@ def test_a_short_request_is_answered_while_long_ones_are_written(
     assert len(ends) == 3
 
 
+@pytest.mark.parametrize(
+    "own", [{"encoder_no_repeat_ngram_size": 1}, {"encoder_repetition_penalty": 30.0}]
+)
+def test_padding_weighs_nothing_where_the_models_settings_weigh_the_source(
+    own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A padding token that the model also writes was forbidden, or called for, beside others."""
+    bart = made("BartForConditionalGeneration", tmp_path)
+    settings = {"num_beams": 1, "max_new_tokens": 12}
+    for name, value in own.items():
+        monkeypatch.setattr(bart.loaded.model.generation_config, name, value)
+    plain = oracle(bart, ["who"], settings)[0]["generated_text"]
+    reader: Any = bart.loaded.tokenizer
+    reader.pad_token = plain.split()[0]
+    requests = [request(text, **settings) for text in TEXTS]
+    expected = [oracle(bart, [text], settings) for text in TEXTS]
+    assert [list(answer) for answer in bart.predict(requests)] == expected
+    (answer,) = bart.predict([request(TEXTS, **settings)])
+    assert list(answer) == [entry for (entry,) in expected]
+
+
 def test_a_text_that_ends_early_does_not_wait_for_the_whole_of_one_like_it(
     tmp_path: Path, jobs: Turns
 ) -> None:

@@ -62,6 +62,19 @@ def ends(loaded: LoadedModel, prompt: Prompt) -> Ends:
     )
 
 
+def weighs_prompts(model: Any) -> bool:
+    """Whether a decoder's own settings weigh what a prompt holds: its padding would weigh too."""
+    own = model.generation_config
+    return own.repetition_penalty not in (None, 1.0) or bool(own.no_repeat_ngram_size)
+
+
+def weighs_sources(model: Any) -> bool:
+    """The same of what the encoder of an encoder-decoder reads."""
+    own = model.generation_config
+    penalty = own.encoder_repetition_penalty
+    return penalty not in (None, 1.0) or bool(own.encoder_no_repeat_ngram_size)
+
+
 def pad_token_id(loaded: LoadedModel) -> int:
     """The tokenizer's; if it has none, a token that the mask hides."""
     tokenizer = loaded.tokenizer

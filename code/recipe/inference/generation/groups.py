@@ -183,10 +183,11 @@ def alike(loaded: LoadedModel, prompts: Sequence[Prompt]) -> Iterator[list[Promp
     """Prompts that can be continued together, in their order."""
     found: dict[Any, list[Prompt]] = {}
     lasting = has_lasting_positions(loaded.model.config)
+    looks_back = calls.weighs_prompts(loaded.model)
     for prompt in prompts:
         settings = prompt.settings
         key: list[Any] = [settings, prompt.new, prompt.is_chat]
-        if settings.looks_back or not lasting or loaded.merging != PADDED:
+        if looks_back or settings.looks_back or not lasting or loaded.merging != PADDED:
             key.append(len(prompt.ids))
         if settings.seed is not None:
             # What is drawn for one depends on what is drawn beside it.

@@ -220,6 +220,9 @@ class TextGenerator:
         rows = max(beams, options.get("num_return_sequences", own.num_return_sequences) or 1)
         # A step is no longer than one of as many texts with the usual beams.
         size = max(1, min(BATCH, BATCH * _BEAMS // rows))
+        # The model's settings may weigh what a source holds: padding would weigh too.
+        weighs_source = calls.weighs_sources(self.loaded.model)
+        size = 1 if weighs_source else size
         places = list(range(len(prompts)))
         if seed is None:
             places.sort(key=lambda place: len(prompts[place]))
@@ -227,7 +230,9 @@ class TextGenerator:
             some = places[start : start + size]
             drawn = {} if seed is None else {"seed": (seed + start) % 2**64}
             # What is drawn for one text depends on what is drawn beside it.
-            alike: Any = json.dumps(options, sort_keys=True) if seed is None else object()
+            alike: Any = object()
+            if seed is None and not weighs_source:
+                alike = json.dumps(options, sort_keys=True)
             yield some, Piece([prompts[place] for place in some], alike, size), {**options, **drawn}
 
     def _answer(
