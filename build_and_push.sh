@@ -159,7 +159,8 @@ source_url() { git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|' || 
 # A base may have labels of these names: each is set, if to nothing.
 build() {
     say "building $image from $base_image"
-    "$docker" build -f "$dockerfile" --target "$target" --build-arg "BASE_IMAGE=$base_image" -t "$image" \
+    "$docker" build -f "$dockerfile" --target "$target" --build-arg "BASE_IMAGE=$base_image" \
+        --build-arg "KIND=$kind" -t "$image" \
         --label "org.opencontainers.image.version=$version" \
         --label "org.opencontainers.image.revision=$(revision)" \
         --label "org.opencontainers.image.source=$(source_url)" \

@@ -28,6 +28,7 @@ with (
 ):
     from recipe.inference import adapters, answers, payloads, registry, turns
     from recipe.inference.apis import description, reading
+    from recipe.inference.engines import choice as engines
     from recipe.inference.origin import Origin
     from recipe.inference.payloads import Request
     from recipe.inference.registry import ServedTask
@@ -37,7 +38,10 @@ with (
 def model_fn(model_dir: str) -> ServedTask:
     """The model in `model_dir`, or the one that HF_MODEL_ID names if there is none."""
     kept.use(Path(model_dir), os.environ)
-    return registry.load(model_dir, os.environ)
+    engines.ask(os.environ)
+    task = registry.load(model_dir, os.environ)
+    engines.refuse_unused()
+    return task
 
 
 def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
@@ -46,8 +50,9 @@ def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
         request = model.example("A sentence to warm up with. " * length)
         if request is None:
             print("warm-up: none, since no request is known that this task answers", flush=True)
-            return
+            break
         answers.write_answer(predict_fn(request, model), payloads.JSON)
+    engines.stand_in()
 
 
 def describe_fn(model_dir: str, model: ServedTask) -> dict[str, Any]:
@@ -59,8 +64,10 @@ def describe_fn(model_dir: str, model: ServedTask) -> dict[str, Any]:
 
 
 def turns_fn(model: ServedTask, pause: Callable[..., None]) -> None:
-    """From now on a prediction of many calls of the model says `pause()` between them."""
+    """From now on a prediction of many calls of the model says `pause()` between them; and what
+    each worker has for itself is started."""
     turns.take(pause)
+    engines.start()
 
 
 def input_fn(body: bytes, content_type: str, context: Any = None) -> Request:

@@ -7,13 +7,13 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LOCKS = ("gpu", "neuron-native", "neuron-xla", "dev")
+LOCKS = ("gpu", "cpu", "neuron-native", "neuron-xla", "dev")
 _KIND = "License :: OSI Approved :: "
 HEAD = """# Licences of what is installed
 
 Made by `make licences` from container/locks and the metadata of what is installed where it runs.
-Images hold what `gpu`, `neuron-native` or `neuron-xla` list, on top of their base image; `dev` is
-for development and tests only, and is in no image. torch and what it needs come with a base image.
+Images hold what `gpu`, `cpu`, `neuron-native` or `neuron-xla` list, on top of their base image;
+`dev` is for development and tests only, and is in no image. torch and what it needs come with a base image.
 
 | distribution | version | licence | locks |
 |---|---|---|---|

@@ -29,9 +29,10 @@ lock() {
 
 # The development environment installs sagemaker-training apart, since it needs a C compiler.
 also_out=sagemaker-training
-lock dev 3.11 recipe image test docs
+lock dev 3.11 recipe image cpu test docs
 also_out=
 lock gpu 3.11 recipe image gpu
+lock cpu 3.11 recipe image gpu cpu
 lock neuron-native 3.11 recipe image
 lock neuron-xla 3.10 recipe-xla image
 
@@ -59,6 +60,7 @@ check_wheels() {
     echo "container/locks/$1.txt: wheels for Python $2, glibc $3"
 }
 check_wheels gpu 3.12 2_34
+check_wheels cpu 3.12 2_34
 check_wheels neuron-xla 3.10 2_35
 check_wheels neuron-xla 3.12 2_39
 check_wheels neuron-native 3.12 2_39

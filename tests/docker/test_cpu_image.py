@@ -39,15 +39,23 @@ def test_amphora_is_the_entrypoint_and_nothing_of_the_bases_is_left(
     assert labels["org.opencontainers.image.base.name"] == torch_base
 
 
-def test_the_gpu_image_is_the_same_dockerfile_on_another_base(
+def test_the_gpu_image_is_the_same_dockerfile_without_the_engine_of_cpus(
     docker: Docker, cpu_image: str, torch_base: str
 ) -> None:
     gpu_image = docker.image("gpu", "--tag", "test-gpu", "--base-image", torch_base)
-    layers = [
-        docker("inspect", "-f", "{{json .RootFS.Layers}}", image).stdout
+    base, gpu, cpu = (
+        json.loads(docker("inspect", "-f", "{{json .RootFS.Layers}}", image).stdout)
+        for image in (torch_base, gpu_image, cpu_image)
+    )
+    shared = len(base) + 1
+    assert gpu[:shared] == cpu[:shared]
+    assert len(cpu) == len(gpu) + 1
+    ask = "import importlib.util as of; print(of.find_spec('openvino') is not None)"
+    has_engine = [
+        docker("run", "--rm", "--entrypoint", "python3", image, "-c", ask).stdout.strip()
         for image in (gpu_image, cpu_image)
     ]
-    assert layers[0] == layers[1]
+    assert has_engine == ["False", "True"]
 
 
 def test_the_bases_torch_is_kept(docker: Docker, cpu_image: str, torch_base: str) -> None:

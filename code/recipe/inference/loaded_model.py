@@ -10,7 +10,7 @@ import functools
 import inspect
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -28,6 +28,8 @@ from recipe.compat import positions_of
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import ModelError
 from recipe.inference import precision, turns, weights
+from recipe.inference.engines import batches
+from recipe.inference.engines import choice as engines
 from recipe.inference.origin import Origin
 from recipe.inference.packed import choice as packing_choice
 from recipe.inference.packed import rows as packed_rows
@@ -82,6 +84,8 @@ class LoadedModel:
     """What the model takes of `_INPUTS`."""
     packed: PackedRows | None = None
     """How texts share a row end to end; None if they are padded."""
+    cuts: Callable[[Sequence[int]], Iterator[list[int]]] | None = None
+    """By their lengths, the places of the texts that are padded together; None: `BATCH` of them."""
     programs: Programs | None = None
     """What computes on a device that compiles a program for each shape; None on others."""
 
@@ -155,8 +159,8 @@ class LoadedModel:
             )
             loaded = replace(loaded, model=model)
             loaded = loaded.with_safe_merging(reading)
-            adapts = origin.weights is not None
-            loaded = loaded.laid_out(architecture.__name__, reading, name, adapts, environ)
+            why_not = loaded.why_unusual(name, origin.weights is not None, environ)
+            loaded = loaded.by_engine(architecture, means, why_not, environ)
         if name == "int8":
             model = precision.in_int8(model)
         if is_compiled and kind not in DEVICES:
@@ -250,7 +254,8 @@ class LoadedModel:
             for place, own in zip(places, values.wait(), strict=True):
                 results[place] = own
 
-        for places in self._batches(lengths) if self.packed is None else self.packed.cuts(lengths):
+        cuts = self._batches if self.packed is None else self.packed.cuts
+        for places in (self.cuts or cuts)(lengths):
             together = [rows[place] for place in places]
             coming.append((places, Coming(self._values(together, reading))))
             # The device computes this call while the host lays out the next one.
@@ -318,26 +323,38 @@ class LoadedModel:
                   f"{merging}", flush=True)  # fmt: skip
         return replace(self, merging=merging, typed=typed)
 
-    def laid_out(
-        self,
-        architecture: str,
-        reading: Reading,
-        name: str,
-        adapts: bool,
-        environ: Mapping[str, str],
+    def by_engine(
+        self, architecture: Any, means: bool, why_not: Sequence[str], environ: Mapping[str, str]
     ) -> LoadedModel:
-        """The same with texts end to end and weights as kernels read them, where answers stay;
-        else a line says why not.
+        """The same, to be computed by OpenVINO if that is chosen (`engines.choice`), else as fast
+        as PyTorch computes it.
 
         Args:
-            architecture: The name of the Auto class that loaded the model.
-            reading: What its answers are made of.
-            name: What AMPHORA_DTYPE calls its precision.
-            adapts: Whether it takes adapters.
-            environ: AMPHORA_COMPILE, AMPHORA_PACKING and AMPHORA_GRAPHS.
+            architecture: The Auto class that loaded the model.
+            means: Whether nothing but means of hidden states will be asked for.
+            why_not: Why it is computed as it is (`why_unusual`).
+            environ: AMPHORA_PACKING and AMPHORA_GRAPHS.
 
         Raises:
-            ValueError: One of the last two is neither 0 nor 1.
+            ModelError: OpenVINO was asked for, and cannot compute it.
+            ValueError: One of the variables is neither 0 nor 1.
+        """
+        reading, head = reading_of(architecture), architecture.__name__
+        usual = functools.partial(self.laid_out, head, reading, why_not, environ)
+        if architecture is AutoModelForMaskedLM:
+            why_not = [*why_not, "of masked texts few tokens are asked"]
+        asked = Reading.MEAN if means else reading
+        if engines.Candidate.of(self, asked, usual, " and ".join(why_not)).takes_openvino():
+            return replace(self, cuts=batches.cuts)
+        return usual()
+
+    def why_unusual(self, name: str, adapts: bool, environ: Mapping[str, str]) -> list[str]:
+        """Why texts do not go through the model end to end, nor through another engine.
+
+        Args:
+            name: What AMPHORA_DTYPE calls its precision.
+            adapts: Whether it takes adapters.
+            environ: AMPHORA_COMPILE.
         """
         # int8 has one scale for a call's activations, and what torch.compile made is padded.
         reasons = {
@@ -346,9 +363,29 @@ class LoadedModel:
             "AMPHORA_COMPILE is set": environ.get("AMPHORA_COMPILE", "") in ("1", "true"),
             "the model takes adapters": adapts,
         }
-        why = " and ".join(reason for reason, holds in reasons.items() if holds)
-        if why:
-            packed_rows.tell_padded(why, environ)
+        return [reason for reason, holds in reasons.items() if holds]
+
+    def laid_out(
+        self,
+        architecture: str,
+        reading: Reading,
+        why_not: Sequence[str],
+        environ: Mapping[str, str],
+    ) -> LoadedModel:
+        """The same with texts end to end and weights as kernels read them, where answers stay;
+        else a line says why not.
+
+        Args:
+            architecture: The name of the Auto class that loaded the model.
+            reading: What its answers are made of.
+            why_not: Why it is not to be (`why_unusual`).
+            environ: AMPHORA_PACKING and AMPHORA_GRAPHS.
+
+        Raises:
+            ValueError: One of them is neither 0 nor 1.
+        """
+        if why_not:
+            packed_rows.tell_padded(" and ".join(why_not), environ)
             return self
         loaded = self.with_packing(architecture, reading, environ)
         # Of other kinds it is not known that nothing else computes with a layer's weights.

@@ -70,7 +70,9 @@ def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> 
         described["examples"] = requests
     loaded = getattr(model, "loaded", None)
     vectors = getattr(model, "vectors", None)
-    if getattr(loaded or getattr(vectors, "loaded", vectors), "packed", None) is not None:
+    computes = loaded or getattr(vectors, "loaded", vectors)
+    # Rows without padding; or calls cut by what theirs costs, which nobody needs to do before.
+    if any(getattr(computes, name, None) is not None for name in ("packed", "cuts")):
         described["padding"] = False
     if loaded is not None:
         described["architecture"] = type(loaded.model).__name__

@@ -18,13 +18,15 @@ from recipe.compat import attend_fully, in_precision, new_weights, positions_of
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.inference import loaded_model, precision, turns, weights
-from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE
+from recipe.inference.engines import choice as engines
+from recipe.inference.engines.batches import PaddedRows
+from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE, LoadedModel
 from recipe.inference.origin import Origin, refuse_empty
 from recipe.inference.packed import choice as packing_choice
 from recipe.inference.packed import rows as packed_rows
 from recipe.inference.packed.rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request
-from recipe.inference.rows import Coming, TokenRow, Values, lay_out, sent
+from recipe.inference.rows import Coming, Reading, TokenRow, Values, lay_out, sent
 from recipe.inference.static import programs as static
 from recipe.inference.static.buckets import Buckets
 from recipe.inference.static.programs import Programs
@@ -40,8 +42,8 @@ class SentenceVectors:
     """A SentenceTransformer that many requests share."""
 
     model: Any
-    packed: PackedRows | None = None
-    """How texts share a row end to end; None if the library pads them."""
+    packed: PackedRows | PaddedRows | None = None
+    """How texts share a row end to end, or a call of OpenVINO's; None if the library pads them."""
     programs: Programs | None = None
     """What computes on a device that compiles a program for each shape; None on others."""
     parameters: frozenset[str] = frozenset(
@@ -102,13 +104,12 @@ class SentenceVectors:
         )
         if is_static:
             return cls(model, programs=_programs(model, kind, environ))
-        served = cls(model, _packing(model, environ))
-        if served.packed is None and isinstance(encoder, PreTrainedModel):
+        if longest := _takes_openvino(model, environ):
+            return cls(model, PaddedRows(longest))
+        packed = _laid_out(model, environ)
+        if packed is None and isinstance(encoder, PreTrainedModel):
             packed_encoders.take_lengths(encoder)
-        if served.packed is not None:
-            texts = ["a b c", "d " * 12]
-            lay_out(model[0].auto_model, environ, lambda: list(served.encode(texts, {}).float()))
-        return served
+        return cls(model, packed)
 
     def count(self, request: Request) -> list[int]:
         """Tokens of each text with its prompt; what is longer than the model reads is noted.
@@ -180,9 +181,9 @@ class SentenceVectors:
 
     @torch.inference_mode()
     def _encode_packed(
-        self, packed: PackedRows, texts: Sequence[str], parameters: Mapping[str, Any]
+        self, packed: PackedRows | PaddedRows, texts: Sequence[str], parameters: Mapping[str, Any]
     ) -> torch.Tensor:
-        """The same, with the texts end to end: the library makes their tokens, and vectors of the
+        """The same, without the library's padding: it makes the texts' tokens, and vectors of the
         tokens' states."""
         tokens = self.model.preprocess(list(texts), prompt=self._prompt(parameters))
         rows = _rows(self.model, tokens)
@@ -289,6 +290,39 @@ def _is_usual(model: Any) -> bool:
     gives."""
     names = [type(module).__name__ for module in model]
     return names[:2] == ["Transformer", "Pooling"] and set(names[2:]) <= _AFTER_POOLING
+
+
+def _laid_out(model: Any, environ: Mapping[str, str]) -> PackedRows | None:
+    """How the texts of a SentenceTransformer share a row, its weights laid out as kernels read
+    them; None if the library is to pad them, or if its vectors would be others."""
+    packed = _packing(model, environ)
+    if packed is not None:
+        served, texts = SentenceVectors(model, packed), ["a b c", "d " * 12]
+        lay_out(model[0].auto_model, environ, lambda: list(served.encode(texts, {}).float()))
+    return packed
+
+
+def _takes_openvino(model: Any, environ: Mapping[str, str]) -> int:
+    """How many tokens a SentenceTransformer reads, if OpenVINO is to compute its encoder; else 0.
+
+    Raises:
+        ModelError: AMPHORA_ENGINE is openvino, and it cannot.
+    """
+    encoder = getattr(model[0], "auto_model", None)
+    if not _is_usual(model) or not isinstance(encoder, PreTrainedModel):
+        names = ", ".join(type(module).__name__ for module in model)
+        return engines.takes_none(f"the model's modules are {names}")
+    loaded = LoadedModel(
+        model=encoder,
+        tokenizer=model.tokenizer,
+        max_length=min(model.max_seq_length or 1 << 30, positions_of(encoder)),
+        inputs=frozenset(inspect.signature(encoder.forward).parameters)
+        & {"input_ids", "attention_mask", TYPE_IDS},
+    )
+    candidate = engines.Candidate.of(
+        loaded, Reading.MEAN, lambda: replace(loaded, packed=_laid_out(model, environ))
+    )
+    return loaded.max_length if candidate.takes_openvino() else 0
 
 
 def _packing(model: Any, environ: Mapping[str, str]) -> PackedRows | None:
