@@ -13,7 +13,8 @@ HEAD = """# Licences of what is installed
 
 Made by `make licences` from container/locks and the metadata of what is installed where it runs.
 Images hold what `gpu`, `cpu`, `neuron-native` or `neuron-xla` list, on top of their base image;
-`dev` is for development and tests only, and is in no image. torch and what it needs come with a base image.
+`dev` is for development and tests only, and is in no image. torch and what it needs come with a
+base image.
 
 | distribution | version | licence | locks |
 |---|---|---|---|
