@@ -99,7 +99,7 @@ class Plain:
         from transformers import AutoModelForCausalLM
 
         from recipe.inference.generation.generator import Generator
-        from recipe.inference.origin import Origin
+        from recipe.inference.saved.origin import Origin
 
         torch.set_num_threads(1)
         os.environ["AMPHORA_DTYPE"] = dtype

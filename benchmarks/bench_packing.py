@@ -25,9 +25,10 @@ import torch
 
 CODE = Path(__file__).resolve().parents[1] / "code"
 sys.path.insert(0, str(CODE))
+from recipe.inference import loading  # noqa: E402
 from recipe.inference.loaded_model import LoadedModel  # noqa: E402
-from recipe.inference.origin import Origin  # noqa: E402
 from recipe.inference.rows import Reading, TokenRow  # noqa: E402
+from recipe.inference.saved.origin import Origin  # noqa: E402
 
 SETS: Mapping[str, tuple[int, Callable[[Any, int], Any]]] = {
     "64 texts of 1 to 128 tokens": (64, lambda random, count: random.integers(1, 129, count)),
@@ -116,7 +117,7 @@ def main() -> None:
         lengths, ways = [int(most) for most in asked.rows.split(",")], {}
         for is_blocked, weights in ((0, ""), (1, ", blocked weights")):
             environ["AMPHORA_BLOCKED_WEIGHTS"] = str(is_blocked)
-            loaded = LoadedModel.load(origin, AutoModelForSequenceClassification, environ)
+            loaded = loading.load(origin, AutoModelForSequenceClassification, environ)
             ways |= {f"{way}{weights}": each for way, each in ways_of(loaded, lengths).items()}
         print("| CPU-ms a text (other labels) | " + " | ".join(ways) + " |")
         print("|---|" + "---|" * len(ways))

@@ -29,9 +29,9 @@ with (
     from recipe.inference import adapters, answers, payloads, registry, turns
     from recipe.inference.apis import description, reading
     from recipe.inference.engines import choice as engines
-    from recipe.inference.origin import Origin
     from recipe.inference.payloads import Request
     from recipe.inference.registry import ServedTask
+    from recipe.inference.saved.origin import Origin
     from recipe.inference.static import kept
 
 

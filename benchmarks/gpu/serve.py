@@ -265,14 +265,14 @@ def packing(stage: Stage, base: Path) -> Values:
     """Milliseconds a text, padded and end to end, in rows of several lengths, by the handlers."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     import bench_packing
-    from bench_packing import LoadedModel, Origin
+    from bench_packing import Origin, loading
 
     origin = Origin.find(str(base / "model"), os.environ)
     lengths = (512, 2048) if stage.smoke else (2048, 8192, 16384)
     ways: dict[str, Any] = {}
     for graphs in ("0", "1"):
         environ = {**os.environ, "AMPHORA_PACKING": "1", "AMPHORA_GRAPHS": graphs}
-        loaded = LoadedModel.load(origin, AutoModelForSequenceClassification, environ)
+        loaded = loading.load(origin, AutoModelForSequenceClassification, environ)
         if loaded.packed is None:
             raise Failed("the model is not packed here")
         if graphs == "0":

@@ -24,14 +24,13 @@ import numpy as np  # isort: skip
 import torch  # isort: skip
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from recipe.inference import loaded_model
-from recipe.inference.loaded_model import LoadedModel
-from recipe.inference.origin import Origin
+from recipe.inference import loaded_model, loading
 from recipe.inference.packed import choice as packing_choice
 from recipe.inference.packed.choice import examples, farthest, states_of_padded
 from recipe.inference.packed.graphs import LENGTHS, CudaTape, Graphs, Shape, Tape
 from recipe.inference.packed.rows import PackedRows
 from recipe.inference.rows import Reading, TokenRow
+from recipe.inference.saved.origin import Origin
 from recipe.models import flat_attention
 
 
@@ -161,7 +160,7 @@ def choice(stage: Stage, folder: Path) -> Values:
 def ahead(stage: Stage, folder: Path) -> Values:
     """A long list with no call ahead and with one: the same answers; seconds of each."""
     origin = Origin.find(str(folder), os.environ)
-    loaded = LoadedModel.load(origin, AutoModelForSequenceClassification, os.environ)
+    loaded = loading.load(origin, AutoModelForSequenceClassification, os.environ)
     random = np.random.default_rng(0)
     lengths = random.integers(2, 64, 200 if stage.smoke else 20_000)
     rows = [TokenRow(random.integers(1000, 20000, length).tolist()) for length in lengths]

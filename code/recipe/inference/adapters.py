@@ -22,10 +22,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from recipe.errors import ModelError, listed, why_unloadable
-from recipe.inference import adapter_files, weights
 from recipe.inference.apis.openai_forms import served_name
-from recipe.inference.origin import Origin
 from recipe.inference.payloads import BadRequest, Document, Request
+from recipe.inference.saved import adapter_files, weights
+from recipe.inference.saved.origin import Origin
 
 ROUTE = "/adapters"
 """Where the front asks a worker to load one."""

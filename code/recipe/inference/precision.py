@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from recipe.inference import weights
-from recipe.inference.origin import Origin
 from recipe.inference.rows import are_close, tolerance_of
+from recipe.inference.saved import weights
+from recipe.inference.saved.origin import Origin
 from recipe.models import packed_encoders
 from recipe.runtime import device
 

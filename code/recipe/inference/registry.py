@@ -14,8 +14,8 @@ from recipe.compat import quieten
 from recipe.errors import ModelError, near
 from recipe.inference import adapters, precision
 from recipe.inference.generation.generator import Generator
-from recipe.inference.origin import Origin
 from recipe.inference.payloads import Request
+from recipe.inference.saved.origin import Origin
 from recipe.inference.static import programs as static
 from recipe.inference.tasks import embedder, pipelines, text_to_text
 from recipe.inference.tasks.classifier import Classifier

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from recipe.errors import ModelError
-from recipe.inference import weights
-from recipe.inference.origin import Origin
+from recipe.inference.saved import weights
+from recipe.inference.saved.origin import Origin
 from tests.support.adapter_kit import adapter
 from tests.support.serving_kit import save
 

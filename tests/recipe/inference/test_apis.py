@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from recipe.inference.apis import description, reading
-from recipe.inference.origin import Origin
 from recipe.inference.payloads import BadRequest, Document, UnsupportedContentType
+from recipe.inference.saved.origin import Origin
 from recipe.inference.tasks import classifier, embedder
 from tests.support.serving_kit import Handlers, save
 

@@ -19,8 +19,8 @@ from recipe.inference.generation.continuous import Continuous
 from recipe.inference.generation.engine import Engine, Row
 from recipe.inference.generation.generator import Generator
 from recipe.inference.loaded_model import ALONE, EQUAL, PADDED
-from recipe.inference.origin import Origin
 from recipe.inference.payloads import BadRequest
+from recipe.inference.saved.origin import Origin
 from tests.support.serving_kit import save, tokenizer
 
 WORDS = ["the", "film", "was", "good", "bad", "in", "paris", "anna", "said", "again", "who"]

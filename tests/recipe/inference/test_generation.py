@@ -12,8 +12,8 @@ import pytest
 
 from recipe.inference.apis import reading
 from recipe.inference.generation.generator import Generator
-from recipe.inference.origin import Origin
 from recipe.inference.payloads import BadRequest, Document
+from recipe.inference.saved.origin import Origin
 from tests.support import chain
 from tests.support.serving_kit import save
 

@@ -15,8 +15,8 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from recipe.inference.apis import reading
 from recipe.inference.generation.generator import Generator
-from recipe.inference.origin import Origin
 from recipe.inference.payloads import BadRequest
+from recipe.inference.saved.origin import Origin
 
 TEXT = "the film was good, said Anna again in Paris, naïve café 北京 is big 🙂🙂 rain in Spain"
 SPECIAL = ["<pad>", "<s>", "</s>"]

@@ -13,10 +13,10 @@ from transformers import (
     FNetForSequenceClassification,
 )
 
-from recipe.inference import precision
+from recipe.inference import loading, precision
 from recipe.inference.loaded_model import LoadedModel
-from recipe.inference.origin import Origin
 from recipe.inference.rows import Reading, TokenRow
+from recipe.inference.saved.origin import Origin
 from recipe.runtime import device
 from tests.support.serving_kit import save
 
@@ -33,7 +33,7 @@ def gpu_without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(folder: Path, architecture: object, **environ: str) -> LoadedModel:
-    return LoadedModel.load(Origin(str(folder), {}), architecture, environ)
+    return loading.load(Origin(str(folder), {}), architecture, environ)
 
 
 def test_an_encoder_is_served_in_half_the_bits_and_answers_the_same(

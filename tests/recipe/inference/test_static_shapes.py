@@ -70,7 +70,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[tuple[int, ...
 
     torch._dynamo.reset()
     monkeypatch.setattr(programs, "DEVICES", frozenset({"cpu"}))
-    monkeypatch.setattr("recipe.inference.loaded_model.DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr("recipe.inference.loading.DEVICES", frozenset({"cpu"}))
     monkeypatch.setattr(programs, "BACKEND", backend)
     yield seen
     torch._dynamo.reset()
@@ -96,7 +96,7 @@ def test_each_head_is_one_graph_for_each_bucket_without_breaks(
     assert len(graphs) == 3
     assert sum(torch._dynamo.utils.counters["graph_break"].values()) == 0
     monkeypatch.setattr(programs, "DEVICES", frozenset())
-    monkeypatch.setattr("recipe.inference.loaded_model.DEVICES", frozenset())
+    monkeypatch.setattr("recipe.inference.loading.DEVICES", frozenset())
     plain = Handlers(folder)
     for answer, body in zip(answers, BODIES[kind], strict=True):
         assert_close(answer, plain.ask(body))
@@ -153,7 +153,7 @@ def test_texts_are_written_by_two_graphs_without_breaks(
     with pytest.raises(BadRequest, match=r"48 positions here \(AMPHORA_BUCKETS\)"):
         served.ask({"inputs": "who", "parameters": {"max_new_tokens": 48}})
     monkeypatch.setattr(programs, "DEVICES", frozenset())
-    monkeypatch.setattr("recipe.inference.loaded_model.DEVICES", frozenset())
+    monkeypatch.setattr("recipe.inference.loading.DEVICES", frozenset())
     plain = Handlers(folder)
     for answer, beside, body in zip(answers, together, WRITTEN, strict=True):
         wanted = plain.ask(body)

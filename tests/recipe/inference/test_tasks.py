@@ -116,7 +116,7 @@ def test_a_model_that_cannot_be_right_is_refused_at_start(
 def test_each_head_has_its_task(kind: str, task: str | None, tmp_path: Path) -> None:
     from recipe.errors import ModelError
     from recipe.inference import registry
-    from recipe.inference.origin import Origin
+    from recipe.inference.saved.origin import Origin
 
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "bert", "architectures": [kind]})

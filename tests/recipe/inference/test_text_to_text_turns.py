@@ -14,8 +14,8 @@ import torch
 from amphora.serving.worker.turns import Job, Turns
 from recipe.inference import turns
 from recipe.inference.apis import reading
-from recipe.inference.origin import Origin
 from recipe.inference.payloads import Request
+from recipe.inference.saved.origin import Origin
 from recipe.inference.tasks.text_to_text import GENERAL, TextGenerator
 from tests.support.serving_kit import save
 

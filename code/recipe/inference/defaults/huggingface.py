@@ -145,9 +145,8 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     from transformers.pipelines import PIPELINE_REGISTRY
 
     from recipe.compat import quieten
-    from recipe.inference import precision, registry
-    from recipe.inference.loaded_model import LoadedModel
-    from recipe.inference.origin import Origin
+    from recipe.inference import loading, precision, registry
+    from recipe.inference.saved.origin import Origin
     from recipe.inference.static import programs as static
     from recipe.inference.tasks import pipelines
     from recipe.storage import checksums
@@ -167,7 +166,7 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     with checksums.verified(origin.place):
         if task not in registry.TASKS:
             return pipelines.Foreign.load(origin, task, precise).pipeline
-        return pipelines.around(task, LoadedModel.load(origin, targets["pt"][0], precise))
+        return pipelines.around(task, loading.load(origin, targets["pt"][0], precise))
 
 
 class TaskPipeline:

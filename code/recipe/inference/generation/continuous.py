@@ -26,9 +26,9 @@ from recipe.inference.generation.options import GenerationSettings
 from recipe.inference.generation.prompts import Prompt
 from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.payloads import BadRequest
+from recipe.inference.saved.weights import embeddings_of
 from recipe.inference.static import programs
 from recipe.inference.static.buckets import NAME, Buckets
-from recipe.inference.weights import embeddings_of
 from recipe.runtime import memory
 
 _MEMORY_SHARE = 0.4

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM
 
-from recipe.inference import turns
+from recipe.inference import loading, turns
 from recipe.inference.generation import calls, groups, shapes
 from recipe.inference.generation.continuous import Continuous, probe_tokens
 from recipe.inference.generation.decoding import Completion
@@ -18,8 +18,8 @@ from recipe.inference.generation.engine import Row
 from recipe.inference.generation.options import CUT, REFUSE
 from recipe.inference.generation.prompts import Prompt, Prompts
 from recipe.inference.loaded_model import PADDED, LoadedModel
-from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, Request
+from recipe.inference.saved.origin import Origin
 
 Texts = list[Completion]
 """Those of one prompt."""
@@ -45,7 +45,7 @@ class Generator:
         long_prompts = environ.get("AMPHORA_LONG_PROMPTS", "")
         if long_prompts not in ("", CUT, REFUSE):
             raise ValueError(f"AMPHORA_LONG_PROMPTS is {long_prompts!r}. Give {CUT} or {REFUSE}.")
-        loaded = LoadedModel.load(origin, AutoModelForCausalLM)
+        loaded = loading.load(origin, AutoModelForCausalLM)
         model: Any = loaded.model
         calls.settle(model, origin.place)
         # Its own criterion reads all of a vocabulary for each text.

@@ -11,9 +11,9 @@ from recipe.inference.generation import options
 from recipe.inference.generation.options import CUT, GenerationSettings
 from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.payloads import BadRequest, Request, a_text, is_conversation
+from recipe.inference.saved.weights import embeddings_of
 from recipe.inference.static import programs
 from recipe.inference.static.buckets import NAME
-from recipe.inference.weights import embeddings_of
 from recipe.tokenization.encoding import ending
 
 

@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import ModelError
 from recipe.inference import turns
-from recipe.inference.origin import Origin
 from recipe.inference.rows import (
     Reading,
     TokenRow,
@@ -29,6 +28,7 @@ from recipe.inference.rows import (
     padded,
     tolerance_of,
 )
+from recipe.inference.saved.origin import Origin
 from recipe.inference.static.buckets import NAME, Bucket, Buckets
 from recipe.runtime import xla
 

@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from recipe.errors import ModelError
-from recipe.inference import loaded_model
+from recipe.inference import loaded_model, loading
 from recipe.inference.loaded_model import LoadedModel
-from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Label, Request, Text, a_text_or_pair
 from recipe.inference.rows import Reading, TokenRow
+from recipe.inference.saved.origin import Origin
 from recipe.inference.tasks import ranking
 from recipe.inference.tasks.ranking import Ranking
 from recipe.tokenization.encoding import around, windows_of
@@ -41,7 +41,7 @@ class Classifier:
         Raises:
             ModelError: It cannot be loaded, or names an activation that is not known here.
         """
-        loaded = LoadedModel.load(origin, AutoModelForSequenceClassification)
+        loaded = loading.load(origin, AutoModelForSequenceClassification)
         return cls(loaded=loaded, activation=activation_of(loaded.model.config, origin))
 
     def example(self, text: str) -> Request:

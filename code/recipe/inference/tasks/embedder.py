@@ -10,10 +10,11 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoModel
 
+from recipe.inference import loading
 from recipe.inference.loaded_model import PARAMETERS, LoadedModel
-from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 from recipe.inference.rows import Reading
+from recipe.inference.saved.origin import Origin
 from recipe.inference.tasks import ranking
 from recipe.inference.tasks.ranking import Ranking
 from recipe.inference.tasks.sentences import SentenceVectors
@@ -166,7 +167,7 @@ def load_vectors(origin: Origin) -> Embedder:
     sentence-transformers has saved computes it as that library does."""
     if origin.sentence_modules:
         return Embedder(SentenceVectors.load(origin))
-    return Embedder(Means(LoadedModel.load(origin, AutoModel, means=True)))
+    return Embedder(Means(loading.load(origin, AutoModel, means=True)))
 
 
 def load_features(
@@ -189,4 +190,4 @@ def load_features(
     print(f"answers: a vector of {what} (AMPHORA_ANSWERS={other} for the other)", flush=True)
     if answers == VECTORS:
         return load_vectors(origin)
-    return TokenFeatures(LoadedModel.load(origin, AutoModel))
+    return TokenFeatures(loading.load(origin, AutoModel))

@@ -10,11 +10,11 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from recipe.errors import ModelError
-from recipe.inference import loaded_model
+from recipe.inference import loaded_model, loading
 from recipe.inference.loaded_model import LoadedModel
-from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 from recipe.inference.rows import Reading, TokenRow
+from recipe.inference.saved.origin import Origin
 from recipe.inference.tasks import pipelines
 
 PARAMETERS = {"top_k", "targets", "tokenizer_kwargs"} | loaded_model.PARAMETERS
@@ -36,7 +36,7 @@ class MaskFiller:
         Raises:
             ModelError: It cannot be loaded, or its tokenizer has no mask.
         """
-        loaded = LoadedModel.load(origin, AutoModelForMaskedLM)
+        loaded = loading.load(origin, AutoModelForMaskedLM)
         if loaded.tokenizer.mask_token_id is None:
             raise ModelError(
                 f"The tokenizer of {origin.place} has no mask token.",

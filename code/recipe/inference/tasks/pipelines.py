@@ -14,12 +14,13 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import precision, weights
+from recipe.inference import precision
 from recipe.inference.answers import json_values
 from recipe.inference.bodies import MEDIA_PARTS
 from recipe.inference.loaded_model import LoadedModel
-from recipe.inference.origin import Origin, refuse_empty
 from recipe.inference.payloads import Answers, BadRequest, NotTakenHere, Request
+from recipe.inference.saved import weights
+from recipe.inference.saved.origin import Origin, refuse_empty
 from recipe.inference.static import programs as static
 from recipe.inference.tasks import media
 

@@ -10,10 +10,11 @@ import numpy as np
 from transformers import AutoModelForQuestionAnswering
 
 from recipe.errors import ModelError
+from recipe.inference import loading
 from recipe.inference.loaded_model import LoadedModel
-from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 from recipe.inference.rows import Reading, TokenRow
+from recipe.inference.saved.origin import Origin
 
 PARAMETERS = {
     "top_k", "doc_stride", "max_answer_len", "max_seq_len", "max_question_len",
@@ -55,7 +56,7 @@ class QuestionAnswerer:
         Raises:
             ModelError: Its tokenizer does not know which characters its tokens are of.
         """
-        loaded = LoadedModel.load(origin, AutoModelForQuestionAnswering)
+        loaded = loading.load(origin, AutoModelForQuestionAnswering)
         if not loaded.tokenizer.is_fast:
             raise ModelError(
                 f"The tokenizer of {origin.place} does not say where its tokens stand in a text.",

@@ -17,16 +17,17 @@ from transformers import PreTrainedModel
 from recipe.compat import attend_fully, in_precision, new_weights, positions_of
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import loaded_model, precision, turns, weights
+from recipe.inference import loaded_model, precision, turns
 from recipe.inference.engines import choice as engines
 from recipe.inference.engines.batches import PaddedRows
 from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE, LoadedModel
-from recipe.inference.origin import Origin, refuse_empty
 from recipe.inference.packed import choice as packing_choice
 from recipe.inference.packed import rows as packed_rows
 from recipe.inference.packed.rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request
 from recipe.inference.rows import Coming, Reading, TokenRow, Values, lay_out, sent
+from recipe.inference.saved import weights
+from recipe.inference.saved.origin import Origin, refuse_empty
 from recipe.inference.static import programs as static
 from recipe.inference.static.buckets import Buckets
 from recipe.inference.static.programs import Programs

@@ -8,11 +8,12 @@ from typing import Any
 
 from transformers import AutoModelForTokenClassification
 
+from recipe.inference import loading
 from recipe.inference.answers import json_values
 from recipe.inference.loaded_model import LoadedModel
-from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 from recipe.inference.rows import Reading, TokenRow
+from recipe.inference.saved.origin import Origin
 from recipe.inference.tasks import pipelines
 from recipe.tokenization.encoding import beginning
 
@@ -33,7 +34,7 @@ class Tagger:
     @classmethod
     def load(cls, origin: Origin) -> Tagger:
         """The token classifier that `origin` names."""
-        loaded = LoadedModel.load(origin, AutoModelForTokenClassification)
+        loaded = loading.load(origin, AutoModelForTokenClassification)
         return cls(loaded=loaded, pipeline=pipelines.around("token-classification", loaded))
 
     def example(self, text: str) -> Request:

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from transformers import AutoModelForSeq2SeqLM, StoppingCriteriaList
 
-from recipe.inference import loaded_model, turns
+from recipe.inference import loaded_model, loading, turns
 from recipe.inference.generation import calls
 from recipe.inference.generation.decoding import Pauses
 from recipe.inference.generation.gathering import Gathering, Piece
 from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE, LoadedModel
-from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
+from recipe.inference.saved.origin import Origin
 from recipe.models.packed_encoders import IS_OLDER
 from recipe.tokenization.encoding import beginning
 from recipe.tokenization.languages import is_multilingual, languages, token_of
@@ -68,7 +68,7 @@ class TextGenerator:
             environ: HF_TASK may name the task more closely, such as translation_en_to_fr, whose own
                 settings a model's configuration may hold (task_specific_params).
         """
-        loaded = LoadedModel.load(origin, AutoModelForSeq2SeqLM)
+        loaded = loading.load(origin, AutoModelForSeq2SeqLM)
         calls.settle(loaded.model, origin.place)
         name = environ.get("HF_TASK") or task
         config: Any = loaded.model.config

@@ -12,10 +12,11 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from recipe.errors import ModelError
+from recipe.inference import loading
 from recipe.inference.loaded_model import LoadedModel
-from recipe.inference.origin import Origin
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 from recipe.inference.rows import Reading, TokenRow
+from recipe.inference.saved.origin import Origin
 from recipe.tokenization.encoding import beginning
 
 PARAMETERS = {"candidate_labels", "hypothesis_template", "multi_label"}
@@ -37,7 +38,7 @@ class ZeroShot:
         Raises:
             ModelError: It does not say which of its labels means that a text follows from another.
         """
-        loaded = LoadedModel.load(origin, AutoModelForSequenceClassification)
+        loaded = loading.load(origin, AutoModelForSequenceClassification)
         config: Any = loaded.model.config
         names = {str(name): number for number, name in (config.id2label or {}).items()}
         entails = [number for name, number in names.items() if name.lower().startswith("entail")]

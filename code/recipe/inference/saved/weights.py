@@ -10,8 +10,8 @@ from transformers import AutoModel, PreTrainedModel
 from recipe.compat import in_precision
 from recipe.compat.new_weights import check_layers, unread
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import adapter_files
-from recipe.inference.origin import Origin
+from recipe.inference.saved import adapter_files
+from recipe.inference.saved.origin import Origin
 
 
 def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:

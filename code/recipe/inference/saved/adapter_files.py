@@ -18,7 +18,7 @@ from transformers import AutoModel, GenerationConfig
 from recipe.compat import in_precision
 from recipe.compat.new_weights import check_layers, unread
 from recipe.errors import UNLOADABLE, ModelError, listed, why_unloadable
-from recipe.inference.origin import Origin
+from recipe.inference.saved.origin import Origin
 
 CONFIG = "adapter_config.json"
 _LORA = "LORA"
