@@ -5,8 +5,8 @@ A context tells several facts of one person, each of another kind (where she liv
 one of them. So a model has to learn which words ask for what, which it does within a hundred steps;
 a question that can only be told by a name that stands in it too is learned late and at once, by
 chance within a short training. Contexts are of 10 to 120 words: some take two windows of 128
-tokens. The reference pads each batch to its longest window and draws windows of like length
-together, as a user does who knows these two settings; run_qa.py itself pads all to 128.
+tokens. The reference pads each batch to its longest window, as a user does who knows that
+setting; run_qa.py itself pads all to 128.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) 
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     return Trainer(
         model=AutoModelForQuestionAnswering.from_pretrained(model),
-        args=TrainingArguments(**settings, train_sampling_strategy="group_by_length"),
+        args=TrainingArguments(**settings),
         processing_class=tokenizer,
         train_dataset=features(tokenizer, rows),  # type: ignore[arg-type]
         data_collator=DataCollatorWithPadding(tokenizer),

@@ -35,7 +35,9 @@ TASKS = [
     *("token_classification", "question_answering", "sentence_embedding", "reranking"),
     *("masked_lm", "summarization", "image_classification", "preference", "film_reviews"),
 ]
-
+GROUPED = {"token_classification", "question_answering", "summarization", "film_reviews"}
+"""Tasks whose reference can draw texts of like length together: sentence-transformers' trainers
+cannot, and the samples of the others are of one length."""
 LIBRARIES = {
     "sentence_embedding": ["sentence_transformers"],
     "reranking": ["sentence_transformers"],
@@ -66,6 +68,7 @@ def settings(options: argparse.Namespace, seed: int, folder: Path) -> dict[str, 
         "use_cpu": True,
         "bf16": options.dtype == "bfloat16",
         "disable_tqdm": True,
+        **({"train_sampling_strategy": "group_by_length"} if options.grouped else {}),
     }
 
 
@@ -132,7 +135,12 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--lr", type=float, default=2e-4)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--grouped", action="store_true", help="the reference draws texts of like length together"
+    )
     options = parser.parse_args()
+    if options.grouped and options.task not in GROUPED:
+        parser.error(f"--grouped is for {', '.join(sorted(GROUPED))}")
     with tempfile.TemporaryDirectory() as home:
         os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": home}
         for module in (

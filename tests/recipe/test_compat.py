@@ -29,6 +29,8 @@ def of_others(source: str) -> Iterator[str]:
         own |= {target.id for target in targets if isinstance(target, ast.Name)}
     for each in tree:
         if isinstance(each, ast.Attribute) and each.attr.startswith("_"):
+            if ast.unparse(each) == "os._exit":  # Python documents it
+                continue
             of_super = isinstance(each.value, ast.Call) and ast.unparse(each.value.func) == "super"
             if not each.attr.startswith("__") and (of_super or each.attr not in own):
                 yield each.attr
