@@ -154,6 +154,7 @@ def test_texts_are_ranked_as_the_pairs_are_scored(ranker: Any) -> None:
             {"messages": [{"role": "user", "content": "a"}]},
             ["/v1/chat/completions"],
         ),
+        ("/v1/completions", {"prompt": "a", "min_tokens": 9, "max_tokens": 3}, ["min_tokens is 9"]),
         ("/similarity", {"inputs": {"sentences": ["a"]}}, ["source_sentence"]),
     ],
 )

@@ -145,6 +145,9 @@ def read(path: str, document: Any) -> Request:
 def _settings(body: Mapping[str, Any], *, default: int, logprobs: int | None) -> GenerationSettings:
     if "stream_options" in body and not body.get("stream"):
         raise BadRequest("stream_options needs stream: true.")
+    most = body.get("max_completion_tokens", body.get("max_tokens"))
+    if most is not None and (least := body.get("min_tokens", 0)) > most:
+        raise BadRequest(f"min_tokens is {least}, and at most {most} are to be written.")
     temperature = body.get("temperature", 1)
     samples = temperature != 0
     # The API's own values, not those of the model's generation_config.json.
@@ -157,7 +160,7 @@ def _settings(body: Mapping[str, Any], *, default: int, logprobs: int | None) ->
         chosen["min_new_tokens"] = body["min_tokens"]
     stop = body.get("stop", [])
     settings = GenerationSettings(
-        max_new_tokens=body.get("max_completion_tokens", body.get("max_tokens")),
+        max_new_tokens=most,
         default_new_tokens=default,
         do_sample=samples,
         chosen=tuple(chosen.items()),
