@@ -80,18 +80,6 @@ def test_a_base_whose_torch_moved_fails_the_build(docker: Docker, cpu_image: str
     assert "packages were replaced: torch==1.0" in checked.stdout
 
 
-def test_the_gpu_image_is_this_one_but_for_its_base(
-    docker: Docker, torch_base: str, cpu_image: str
-) -> None:
-    image = docker.image("gpu", "--tag", "test-gpu", "--base-image", torch_base)
-    assert image.endswith(":test-gpu")
-    gpu, cpu = (
-        json.loads(docker("inspect", "-f", "{{json .RootFS.Layers}}", name).stdout)
-        for name in (image, cpu_image)
-    )
-    assert gpu == cpu
-
-
 def test_train_leaves_a_model_and_no_failure(
     trained: subprocess.CompletedProcess[str], job: Job
 ) -> None:
