@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from recipe.errors import ModelError
+from recipe.inference import precision
 from recipe.inference.engines import batches, choice
 from tests.support.paths import ROOT
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save
@@ -54,6 +55,7 @@ import json, os
 import numpy as np, torch, transformers
 torch.set_num_threads(1)
 from recipe.errors import ModelError
+from recipe.inference import precision
 from recipe.inference.engines import choice
 from recipe.inference.rows import TokenRow, padded
 from tests.support.packed_batches import KINDS, SMALL, make
@@ -165,6 +167,29 @@ def test_openvino_answers_as_pytorch(tmp_path: Path) -> None:
     assert again == got
     assert said.count("its graph is kept in") == len(asked) - said.count("found out in")
     assert 1 <= said.count("found out in") <= 2
+
+
+@pytest.mark.heavy
+def test_in_the_precision_that_is_usual_on_this_cpu(tmp_path: Path) -> None:
+    labels = {"id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
+    classifier = save("BertForSequenceClassification", tmp_path / "labels", **labels)
+    encoder = save("BertModel", tmp_path / "mean")
+    texts = [*TEXTS, "a", "the film was good again " * 20]
+    asked: list[tuple[Path, list[Any]]] = [
+        (classifier, [{"inputs": texts, "parameters": {"top_k": None}}]),
+        (encoder, [{"inputs": texts}]),
+    ]
+    expected = [Handlers(folder).ask_all(bodies) for folder, bodies in asked]  # in float32
+    plan = json.dumps([(str(folder), {}, bodies) for folder, bodies in asked])
+    got, said = answers_of(SERVES, tmp_path, plan, AMPHORA_ENGINE="openvino", AMPHORA_DTYPE="")
+    assert said.count("engine: OpenVINO") == len(asked)
+    usual = precision.chosen({})[1]
+    assert said.count(f"on cpu in {usual}") == len(asked)
+    for answers in (got, expected):  # nearly equal scores may change places
+        answers[0] = [
+            dict(sorted((each["label"], each["score"]) for each in one)) for one in answers[0][0]
+        ]
+    assert_close(got, expected, 1e-4 if usual == "float32" else 0.02)
 
 
 @pytest.mark.heavy

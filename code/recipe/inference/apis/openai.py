@@ -147,7 +147,10 @@ def _settings(body: Mapping[str, Any], *, default: int, logprobs: int | None) ->
         raise BadRequest("stream_options needs stream: true.")
     most = body.get("max_completion_tokens", body.get("max_tokens"))
     if most is not None and (least := body.get("min_tokens", 0)) > most:
-        raise BadRequest(f"min_tokens is {least}, and at most {most} are to be written.")
+        raise BadRequest(
+            f"min_tokens is {least}, and at most {most} are to be written. Give a smaller "
+            "min_tokens, or a larger max_tokens."
+        )
     temperature = body.get("temperature", 1)
     samples = temperature != 0
     # The API's own values, not those of the model's generation_config.json.
