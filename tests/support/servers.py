@@ -122,6 +122,14 @@ class Running:
         below = _descendants(self.process.pid)
         return [pid for pid in below if not children(pid)]
 
+    def wait_for_workers(self, count: int, timeout: float = 30) -> list[int]:
+        """Wait until so many workers run: a server is ready when the first of them is."""
+        end = time.monotonic() + timeout
+        while len(workers := self.workers()) != count:
+            assert time.monotonic() < end, f"workers {workers}, not {count}, after {timeout} s"
+            time.sleep(0.02)
+        return workers
+
     def stop(self, timeout: float = 30) -> int:
         """SIGTERM, and the exit code."""
         self.process.send_signal(signal.SIGTERM)

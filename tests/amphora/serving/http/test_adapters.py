@@ -205,7 +205,7 @@ def test_the_multi_model_api_gives_adapters_of_one_base_one_pool(
             order = {"model_name": name, "url": str(adapters[name])}
             answer = running.http.post("/models", json=order, timeout=120)
             assert answer.status_code == 200, answer.text
-        assert len(running.workers()) == 1
+        running.wait_for_workers(1)
         for name in ("one", "two", "one"):
             answer = running.http.post(f"/models/{name}/invoke", json=GREEDY)
             assert answer.json()[0]["generated_text"] == expected[name]

@@ -141,8 +141,8 @@ def test_metrics_are_prometheus_text(start: Start) -> None:
 
 def test_a_replaced_worker_is_counted(start: Start) -> None:
     server = start().ready()
-    time.sleep(0.2)
-    os.kill(server.workers()[0], signal.SIGKILL)
+    (worker,) = server.wait_for_workers(1)
+    os.kill(worker, signal.SIGKILL)
     server.invoke("x")
     while "amphora_worker_restarts_total 1.0" not in server.http.get("/metrics").text:
         time.sleep(0.02)

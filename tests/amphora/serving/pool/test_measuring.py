@@ -102,7 +102,7 @@ def test_the_faster_layout_is_taken_and_kept(measured: Start, tmp_path: Path) ->
     (file,) = tmp_path.glob("amphora-*/workers-*.json")
     assert json.loads(file.read_text())["workers"] == 1
     # Those of the turns have ended: the process that loaded the model has one child.
-    assert len(server.workers()) == 1
+    server.wait_for_workers(1)
     assert "killed" not in server.log and "Traceback" not in server.log
     server.stop()
 
@@ -120,7 +120,7 @@ def test_the_faster_layout_is_taken_and_kept(measured: Start, tmp_path: Path) ->
 def test_the_usual_layout_stays_where_no_other_is_faster(measured: Start) -> None:
     server = measured()
     assert outcome(server).startswith("2 x ")
-    assert len(server.workers()) == 2
+    server.wait_for_workers(2)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_what_cannot_be_measured_stays_as_it_is(
     server = measured(**environ)
     said = outcome(server)
     assert said.startswith("2 x ") and "not measured" in said and reason in said
-    assert len(server.workers()) == 2
+    server.wait_for_workers(2)
 
 
 def test_loaded_code_with_threads_is_not_measured(measured: Start) -> None:
@@ -193,4 +193,4 @@ def test_each_of_several_models_is_measured(measured: Start, tmp_path: Path) -> 
         assert server.http.post(f"/models/{name}/invoke", json="a").json()[0] == "a"
     said = [line for line in server.log.splitlines() if SAYS in line]
     assert len(said) == 2 and all(f"{SAYS} 1 x " in line for line in said)
-    assert len(server.workers()) == 2
+    server.wait_for_workers(2)

@@ -79,9 +79,7 @@ def test_a_worker_that_hangs_is_replaced(start: Start) -> None:
 
 def test_all_workers_killed_are_back_within_seconds_and_ping_tells(start: Start) -> None:
     server = start(WORK, SAGEMAKER_MODEL_SERVER_WORKERS="2").ready()
-    time.sleep(0.2)
-    killed = server.workers()
-    assert len(killed) == 2
+    killed = server.wait_for_workers(2)
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     began = time.monotonic()
@@ -164,8 +162,7 @@ def test_a_client_that_goes_while_it_sends_leaves_a_line_and_no_traceback(start:
 
 def test_workers_end_when_the_front_is_killed(start: Start) -> None:
     server = start(WORK, SAGEMAKER_MODEL_SERVER_WORKERS="2").ready()
-    time.sleep(0.2)
-    workers = server.workers()
+    workers = server.wait_for_workers(2)
     server.process.kill()
     server.process.wait()
     end = time.monotonic() + 5
