@@ -24,6 +24,13 @@ def no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(turns, "_pause", None)
 
 
+@pytest.fixture(autouse=True)
+def own_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's: a training in this process would leave its own (`cpu_kernels.lighten`)."""
+    if (functional := sys.modules.get("torch.nn.functional")) is not None:
+        monkeypatch.setattr(functional, "dropout", functional.dropout)
+
+
 @pytest.fixture(scope="session")
 def train(tiny_model: Path) -> Run:
     """Runs code/train.py in a process of its own, as an image does."""

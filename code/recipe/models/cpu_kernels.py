@@ -36,6 +36,7 @@ _LEVELS = 1 << 16
 _LOWEST = -(1 << 15)
 _ALL_BITS = -(1 << 63)
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_dropout = functional.dropout
 
 
 def keep_memory() -> None:
@@ -52,16 +53,16 @@ def keep_memory() -> None:
 
 
 def lighten(model: nn.Module, packed_attention: bool, padded_attention: bool = False) -> None:
-    """Give `model` the dropout below, and an attention below where its class allows it.
+    """Give this process the dropout below, and `model` an attention below where its class allows.
+
+    All of the process: BART and its like call PyTorch's function and have no layer for it, and what
+    gradient checkpointing computes again must be dropped as it was before.
 
     Args:
         packed_attention: Whether it gets `attend`, for masks among samples in blocks.
         padded_attention: Whether it gets `attend_padded`, where PyTorch's is what it has.
     """
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Dropout:
-                setattr(parent, name, Dropout(child.p).train(child.training))
+    vars(functional)["dropout"] = dropout
     inner = lora.bare(model)
     if packed_attention and getattr(inner, "_supports_attention_backend", False):
         AttentionInterface.register(ATTENTION, attend)
@@ -99,12 +100,11 @@ def noise(like: Tensor, p: float) -> Tensor:
     return kept.to(like.dtype).mul_(scale)
 
 
-class Dropout(nn.Dropout):
-    """As nn.Dropout, with `noise`."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Where training, `input` [any shape] times noise."""
-        return input * noise(input, self.p) if self.training and self.p > 0 else input
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """As functional.dropout, which nn.Dropout calls, too; on a CPU with `noise`."""
+    if not training or not 0 < p <= 1 or input.device.type != "cpu":
+        return _dropout(input, p, training, inplace)
+    return input.mul_(noise(input, p)) if inplace else input * noise(input, p)
 
 
 def _in_bfloat16(query: Tensor) -> bool:

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import ViTConfig, ViTForImageClassification
+from torch.utils.checkpoint import checkpoint
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from recipe.models import cpu_kernels
@@ -50,16 +56,24 @@ def test_noise_is_drawn_from_the_generator_that_checkpoints_hold() -> None:
 
 
 def test_all_is_dropped_at_1_and_nothing_in_evaluation() -> None:
-    layer, values = cpu_kernels.Dropout(1.0), torch.ones(3, 5)
-    assert not layer(values).any()
-    assert torch.equal(layer.eval()(values), values)
-    assert torch.equal(cpu_kernels.Dropout(0.0)(values), values)
+    values = torch.ones(3, 5)
+    assert not cpu_kernels.dropout(values, 1.0).any()
+    assert torch.equal(cpu_kernels.dropout(values, 1.0, training=False), values)
+    assert torch.equal(cpu_kernels.dropout(values, 0.0), values)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        cpu_kernels.dropout(values, -0.1)
+
+
+def test_dropout_in_place_is_in_place() -> None:
+    values = torch.ones(300)
+    assert cpu_kernels.dropout(values, 0.4, inplace=True) is values
+    assert set(values.unique().tolist()) == {0.0, values.max().item()}
 
 
 def test_dropouts_gradient_is_its_noise() -> None:
     torch.manual_seed(0)
     values = torch.ones(64, 33, requires_grad=True)
-    dropped = cpu_kernels.Dropout(0.4)(values)
+    dropped = cpu_kernels.dropout(values, 0.4)
     dropped.sum().backward()
     assert values.grad is not None
     assert torch.equal(values.grad, dropped.detach())
@@ -172,12 +186,41 @@ def test_a_query_that_sees_nothing_is_no_nan() -> None:
     assert cpu_kernels.attend(nn.Module(), query, query, query, hidden)[0].isfinite().all()
 
 
-def test_every_dropout_is_replaced_wherever_it_lies() -> None:
-    model = nn.ModuleDict({"a": nn.Sequential(nn.Dropout(0.3)), "b": nn.Dropout(0.2)})
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_every_dropout_is_replaced_whether_it_is_a_layer_or_a_call(
+    monkeypatch: pytest.MonkeyPatch, checkpointing: bool
+) -> None:
+    drawn = []
+    usual = cpu_kernels.noise
+
+    def noise(like: torch.Tensor, p: float) -> torch.Tensor:
+        drawn.append(usual(like, p))
+        return drawn[-1]
+
+    monkeypatch.setattr(cpu_kernels, "noise", noise)
+    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 20}
+    heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1}
+    feed = {"encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "max_position_embeddings": 16}
+    model = BartForConditionalGeneration(
+        BartConfig(**sizes, **heads, **feed, dropout=0.5, pad_token_id=1)
+    ).train()
+    layers = nn.Sequential(nn.Dropout(0.3), nn.Dropout(0.2))
     cpu_kernels.lighten(model, packed_attention=False)
-    found = [layer.p for layer in model.modules() if isinstance(layer, cpu_kernels.Dropout)]
-    assert sorted(found) == [0.2, 0.3]
-    assert not any(type(layer) is nn.Dropout for layer in model.modules())
+    layers(torch.ones(3))
+    assert len(drawn) == 2
+    ids = torch.arange(4, 12)[None]
+
+    def forward(ids: torch.Tensor) -> torch.Tensor:
+        return model(input_ids=ids, labels=ids).loss
+
+    loss = checkpoint(forward, ids, use_reentrant=False) if checkpointing else forward(ids)
+    # Embeddings of both sides; attention and what feeds forward in both, and across.
+    assert len(drawn) == 2 + 7
+    loss.backward()
+    # What is computed again is dropped as it was.
+    again = drawn[9:]
+    assert len(again) == (7 if checkpointing else 0)
+    assert all(map(torch.equal, drawn[2:9], again))
 
 
 @pytest.mark.heavy
