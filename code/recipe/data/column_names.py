@@ -138,9 +138,16 @@ DERIVED = (
 
 
 PROMPT_NAMES = ("prompt", "instruction", "question")
-PROMPT_PARTS = ("input", "inputs", "context", "system", "system_prompt", "history")
+PROMPT_PARTS = (
+    *("input", "inputs", "context", "system", "system_prompt", "history", "choices", "options"),
+)
 """What the columns are called that belong to a prompt as well."""
 COMPLETION_NAMES = ("completion", "response", "answer", "output")
+COMPLETION_PARTS = (
+    *("reasoning", "reasoning_content", "thinking", "thoughts", "cot", "complex_cot"),
+    *("chain_of_thought", "rationale"),
+)
+"""What the columns are called that an answer is derived by, and that belong to it."""
 MESSAGES_NAMES = ("messages", "conversation", "conversations", "chat")
 
 

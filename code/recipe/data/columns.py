@@ -13,6 +13,7 @@ from recipe.data import text_columns
 from recipe.data.column_names import (
     COMPLETION,
     COMPLETION_NAMES,
+    COMPLETION_PARTS,
     LABEL_NAMES,
     LABEL_NAMES_OF_PAIRS,
     MESSAGES,
@@ -25,7 +26,7 @@ from recipe.data.column_names import (
     TOKEN_IDS,
     plain,
 )
-from recipe.data.files.part import Part, is_number, is_string
+from recipe.data.files.part import Part, is_list, is_number, is_string
 from recipe.errors import DataError
 
 _SAMPLE_ROWS = 1_000
@@ -41,6 +42,7 @@ DOCUMENTS = (TEXT, PROMPT, COMPLETION, MESSAGES, TOKEN_IDS)
 """The columns that a document may be made of."""
 
 
+_PREFERENCES = ("chosen", "rejected")
 _OF_TEMPLATES = ("tools", "functions", "chat_template_kwargs")
 """Columns beside conversations that TRL hands to their chat template."""
 
@@ -181,11 +183,16 @@ def of_documents(
                     check_prompt_is_whole(part, chosen)
                 if MESSAGES in chosen:
                     check_only_messages(part)
+                if TEXT in chosen and requested.get(TEXT) is None:
+                    _refuse_preferences(part)
+                if TEXT not in chosen and requested.get(COMPLETION) is None:
+                    _refuse_unwanted(part)
                 return chosen
             if like is not None or any(requested.values()):
                 raise part.unknown(missing, f"{missing}_column")
-    if like is not None and TEXT not in like:
+    if like is not None:
         raise part.unknown(next(iter(like)), f"{next(iter(like))}_column")
+    _refuse_preferences(part)
     # The longest strings that are no numbers are most likely the texts.
     sample = part.table.slice(0, _SAMPLE_ROWS)
     lengths = {
@@ -196,7 +203,37 @@ def of_documents(
     }
     if not lengths:
         raise part.unknown("text", "text_column")
-    return {TEXT: max(lengths, key=lambda name: lengths[name])}
+    longest = max(lengths, key=lambda name: lengths[name])
+    text_columns.check_is_alone(part, longest)
+    return {TEXT: longest}
+
+
+def _refuse_preferences(part: Part) -> None:
+    """Raises DataError where answers stand beside the text that was found: it would be all that is
+    learned."""
+    names = {plain(name): name for name in part.table.column_names}
+    if set(_PREFERENCES) <= set(names):
+        raise DataError(
+            f"{part.path} has answers that were chosen and rejected, of which a text alone learns "
+            "nothing.",
+            "Give task=preference to learn from both, or prompt_column and "
+            f"completion_column={names['chosen']} to learn the chosen ones; or name one column in "
+            "text_column.",
+        )
+
+
+def _refuse_unwanted(part: Part) -> None:
+    """Raises DataError where a label says that some answers are unwanted, as KTO's data does."""
+    label = next((name for name in part.table.column_names if plain(name) == "label"), None)
+    if label is None:
+        return
+    distinct = part.distinct(label, 2) or []
+    if sorted(str(value).lower() for value in distinct) == ["false", "true"]:
+        raise DataError(
+            f"{part.path} has True and False in column {label!r}, as data has that tells answers "
+            "which are wanted from others (KTO), and all of them would be learned.",
+            "Keep the rows that are wanted, and remove the column.",
+        )
 
 
 def check_prompt_is_whole(part: Part, chosen: Mapping[str, str]) -> None:
@@ -209,18 +246,45 @@ def check_prompt_is_whole(part: Part, chosen: Mapping[str, str]) -> None:
         DataError: one has, as Alpaca's `input` beside `instruction`.
     """
     prompt = chosen[PROMPT]
-    for name in part.table.column_names:
-        is_part = plain(name) in PROMPT_PARTS and name not in chosen.values()
-        if not is_part or not is_string(part.table.schema.field(name).type):
+    if (name := unread_texts(part, PROMPT_PARTS, chosen.values())) is not None:
+        raise DataError(
+            f"{part.path} has texts in column {name!r} beside the prompts in {prompt!r}, and "
+            "a model that does not read them learns answers to half of a question.",
+            f"Write both into one column prompt, or give prompt_column={prompt} to leave "
+            f"{name!r} out.",
+        )
+    name = unread_texts(part, COMPLETION_PARTS, chosen.values())
+    if COMPLETION in chosen and name is not None:
+        raise DataError(
+            f"{part.path} has texts in column {name!r} beside the answers in "
+            f"{chosen[COMPLETION]!r}, which a model that does not read them would not learn to "
+            "write.",
+            f"Write both into one column completion, or give prompt_column={prompt} and "
+            f"completion_column={chosen[COMPLETION]} to leave {name!r} out.",
+        )
+
+
+def unread_texts(part: Part, known: Collection[str], read: Collection[str]) -> str | None:
+    """The first column of a known name that is not read and has texts, or lists of something.
+
+    Args:
+        known: Plain names; of a record, its own.
+        read: The columns that are read.
+    """
+    names: list[str] = part.table.column_names
+    for name in names:
+        if plain(name).partition(".")[0] not in known or name in read:
             continue
-        has_texts = pc.any(pc.not_equal(pc.utf8_trim_whitespace(part.table[name]), ""))
-        if has_texts.as_py():
-            raise DataError(
-                f"{part.path} has texts in column {name!r} beside the prompts in {prompt!r}, and "
-                "a model that does not read them learns answers to half of a question.",
-                f"Write both into one column prompt, or give prompt_column={prompt} to leave "
-                f"{name!r} out.",
-            )
+        column = part.table[name]
+        if is_string(column.type):
+            has_some = pc.not_equal(pc.utf8_trim_whitespace(column), "")
+        elif is_list(column.type):
+            has_some = pc.greater(pc.list_value_length(column), 0)
+        else:
+            continue
+        if pc.any(has_some).as_py():
+            return name
+    return None
 
 
 def check_only_messages(part: Part) -> None:

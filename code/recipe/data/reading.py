@@ -122,9 +122,20 @@ def _by_column(
         if name not in part.table.column_names:
             values = [None if value == "__HIVE_DEFAULT_PARTITION__" else value]
             part = part.with_column(name, pa.array(values * part.table.num_rows, pa.string()))
+    return by_column(split, part, part.path in layout.unclear, notes)
+
+
+def by_column(split: str, part: Part, is_unclear: bool, notes: list[str]) -> list[tuple[str, Part]]:
+    """The rows of a part by what a column says of their split; all of them where none does.
+
+    Args:
+        split: That of the part by its name.
+        is_unclear: Whether that name speaks of several.
+        notes: How many rows are of which split is added to it.
+    """
     column = next((name for name in part.table.column_names if _names_splits(part, name)), None)
     if column is None:
-        if part.path in layout.unclear:
+        if is_unclear:
             raise DataError(
                 f"The name of {part.path} speaks of several splits, and no column says which rows "
                 "are of which.",

@@ -57,6 +57,14 @@ _SCORE_NAMES = (
     *("label", "labels", *LABEL_NAMES_OF_PAIRS, "scores", "relevances", "is_selected"),
     "passages.is_selected",
 )
+_JUDGING = frozenset({
+    *("label", "labels", "class", "grade", "grades", "graded", "rating", "ratings", "rel"),
+    *("relevance", "relevant", "relevancy", "judgement", "judgment", "judgements", "judgments"),
+    *("target", "gold", "match", "matches", "matched", "same", "duplicate", "duplicates", "dup"),
+    *("paraphrase", "similar", "similarity", "score", "correct", "irrelevant", "is", "y"),
+})  # fmt: skip
+"""Words in the names of columns that say which texts belong to which."""
+_JUDGED_ROWS, _MOST_JUDGEMENTS = 1_000, 50
 _SHOWN = 60
 Row = tuple[str, list[str], list[float]]
 Arrange = Callable[[str, pa.Table, list[str]], tuple[str, pa.Table]]
@@ -267,9 +275,30 @@ def choose(
             "to the query.",
             "Give a list of labels for each row in a column called labels.",
         )
+    if score is None and plain(text) not in POSITIVE_NAMES:
+        _refuse_unread_judgement(part, (query, text))
     return RelevanceColumns(
         kind=PAIRS if score is None else SCORED, query=query, text=text, score=score
     )
+
+
+def _refuse_unread_judgement(part: Part, read: Sequence[str]) -> None:
+    """Raises DataError where a column seems to say which pairs belong together: without it, all of
+    them would be taken to."""
+    for name in part.table.column_names:
+        words = set(re.split(r"[^a-z]+", plain(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name))))
+        kind = part.table.schema.field(name).type
+        if name in read or pa.types.is_nested(kind) or not words & _JUDGING:
+            continue
+        sample = dict.fromkeys(part.table[name].slice(0, _JUDGED_ROWS).to_pylist())
+        if 1 < len(sample) <= _MOST_JUDGEMENTS:
+            shown = ", ".join(json.dumps(value, default=str) for value in list(sample)[:3])
+            raise DataError(
+                f"{part.path} has a column {name!r} ({shown} ...) beside {read[0]!r} and "
+                f"{read[1]!r}, which may say how well they belong together.",
+                f"Give label_column={name}, with higher numbers for what belongs together; or "
+                "remove the column if all texts belong to their queries.",
+            )
 
 
 def _by_names(
@@ -286,6 +315,8 @@ def _by_names(
     if (pair := text_columns.pair_by_name(part, label)) is not None:
         return pair
     others = [name for name in ANSWER_NAMES if name in by_plain and name != query]
+    if query == "text" and others == ["title"]:
+        return by_plain["title"], by_plain["text"]
     if query is not None and others:
         return by_plain[query], by_plain[others[0]]
     beside = " beside the negatives" if has_negatives else ""

@@ -34,6 +34,13 @@ _TITLES = ("title", "headline", "subtitle", "heading", "description")
 """What is said in a few words of a text that stands beside it."""
 # Written without spaces: Thai, Japanese and Chinese.
 _UNSPACED = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]")
+_FILE = re.compile(
+    r"\S*\.(jpe?g|png|gif|bmp|webp|tiff?|wav|mp3|flac|ogg|m4a|mp4|avi|pdf|docx?|dcm)", re.IGNORECASE
+)
+_BYTES = re.compile(r"b(?P<quote>['\"]).*(?P=quote)", re.DOTALL)
+_CHOICES = ("choices", "options", "endings", "alternatives", "candidates", "distractors")
+_CHOICE = re.compile(r"(choice|option|opt|op|ending|alternative)_?([0-9]|[a-e])")
+"""What columns of answers to choose from are called."""
 _LETTER = re.compile(r"[^\W\d_]")
 
 Texts = tuple[str, str | None]
@@ -143,6 +150,14 @@ def check_nothing_is_left_out(part: Part, chosen: Texts, label: str) -> None:
         DataError: one does; it lists all, and what to say.
     """
     candidates = [name for name in part.table.column_names if name not in (*chosen, label)]
+    if len(choices := [name for name in candidates if _holds_choices(part, name)]):
+        listed = ", ".join(map(repr, choices))
+        raise DataError(
+            f"{part.path} has answers to choose from in {listed}, and the label {label!r} says "
+            "which is right: a model that does not read them learns to guess.",
+            "Give a row for each answer with 0 or 1 (task=reranking), or write them into the text; "
+            f"or name it in text_column={chosen[0]} to leave them out.",
+        )
     others = []
     for name in candidates:
         if _is_metadata(part, name) or not reads_like_text(part, name):
@@ -155,6 +170,25 @@ def check_nothing_is_left_out(part: Part, chosen: Texts, label: str) -> None:
             others.append(name)
     if others:
         raise _several(part, [*(name for name in chosen if name), *others], label)
+
+
+def check_is_alone(part: Part, text: str) -> None:
+    """See that no other column may hold the texts as well.
+
+    Raises:
+        DataError: one may; it lists all, and what to say.
+    """
+    if beside := [name for name in others(part, text) if is_text(part, name)]:
+        raise _several(part, [text, *beside], text)
+
+
+def _holds_choices(part: Part, name: str) -> bool:
+    """Whether a column holds one of the answers to choose from, or a list of them."""
+    stem, _, inner = plain(name).partition(".")
+    kind = part.table.schema.field(name).type
+    if stem in _CHOICES and (is_list(kind) or inner):
+        return True
+    return bool(_CHOICE.fullmatch(plain(name))) and is_string(kind)
 
 
 def others(part: Part, text: str) -> list[str]:
@@ -194,6 +228,15 @@ def _several(part: Part, names: Sequence[str], label: str | None) -> DataError:
         f"Name one, as text_column={names[0]}, or two that are read as a pair, as "
         f"text_column={two}" + ("." if label else "; and the column to predict in label_column."),
     )
+
+
+def is_something_else(texts: Sequence[str]) -> str | None:
+    """What strings are that are no texts, in words; None where they may be some."""
+    if texts and all(_FILE.fullmatch(text.strip()) for text in texts):
+        return "names files"
+    if sum(bool(_BYTES.fullmatch(text.strip())) for text in texts) * 2 > len(texts):
+        return "holds bytes as Python writes them"
+    return None
 
 
 def is_text(part: Part, name: str) -> bool:

@@ -87,6 +87,8 @@ def with_texts(part: Part, column: str) -> Part:
             raise _no_text(part, column, "holds numbers", values)
         if sample and all(_DATE.fullmatch(value.strip()) for value in sample):
             raise _no_text(part, column, "holds dates", values)
+        if what := text_columns.is_something_else(sample):
+            raise _no_text(part, column, what, values)
         parsed = [container(value) for value in sample]
         if not sample or any(value is None for value in parsed):
             return part
@@ -205,6 +207,12 @@ def with_labels(part: Part, column: str) -> Part:
     tags = list(dict.fromkeys(itertools.takewhile(TAG.fullmatch, _written(part, column))))
     if len(tags) > 1 and "O" in tags and all(map(TAG.fullmatch, _written(part, column))):
         raise token_data(str(part.path), f"column {column!r} has tags such as {tags[:3]}")
+    rows_of_tags = [text.split() for text in _written(part, column)]
+    if any(len(row) > 1 for row in rows_of_tags) and all(
+        all(map(TAG.fullmatch, row)) for row in rows_of_tags
+    ):
+        example = " ".join(max(rows_of_tags, key=len)[:5])
+        raise token_data(str(part.path), f"column {column!r} has tags of words: {example!r}")
     if next(_written(part, column), None) is None or any(
         container(text) is None for text in _written(part, column)
     ):

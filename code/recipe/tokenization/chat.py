@@ -81,7 +81,7 @@ def write(
     Whose a token is, the template's own generation marks tell, in tokens; without them, a turn is
     what is added to the prompt that the template makes for it. A turn that the template writes
     otherwise once others follow (without its thoughts, say) is not learned; where that leaves none,
-    all is.
+    all is. A turn of weight 0, as OpenAI's fine-tuning has it, or with train False is not learned.
 
     Args:
         first: The number of the first turn that may be learned; those before it are its prompt.
@@ -90,7 +90,8 @@ def write(
         jinja2.TemplateError: the template refuses these messages.
     """
     marked: Any = tokenizer
-    if _MARKS.search(str(tokenizer.chat_template)):
+    is_muted = any(map(_is_muted, messages))
+    if not is_muted and _MARKS.search(str(tokenizer.chat_template)):
         encoded = marked.apply_chat_template(
             list(messages), return_dict=True, return_assistant_tokens_mask=True
         )
@@ -103,8 +104,13 @@ def write(
             learned[:before] = [False] * before
         return Conversation(encoded["input_ids"], learned)
     parts = _parts(tokenizer, messages, first)
-    has_answer = any(message["role"] == "assistant" for message in messages)
+    has_answer = any(turn["role"] == "assistant" and not _is_muted(turn) for turn in messages)
     is_guessed = has_answer and not any(learned for _, learned in parts)
+    if is_guessed and is_muted:
+        raise TemplateError(
+            "it does not tell whose the tokens are, and some turns are not to be learned (weight "
+            "0, train False)"
+        )
     return Written([(text, is_guessed or learned) for text, learned in parts], is_guessed)
 
 
@@ -151,10 +157,14 @@ def _parts(
         if done <= len(prompt) and answered.startswith(prompt) and whole.startswith(answered):
             parts += [
                 (whole[done : len(prompt)], False),
-                (whole[len(prompt) : len(answered)], True),
+                (whole[len(prompt) : len(answered)], not _is_muted(message)),
             ]
             done = len(answered)
     return [*parts, (whole[done:], False)]
+
+
+def _is_muted(message: Message) -> bool:
+    return message.get("weight") == 0 or message.get("train") is False
 
 
 def _written(

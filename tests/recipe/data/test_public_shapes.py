@@ -157,6 +157,27 @@ SHAPES = {
             "passages": {"is_selected": [0, 1], "passage_text": ["no", "yes"], "url": ["a", "b"]},
         }, "reranking", {"text": "q 0", "text_pair": "no", "label": [0.0, 0.0]},
     ),
+    "Amazon's ESCI": Shape(
+        ENCODER, lambda n: {"query": said(), "product_title": said(), "esci_label": "ESCI"[n % 4]},
+        "column 'esci_label'", argv=("--task", VECTORS),
+    ),
+    "graded pairs": Shape(
+        ENCODER, lambda n: {"query": f"q {n}", "document": said(), "grade": n % 4},
+        "column 'grade' (0, 1, 2 ...)", argv=("--task", VECTORS),
+    ),
+    "graded pairs, named": Shape(
+        ENCODER, lambda n: {"query": f"q {n}", "document": "it", "grade": n % 4}, VECTORS,
+        {"query": "q 0", "texts": ["it"], "scores": [0.0]},
+        argv=("--task", VECTORS, "--label_column", "grade"),
+    ),
+    "relevant or not": Shape(
+        ENCODER, lambda n: {"question": said(), "answer": said(), "is_relevant": n % 2 == 0},
+        "column 'is_relevant'", argv=("--task", VECTORS),
+    ),
+    "a corpus of BEIR": Shape(
+        ENCODER, lambda n: {"_id": f"d{n}", "title": f"t {n}", "text": "it"}, VECTORS,
+        {"query": "t 0", "texts": ["it"]}, argv=("--task", VECTORS),
+    ),
     "BEIR's qrels": Shape(
         ENCODER, lambda n: {"query-id": n, "corpus-id": n, "score": 1}, "no two columns",
         argv=("--task", VECTORS),
@@ -178,6 +199,27 @@ SHAPES = {
         WRITER, lambda n: {"id": "1", "translation": {"en": "cat", "fr": "chat"}},
         "translation", {"source": "chat", "target": "cat"},
         argv=("--source_lang", "fr", "--target_lang", "en"),
+    ),
+    "alpaca, for T5": Shape(
+        WRITER, lambda n: {"instruction": "do", "input": "it" * (n % 2), "output": "done"},
+        "texts in column 'instruction' beside the sources",
+    ),
+    "simpletransformers": Shape(
+        WRITER, lambda n: {"prefix": "ask", "input_text": "it", "target_text": "done"},
+        "texts in column 'prefix' beside the sources",
+    ),
+    # Answers to choose from
+    "openbookqa": Shape(
+        CLASSIFIER, lambda n: {"question": said(), "choices": {"text": [*"abcd"], "label": [*"ABCD"]},
+                               "answerKey": "ABCD"[n % 4]}, "answers to choose from",
+    ),
+    "mmlu": Shape(
+        DECODER, lambda n: {"question": said(), "choices": [*"abcd"], "answer": n % 4},
+        "texts in column 'choices'", argv=("--task", "causal-lm"),
+    ),
+    "winogrande": Shape(
+        CLASSIFIER, lambda n: {"sentence": said(), "option1": "Ada", "option2": "Eve",
+                               "label": n % 2}, "'option1', 'option2'",
     ),
     # Texts alone
     "wikipedia": Shape(
@@ -213,6 +255,22 @@ SHAPES = {
         DECODER, lambda n: {"prompt": said(), "response_0": said(), "response_1": said(),
                             "better_response_id": n % 2},
         "chosen column", argv=("--task", "preference"),
+    ),
+    "preferences for a language model": Shape(
+        DECODER, lambda n: {"question": said(), "chosen": said(), "rejected": said()},
+        "Give task=preference", argv=("--task", "causal-lm"),
+    ),
+    "kto for a language model": Shape(
+        DECODER, lambda n: {"prompt": f"hi {n}", "completion": f"yes {n}", "label": n % 2 == 1},
+        "True and False in column 'label'", argv=("--task", "causal-lm"),
+    ),
+    "medical o1": Shape(
+        DECODER, lambda n: {"Question": said(), "Complex_CoT": said(), "Response": said()},
+        "texts in column 'Complex_CoT' beside the answers",
+    ),
+    "firefly": Shape(
+        DECODER, lambda n: {"instruction": "hi", "output": "yes", "history": [["a", "b"]]},
+        "texts in column 'history' beside",
     ),
     "kto": Shape(
         DECODER, lambda n: {"prompt": f"hi {n}", "completion": f"yes {n}", "label": n % 2 == 1},

@@ -85,6 +85,14 @@ def test_starts_that_are_off_are_mended_and_counted(tmp_path: Path) -> None:
     assert any(line.startswith("3 answers of") and "nearest" in line for line in found.found)
 
 
+def test_starts_that_count_bytes_are_refused_where_they_may_be_other_places(tmp_path: Path) -> None:
+    context = "éééééé Rome , Rome"  # in bytes the first one begins next to the second
+    answers = {"text": ["Rome"], "answer_start": [context.encode().index(b"Rome")]}
+    rows = [{**flat(ROWS[0]), "context": context, "answers": answers} for _ in range(12)]
+    with pytest.raises(DataError, match=r"12 of 12 answers .* and 12 stand in several places"):
+        load(written(tmp_path / "d", "train.jsonl", "\n".join(map(json.dumps, rows))))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

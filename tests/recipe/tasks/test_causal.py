@@ -156,6 +156,35 @@ def test_of_a_conversation_the_assistants_turns_are_learned(
     assert tokenizer.chat_template, "it is saved with the model"
 
 
+@pytest.mark.parametrize("template", [None, CHATML, MARKED])
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}])
+def test_a_turn_of_no_weight_is_not_learned(
+    tokenizer: PreTrainedTokenizerBase, template: str | None, mark: dict[str, Any]
+) -> None:
+    tokenizer.chat_template = template
+    talk = [TALK[0], TALK[1] | mark, *TALK[2:]]
+    learned = shown(tokenizer, tokenise(tokenizer, "split", 128, messages=[json.dumps(talk)]))
+    assert learned.count("[") == 1
+    assert "yes?" in learned.partition("[")[0]
+    assert "so." in learned.partition("[")[2]
+
+
+def test_weights_that_a_template_does_not_tell_are_refused(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    tokenizer.chat_template = ODD
+    talk = [TALK[0], TALK[1] | {"weight": 0}, *TALK[2:]]
+    with pytest.raises(DataError, match=r"row 0 .*it does not tell whose the tokens are"):
+        tokenise(tokenizer, messages=[json.dumps(talk)])
+
+
+def test_files_that_hold_something_else_are_no_texts(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "d", "text": "a text of it"}\n' * 3)
+    (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "q1\td1\t1\n" * 3)
+    with pytest.raises(DataError, match=r"text column of .*qrels.tsv is not known"):
+        load(tmp_path)
+
+
 def test_nothing_to_learn_is_an_error(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(DataError, match="train data has 1 documents, and no token of them"):
         tokenise(tokenizer, messages=[json.dumps(TALK[:1])])

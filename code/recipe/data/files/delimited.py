@@ -225,7 +225,8 @@ def _rows(path: Path, encoding: str, delimiter: str, quoting: int) -> Iterator[_
 
 def _header(path: Path, rows: list[list[str]]) -> list[str] | None:
     """The first row, if it names columns: known names, or words that are no values further down."""
-    names = [cell.strip() for cell in rows[0]]
+    # Columns without a name are called as pandas has them.
+    names = [cell.strip() or f"Unnamed: {at}" for at, cell in enumerate(rows[0])]
     known = {plain(name) for name in names}
     if len(names) == 1:
         return names if known & set(TEXT_NAMES) else None

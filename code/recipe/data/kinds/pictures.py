@@ -22,6 +22,7 @@ from recipe.data.kinds.decoding import SUFFIXES
 from recipe.data.labels import Labels, LabelShape
 from recipe.data.layout import sources, splits
 from recipe.data.layout.channels import NOT_DATA_CHANNELS
+from recipe.data.reading import by_column
 from recipe.errors import DataError, Problems, listed, near
 from recipe.hyperparameters import Hyperparameters
 
@@ -131,7 +132,8 @@ def _of_channel(
     for split, files in assigned.files.items():
         for file in files:
             with problems.noted():
-                parts.append((split, _of_table(formats.read(file), hyperparameters, notes)))
+                for own_split, part in by_column(split, formats.read(file), False, notes):
+                    parts.append((own_split, _of_table(part, hyperparameters, notes)))
     problems.check()
     used = {name for _, part in parts for name in part.table[FILE].to_pylist()}
     if left_out := sum(str(picture) not in used for picture in pictures):
@@ -148,6 +150,14 @@ def _folders(
 ) -> list[tuple[str, Part]]:
     """Pictures in a folder for each class; a folder above those may name a split."""
     by_split: dict[str, list[Path]] = {}
+    classes = sorted({path.parent.name for path in pictures if path.parent != root})
+    if classes and all(map(split_of, classes)):
+        raise DataError(
+            f"The pictures below {root} lie in folders that are called after splits "
+            f"({', '.join(classes)}), and in none of a class.",
+            "Put those of each class into a folder of its name (train/cat/1.jpg), or add a "
+            "metadata.csv with the columns file_name and label.",
+        )
     for path in pictures:
         *above, _ = path.relative_to(root).parts[:-1] or (None,)
         named = next((split for part in above if part and (split := split_of(part))), None)

@@ -35,6 +35,8 @@ _NONE_THERE = ("is_impossible", "is_unanswerable")
 _IDS = ("id", "guid", "qid", "question_id")
 _AT_ONCE, _ROWS_AT_ONCE = 10_000, 2_000
 _LOOKED_AT = 100
+_MANY = 10
+"""Answers, of which most begin elsewhere than they are said to by no mistake."""
 _KINDS = {
     ID: pa.string(),
     QUESTION: pa.large_string(),
@@ -142,11 +144,11 @@ def _unanswered(split: datasets.Dataset) -> int:
 
 def _rows(part: Part) -> tuple[pa.Table, int]:
     """The questions of a part, and how many answers' starts were mended."""
-    mended = 0
+    mended = unsure = answers = 0
     problems = Problems()
 
     def question_rows() -> Iterator[_Row]:
-        nonlocal mended
+        nonlocal mended, unsure, answers
         nested = _nested_column(part)
         records = _flat(part) if nested is None else _nested(part, nested)
         for number, (row, name, question, context, texts, starts) in enumerate(records):
@@ -163,7 +165,9 @@ def _rows(part: Part) -> tuple[pa.Table, int]:
                     if place is None:
                         what = f"has the answer {str(text)[:60]!r}, which is not in its context"
                         raise _wrong(part, row, what)
+                    answers += 1
                     mended += place != start
+                    unsure += place != start and context.count(text) > 1
                     right.append(place)
                 yield str(number if name is None else name), question, context, texts, right
 
@@ -175,6 +179,13 @@ def _rows(part: Part) -> tuple[pa.Table, int]:
 
     table = spooled(pa.schema(list(_KINDS.items())), tables())
     problems.check()
+    if unsure and mended >= max(_MANY, answers / 2):
+        raise DataError(
+            f"{mended} of {answers} answers of {part.path} begin elsewhere than their start says, "
+            f"and {unsure} stand in several places: their numbers do not seem to be those of "
+            "characters from 0 (but of bytes, of words, or from 1?).",
+            "Count as Python does: context[start:].startswith(text).",
+        )
     return table, mended
 
 

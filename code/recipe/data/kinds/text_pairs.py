@@ -11,7 +11,8 @@ import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out
-from recipe.data.column_names import plain
+from recipe.data.column_names import PROMPT_PARTS, plain
+from recipe.data.columns import unread_texts
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled
@@ -61,6 +62,8 @@ PAIRS = (
 )
 """What the columns of any text and what is written for it are called."""
 _TRANSLATION = "translation"
+_SOURCE_PARTS = (*PROMPT_PARTS, "instruction", "prefix")
+"""What the columns are called that belong to a source as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +156,13 @@ def _columns(
     for source, target in candidates:
         fits = text in (None, source) and label in (None, target)
         if fits and {source, target} <= set(names):
+            if text is None and (name := unread_texts(part, _SOURCE_PARTS, (source, target))):
+                raise DataError(
+                    f"{part.path} has texts in column {name!r} beside the sources in {source!r}, "
+                    "and a model that does not read them learns to write without.",
+                    f"Write both into one column, or give text_column={source} to leave {name!r} "
+                    "out.",
+                )
             return source, target
     languages = [name.partition(".")[2] for name in names if name.startswith(f"{_TRANSLATION}.")]
     if languages:
