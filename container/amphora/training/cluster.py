@@ -226,7 +226,11 @@ class _Deadline:
         self._at = time.monotonic() + wait
 
     def passed(self) -> bool:
-        return self._stopped() or time.monotonic() > self._at
+        return self._stopped() or self.is_late()
+
+    def is_late(self) -> bool:
+        """Whether the time itself is over: a stop is nobody's failure."""
+        return time.monotonic() > self._at
 
 
 def _resolve(hosts: Sequence[str], until: _Deadline) -> None:
@@ -363,7 +367,7 @@ class _Listener:
             if not is_known and not has_failed and (reason := peer.lost(now)):
                 return Word(host=name, state="abort", attempt=own.attempt, reason=reason)
         missing = [name for name in self.link.hosts[1:] if name not in words]
-        if decision is None and missing and self._until.passed():
+        if decision is None and missing and self._until.is_late():
             return Word(host=missing[0], state="abort", reason="it did not appear in time")
         if own.state == "ready":
             late = [name for name in self.link.hosts if name not in current]
