@@ -29,8 +29,10 @@ _READ_PAUSE = 0.005
 _WRITE_PAUSE = 0.01
 _LINE_SECONDS = 0.05
 _QUIET_SECONDS = 10.0
-# For what was printed last, if anybody reads at all.
-_FLUSH_SECONDS = 1.0
+# For what was printed last, if anybody reads at all: so many looks at whether it is written, with
+# seconds between them. Not a time, which passes for a process that does not get to run, too.
+_FLUSH_LOOKS = 100
+_FLUSH_PAUSE = 0.01
 
 
 class RelayedStream:
@@ -144,6 +146,7 @@ def _flush() -> None:
     for output in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             output.flush()
-    end = time.monotonic() + _FLUSH_SECONDS
-    while time.monotonic() < end and not all(stream.is_empty for stream in _streams):
-        time.sleep(0.01)
+    for _ in range(_FLUSH_LOOKS):
+        if all(stream.is_empty for stream in _streams):
+            break
+        time.sleep(_FLUSH_PAUSE)
