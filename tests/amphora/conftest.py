@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.job_tree import Tree
+from tests.support.ports import free_port
 
 
 @pytest.fixture
@@ -30,9 +30,7 @@ def scripted(tree: Tree) -> Tree:
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], str]]:
     """Puts a file into the bucket `code`; returns the server's address."""
     program = Path(sys.executable).with_name("moto_server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen(
         [str(program), "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,
@@ -44,9 +42,9 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path]
         request = urllib.request.Request(
             f"{url}/{path}", data=data, headers={"Content-Type": "application/gzip"}, method="PUT"
         )
-        urllib.request.urlopen(request, timeout=10).close()
+        urllib.request.urlopen(request, timeout=60).close()
 
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         try:
             put("code")
@@ -61,4 +59,4 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path]
 
     yield upload
     server.terminate()
-    server.wait(10)
+    server.wait(60)

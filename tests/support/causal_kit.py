@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.support.ports import free_port
 
 COLOURS, ANIMALS = ("red", "green", "blue"), ("cat", "dog", "bird")
 KINDS = ("gpt2", "llama")
@@ -81,9 +82,7 @@ def write(folder: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
 @contextlib.contextmanager
 def served(base: Path, code: Path) -> Iterator[Callable[[str], str]]:
     """`amphora serve` on the model in `base`: a function of a prompt to what it goes on with."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     settings = {
         "SAGEMAKER_BASE_DIR": str(base),
         "SAGEMAKER_BIND_TO_PORT": str(port),

@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.support.until import until
 
 # What the test run itself inherits must not reach the jobs under test.
 _OWN = ("SM_", "SAGEMAKER_", "AMPHORA_", "OMP_NUM_", "PYTHONPATH", "TRAINING_JOB_NAME")
@@ -61,7 +62,7 @@ class Tree:
     def environment(self, **extra: str) -> dict[str, str]:
         return clean_environ(SAGEMAKER_BASE_DIR=str(self.base), **self.environ, **extra)
 
-    def train(self, timeout: float = 60, **environ: str) -> subprocess.CompletedProcess[str]:
+    def train(self, timeout: float = 120, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             self.command(),
             env=self.environment(**environ),
@@ -81,8 +82,5 @@ class Tree:
         )
 
 
-def wait_for(path: object, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not os.path.exists(str(path)):  # noqa: PTH110
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.02)
+def wait_for(path: object, seconds: float = 60) -> None:
+    until(lambda: os.path.exists(str(path)), seconds, f"{path} did not appear")  # noqa: PTH110

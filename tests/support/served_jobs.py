@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import httpx
 
 from tests.support.job_tree import Tree
 from tests.support.paths import CODE
+from tests.support.ports import free_port
 
 
 def trained(base: Path, hyperparameters: Mapping[str, str]) -> str:
@@ -28,9 +28,7 @@ def trained(base: Path, hyperparameters: Mapping[str, str]) -> str:
 @contextlib.contextmanager
 def served(base: Path) -> Iterator[httpx.Client]:
     """A client of `amphora serve` on the model below `base`, once it answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     settings = {
         "SAGEMAKER_BASE_DIR": str(base), "SAGEMAKER_BIND_TO_PORT": str(port),
         "SAGEMAKER_MODEL_SERVER_WORKERS": "1", "AMPHORA_CODE_DIR": str(CODE),

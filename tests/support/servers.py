@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -16,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.support.ports import free_port
+from tests.support.until import until
 
 ECHO = """
     import json
@@ -124,11 +126,17 @@ class Running:
 
     def wait_for_workers(self, count: int, timeout: float = 30) -> list[int]:
         """Wait until so many workers run: a server is ready when the first of them is."""
-        end = time.monotonic() + timeout
-        while len(workers := self.workers()) != count:
-            assert time.monotonic() < end, f"workers {workers}, not {count}, after {timeout} s"
-            time.sleep(0.02)
-        return workers
+        until(
+            lambda: self.metric("amphora_workers") == len(self.workers()) == count,
+            timeout,
+            self.workers,
+        )
+        return self.workers()
+
+    def metric(self, name: str) -> float:
+        """A metric that has no labels."""
+        rows = (row.split() for row in self.http.get("/metrics").text.splitlines())
+        return next(float(row[1]) for row in rows if row[:1] == [name])
 
     def stop(self, timeout: float = 30) -> int:
         """SIGTERM, and the exit code."""
@@ -148,20 +156,14 @@ def children(pid: int) -> list[int]:
     """Process ids of the direct children of any of its threads."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += map(int, task.read_text().split())
+        # A thread that has just ended has none.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, task.read_text().split())
     return found
 
 
 def _descendants(pid: int) -> list[int]:
     return [each for child in children(pid) for each in (child, *_descendants(child))]
-
-
-def free_port() -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 Start = Callable[..., Running]
@@ -187,6 +189,8 @@ STREAM = (
                     raise RuntimeError("broken in the middle")
                 yield f"word{number} "
                 time.sleep(data.get("pause", 0))
+                while "after" in data and not os.path.exists(f"{data['after']}{number}"):
+                    time.sleep(0.01)
             open(os.environ.get("SEEN", os.devnull), "w").write("finished")
         return words()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.servers import ECHO, SERVE, Running, write_code
+from tests.support.until import until
 
 PRINTING = ECHO.replace('return {"echo"', 'print(json.dumps({"line": "x" * 5000})); return {"echo"')
 
@@ -48,30 +49,33 @@ def test_output_that_nobody_reads_stops_nothing_and_is_counted(
         for number in range(500):
             assert server.invoke(number).status_code == 200
         assert server.ping() == 200
-        lines = unread().decode().splitlines()
-        broken = [line for line in lines if line.startswith("{") and not is_json(line)]
-        assert not broken
-        metrics = server.http.get("/metrics").text
-        (line,) = [
-            line for line in metrics.splitlines() if line.startswith("amphora_log_lines_dropped_t")
-        ]
-        dropped = float(line.split()[1])
-        assert 100 < dropped < 1000
-        assert sum(line.startswith("{") for line in lines) + dropped == 1000
+        text = b""
+
+        def told() -> list[bytes]:
+            nonlocal text
+            text += unread()
+            return [line for line in text.splitlines() if line.startswith(b"{")]
+
+        def dropped() -> float:
+            return server.metric("amphora_log_lines_dropped_total")
+
+        until(lambda: len(told()) + dropped() == 1000, what=lambda: (len(told()), dropped()))
+        assert all(map(is_json, told()))
+        assert 100 < dropped() < 1000
         assert server.invoke("after").status_code == 200
-        assert '"status": 200' in unread().decode()
+        until(lambda: '"status": 200' in unread().decode())
         # The end does not wait for a reader either.
         for number in range(300):
             server.invoke(number)
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(15) == 0
-        assert time.monotonic() - began < 6
+        assert server.process.wait(60) == 0
+        assert time.monotonic() - began < 15
     finally:
         server.close()
 
 
-def is_json(line: str) -> bool:
+def is_json(line: bytes) -> bool:
     try:
         json.loads(line)
     except ValueError:
@@ -83,7 +87,7 @@ def test_the_last_words_are_written(tmp_path: Path, unread: Callable[[], bytes])
     write_code(tmp_path, "raise RuntimeError('last words')", "inference.py", None)
     shell = ("sh", "-c", f'exec "$@" >{tmp_path}/fifo 2>&1', "sh", *SERVE)
     server = Running(tmp_path, {}, shell)
-    assert server.process.wait(30) == 2
+    assert server.process.wait(60) == 2
     assert b"last words" in unread().splitlines()[-1]
     server.close()
 
@@ -95,8 +99,7 @@ def test_a_reader_that_went_harms_nothing(tmp_path: Path) -> None:
     try:
         os.close(reader)
         assert server.invoke(1).status_code == 200
-        time.sleep(0.1)
         assert server.invoke(2).status_code == 200
-        assert "amphora_log_lines_dropped_total 0.0" not in server.http.get("/metrics").text
+        until(lambda: server.metric("amphora_log_lines_dropped_total") > 0)
     finally:
         server.close()

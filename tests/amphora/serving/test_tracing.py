@@ -64,7 +64,7 @@ def test_the_variables_say_who_gets_traces(environ: dict[str, str], expected: li
 def printed(server: Running, last: str, count: int = 1) -> list[dict[str, Any]]:
     """The spans on stdout, as the SDK's own exporter prints them, with `count` of the name `last`."""
     decoder = json.JSONDecoder()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while True:
         spans = []
         for found in re.finditer(r'^\{\n    "name"', text := server.log, re.MULTILINE):
@@ -206,4 +206,4 @@ def test_a_collector_that_is_gone_holds_up_nothing(start: Start) -> None:
     assert server.invoke(1).status_code == 200
     began = time.monotonic()
     assert server.stop() == 0
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 15

@@ -276,13 +276,13 @@ class TestRequirements:
             port = silent.getsockname()[1]
             scripted.script("").script("some-package\n", "requirements.txt")
             process = scripted.start(PIP_INDEX_URL=f"http://127.0.0.1:{port}/simple")
-            silent.settimeout(20)
+            silent.settimeout(60)
             connection, _ = silent.accept()
             started = time.monotonic()
             process.terminate()
-            process.communicate(timeout=20)
+            process.communicate(timeout=60)
             connection.close()
-        assert process.returncode == 143 and time.monotonic() - started < 10
+        assert process.returncode == 143 and time.monotonic() - started < 30
         assert scripted.failure == "Stopped by SIGTERM before the script had started.\n"
 
 

@@ -22,10 +22,10 @@ def test_a_line_is_passed_on_when_it_is_written(scripted: Tree) -> None:
     scripted.script("print('first')\nimport time; time.sleep(30)")
     process = scripted.start()
     assert process.stdout is not None
-    while "first" not in process.stdout.readline():
-        pass
+    while "first" not in (line := process.stdout.readline()):
+        assert line, "it ended without a word"
     process.terminate()
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
 
 
 def test_an_excepthook_of_the_scripts_own_is_called_too(scripted: Tree) -> None:

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from tests.support.job_tree import Tree, wait_for
+from tests.support.until import until
 
 
 def test_success_leaves_no_failure(scripted: Tree) -> None:
@@ -196,7 +197,7 @@ class TestStop:
         process = scripted.start()
         wait_for(scripted.base / "code" / "ready")
         process.send_signal(number)
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
         assert (process.returncode, scripted.failure) == (0, None)
         assert (scripted.base / "code" / "saved").exists()
 
@@ -205,7 +206,7 @@ class TestStop:
         process = scripted.start()
         wait_for(scripted.base / "code" / "ready")
         process.terminate()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
         assert process.returncode == 143
         assert scripted.failure and scripted.failure.startswith("Stopped by SIGTERM")
 
@@ -218,13 +219,13 @@ class TestStop:
             "time.sleep(60)"
         )
         process = scripted.start(AMPHORA_STOP_SECONDS="0.5")
-        wait_for(scripted.base / "code" / "ready")
-        time.sleep(0.2)
-        child = int((scripted.base / "code" / "ready").read_text())
+        ready = scripted.base / "code" / "ready"
+        wait_for(ready)
+        child = int(until(ready.read_text))
         started = time.monotonic()
         process.terminate()
-        process.communicate(timeout=10)
-        assert process.returncode == 137 and time.monotonic() - started < 5
+        process.communicate(timeout=60)
+        assert process.returncode == 137 and time.monotonic() - started < 30
         assert not os.path.exists(f"/proc/{child}")  # noqa: PTH110
         assert scripted.failure and "did not end within its budget" in scripted.failure
 
@@ -249,7 +250,7 @@ class TestStop:
         process = scripted.start()
         wait_for(scripted.base / "code" / "ready")
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
         assert process.returncode == 0
         assert (scripted.base / "code" / "alive").read_text() == "[True, True]"
 
@@ -266,7 +267,7 @@ class TestStop:
         process = scripted.start()
         wait_for(scripted.base / "code" / "ready")
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
         assert process.returncode == 143 and (scripted.base / "code" / "saved").exists()
 
     def test_torchrun_below_a_shell_has_the_whole_budget_too(self, tree: Tree) -> None:
@@ -283,7 +284,7 @@ class TestStop:
         process = tree.configure({"sagemaker_program": "run.sh"}).start()
         wait_for(tree.base / "code" / "ready", 60)
         process.terminate()
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=60)
         assert process.returncode == 0 and (tree.base / "code" / "saved").exists(), output
 
     def test_a_process_of_an_unreadable_name_harms_nothing(self, scripted: Tree) -> None:
@@ -307,7 +308,7 @@ def test_a_daemon_left_behind_does_not_hold_the_job(scripted: Tree) -> None:
     )
     started = time.monotonic()
     result = scripted.train()
-    assert result.returncode == 0 and time.monotonic() - started < 15
+    assert result.returncode == 0 and time.monotonic() - started < 40
     assert not os.path.exists(f"/proc/{result.stdout.strip()}")  # noqa: PTH110
 
 
@@ -318,21 +319,21 @@ def test_as_pid_one_orphans_are_reaped(scripted: Tree) -> None:
         pytest.skip("no right to make a pid namespace here")
     scripted.script(
         "import os, subprocess, time\n"
-        "subprocess.run(['sh', '-c', 'sleep 0.2 &'])\n"
-        "time.sleep(1)\n"
-        "states = [open(f'/proc/{p}/stat').read().split(')')[1].split()[0]\n"
-        "          for p in os.listdir('/proc') if p.isdigit()]\n"
-        "print(os.getppid(), states.count('Z'))"
+        "orphan = subprocess.run(['sh', '-c', 'sleep 0.2 >&2 & echo $!'], capture_output=True).stdout\n"
+        "end = time.monotonic() + 30\n"
+        "while (there := os.path.exists(f'/proc/{int(orphan)}')) and time.monotonic() < end:\n"
+        "    time.sleep(0.05)\n"
+        "print(os.getppid(), there)"
     )
     result = subprocess.run(
         [*unshare, *scripted.command()],
         env=scripted.environment(),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
-    assert (result.returncode, result.stdout.split()) == (0, ["1", "0"]), result.stderr
+    assert (result.returncode, result.stdout.split()) == (0, ["1", "False"]), result.stderr
 
 
 class TestRanks:
@@ -371,7 +372,7 @@ class TestRanks:
             env=ranks.environment(),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert result.returncode == 0, result.stderr
@@ -425,7 +426,7 @@ class TestRanks:
         for rank in "01":
             wait_for(ranks.base / "code" / f"ready{rank}", 60)
         process.terminate()
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=60)
         assert process.returncode == 0, output
         assert all((ranks.base / "code" / f"saved{rank}").exists() for rank in "01")
 
@@ -443,7 +444,7 @@ class TestPipe:
         os.mkfifo(data / "train_0")
         process = scripted.start()
         (data / "train_0").write_text("piped words")
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=60)
         assert process.returncode == 0 and "piped words" in output
 
     def test_the_recipe_says_that_it_wants_files(self, tree: Tree) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from amphora.training import launch
 from amphora.training.entry_point import ProgramKind, Source
 from tests.support.job_tree import Tree
 from tests.support.neuron_devices import printing, trn1
+from tests.support.until import until
 
 SCRIPT = Path("/opt/amphora/code/train.py")
 SOURCE = Source(root=SCRIPT.parent, kind=ProgramKind.SCRIPT, name="train.py")
@@ -206,11 +206,10 @@ def test_where_nothing_can_be_compiled_ahead_training_goes_on(
 def test_a_stop_while_graphs_are_compiled_ends_the_job(tree: Tree, tmp_path: Path) -> None:
     found = {**RUN, **tools(tmp_path), **image(tmp_path / "code", SHOWN + "time.sleep(60)")}
     started = tree.configure().start(AMPHORA_NPROC_PER_NODE="1", **found)
-    while not (tree.base / "output" / "runs").exists():
-        assert started.poll() is None
-        time.sleep(0.05)
+    ran = tree.base / "output" / "runs"
+    until(lambda: started.poll() is not None or (ran.exists() and ran.read_text().endswith("\n")))
     started.terminate()
-    said, _ = started.communicate(timeout=30)
+    said, _ = started.communicate(timeout=60)
     assert started.returncode == 143, said
     assert runs(tree) == ["1 -"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from amphora.training import failure
 from amphora.training.failure import Ended, Record
 from amphora.training.limits import Limits
 from amphora.training.verdict import CAUSE_SECONDS, Word, judge
-from tests.support.job_tree import Tree
+from tests.support.job_tree import Tree, wait_for
 
 # Counts its starts in a file, and says which it is.
 COUNTING = (
@@ -71,10 +70,9 @@ def test_without_the_variable_nothing_starts_again(scripted: Tree) -> None:
 def test_a_stop_is_no_fault(scripted: Tree) -> None:
     scripted.script(COUNTING + "import time\npathlib.Path('ready').touch()\ntime.sleep(60)")
     process = scripted.start(AMPHORA_MAX_RESTARTS="3")
-    while not (scripted.base / "code" / "ready").exists():
-        time.sleep(0.02)
+    wait_for(scripted.base / "code" / "ready")
     process.terminate()
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert process.returncode == 143
     assert starts(scripted) == 1
 

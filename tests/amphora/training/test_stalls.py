@@ -83,7 +83,7 @@ def test_a_script_that_sleeps_for_ever(scripted: Tree) -> None:
     scripted.script("import time\ndef step():\n    time.sleep(80)\nprint('in', flush=True)\nstep()")
     started = time.monotonic()
     result = scripted.train(AMPHORA_STALL_SECONDS="1")
-    assert result.returncode == 1 and time.monotonic() - started < 20
+    assert result.returncode == 1 and time.monotonic() - started < 60
     shown = (scripted.failure or "")[:1024]
     script = scripted.base / "code" / "script.py"
     assert shown.startswith(f"Stalled: rank 0 on algo-1 is in step at {script}:3.\n"), shown
@@ -96,20 +96,20 @@ def test_a_script_that_sleeps_for_ever(scripted: Tree) -> None:
         "computes": "while time.monotonic() < end: pass",
         "has a child compute": (
             "child = subprocess.Popen([sys.executable, '-S', '-c', 'while True: pass'])\n"
-            "time.sleep(3)\nchild.kill()"
+            "time.sleep(5)\nchild.kill()"
         ),
         "touches its file": (
             "while time.monotonic() < end: time.sleep(0.2); os.utime(os.environ['AMPHORA_PROGRESS_FILE'])"
         ),
-        "goes from line to line": "\n".join(["time.sleep(0.3)"] * 10),
+        "goes from line to line": "\n".join(["time.sleep(0.3)"] * 17),
     }.items(),
     ids=lambda case: case[0],
 )
 def test_a_long_phase_that_moves_is_no_stall(scripted: Tree, moves: tuple[str, str]) -> None:
     scripted.script(
-        f"import os, subprocess, sys, time\nend = time.monotonic() + 3\n{moves[1]}\nprint('whole')"
+        f"import os, subprocess, sys, time\nend = time.monotonic() + 5\n{moves[1]}\nprint('whole')"
     )
-    result = scripted.train(AMPHORA_STALL_SECONDS="1")
+    result = scripted.train(AMPHORA_STALL_SECONDS="2")
     assert result.returncode == 0 and "whole" in result.stdout, result.stderr
 
 

@@ -12,9 +12,15 @@ from pathlib import Path
 import httpx
 
 from tests.support.servers import ECHO, SERVE, Running, Start, write_code
+from tests.support.until import until
 
+# Loaded when the test says so.
 SLOW_LOAD = ECHO.replace(
-    'return {"answer": 42}', 'import time; time.sleep(0.7); return {"answer": 42}'
+    'return {"answer": 42}',
+    """import os, time
+        while not os.path.exists(os.environ["LOADED"]):
+            time.sleep(0.01)
+        return {"answer": 42}""",
 )
 
 
@@ -25,20 +31,22 @@ def error_of(response: httpx.Response) -> dict[str, str]:
     return error
 
 
-def test_ping_says_503_until_the_model_is_loaded_then_200_with_an_empty_body(start: Start) -> None:
-    server = start(SLOW_LOAD)
-    seen = set()
-    while 200 not in seen:
-        seen.add(server.ping())
-    assert 503 in seen
+def test_ping_says_503_until_the_model_is_loaded_then_200_with_an_empty_body(
+    start: Start, tmp_path: Path
+) -> None:
+    server = start(SLOW_LOAD, LOADED=str(tmp_path / "loaded"))
+    assert until(server.ping) == 503
+    (tmp_path / "loaded").touch()
+    until(lambda: server.ping() == 200)
     answer = server.http.post("/ping")
     assert (answer.status_code, answer.content) == (200, b"")
 
 
-def test_a_request_before_the_model_is_loaded_is_503_with_retry_after(start: Start) -> None:
-    server = start(SLOW_LOAD)
-    while server.ping() == 0:
-        time.sleep(0.01)
+def test_a_request_before_the_model_is_loaded_is_503_with_retry_after(
+    start: Start, tmp_path: Path
+) -> None:
+    server = start(SLOW_LOAD, LOADED=str(tmp_path / "never"))
+    until(server.ping)
     answer = server.invoke([1])
     assert (answer.status_code, error_of(answer)["code"]) == (503, "not_ready")
     assert answer.headers["retry-after"] == "1"
@@ -190,19 +198,18 @@ def test_a_request_that_is_on_its_way_at_sigterm_is_answered(start: Start) -> No
     client = http.client.HTTPConnection("127.0.0.1", server.port)
     client.connect()
     server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.15)
+    time.sleep(0.05)
     client.request("POST", "/invocations", "1", {"content-type": "application/json"})
     answer = client.getresponse()
     assert (answer.status, answer.getheader("connection")) == (200, "close")
     client.close()
-    assert server.process.wait(10) == 0
+    assert server.process.wait(30) == 0
 
 
 def test_sigterm_while_loading_exits_0_at_once(start: Start) -> None:
     server = start(ECHO.replace('return {"answer": 42}', "import time; time.sleep(60)"))
-    while server.ping() == 0:
-        time.sleep(0.01)
-    assert server.stop(timeout=5) == 0
+    until(server.ping)
+    assert server.stop(timeout=20) == 0
 
 
 def test_a_port_in_use_is_named(start: Start) -> None:
@@ -211,14 +218,14 @@ def test_a_port_in_use_is_named(start: Start) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         server = start(SAGEMAKER_BIND_TO_PORT=port)
-        assert server.process.wait(20) == 2
+        assert server.process.wait(60) == 2
     assert f"Port {port} cannot be used" in server.log
     assert "SAGEMAKER_BIND_TO_PORT" in server.log
 
 
 def test_a_setting_that_is_no_number_is_named(start: Start) -> None:
     server = start(SAGEMAKER_MODEL_SERVER_WORKERS="many")
-    assert server.process.wait(20) == 2
+    assert server.process.wait(60) == 2
     assert "SAGEMAKER_MODEL_SERVER_WORKERS is 'many'" in server.log
 
 

@@ -66,7 +66,7 @@ class Browser:
         self._last += 1
         order = {"id": self._last, "method": method, "params": parameters}
         self._socket.send(json.dumps(order))
-        while (answer := json.loads(self._socket.recv(20))).get("id") != self._last:
+        while (answer := json.loads(self._socket.recv(60))).get("id") != self._last:
             pass
         return answer["result"]
 
@@ -76,7 +76,7 @@ class Browser:
         return result["result"].get("value")
 
     def until(self, expression: str) -> None:
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not self.run(expression):
             assert time.monotonic() < end, self.run("document.body.innerText")
             time.sleep(0.02)
@@ -129,7 +129,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     )
     try:
         port_file = profile / "DevToolsActivePort"
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while not (port_file.is_file() and port_file.read_text().count("\n")):
             assert time.monotonic() < end, "Chromium did not start"
             time.sleep(0.05)

@@ -18,21 +18,30 @@ from websockets.sync.client import connect
 from amphora.common.errors import AmphoraError
 from amphora.serving.http import uvicorn_compat
 from tests.support.servers import ECHO, Running, Start
+from tests.support.until import until
 
+# Time-outs, so long that a client of a test that is held up for a second is not late.
+SECONDS = 2.5
 BOUNDS = {
-    "AMPHORA_HEADER_SECONDS": "0.6",
-    "AMPHORA_BODY_SECONDS": "0.6",
+    "AMPHORA_HEADER_SECONDS": str(SECONDS),
+    "AMPHORA_BODY_SECONDS": str(SECONDS),
     "AMPHORA_BODY_RATE": "1000",
-    "AMPHORA_KEEP_ALIVE_SECONDS": "0.6",
+    "AMPHORA_KEEP_ALIVE_SECONDS": str(SECONDS),
     "AMPHORA_HEADER_BYTES": "4096",
     "AMPHORA_HEADER_COUNT": "20",
     "SAGEMAKER_MAX_PAYLOAD_IN_MB": "1",
 }
+# For tests that wait until one is over.
+HASTY = {f"AMPHORA_{name}_SECONDS": "0.6" for name in ("HEADER", "BODY", "KEEP_ALIVE")}
 SLEEPING = ECHO.replace(
     'return {"echo"',
-    """if isinstance(data, dict) and "sleep" in data:
-            import time
+    """import os, time
+        if isinstance(data, dict) and "sleep" in data:
             time.sleep(data["sleep"])
+        if isinstance(data, dict) and "gate" in data:
+            open(data["gate"] + ".began", "w").close()
+            while not os.path.exists(data["gate"]):
+                time.sleep(0.01)
         if isinstance(data, dict) and "file" in data:
             open(data["file"], "a").write("x")
         return {"echo\"""",
@@ -45,9 +54,14 @@ def server(shared: Start) -> Running:
     return shared(SLEEPING, **BOUNDS).ready()
 
 
+@pytest.fixture(scope="module")
+def hasty(shared: Start) -> Running:
+    return shared(SLEEPING, **{**BOUNDS, **HASTY}).ready()
+
+
 @contextlib.contextmanager
 def connected(server: Running) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as sock:
         yield sock
 
 
@@ -70,25 +84,23 @@ def statuses(answers: bytes) -> list[int]:
     return [int(part[:3]) for part in answers.split(b"HTTP/1.1 ")[1:]]
 
 
-def drip(
-    server: Running, beginning: bytes, piece: bytes, pause: float = 0.1
-) -> tuple[float, bytes]:
+def drip(hasty: Running, beginning: bytes, piece: bytes, pause: float = 0.1) -> tuple[float, bytes]:
     """Send a piece now and then until the server closes: seconds, and what it has answered."""
     began = time.monotonic()
-    with connected(server) as sock:
+    with connected(hasty) as sock:
         sock.sendall(beginning)
-        while time.monotonic() - began < 8:
+        while time.monotonic() - began < 20:
             if select.select([sock], [], [], pause)[0]:
                 return time.monotonic() - began, rest_of(sock)
             sock.sendall(piece)
     raise AssertionError("never closed")
 
 
-def test_a_connection_that_sends_nothing_is_closed(server: Running) -> None:
+def test_a_connection_that_sends_nothing_is_closed(hasty: Running) -> None:
     began = time.monotonic()
-    with connected(server) as sock:
+    with connected(hasty) as sock:
         assert rest_of(sock) == b""
-    assert 0.5 < time.monotonic() - began < 2
+    assert 0.5 < time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize(
@@ -100,16 +112,17 @@ def test_a_connection_that_sends_nothing_is_closed(server: Running) -> None:
         (PING.replace(b"\r\n\r\n", b"\r\nupgrade: websocket\r\nconnection: upgrade\r\n"), b"z"),
     ],
 )
-def test_headers_that_drip_are_408(server: Running, beginning: bytes, piece: bytes) -> None:
-    seconds, answer = drip(server, beginning, piece)
-    assert 0.5 < seconds < 2
+def test_headers_that_drip_are_408(hasty: Running, beginning: bytes, piece: bytes) -> None:
+    seconds, answer = drip(hasty, beginning, piece)
+    assert seconds > 0.5
     assert statuses(answer) == [408]
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
 
 
-def test_line_breaks_before_a_request_keep_no_connection_open(server: Running) -> None:
-    seconds, answer = drip(server, b"\r\n", b"\r\n")
-    assert (seconds < 2, answer) == (True, b"")
+def test_line_breaks_before_a_request_keep_no_connection_open(hasty: Running) -> None:
+    seconds, answer = drip(hasty, b"\r\n", b"\r\n")
+    assert seconds > 0.5
+    assert answer == b""
 
 
 HEAD = b"POST /invocations HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -118,41 +131,40 @@ HEAD = b"POST /invocations HTTP/1.1\r\nhost: x\r\ncontent-type: application/json
 @pytest.mark.parametrize(
     ("beginning", "piece", "pause"),
     [
-        (HEAD + b"content-length: 9000\r\n\r\n[", b"", 5),  # Stops.
+        (HEAD + b"content-length: 9000\r\n\r\n[", b"", 10),  # Stops.
         (HEAD + b"content-length: 9000\r\n\r\n[", b"1", 0.1),  # 10 bytes a second.
         (HEAD + b"transfer-encoding: chunked\r\n\r\n", b"1\r\n1\r\n", 0.1),
         (HEAD + b"transfer-encoding: chunked\r\n\r\n1;a", b"aaaa", 0.1),  # An extension only.
     ],
 )
 def test_a_body_that_drips_is_408(
-    server: Running, beginning: bytes, piece: bytes, pause: float
+    hasty: Running, beginning: bytes, piece: bytes, pause: float
 ) -> None:
-    seconds, answer = drip(server, beginning, piece, pause)
-    assert 0.5 < seconds < 2.5
+    seconds, answer = drip(hasty, beginning, piece, pause)
+    assert seconds > 0.5
     assert statuses(answer) == [408]
-    while '"status": 408' not in server.log:
-        time.sleep(0.02)
+    until(lambda: '"status": 408' in hasty.log)
 
 
 def test_a_slow_body_within_the_rate_is_answered(server: Running) -> None:
-    body = json.dumps("x" * 3000).encode()
+    body = json.dumps("x" * 6000).encode()
     with connected(server) as sock:
+        began = time.monotonic()
         sock.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body))
-        for place in range(0, len(body), 300):
-            time.sleep(0.15)
-            sock.sendall(body[place : place + 300])
+        for place in range(0, len(body), 1000):
+            time.sleep(0.45)
+            sock.sendall(body[place : place + 1000])
+        assert time.monotonic() - began > SECONDS
         assert b"200 OK" in sock.recv(65536)
 
 
 def test_an_idle_connection_is_closed_and_a_used_one_is_not(server: Running) -> None:
     with connected(server) as sock:
-        for _ in range(4):
+        for _ in range(3):
             sock.sendall(PING)
             assert statuses(sock.recv(65536)) == [200]
-            time.sleep(0.3)
-        began = time.monotonic()
+            time.sleep(SECONDS / 2.9)
         assert rest_of(sock) == b""
-        assert time.monotonic() - began < 1.5
 
 
 @pytest.mark.parametrize("upgrade", [b"", b"upgrade: websocket\r\nconnection: upgrade\r\n"])
@@ -186,7 +198,7 @@ def test_a_websocket_with_headers_within_the_bound_answers(server: Running) -> N
     uri = f"ws://127.0.0.1:{server.port}/invocations-bidirectional-stream"
     with connect(uri, additional_headers={"x-long": "x" * 3000}) as socket_:
         # Longer than every time-out: a WebSocket is no idle connection.
-        time.sleep(1.5)
+        time.sleep(SECONDS + 0.5)
         socket_.send("[1]")
         assert json.loads(socket_.recv())["echo"] == [1]
 
@@ -273,7 +285,7 @@ def test_pipelined_requests_are_answered_in_order_and_a_broken_one_ends_them(
 
 def test_requests_sent_ahead_are_bounded(server: Running) -> None:
     with connected(server) as sock:
-        sock.sendall(invocation({"sleep": 0.2}) + PING * 500)
+        sock.sendall(invocation({"sleep": 1}) + PING * 500)
         assert statuses(rest_of(sock)) == [200] * 65
 
 
@@ -312,18 +324,16 @@ def test_who_left_is_logged_as_499_and_waiting_work_is_not_done(
         return [line for line in server.log.splitlines() if '"inference_id": "leaving"' in line]
 
     with connected(server) as busy, connected(server) as leaving:
-        busy.sendall(invocation({"sleep": 0.6}))
-        time.sleep(0.1)
+        busy.sendall(invocation({"gate": f"{tmp_path}/gate"}))
+        until((tmp_path / "gate.began").exists)
         identified = "x-amzn-sagemaker-inference-id: leaving"
         leaving.sendall(invocation({"file": f"{tmp_path}/done"}, identified))
-        time.sleep(0.1)
+        until(lambda: server.metric("amphora_queue_requests") == 1)
         leaving.close()
+        (line,) = until(answers)
+        (tmp_path / "gate").touch()
         assert statuses(busy.recv(65536)) == [200]
     assert server.invoke({"file": f"{tmp_path}/mine"}).status_code == 200
-    end = time.monotonic() + 5
-    while not answers() and time.monotonic() < end:
-        time.sleep(0.02)
-    (line,) = answers()
     assert '"status": 499' in line
     assert (tmp_path / "mine").exists()
     assert not (tmp_path / "done").exists()
@@ -363,7 +373,7 @@ def test_a_client_that_reads_no_answer_is_let_go(start: Start) -> None:
     with connected(server) as sock:
         sock.sendall(invocation(1))
         assert sock.recv(12) == b"HTTP/1.1 200"
-        time.sleep(2)
+        time.sleep(4)
         assert len(rest_of(sock)) < 30_000_000
 
 
@@ -384,7 +394,7 @@ def test_ping_is_reachable_beyond_every_connection_that_may_be_open(start: Start
             time.sleep(0.01)
         began = time.monotonic()
         assert server.ping() == 200
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 5
         # It is closed for another one: the answer says so.
         last = stack.enter_context(connected(server))
         last.sendall(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")

@@ -21,6 +21,7 @@ from amphora.serving.worker.ahead import Ahead
 from amphora.serving.worker.turns import Turns
 from tests.support.device_code import DEVICE
 from tests.support.servers import LABELS, WORDS, Start, save_model
+from tests.support.until import until
 from tests.support.worker_front import Front, answers
 
 Frames = list[tuple[dict[str, Any], bytes]]
@@ -93,9 +94,9 @@ def test_no_third_batch_is_asked_for_while_two_are_in_hand(
     open_front: Callable[..., Front],
 ) -> None:
     front = open_front()
-    front.send(**batch(1, device=0.1))
+    front.send(**batch(1, device=0.5))
     assert until_ahead(front)[-1][0]["op"] == "computes"
-    front.send(**batch(2, device=0.1))
+    front.send(**batch(2, device=0.5))
     frames = until_ahead(front)
     # Not before the first one's answers are there.
     assert {name.split(".")[0] for name in answers(frames)} == {"1"}
@@ -136,7 +137,7 @@ def test_a_request_that_is_left_before_its_batch_is_read_is_not(
 ) -> None:
     front = open_front()
     # The worker reads the first text for so long that the second batch and its end come meanwhile.
-    front.send(one={"text": "one", "host": 0.1})
+    front.send(one={"text": "one", "host": 0.5})
     front.send(gone={"text": "gone"}, kept={"text": "kept"})
     front.tell(op="cancel", id="gone")
     assert list(answers(front.until_idle())) == ["one", "kept"]
@@ -151,7 +152,7 @@ def test_a_device_that_hangs_is_told(
     front.send(one={"text": "one", "device": 100})
     frames: Frames = [({}, b"")]
     while frames[-1][0].get("op") != "hangs":
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         if others_are_refused and (len(frames) == 1 or "status" in frames[-1][0]):
             front.send(two={"text": "refused"})
             time.sleep(0.02)
@@ -325,18 +326,21 @@ def test_a_worker_killed_with_two_batches_in_hand_loses_no_request(shared: Start
 def test_a_client_that_leaves_and_a_drain_with_two_batches_in_hand(shared: Start) -> None:
     server = shared(DEVICE, SAGEMAKER_TS_BATCH_SIZE="4").ready()
     server.invoke({"text": "a"})
+
+    def arrived() -> float:
+        return server.metric("amphora_batch_size_sum") + server.metric("amphora_queue_requests")
+
+    before = arrived()
     with ThreadPoolExecutor(12) as threads:
         asked = [
             threads.submit(server.invoke, {"text": f"text {n}", "device": 0.3}) for n in range(12)
         ]
         body = b'{"text": "gone", "device": 0.3}'
         head = f"POST /invocations HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-        time.sleep(0.1)
         with socket.create_connection(("127.0.0.1", server.port)) as gone:
             gone.sendall(head.encode() + body)
-            time.sleep(0.1)
-        time.sleep(0.1)
+            until(lambda: arrived() - before == 13)
         server.process.send_signal(signal.SIGTERM)
         assert [each.result().json()[0] for each in asked] == [f"text {n}"[::-1] for n in range(12)]
-    assert server.process.wait(20) == 0
+    assert server.process.wait(60) == 0
     assert "All requests are answered" in server.log
