@@ -12,7 +12,6 @@ import importlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,8 @@ import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-CODE = Path(__file__).resolve().parents[2] / "code"
+ROOT = Path(__file__).resolve().parents[2]
+CODE = ROOT / "code"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +111,14 @@ def _fork(training: Training, rank: int, port: int) -> int:
 
 
 def _run(training: Training) -> list[int]:
+    from tests.support.ports import free_port
+
     base = Path(training.base)
     base.mkdir(parents=True, exist_ok=True)
     if training.checkpoint is not None:
         source = Path(training.checkpoint)
         shutil.copytree(source, base / "checkpoints" / source.name)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     running = {_fork(training, rank, port): rank for rank in range(training.processes)}
     codes = [0] * training.processes
     end = time.monotonic() + 120
@@ -137,7 +137,7 @@ def _run(training: Training) -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(CODE))
+    sys.path[:0] = [str(CODE), str(ROOT)]
     # Before the forks, what each of them would import.
     for name in ("recipe.training.run", "recipe.tasks.text_classification", "recipe.tasks.causal_lm",
                  "transformers.models.bert.modeling_bert", "peft",
