@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from recipe.inference.apis import reading
+from recipe.inference.generation import groups
 from recipe.inference.generation.generator import Generator
 from recipe.inference.payloads import BadRequest, Document
 from recipe.inference.saved.origin import Origin
@@ -167,10 +168,13 @@ def test_what_streams_draw_does_not_depend_on_who_is_at_work_beside(model_dir: P
         drawn |= {"max_new_tokens": 12, "min_new_tokens": 12}
         return {"inputs": TEXTS[0], "parameters": drawn, "stream": stream}
 
-    def streamed(seed: int) -> Any:
+    def read(seed: int) -> Any:
         request = reading.read(json.dumps(body(seed, True)).encode(), "application/json", "/")
         model.measure(request)
-        return iter(model.predict([request])[0])
+        return request
+
+    def streamed(seed: int) -> Any:
+        return iter(model.predict([read(seed)])[0])
 
     alone = [list(streamed(seed)) for seed in (1, 2)]
     assert alone[0] != alone[1] and len(alone[0]) == 12
@@ -185,10 +189,11 @@ def test_what_streams_draw_does_not_depend_on_who_is_at_work_beside(model_dir: P
     assert together == alone
     assert [list(each) for each in streams] == [[], []]
     # Nothing is computed ahead of a reader, and one that leaves ends its thread.
-    left = streamed(1)
-    next(left)
-    left.close()
-    assert not [each for each in threading.enumerate() if each.name.startswith("Thread-")]
+    before = threading.enumerate()
+    for stream in (streamed(1), groups.events(model.loaded, model.prompts.of(read(1)))):
+        next(stream)
+        stream.close()
+    assert threading.enumerate() == before
 
 
 def test_a_bias_of_a_token_that_is_not_there_is_refused(chained: Generator) -> None:

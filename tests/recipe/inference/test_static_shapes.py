@@ -69,6 +69,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[tuple[int, ...
         return graph.forward
 
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()  # of other tests of this process, which may have breaks
     monkeypatch.setattr(programs, "DEVICES", frozenset({"cpu"}))
     monkeypatch.setattr("recipe.inference.loading.DEVICES", frozenset({"cpu"}))
     monkeypatch.setattr(programs, "BACKEND", backend)
