@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import signal
@@ -72,6 +73,9 @@ class Job:
         """
         started = self.start()
         assert started.stdout is not None
+        # With little room for its output training waits for this process, which may be slower: it
+        # would have ended otherwise before the signal comes.
+        fcntl.fcntl(started.stdout, fcntl.F_SETPIPE_SZ, 4096)
         output = ""
         for line in started.stdout:
             output += line

@@ -93,9 +93,15 @@ def test_other_data_is_made_after_the_portions_wanted_soon_or_when_somebody_wait
     others = Others(name="others-1", make=lambda: _kept(tmp_path)(-1))
     folder = tmp_path / "portions"
     files = PortionFiles(_PLAN, folder, make, one_each=False, others=others)
+
+    def begin_when_asked() -> None:
+        while not (folder / "others-1.asked").exists():
+            time.sleep(0.01)
+        begin.touch()
+
     with files.making():
         if is_asked:
-            threading.Timer(0.5, begin.touch).start()
+            threading.Thread(target=begin_when_asked).start()
         else:
             begin.touch()
             deadline = time.monotonic() + 60

@@ -11,7 +11,6 @@ import re
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from recipe.training import run as training_run
 from recipe.training.interruptions import EXIT_CODE
 from recipe.training.resuming import Resumable
 from recipe.training.snapshot import Snapshot
+from tests.support.ports import free_port
 from tests.support.trainings import CODE, STEPS, Job, Reviews
 
 
@@ -146,9 +146,9 @@ for rank in range(3):
         os.environ["RANK"] = str(rank)
         dist.init_process_group("gloo")
         os.write(writes, b"x")
-        time.sleep(60 if rank == late else 0)
+        time.sleep(600 if rank == late else 0)
         Interruptions(None).listen()
-        time.sleep(60)
+        time.sleep(600)
     children.append(pid)
     begun.append(reads)
 for reads in begun:
@@ -163,16 +163,13 @@ print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children])
 @pytest.mark.heavy
 @pytest.mark.parametrize("late", [0, 2])
 def test_a_stop_ends_processes_of_which_one_does_not_listen_yet(late: int) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     started = subprocess.Popen(
-        [sys.executable, "-c", LISTENS, str(late), str(port)],
+        [sys.executable, "-c", LISTENS, str(late), str(free_port())],
         env={**os.environ, "PYTHONPATH": str(CODE)}, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        output, errors = started.communicate(timeout=45)
+        output, errors = started.communicate(timeout=200)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)
