@@ -3,6 +3,7 @@ TorchNeuron's rules for torch.compile."""
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from recipe.errors import ModelError
 from recipe.inference.generation import fixed_shapes
+from recipe.inference.generation.batch import Batch
 from recipe.inference.payloads import BadRequest, Request
 from recipe.inference.static import programs
 from recipe.inference.static.buckets import Bucket, Buckets
@@ -160,6 +162,23 @@ def test_texts_are_written_by_two_graphs_without_breaks(
         wanted = plain.ask(body)
         assert_close(answer, wanted)
         assert_close(beside, wanted)
+
+
+def test_room_that_nobody_reaches_any_more_is_free(tmp_path: Path, graphs: list[Any]) -> None:
+    """As after an error that torch.compile has caught: its frames refer to each other."""
+    served = Handlers(save("LlamaForCausalLM", tmp_path / "model"), AMPHORA_BUCKETS="4x48")
+    rows = served.model.continuous.engine.rows
+    gc.collect()
+    gc.disable()
+    try:
+        held: list[Any] = [rows.extend(Batch(), [[5, 6]])[1] for _ in range(4)]
+        with pytest.raises(torch.OutOfMemoryError, match="AMPHORA_BUCKETS has room for 4 texts"):
+            rows.extend(Batch(), [[5, 6]])
+        held.append(held)
+        del held
+        assert [rows.extend(Batch(), [[5, 6]] * 4)[1].lengths for _ in range(2)] == [[2] * 4] * 2
+    finally:
+        gc.enable()
 
 
 def test_a_window_of_attention_shorter_than_texts_is_refused(

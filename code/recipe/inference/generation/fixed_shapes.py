@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -267,6 +268,10 @@ class FixedRows(Rows):
             xla.sync()
 
     def _room(self) -> _Room:
+        if len(self._taken) == self.bucket.rows:
+            # A text that is over may have its room yet: errors that torch.compile raises and takes
+            # itself refer to themselves, and to what called it, until they are collected.
+            gc.collect()
         for number in range(self.bucket.rows):
             if number not in self._taken:
                 room = self._taken[number] = _Room(number)
