@@ -189,7 +189,11 @@ def test_in_the_precision_that_is_usual_on_this_cpu(tmp_path: Path) -> None:
         answers[0] = [
             dict(sorted((each["label"], each["score"]) for each in one)) for one in answers[0][0]
         ]
-    assert_close(got, expected, 1e-4 if usual == "float32" else 0.02)
+    # In bfloat16 a part of what is largest, which kernels for other CPUs round otherwise.
+    is_exact = usual == "float32"
+    assert_close(got[0], expected[0], 1e-4 if is_exact else 0.03)
+    largest = np.abs(np.array(expected[1][0])).max()
+    assert_close(got[1], expected[1], 1e-4 if is_exact else 0.02 * largest)
 
 
 @pytest.mark.heavy
