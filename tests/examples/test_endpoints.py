@@ -50,7 +50,7 @@ def url(model: Path) -> Iterator[str]:
         model.parent, {"AMPHORA_DTYPE": "float32", "SAGEMAKER_MODEL_SERVER_WORKERS": "1"}
     )
     try:
-        yield f"http://127.0.0.1:{server.ready(60).port}/invocations"
+        yield f"http://127.0.0.1:{server.ready().port}/invocations"
     finally:
         server.close()
 

@@ -76,6 +76,7 @@ def test_a_notebook_is_kept_as_it_was_executed(path: Path) -> None:
 def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import nbformat
     from nbclient import NotebookClient
+    from traitlets.config import Config
 
     # The kernel's connection file and history.
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
@@ -85,9 +86,12 @@ def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
+    # By sockets in a folder: ports that are free now may be another test's once the kernel begins.
+    sockets = Config({"KernelManager": {"transport": "ipc", "ip": str(tmp_path / "at")}})
     NotebookClient(
-        notebook, timeout=280, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
-    ).execute()
+        notebook, timeout=280, startup_timeout=200, kernel_name="python3", config=sockets,
+        resources={"metadata": {"path": str(FOLDER)}},
+    ).execute()  # fmt: skip
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert len(cells) == kept
     check(cells)

@@ -118,7 +118,7 @@ def test_a_compiler_that_leaves_nothing_and_one_that_fails_are_told(model: Path)
 
 def test_a_host_without_such_a_device_has_nothing_to_compile(tmp_path: Path) -> None:
     environ = {**os.environ, "SAGEMAKER_BASE_DIR": str(tmp_path), "USE_TORCH_XLA": "0"}
-    missing = subprocess.run(COMPILE, env=environ, capture_output=True, text=True, timeout=60)
+    missing = subprocess.run(COMPILE, env=environ, capture_output=True, text=True, timeout=120)
     assert missing.returncode == 2
     assert f"There is no model in {tmp_path}/model. Name a folder or" in missing.stderr
     (tmp_path / "model").mkdir()
