@@ -160,7 +160,7 @@ def test_a_slow_body_within_the_rate_is_answered(server: Running) -> None:
 
 def test_an_idle_connection_is_closed_and_a_used_one_is_not(server: Running) -> None:
     with connected(server) as sock:
-        for _ in range(3):
+        for _ in range(4):
             sock.sendall(PING)
             assert statuses(sock.recv(65536)) == [200]
             time.sleep(SECONDS / 2.9)
