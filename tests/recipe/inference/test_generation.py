@@ -101,6 +101,27 @@ def test_a_conversation_is_answered_as_by_the_pipeline(chained: Generator) -> No
         assert ask(chained, body) == [reference(inputs, **options)]
 
 
+@pytest.mark.parametrize(
+    ("role", "template"),
+    [
+        ("system", "{% for one in messages if one.role == 'user' %}{{ one.content }}{% endfor %}"),
+        ("user", "{{ messages[-1].content }}"),
+        (None, "{% for one in messages %}{{ one.content | tojson }}{% endfor %}"),
+    ],
+)
+def test_a_message_that_the_template_leaves_out_is_refused(
+    chained: Generator, role: str | None, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chained.loaded.tokenizer, "chat_template", template)
+    system, user = {"role": "system", "content": "in\nFrench"}, {"role": "user", "content": "hi"}
+    body = {"messages": [system, user, user] if role == "system" else [user, system]}
+    if role is None:
+        assert ask(chained, {**body, "max_tokens": 2})
+        return
+    with pytest.raises(BadRequest, match=rf"messages\[0\], of role '{role}'"):
+        ask(chained, body)
+
+
 def test_texts_of_a_batch_are_those_generated_alone(model_dir: Path) -> None:
     """Padding weighs nothing, in penalties neither."""
     model = load(model_dir)

@@ -134,6 +134,27 @@ def test_tokens_are_those_of_the_text_streamed_or_not(
                 assert [value for part in parts for value in part] == values
 
 
+def test_a_text_that_goes_on_keeps_the_space_that_it_begins_with(model: Generator) -> None:
+    """Llama 2's tokenizer decodes what is written to "good" by itself, and behind the prompt to
+    " good"; by itself it would stand as "the filmgood"."""
+    reader: Any = model.loaded.tokenizer
+    ids = reader(f"{PROMPT} good, said")["input_ids"]
+    (number,) = ids[len(prompt_ids(model)) :][:1]
+    whole = reader.decode([*prompt_ids(model), number])
+    own = whole.removeprefix(PROMPT)
+    assert own.startswith(" ")
+    only = {"logit_bias": {str(number): 100}, "max_tokens": 1}
+    assert ask(model, **only)["choices"][0]["text"] == own
+    noted = ask(model, logprobs=1, **only)["choices"][0]
+    assert noted["text"] == own == noted["logprobs"]["tokens"][0]
+    assert "".join(e["choices"][0]["text"] for e in ask(model, stream=True, **only)[:-1]) == own
+    # An answer begins with no space: nothing stands before it.
+    reader.chat_template = "{% for one in messages %}{{ one.content }}{% endfor %}"
+    body = {"prompt": None, "messages": [{"role": "user", "content": PROMPT}], **only}
+    (choice,) = ask(model, "/v1/chat/completions", **body)["choices"]
+    assert choice["message"]["content"] == reader.decode([number])
+
+
 def test_log_probabilities_are_the_models_and_name_the_token_itself(model: Generator) -> None:
     (choice,) = ask(model, temperature=1, seed=5, logprobs=3)["choices"]
     noted = choice["logprobs"]

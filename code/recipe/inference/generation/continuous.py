@@ -184,7 +184,13 @@ class Continuous:
         return Row(
             ids=list(prompt.ids),
             longest=len(prompt.ids) + prompt.new,
-            writer=Writer(Completion(prompt.place, place), self.loaded.tokenizer, ends, follows),
+            writer=Writer(
+                Completion(prompt.place, place),
+                self.loaded.tokenizer,
+                ends,
+                follows=follows,
+                goes_on=prompt.goes_on,
+            ),
             processors=processors,
             criteria=criteria,
             generator=generator,

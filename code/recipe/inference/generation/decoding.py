@@ -15,6 +15,8 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCrite
 LENGTH, END, STOPPED = "length", "eos_token", "stop_sequence"
 _HALF = "\ufffd"
 """What the bytes of a character are decoded to before its last one is there."""
+_SPACE = "\u2581"
+"""SentencePiece's letter for a space."""
 UNLIKELY = -9999.0
 """OpenAI's log-probability of what hardly can be; JSON has no infinity."""
 
@@ -78,7 +80,13 @@ class Writer:
     """Makes a `Completion` of tokens, one after the other."""
 
     def __init__(
-        self, written: Completion, tokenizer: PreTrainedTokenizerBase, ends: Ends, follows: bool
+        self,
+        written: Completion,
+        tokenizer: PreTrainedTokenizerBase,
+        ends: Ends,
+        *,
+        follows: bool,
+        goes_on: bool,
     ) -> None:
         """
         Args:
@@ -86,12 +94,14 @@ class Writer:
             tokenizer: The model's.
             ends: What ends the text.
             follows: Whether each token's text is wanted, and not only the whole one's.
+            goes_on: Whether it goes on with a text: then the space between both is its own.
         """
         self.written = written
         self._tokenizer = tokenizer
         self._special = set(tokenizer.all_special_ids)
         self._ends = ends
         self._follows = follows or bool(ends.stop)
+        self._goes_on = goes_on
         self._anchor: tuple[list[int], str] | None = None
         self._ids: list[int] = []
         self._start = 0
@@ -135,7 +145,7 @@ class Writer:
             written.finish = LENGTH
         if written.finish:
             # As pipelines decode: pieces may differ from the whole if a tokenizer tidies up.
-            written.text = self._decode(self._ids)
+            written.text = self._first(self._ids)
         return written.text[len(shown) :] if written.text.startswith(shown) else ""
 
     def end(self) -> None:
@@ -144,7 +154,7 @@ class Writer:
         if not self.written.finish:
             at_most = len(self._ids) >= self._ends.most
             self.written.finish = LENGTH if at_most else STOPPED
-            self.written.text = self._decode(self._ids)
+            self.written.text = self._first(self._ids)
 
     def _token(self, number: int, start: int) -> Token:
         """A token in the place that comes. Its text is that behind another token, unless it is the
@@ -155,17 +165,28 @@ class Writer:
         anchor, before = self._anchor
         both = self._decode([*anchor, number], keep=True) if self.written.tokens else ""
         is_behind = bool(both) and both.startswith(before)
-        text = both[len(before) :] if is_behind else self._decode([number], keep=True)
+        text = both[len(before) :] if is_behind else self._first([number], keep=True)
         data = _bytes_of(self._tokenizer, number) if _HALF in text else None
         return Token(number, text, number in self._special, start, data)
+
+    def _first(self, ids: Sequence[int], *, keep: bool = False) -> str:
+        """The text of the first tokens, with the space before it: tokenizers of SentencePiece's kin
+        take it away where a text begins, but here it may go on with one."""
+        text = self._decode(ids, keep=keep)
+        if not self._goes_on or text.startswith(" "):
+            return text
+        shown = next((number for number in ids if keep or number not in self._special), None)
+        name = "" if shown is None else str(self._tokenizer.convert_ids_to_tokens(shown))
+        return f" {text}" if name.startswith(_SPACE) else text
 
     def _decode(self, ids: Sequence[int], *, keep: bool = False) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=not keep))
 
     def _piece(self) -> str:
         """The text that the last tokens add; nothing while a character is half there."""
-        known = self._decode(self._ids[self._start : self._shown])
-        text = self._decode(self._ids[self._start :])
+        decode = self._decode if self._start else self._first
+        known = decode(self._ids[self._start : self._shown])
+        text = decode(self._ids[self._start :])
         if len(text) <= len(known) or text.endswith(_HALF):
             return ""
         self._start, self._shown = self._shown, len(self._ids)

@@ -94,7 +94,11 @@ def write(
         for prompt in prompts
     ]
     follows = follows or settings.logprobs is not None
-    writers = [Writer(text, loaded.tokenizer, ends, follows) for own in texts for text in own]
+    writers = [
+        Writer(text, loaded.tokenizer, ends, follows=follows, goes_on=prompt.goes_on)
+        for prompt, own in zip(prompts, texts, strict=True)
+        for text in own
+    ]
     inputs = calls.inputs(loaded, [prompt.ids for prompt in prompts])
     length = inputs["input_ids"].shape[1]
     notes = Notes() if settings.logprobs is not None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +44,12 @@ class Prompt:
     def is_chat(self) -> bool:
         """Whether it is a conversation."""
         return not isinstance(self.owner.texts[self.place], str)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether what is written goes on with a text, and is not an answer to it."""
+        source = self.owner.texts[self.place]
+        return bool(source) if isinstance(source, str) else _continues(self.owner, source)
 
 
 @dataclass(frozen=True)
@@ -118,19 +125,7 @@ class Prompts:
                     "The model's tokenizer has no chat template, so that it cannot be told who says"
                     " what. Send a prompt, or save a chat template with the model."
                 )
-            # As pipelines do, and OpenAI's API does not: what the assistant has begun is continued.
-            continues = request.form is None and source[-1]["role"] == "assistant"
-            try:
-                source = str(
-                    tokenizer.apply_chat_template(
-                        [dict(message) for message in source], tokenize=False,
-                        add_generation_prompt=not continues, continue_final_message=continues,
-                    )
-                )  # fmt: skip
-            except (TemplateError, TypeError, ValueError) as error:
-                raise BadRequest(
-                    f"The model's chat template refuses the messages: {error}"
-                ) from error
+            source = self._templated(source, continues=_continues(request, source))
         # Of megabytes only the end can count.
         tail = ending(tokenizer, source, self.loaded.max_length)
         ids = tokenizer(tail, add_special_tokens=specials, verbose=False)["input_ids"]
@@ -144,6 +139,43 @@ class Prompts:
             limits = {"truncation": True, "max_length": kept, "add_special_tokens": specials}
             ids = tokenizer(tail, verbose=False, **limits)["input_ids"]
         return Prompt(request, place, ids, settings, new)
+
+    def _templated(self, messages: Sequence[dict[str, Any]], *, continues: bool) -> str:
+        """The text that the chat template makes of a conversation.
+
+        Raises:
+            BadRequest: It refuses the messages, or leaves out what one of them says.
+        """
+
+        def text_of(said: Sequence[dict[str, Any]]) -> str:
+            return str(
+                self.loaded.tokenizer.apply_chat_template(
+                    [dict(message) for message in said], tokenize=False,
+                    add_generation_prompt=not continues, continue_final_message=continues,
+                )
+            )  # fmt: skip
+
+        try:
+            text = text_of(messages)
+        except (TemplateError, TypeError, ValueError) as error:
+            raise BadRequest(f"The model's chat template refuses the messages: {error}") from error
+        for place, message in enumerate(messages):
+            if message["content"].strip() in text:
+                continue
+            # A template may write a content otherwise; one that does not look at it makes the same
+            # text of any other.
+            other = [*messages[:place], {**message, "content": "-"}, *messages[place + 1 :]]
+            try:
+                is_read = text_of(other) != text
+            except (TemplateError, TypeError, ValueError):
+                is_read = True
+            if not is_read:
+                raise BadRequest(
+                    f"The model's chat template leaves out messages[{place}], of role"
+                    f" {message['role']!r}: the model would not read it. Leave it out, or say it in"
+                    " a message of a role that the template knows."
+                )
+        return text
 
     def _fit(self, length: int, settings: GenerationSettings, *, is_whole: bool) -> tuple[int, int]:
         """How many tokens of a prompt are kept, counted from its end, and how many may follow.
@@ -182,6 +214,12 @@ class Prompts:
                 f" positions{fixed}: {room}. Shorten the prompt or ask for less{advice}."
             )
         return limit - max(new, 1), max(new, 1)
+
+
+def _continues(request: Request, messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the assistant's last message is gone on with: as pipelines do, and OpenAI's API does
+    not."""
+    return request.form is None and messages[-1]["role"] == "assistant"
 
 
 def a_prompt(value: Any) -> Any:
