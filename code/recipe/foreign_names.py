@@ -39,7 +39,6 @@ RENAMED: Mapping[str, str] = {
     "scheduler": "lr_scheduler_type",
     "lr_scheduler": "lr_scheduler_type",
     "optimizer": "optim",
-    "warmup_proportion": "warmup_steps",
     "adam_beta_1": "adam_beta1",
     "adam_beta_2": "adam_beta2",
     "target_modules": "lora_target_modules",
@@ -70,6 +69,13 @@ def _switch(
     return rewrite
 
 
+def _share_of_steps(value: str) -> tuple[str, str] | None:
+    try:
+        return ("warmup_steps", value) if 0 <= float(value) < 1 else None
+    except ValueError:
+        return None
+
+
 def _one_column(value: str) -> tuple[str, str] | None:
     return None if "," in value else ("text_column", value)
 
@@ -80,6 +86,10 @@ def _folder(value: str) -> tuple[str, str] | None:
 
 REWRITTEN: Mapping[str, tuple[Callable[[str], tuple[str, str] | None], str]] = {
     "mixed_precision": (_precision, "Give no, bf16 or fp16."),
+    **dict.fromkeys(
+        ("warmup_ratio", "warmup_proportion"),
+        (_share_of_steps, "Give a share of all steps, from 0 to below 1; or warmup_steps."),
+    ),
     "merge_adapter": (_switch("lora_save", "merged", "adapter"), "Give True or False."),
     "merge_weights": (_switch("lora_save", "merged", "adapter"), "Give True or False."),
     "do_regression": (_switch("problem_type", "regression", ""), "Give True or False."),

@@ -251,7 +251,7 @@ class Hyperparameters:
         "lr",
     )
     warmup_steps: float = _documented(
-        0.1, "Steps of linear warm-up; below 1, their share of all steps.", "warmup_ratio"
+        0.1, "Steps of linear warm-up; below 1, their share of all steps (warmup_ratio)."
     )
     weight_decay: float = _documented(0.0, "Weight decay of AdamW.")
     max_length: int | None = _documented(

@@ -34,7 +34,7 @@ from recipe.data.layout import file_portions, surveys
 from recipe.data.layout.channels import ChannelLayout
 from recipe.data.layout.class_names import ClassNames
 from recipe.data.layout.file_portions import FileRows
-from recipe.data.reading import describe, read_parts, read_training
+from recipe.data.reading import accepted, describe, read_parts, read_training
 from recipe.data.shards import Hosts
 from recipe.errors import DataError, Problems, listed
 from recipe.hyperparameters import Hyperparameters
@@ -274,6 +274,7 @@ def _read_splits(
             if split != "train" and labels.is_unlabelled(part, chosen.label):
                 notes.append(f"{part.path} has no labels and is not used.")
                 continue
+            part = accepted(part, (*chosen.read, chosen.label), notes)
             rows = part.table.num_rows
             part = labels.labelled(part, chosen.label, is_pair=chosen.pair is not None)
             if unlabelled := rows - part.table.num_rows:

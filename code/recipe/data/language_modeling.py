@@ -102,6 +102,7 @@ def load(
     with hosts.together():
         places = whole = layout.find(channels, hyperparameters.dataset_config_name, hosts.sharded)
         unused = [each.source for each in places.class_names if each.column is None]
+        _refuse_template(channels)
         notes = [*places.notes]
         notes += [f"{source} has names of classes and is not used." for source in unused]
         reasons = file_portions.unknown_steps(hyperparameters)
@@ -150,6 +151,24 @@ def load(
         sharded=held_out.uses_of(sharded, set(built)),
         files=_files(portions, of_files),
     )
+
+
+def _refuse_template(channels: Mapping[str, Path]) -> None:
+    """Raises DataError where a channel has JumpStart's template, by which prompts and completions
+    are made of columns."""
+    for folder in channels.values():
+        path = folder / "template.json"
+        try:
+            template = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        except ValueError:
+            continue
+        if isinstance(template, dict) and {PROMPT, COMPLETION} <= set(template):
+            raise DataError(
+                f"{path} is a template of JumpStart's, which is not read: texts would be learned "
+                "as they stand in their columns.",
+                f"Write what it makes of each row into the columns {PROMPT} and {COMPLETION}, and "
+                "remove it.",
+            )
 
 
 def _files(

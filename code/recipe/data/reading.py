@@ -32,6 +32,8 @@ _FLAGS = {
     **dict.fromkeys(("is_valid", "is_validation", "is_val", "is_dev", "is_eval"), "validation"),
     "is_test": "test",
 }
+_ANSWER, _HASHES = "answer", {"_input_hash", "_task_hash"}
+"""Columns of what Prodigy exports."""
 _TRUE = {"true", "1", "1.0", "yes"}
 _FALSE = {"false", "0", "0.0", "no"}
 
@@ -111,6 +113,29 @@ def describe(
     )
     unread = f"; not read: {listed(others)}" if others else ""
     return f"{split} data: {count} from {where}, {kinds}; {read}{unread}"
+
+
+def accepted(part: Part, read: Collection[str], notes: list[str]) -> Part:
+    """`part` without the rows that were rejected or ignored in Prodigy, whose labels are wrong.
+
+    Args:
+        read: The columns that are read; one called answer is no mark then.
+        notes: How many are left out is added to it.
+    """
+    names = part.table.column_names
+    if _ANSWER not in names or _ANSWER in read or not _HASHES & set(names):
+        return part
+    is_accepted = [answer == "accept" for answer in part.table[_ANSWER].to_pylist()]
+    return only(part, is_accepted, f"were not accepted in Prodigy (column {_ANSWER!r})", notes)
+
+
+def only(part: Part, is_kept: Sequence[bool], why: str, notes: list[str]) -> Part:
+    """Some rows of `part`; a note says how many are left out, and why, in words."""
+    if all(is_kept):
+        return part
+    rows = np.flatnonzero(is_kept)
+    notes.append(f"{len(is_kept) - len(rows)} rows of {part.path} {why} and are not used.")
+    return part.select(rows)
 
 
 def _by_column(

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from recipe.console import say
-from recipe.errors import HyperparameterError
+from recipe.errors import HyperparameterError, near
 
 if TYPE_CHECKING:
     # Serving reads this module too; hyperparameters bring the Trainer's arguments, and these peft.
@@ -51,7 +51,17 @@ def wrap(
     import peft  # takes a second, and older images are without it
 
     targets = hyperparameters.lora_target_modules
-    named = [target.strip() for target in targets.split(",")]
+    # SageMaker gives a list as JSON.
+    named = [target.strip(" \"'") for target in targets.strip("[] ").split(",")]
+    layers = [name for name, _ in model.named_modules()]
+    for target in named if targets != ALL_LINEAR else ():
+        if not any(layer == target or layer.endswith(f".{target}") for layer in layers):
+            last = {layer.rpartition(".")[2] for layer in layers}
+            raise HyperparameterError(
+                f"Hyperparameter lora_target_modules has value {targets!r}, but the model has no "
+                f"layer {target!r}.",
+                near(target, last) or f"Give names of its layers with commas, or {ALL_LINEAR}.",
+            )
     head = [
         name
         for name, module in model.named_children()

@@ -188,6 +188,10 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, int, int], list
      {}, (11, 1, 0), ["neg", "pos"], ["text column 'v2', label column 'v1'"]),
     ("pandas's index", {"a.csv": lines("{n},some text {n},{k}", header=",text,label")},
      {}, (11, 1, 0), ["neg", "pos"], []),
+    ("Prodigy's classes", {"a.jsonl": jsonl([
+        {"text": f"text {n}", "label": "AB"[n % 2], "_task_hash": n,
+         "answer": "accept" if n < 8 else ("reject", "ignore")[n % 2]} for n in range(N)])},
+     {}, (7, 1, 0), ["A", "B"], ["4 rows", "not accepted in Prodigy"]),
     ("fastai's texts.csv", {"texts.csv": "label,text,is_valid\n" + lines("{k},film {n},False")
                                          + lines("{k},film v{n},True", count=4)},
      {}, (12, 4, 0), ["neg", "pos"], ["is_valid"]),

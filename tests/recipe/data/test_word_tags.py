@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -264,3 +265,50 @@ def test_words_are_read_by_themselves_as_within_a_text(tmp_path: Path, tiny_mode
     assert again(["was", "here"], is_split_into_words=True)["input_ids"] == within
     bert = AutoTokenizer.from_pretrained(tiny_model)
     assert reading_words(bert, str(tiny_model), {}) is bert
+
+
+def test_rows_that_nobody_accepted_or_annotated_are_left_out(tmp_path: Path) -> None:
+    text = "Ada sat in Rome"
+    ada, rome = {"start": 0, "end": 3, "label": "PER"}, {"start": 11, "end": 15, "label": "PER"}
+    prodigy = [
+        {"text": text, "spans": [span], "answer": answer, "_input_hash": number}
+        for number, (span, answer) in enumerate(
+            [(ada, "accept"), (rome, "reject"), (rome, "ignore"), (ada, "accept")]
+        )
+    ]
+    label_studio = [
+        {"data": {"text": text}, "annotations": [
+            {"was_cancelled": skipped, "result": [{"value": {**span, "labels": ["PER"]}}]}
+            for span, skipped in tasks]}
+        for tasks in ([(ada, False), (rome, True)], [], [(rome, True)], [(ada, False)])
+    ]  # fmt: skip
+    for name, rows, why in (
+        ("prodigy", prodigy, "2 rows of .* not accepted in Prodigy"),
+        ("studio", label_studio, "2 rows of .* not annotated in Label Studio"),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "train.json").write_text(json.dumps(rows))
+        argv = ["--eval_strategy", "no", "--task", "token-classification"]
+        found = word_tags.load({"train": folder}, parse(argv))
+        assert found.train["tags"][:] == [["B-PER", "O", "O", "O"]] * 2
+        assert any(re.search(why, line) for line in found.found)
+
+
+def test_tags_in_one_string_are_those_of_the_words(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(
+        "text,labels\nAda sat in Rome,B-PER O O B-LOC\nshe sat,O O\n"
+    )
+    argv = ["--eval_strategy", "no", "--task", "token-classification"]
+    found = word_tags.load({"train": tmp_path}, parse(argv))
+    assert found.train["tokens"][:] == [["Ada", "sat", "in", "Rome"], ["she", "sat"]]
+    assert found.train["tags"][:] == [["B-PER", "O", "O", "B-LOC"], ["O", "O"]]
+
+
+def test_words_that_were_cut_apart_are_refused(tmp_path: Path) -> None:
+    rows = [f"{number},{word},{tag}" for number in range(12) for word, tag in
+            (("Ada", "B-PER"), ("sat", "O"))]  # fmt: skip
+    (tmp_path / "train.csv").write_text("\n".join(["Sentence,Word,Tag", *rows]))
+    argv = ["--task", "token-classification", "--text_column", "Word", "--label_column", "Tag"]
+    with pytest.raises(DataError, match=r"24 rows of .* has one word only"):
+        word_tags.load({"train": tmp_path}, parse(argv))

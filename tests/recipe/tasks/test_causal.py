@@ -178,6 +178,14 @@ def test_weights_that_a_template_does_not_tell_are_refused(
         tokenise(tokenizer, messages=[json.dumps(talk)])
 
 
+def test_a_template_of_jumpstart_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"instruction": "do", "response": "done"}\n' * 3)
+    template = {"prompt": "Below is an instruction: {instruction}", "completion": " {response}"}
+    (tmp_path / "template.json").write_text(json.dumps(template))
+    with pytest.raises(DataError, match=r"template.json is a template of JumpStart's"):
+        load(tmp_path)
+
+
 def test_files_that_hold_something_else_are_no_texts(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"_id": "d", "text": "a text of it"}\n' * 3)
     (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "q1\td1\t1\n" * 3)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipe.data.files.part import Part
+from recipe.data.reading import only
 from recipe.errors import DataError
 
 TEXT_COLUMNS = ("text", "data.text", "content", "sentence", "data")
@@ -45,6 +46,8 @@ def spans_of(value: Any) -> list[Span] | None:
     spans = []
     for item in value:
         if isinstance(item, dict) and isinstance(item.get("result"), list):  # Label Studio's task
+            if _is_skipped(item):
+                continue
             inner = spans_of(item["result"])
             if inner is None:
                 return None
@@ -157,7 +160,7 @@ def _said(value: Any) -> Sequence[tuple[str, Span]]:
     texts_and_spans: list[tuple[str, Span]] = []
     for each in json.loads(value) if isinstance(value, str) else value:
         if isinstance(each, dict) and isinstance(each.get("result"), list):
-            texts_and_spans += _said(each["result"])
+            texts_and_spans += [] if _is_skipped(each) else _said(each["result"])
             continue
         span = _span(each)
         if span is not None and isinstance(each, dict):
@@ -165,6 +168,25 @@ def _said(value: Any) -> Sequence[tuple[str, Span]]:
             texts = [record[name] for name in _WORDS if isinstance(record.get(name), str)]
             texts_and_spans += [(text, span) for text in texts[:1]]
     return texts_and_spans
+
+
+def annotated(part: Part, column: str, notes: list[str]) -> Part:
+    """`part` without the tasks of Label Studio that have no annotation, or skipped ones only: that
+    they have no entities is not said.
+
+    Args:
+        column: Of annotations, or of spans of another spelling, which have all rows.
+        notes: How many are left out is added to it.
+    """
+    if "result: list" not in str(part.table.schema.field(column).type):
+        return part
+    cells = part.table[column].to_pylist()
+    is_seen = [any(not _is_skipped(item) for item in cell or ()) for cell in cells]
+    return only(part, is_seen, "were not annotated in Label Studio", notes)
+
+
+def _is_skipped(item: Any) -> bool:
+    return isinstance(item, dict) and bool(item.get("was_cancelled"))
 
 
 def _wrong(part: Part, row: int, what: str) -> DataError:

@@ -20,7 +20,7 @@ from recipe.data import held_out, labels, values
 from recipe.data.column_names import TAGS, TOKENS, plain
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import conll, formats
-from recipe.data.files.part import Part
+from recipe.data.files.part import TAG, Part
 from recipe.data.files.spool import spooled
 from recipe.data.kinds import spans
 from recipe.data.layout import channels as layout
@@ -28,7 +28,7 @@ from recipe.data.layout import file_portions, surveys
 from recipe.data.layout.channels import ChannelLayout
 from recipe.data.layout.class_names import ClassNames
 from recipe.data.layout.file_portions import FileRows
-from recipe.data.reading import describe, read_parts, read_training
+from recipe.data.reading import accepted, describe, read_parts, read_training
 from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
@@ -42,6 +42,8 @@ _TAG_NAMES = (
 _TAG = re.compile(r"([BIESLUMW])-(.+)", re.DOTALL)
 _STARTING, _ENDING = set("BSUW"), set("ESLUW")
 _LOOKED_AT = 100
+_MOST_LONE_WORDS = 20
+"""Rows of one word each, from which they are words of sentences that were cut apart."""
 _SURE = 0.9
 _AT_ONCE = 10_000
 _SCHEMA = pa.schema([
@@ -314,10 +316,12 @@ def _columns(
 
 def _lists(words: Any, tags: Any) -> tuple[Any, Any]:
     """Words and their tags as lists, also where these are written as strings; a text beside a list
-    of names as what stands between its spaces."""
+    of names, or names with spaces between, as what stands between its spaces."""
     listed, of_tags = (
         values.container(value) if isinstance(value, str) else value for value in (words, tags)
     )
+    if isinstance(tags, str) and of_tags is None and all(map(TAG.fullmatch, tags.split())):
+        of_tags = tags.split()
     if isinstance(words, str) and listed is None and isinstance(of_tags, list):
         # Spans are lists or records, and no spans an empty list.
         are_names = all(isinstance(tag, (str, int)) for tag in of_tags)
@@ -329,6 +333,7 @@ def _read(
     part: Part, columns: tuple[str, str], class_names: Sequence[ClassNames], notes: list[str]
 ) -> _Read:
     tags_column = columns[1]
+    part = spans.annotated(accepted(part, columns, notes), tags_column, notes)
     codes = values.integers(part, tags_column)
     if codes and tags_column not in part.class_names:
         for each in class_names:
@@ -378,6 +383,13 @@ def _read(
 
     table = spooled(_SCHEMA, sentences())
     problems.check()
+    if word_count == table.num_rows > _MOST_LONE_WORDS:
+        raise DataError(
+            f"Each of the {word_count} rows of {part.path} has one word only, and a word is not "
+            "told by itself.",
+            "Give the words of a sentence as lists in one row, or as CoNLL: a word and its tag on "
+            "each line, an empty line after each sentence.",
+        )
     if empty:
         notes.append(f"{empty} rows of {part.path} have no words and are not used.")
     if trimmed:
