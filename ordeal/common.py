@@ -247,10 +247,15 @@ def send(pid: int, number: int) -> None:
 
 
 def free_port() -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
+    """A port that the kernel gives to nobody else for a minute, which TIME_WAIT is, but to who asks
+    for it by its number with SO_REUSEADDR."""
+    with socket.socket() as listening, socket.socket() as client:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(1)
+        client.connect(listening.getsockname())
+        listening.accept()[0].close()  # who closes first has the TIME_WAIT
+        port: int = listening.getsockname()[1]
         return port
 
 
