@@ -10,8 +10,8 @@ def free_port() -> int:
 
     A connection that ended here leaves it in TIME_WAIT: neither `bind` to port 0 nor a client that
     connects is given such a port, and a server that asks for it by its number, with SO_REUSEADDR as
-    servers do, gets it. One that was only bound and closed again is often taken, by another test's
-    server or client, before the server that it is for has started.
+    servers do, gets it. One that was only bound and closed again is now and then given to another test
+    before the server that it is for has started.
     """
     with socket.socket() as listening, socket.socket() as client:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -61,16 +61,19 @@ def network() -> Iterator[dict[str, str]]:
 class Cluster:
     trees: dict[str, Tree]
     network: dict[str, str]
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def start(self, host: str, **environ: str) -> subprocess.Popen[str]:
         tree = self.trees[host]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             ["ip", "netns", "exec", self.network[host], *tree.command()],
             env=tree.environment(**environ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self.started.append(process)
+        return process
 
     def train(self, **environ: str) -> tuple[list[int], list[str]]:
         processes = [self.start(host, **environ) for host in self.trees]
@@ -79,9 +82,13 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, network: dict[str, str]) -> Cluster:
-    trees = {host: Tree(tmp_path / host) for host in HOSTS}
-    return Cluster(trees, network)
+def cluster(tmp_path: Path, network: dict[str, str]) -> Iterator[Cluster]:
+    cluster = Cluster({host: Tree(tmp_path / host) for host in HOSTS}, network)
+    yield cluster
+    # What a test that failed leaves would be in the next one's way.
+    for process in cluster.started:
+        process.kill()
+        process.communicate()
 
 
 def job(cluster: Cluster, script: str, distributed: bool = False) -> Cluster:
