@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from amphora.serving.protocol import framing
+from amphora.serving.worker import ahead as ahead_module
 from amphora.serving.worker.ahead import Ahead
 from amphora.serving.worker.turns import Turns
 from tests.support.device_code import DEVICE
@@ -109,14 +111,14 @@ def test_only_a_full_batch_comes_ahead_where_the_device_takes_longer_than_the_ho
     open_front: Callable[..., Front],
 ) -> None:
     front = open_front(device_kind="cuda")
-    wanted = []
-    for how in ({"device": 0.1, "host": 0}, {"device": 0, "host": 0.05}):
-        for number in range(8):
-            front.send(**{f"a{number}": {"text": "a", **how}})
+    for how, expected in (({"device": 0.1, "host": 0}, 4), ({"device": 0, "host": 0.05}, 1)):
+        wanted: list[int] = []
+        # Some are forgotten first, and more where the machine held one up.
+        while wanted[-4:] != [expected] * 4:
+            assert len(wanted) < 50, wanted
+            front.send(a={"text": "a", **how})
             wanted.append(until_ahead(front)[-1][0]["ahead"])
             front.until_idle()
-    assert wanted[4:8] == [4] * 4
-    assert wanted[-1] == 1
 
 
 def test_errors_in_the_second_batch_are_its_own(open_front: Callable[..., Front]) -> None:
@@ -213,11 +215,15 @@ def test_an_error_of_the_device_is_the_waiting_jobs_own() -> None:
     assert seen[1:] == ["the device is broken"] and not len(turns)
 
 
-def test_batches_ahead_pay_by_what_a_call_costs_beside_its_tokens() -> None:
+def test_batches_ahead_pay_by_what_a_call_costs_beside_its_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(ahead_module, "time", SimpleNamespace(monotonic=lambda: now))
     for seconds, tokens, pays in ((0.02, 64, True), (0.2, 64, False), (0.2, 65536, True)):
         ahead = Ahead(call_tokens=4096)
         assert not ahead.pays
-        time.sleep(0.02)
+        now += 0.02
         ahead.idled(0.0)
         ahead.called(seconds, tokens)
         assert ahead.pays is pays, (seconds, tokens)
