@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from recipe.inference import turns
+from recipe.inference.engines.sharing import Cuts, Shared, calls_of
 from recipe.inference.packed.rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request, Text
 from recipe.inference.rows import Coming, Reading, TokenRow, Values, of_padded, padded
@@ -48,8 +49,10 @@ class LoadedModel:
     """What the model takes of `INPUTS`."""
     packed: PackedRows | None = None
     """How texts share a row end to end; None if they are padded."""
-    cuts: Callable[[Sequence[int]], Iterator[list[int]]] | None = None
+    cuts: Cuts | None = None
     """By their lengths, the places of the texts that are padded together; None: `BATCH` of them."""
+    shared: Shared | None = None
+    """What OpenVINO computes of it beside PyTorch; None if one of them computes all."""
     programs: Programs | None = None
     """What computes on a device that compiles a program for each shape; None on others."""
 
@@ -139,10 +142,12 @@ class LoadedModel:
             for place, own in zip(places, values.wait(), strict=True):
                 results[place] = own
 
-        cuts = self._batches if self.packed is None else self.packed.cuts
-        for places in (self.cuts or cuts)(lengths):
+        cuts = self.cuts or (self._batches if self.packed is None else self.packed.cuts)
+        beside = self.shared and replace(self, model=self.shared.model, packed=None)
+        for is_graphs, places in calls_of(self.shared, lengths, cuts):
             together = [rows[place] for place in places]
-            coming.append((places, Coming(self._values(together, reading))))
+            engine = beside if is_graphs and beside else self
+            coming.append((places, Coming(engine._values(together, reading))))
             # The device computes this call while the host lays out the next one.
             if len(coming) > ahead:
                 take_first()

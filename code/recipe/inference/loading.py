@@ -152,8 +152,8 @@ def _by_engine(
     why_not: Sequence[str],
     environ: Mapping[str, str],
 ) -> LoadedModel:
-    """The same, to be computed by OpenVINO if that is chosen (`engines.choice`), else as fast
-    as PyTorch computes it.
+    """The same, to be computed by the engines that are chosen (`engines.choice`), PyTorch as fast
+    as it can.
 
     Args:
         architecture: The Auto class that loaded the model.
@@ -170,9 +170,10 @@ def _by_engine(
     if architecture is AutoModelForMaskedLM:
         why_not = [*why_not, "of masked texts few tokens are asked"]
     asked = Reading.MEAN if means else reading
-    if engines.Candidate.of(loaded, asked, usual, " and ".join(why_not)).takes_openvino():
+    shared = engines.Candidate.of(loaded, asked, usual, " and ".join(why_not)).shared()
+    if shared is not None and shared.rule.is_openvinos:
         return replace(loaded, cuts=batches.cuts)
-    return usual()
+    return replace(usual(), shared=shared)
 
 
 def _why_unusual(

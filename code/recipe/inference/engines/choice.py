@@ -1,4 +1,5 @@
-"""Which engine computes an encoder on a CPU: PyTorch, or OpenVINO, by setting or by measurement.
+"""Which engine computes an encoder on a CPU: PyTorch, or OpenVINO, by setting, or by measurement
+for each size of call.
 
 `AMPHORA_ENGINE` is torch (the default), openvino or measure. A model is converted, held to what it
 answers in float32 and measured in a fork of the process that loads it: that stays without threads,
@@ -15,10 +16,10 @@ import importlib.metadata
 import importlib.util
 import io
 import json
-import math
 import multiprocessing
 import os
 import shutil
+import statistics
 import tempfile
 import time
 import warnings
@@ -38,8 +39,9 @@ from transformers import PreTrainedModel
 
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import ModelError
-from recipe.inference.engines import batches, graph
+from recipe.inference.engines import batches, graph, sharing
 from recipe.inference.engines.graph import Forward
+from recipe.inference.engines.sharing import Rule, Shared
 from recipe.inference.rows import Reading, TokenRow, are_close, padded, tolerance_of
 from recipe.models import packed_encoders
 from recipe.storage import checksums
@@ -48,15 +50,11 @@ NAME = "AMPHORA_ENGINE"
 TORCH, OPENVINO, MEASURE = "torch", "openvino", "measure"
 _SECONDS = 240.0
 """After which a conversion is given up."""
-_GAIN = 0.95
-"""OpenVINO is taken if it needs less than this share of PyTorch's time, by `_CALLS` on average."""
-_CALLS: Sequence[tuple[int, int]] = ((6, 1), (2, 8), (1, 32))
-"""What is measured: so many calls of so many texts of `_SHORT` tokens; and one text of as many as
-the model reads, up to `_LONG`."""
-_SHORT, _LONG, _ROUNDS = (8, 56), 512, 3
+_ROUNDS = 5
+"""In which the engines take turns when they are measured."""
 _LONGEST = 4096
 """Tokens of the longest text that is compared."""
-_OUTCOME, _VERSION = "outcome.json", 1
+_OUTCOME, _VERSION = "outcome.json", 2
 _REMEDY = f"Leave {NAME} out: then PyTorch computes the model."
 Compute = Callable[[Sequence[TokenRow]], object]
 
@@ -66,9 +64,10 @@ class _State:
     """Of this process."""
 
     asked: str = TORCH
-    waiting: list[tuple[PreTrainedModel, Forward]] = field(default_factory=list)
-    """Models that OpenVINO is to compute, as soon as they have warmed up."""
-    started: list[Forward] = field(default_factory=list)
+    waiting: list[tuple[Shared, Forward]] = field(default_factory=list)
+    """What OpenVINO is to compute of models, as soon as they have warmed up."""
+    started: list[tuple[Forward, int]] = field(default_factory=list)
+    """What stands in the place of models, and the tokens of a text that warms it up."""
 
 
 _state = _State()
@@ -84,8 +83,8 @@ def ask(environ: Mapping[str, str]) -> None:
     asked = environ.get(NAME) or TORCH
     if asked not in (TORCH, OPENVINO, MEASURE):
         raise ValueError(
-            f"{NAME} is {asked!r}. Give {TORCH}, {OPENVINO}, or {MEASURE} (whichever computes the "
-            "model in less time)."
+            f"{NAME} is {asked!r}. Give {TORCH}, {OPENVINO}, or {MEASURE} (whichever computes a "
+            "call in less time)."
         )
     _state.asked, _state.waiting = asked, []
 
@@ -101,23 +100,24 @@ def refuse_unused() -> None:
 
 
 def stand_in() -> None:
-    """Let OpenVINO compute the models that it was chosen for, in whatever process asks next; their
-    own weights are given back. Until then PyTorch computes them: what has run OpenVINO's threads
-    cannot be forked."""
-    for model, forward in _state.waiting:
-        forward.replace(model)
-        _state.started.append(forward)
+    """Let OpenVINO compute what it was chosen for, in whatever process asks next; weights that
+    PyTorch has no more use for are given back. Until then PyTorch computes all: what has run
+    OpenVINO's threads cannot be forked."""
+    for shared, forward in _state.waiting:
+        forward.replace(shared.model, shared.rule.is_openvinos)
+        _state.started.append((forward, min(shared.longest, batches.STEP)))
     _state.waiting = []
 
 
 def start() -> None:
-    """Compile in this process what `stand_in` has put in the place of models."""
-    for forward in _state.started:
-        forward.start()
+    """Compile in this process what `stand_in` has put in the place of models, and call it once:
+    the first call lays out its weights."""
+    for forward, tokens in _state.started:
+        forward(torch.ones((1, tokens), dtype=torch.long))
 
 
-def takes_none(why_not: str) -> bool:
-    """False, since OpenVINO cannot compute a model; a line of the log says why.
+def takes_none(why_not: str) -> None:
+    """Say in a line of the log why OpenVINO cannot compute a model.
 
     Raises:
         ModelError: AMPHORA_ENGINE is openvino.
@@ -126,7 +126,6 @@ def takes_none(why_not: str) -> bool:
         raise ModelError(f"{NAME} is {OPENVINO}, and it cannot be: {why_not}.", _REMEDY)
     if _state.asked == MEASURE:
         print(f"engine: PyTorch: {why_not}", flush=True)
-    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,37 +167,48 @@ class Candidate:
             why_not=why_not,
         )
 
-    def takes_openvino(self) -> bool:
-        """Whether OpenVINO is to compute the model; a line of the log says why, or why not.
+    def shared(self) -> Shared | None:
+        """What OpenVINO is to compute of the model; None for nothing. A line of the log says why.
 
         Raises:
             ModelError: AMPHORA_ENGINE is openvino, and it cannot.
         """
         if _state.asked == TORCH:
-            return False
+            return None
         if why_not := self.why_not or self._unfit():
-            return takes_none(why_not)
+            takes_none(why_not)
+            return None
         began, folder = time.monotonic(), self._folder()
         outcome = _kept(folder)
-        is_known = "names" in outcome and (_state.asked == OPENVINO or "seconds" in outcome)
+        is_known = "names" in outcome and (_state.asked == OPENVINO or "shares" in outcome)
         if not is_known:
             outcome = self._made(folder)
         if why_not := outcome.get("why_not", ""):
-            return takes_none(why_not)
-        share = _share(outcome["seconds"]) if _state.asked == MEASURE else 0.0
-        is_taken = share < _GAIN
+            takes_none(why_not)
+            return None
+        is_measured = _state.asked == MEASURE
+        shares = outcome["shares"] if is_measured else [[0.0] * len(of) for _, of in sharing.KINDS]
+        rule, measured = Rule.of(shares), [share for own in shares for share in own]
+        whose = "PyTorch"
+        if not rule.is_torchs:
+            whose = f"OpenVINO {importlib.metadata.version('openvino')}"
+            whose += "" if rule.is_openvinos else f", and PyTorch for {rule}"
         how = [
-            f"OpenVINO {importlib.metadata.version('openvino')}" if is_taken else "PyTorch",
-            f"since OpenVINO takes {share:.2f} of PyTorch's time" if share else "",
+            whose,
+            f"since OpenVINO takes {min(measured):.2f} to {max(measured):.2f} of PyTorch's time, "
+            "by size of call" if is_measured else "",
             f"its graph is kept in {folder}"
             if is_known
             else f"found out in {time.monotonic() - began:.1f} s and kept in {folder}",
-        ]
+        ]  # fmt: skip
         print(f"engine: {', '.join(filter(None, how))}", flush=True)
-        if is_taken:
-            forward = Forward(folder, self.inputs, outcome["names"], self.model.dtype)
-            _state.waiting.append((self.model, forward))
-        return is_taken
+        if rule.is_torchs:
+            return None
+        model = self.model if rule.is_openvinos else copy.copy(self.model)
+        shared = Shared(rule, model, self.longest)
+        forward = Forward(folder, self.inputs, outcome["names"], self.model.dtype)
+        _state.waiting.append((shared, forward))
+        return shared
 
     def _unfit(self) -> str:
         """Why OpenVINO cannot compute it; empty if it may."""
@@ -223,7 +233,7 @@ class Candidate:
             _VERSION, torch.__version__, transformers.__version__,
             importlib.metadata.version("openvino"), type(self.model).__name__,
             self.model.config.to_json_string(use_diff=False), list(self.inputs), self.longest,
-            _CALLS, _SHORT, _LONG, _LONGEST, _processor(),
+            sharing.KINDS, _LONGEST, _processor(),
             {name: os.environ.get(name) for name in ("AMPHORA_PACKING", "AMPHORA_BLOCKED_WEIGHTS")},
         )  # fmt: skip
         digest.update(json.dumps(parts).encode())
@@ -282,7 +292,8 @@ class Candidate:
         os._exit(0)
 
     def _converted(self, folder: Path) -> dict[str, Any]:
-        """The names of what the graph gives, and seconds by engine; or `why_not`."""
+        """The names of what the graph gives, and OpenVINO's share of PyTorch's time by kind of
+        call; or `why_not`."""
         exact: Any = torch.nn.Module.float(copy.deepcopy(self.model))
         names = graph.convert(exact, self.inputs, folder)
         dtypes = dict.fromkeys((torch.float32, self.model.dtype))
@@ -311,7 +322,7 @@ class Candidate:
         outcome: dict[str, Any] = {"names": names}
         if _state.asked == MEASURE:
             del exact
-            outcome["seconds"] = self._measured(forwards[self.model.dtype])
+            outcome["shares"] = self._measured(forwards[self.model.dtype])
         return outcome
 
     @property
@@ -321,8 +332,9 @@ class Candidate:
     def _taken(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: batch[name] for name in self.inputs if name in batch}
 
-    def _measured(self, forward: Forward) -> dict[str, list[float]]:
-        """CPU-seconds of kinds of calls, by engine: the least of some rounds, which take turns."""
+    def _measured(self, forward: Forward) -> list[list[float]]:
+        """OpenVINO's CPU time of PyTorch's for `sharing.KINDS` of calls: of each the median of
+        some rounds, in which they take turns."""
         usual = self.usual()
 
         def with_graph(rows: Sequence[TokenRow]) -> object:
@@ -333,27 +345,26 @@ class Candidate:
                 vars(self.model).pop("forward")
 
         random, config = np.random.default_rng(1), self.model.config
-        least, most = (min(self.longest, tokens) for tokens in _SHORT)
-        kinds = [
-            [
-                [_row(random, config, length) for length in random.integers(least, most + 1, texts)]
-                for _ in range(calls)
-            ]
-            for calls, texts in _CALLS
-        ]
-        kinds.append([[_row(random, config, min(self.longest, _LONG))]])
-        seconds = {TORCH: [math.inf] * len(kinds), OPENVINO: [math.inf] * len(kinds)}
+        kinds = [(lengths, *of) for lengths, counts in sharing.KINDS for of in counts]
+        measured: list[list[float]] = [[] for _ in kinds]
         for number in range(_ROUNDS + 1):
-            for kind, calls in enumerate(kinds):
-                for engine, compute in ((TORCH, usual), (OPENVINO, with_graph)):
+            for own, ((least, most), calls, texts) in zip(measured, kinds, strict=True):
+                # Others in each round: new shapes cost OpenVINO time when it serves, too.
+                drawn_calls = [
+                    [_row(random, config, min(self.longest, int(length))) for length in lengths]
+                    for lengths in random.integers(least, most + 1, (calls, texts))
+                ]
+                seconds = []
+                for compute in (usual, with_graph):
                     began = time.process_time()
-                    for rows in calls:
+                    for rows in drawn_calls:
                         compute(rows)
-                    took = time.process_time() - began
-                    # The first time kernels are made.
-                    if number:
-                        seconds[engine][kind] = min(seconds[engine][kind], took)
-        return seconds
+                    seconds.append(time.process_time() - began)
+                # The first time everything is new.
+                if number:
+                    own.append(seconds[1] / seconds[0])
+        shares = map(statistics.median, measured)
+        return [[next(shares) for _ in counts] for _, counts in sharing.KINDS]
 
 
 def drawn(longest: int, config: Any, has_types: bool) -> Iterator[list[TokenRow]]:
@@ -402,18 +413,14 @@ def _values(output: Any, names: Sequence[str], rows: Sequence[TokenRow]) -> list
     return values
 
 
-def _share(seconds: Mapping[str, Sequence[float]]) -> float:
-    """OpenVINO's time of PyTorch's: the geometric mean of the kinds of calls."""
-    shares = [own / usual for own, usual in zip(seconds[OPENVINO], seconds[TORCH], strict=True)]
-    return math.exp(sum(map(math.log, shares)) / len(shares))
-
-
 def _kept(folder: Path) -> dict[str, Any]:
     """What was found out earlier about the graph in `folder`; empty if it is not as it was."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         # Others may write to the folder for temporary files, too.
         if folder.parent.stat().st_uid == os.getuid():
             outcome = json.loads((folder / _OUTCOME).read_text())
+            if "shares" in outcome:
+                Rule.of(outcome["shares"])
             if all(checksums.digest(folder / name) == own for name, own in outcome["sums"].items()):
                 return dict(outcome)
     return {}

@@ -20,6 +20,7 @@ from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.inference import loaded_model, precision, turns
 from recipe.inference.engines import choice as engines
 from recipe.inference.engines.batches import PaddedRows
+from recipe.inference.engines.sharing import Shared, calls_of
 from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE, LoadedModel
 from recipe.inference.packed import choice as packing_choice
 from recipe.inference.packed import rows as packed_rows
@@ -45,6 +46,8 @@ class SentenceVectors:
     model: Any
     packed: PackedRows | PaddedRows | None = None
     """How texts share a row end to end, or a call of OpenVINO's; None if the library pads them."""
+    shared: Shared | None = None
+    """What OpenVINO computes beside PyTorch; None if one of them computes all."""
     programs: Programs | None = None
     """What computes on a device that compiles a program for each shape; None on others."""
     parameters: frozenset[str] = frozenset(
@@ -105,9 +108,12 @@ class SentenceVectors:
         )
         if is_static:
             return cls(model, programs=_programs(model, kind, environ))
-        if longest := _takes_openvino(model, environ):
-            return cls(model, PaddedRows(longest))
+        shared = _shared(model, environ)
+        if shared is not None and shared.rule.is_openvinos:
+            return cls(model, PaddedRows(shared.longest))
         packed = _laid_out(model, environ)
+        if shared is not None:
+            return cls(model, packed or PaddedRows(shared.longest), shared=shared)
         if packed is None and isinstance(encoder, PreTrainedModel):
             packed_encoders.take_lengths(encoder)
         return cls(model, packed)
@@ -188,11 +194,14 @@ class SentenceVectors:
         tokens' states."""
         tokens = self.model.preprocess(list(texts), prompt=self._prompt(parameters))
         rows = _rows(self.model, tokens)
-        parts, order = [], []
-        for places in packed.cuts([len(row.ids) for row in rows]):
-            states, lengths = packed.states(
-                self.model[0].auto_model, [rows[place] for place in places]
-            )
+        parts, order, tokens_of = [], [], [len(row.ids) for row in rows]
+        for is_graphs, places in calls_of(self.shared, tokens_of, packed.cuts):
+            together = [rows[place] for place in places]
+            if is_graphs and self.shared is not None:
+                graphs = PaddedRows(self.shared.longest)
+                states, lengths = graphs.states(self.shared.model, together)
+            else:
+                states, lengths = packed.states(self.model[0].auto_model, together)
             starts = torch.tensor([0, *lengths.cumsum()], dtype=torch.int32)
             # As the library gives its pooling what flash attention has computed without padding.
             features = {
@@ -303,8 +312,8 @@ def _laid_out(model: Any, environ: Mapping[str, str]) -> PackedRows | None:
     return packed
 
 
-def _takes_openvino(model: Any, environ: Mapping[str, str]) -> int:
-    """How many tokens a SentenceTransformer reads, if OpenVINO is to compute its encoder; else 0.
+def _shared(model: Any, environ: Mapping[str, str]) -> Shared | None:
+    """What OpenVINO is to compute of a SentenceTransformer's encoder; None for nothing.
 
     Raises:
         ModelError: AMPHORA_ENGINE is openvino, and it cannot.
@@ -312,7 +321,8 @@ def _takes_openvino(model: Any, environ: Mapping[str, str]) -> int:
     encoder = getattr(model[0], "auto_model", None)
     if not _is_usual(model) or not isinstance(encoder, PreTrainedModel):
         names = ", ".join(type(module).__name__ for module in model)
-        return engines.takes_none(f"the model's modules are {names}")
+        engines.takes_none(f"the model's modules are {names}")
+        return None
     loaded = LoadedModel(
         model=encoder,
         tokenizer=model.tokenizer,
@@ -320,10 +330,9 @@ def _takes_openvino(model: Any, environ: Mapping[str, str]) -> int:
         inputs=frozenset(inspect.signature(encoder.forward).parameters)
         & {"input_ids", "attention_mask", TYPE_IDS},
     )
-    candidate = engines.Candidate.of(
+    return engines.Candidate.of(
         loaded, Reading.MEAN, lambda: replace(loaded, packed=_laid_out(model, environ))
-    )
-    return loaded.max_length if candidate.takes_openvino() else 0
+    ).shared()
 
 
 def _packing(model: Any, environ: Mapping[str, str]) -> PackedRows | None:
