@@ -259,6 +259,32 @@ def test_a_full_device_is_tried_with_fewer_rows_and_one_that_fails_alone_is_told
     assert len(engine_of(gpt2)) == 0
 
 
+@pytest.mark.parametrize("asked", [{}, {"seed": 3, "do_sample": True}, {"num_beams": 2}])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_scores_that_are_no_numbers_are_an_error_of_their_own_text(
+    gpt2: Generator, value: float, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first token of the vocabulary would be chosen, as the likeliest one."""
+    model: Any = gpt2.loaded.model
+    good = request("film", max_new_tokens=6, **asked)
+    expected = gpt2.predict([request("film", max_new_tokens=6, **asked)])
+    longest = gpt2.measure(good)[0]
+    forward = model.forward
+
+    def exceed(**inputs: Any) -> Any:
+        output = forward(**inputs)
+        if output.past_key_values.get_seq_length() > longest:
+            output.logits[:] = value
+        return output
+
+    monkeypatch.setattr(model, "forward", exceed)
+    longer = request("who said film", max_new_tokens=12, **asked)
+    with pytest.raises(ArithmeticError, match="AMPHORA_DTYPE=float32"):
+        gpt2.predict([longer])
+    assert gpt2.predict([good]) == expected
+    assert len(engine_of(gpt2)) == 0
+
+
 def test_what_has_no_room_waits_and_nobody_overtakes_it(gpt2: Generator) -> None:
     engine = Engine(Rows(gpt2.loaded.model, 0), most_tokens=64, most_rows=3)
     model = replace(gpt2, continuous=Continuous(gpt2.loaded, engine))

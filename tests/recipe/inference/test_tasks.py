@@ -163,6 +163,63 @@ def test_what_a_request_may_not_hold_is_told(tmp_path: Path) -> None:
     assert len(served.ask(some)) == 2
 
 
+@pytest.fixture(scope="module")
+def entailing(tmp_path_factory: pytest.TempPathFactory) -> Handlers:
+    names = {0: "contradiction", 1: "neutral", 2: "entailment"}
+    numbers = {name: number for number, name in names.items()}
+    folder = tmp_path_factory.mktemp("entailing")
+    save("BertForSequenceClassification", folder, id2label=names, label2id=numbers)
+    return Handlers(folder, HF_TASK="zero-shot-classification")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        # Left out, the score of "film" would be that of the only label.
+        ({"candidate_labels": ["film", ""]}, r"candidate_labels\[1\] is ''"),
+        ({"candidate_labels": [" ", "film"]}, r"candidate_labels\[0\] is ' '"),
+        ({"candidate_labels": ", ,"}, "names no label"),
+        ({"hypothesis_template": "{} {}"}, r"\{0\} in several places"),
+        ({"hypothesis_template": "{} {0}"}, r"\{0\} in several places"),
+    ],
+)
+def test_labels_of_a_request_are_all_asked(
+    parameters: dict[str, Any], words: str, entailing: Handlers
+) -> None:
+    asked = {"candidate_labels": ["film", "paris"], **parameters}
+    with pytest.raises(ValueError, match=words):
+        entailing.ask({"inputs": "the film", "parameters": asked})
+    several = {"candidate_labels": "film,, paris,", "hypothesis_template": "{0} {0}"}
+    answer = entailing.ask({"inputs": "the film", "parameters": several})
+    assert sorted(answer["labels"]) == ["film", "paris"]
+
+
+@pytest.mark.parametrize("kind", ["T5ForConditionalGeneration", "BartForConditionalGeneration"])
+@pytest.mark.parametrize("asked", [{}, {"num_beams": 3}, {"min_new_tokens": 2}])
+def test_a_text_of_scores_that_are_no_numbers_is_an_error_of_its_own(
+    kind: str, asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a model that exceeds float16's range, whose likeliest token would be the first one."""
+    served = Handlers(save(kind, tmp_path / "model"), HF_TASK="text2text-generation")
+    model = served.model.loaded.model
+    good = {"inputs": "the film", "parameters": {"max_new_tokens": 5, "num_beams": 1, **asked}}
+    bad = {**good, "inputs": "anna said paris was bad again ."}
+    expected = served.ask(good)
+    forward = model.forward
+
+    def exceed(**inputs: Any) -> Any:
+        output = forward(**inputs)
+        lengths = inputs["attention_mask"].sum(-1) if "attention_mask" in inputs else None
+        if lengths is not None:
+            output.logits[lengths > 5] = float("nan")
+        return output
+
+    monkeypatch.setattr(model, "forward", exceed)
+    with pytest.raises(ArithmeticError, match="AMPHORA_DTYPE=float32"):
+        served.ask(bad)
+    assert served.ask(good) == expected
+
+
 def test_numbers_that_are_none_are_no_answer(tmp_path: Path) -> None:
     from recipe.inference import answers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -208,6 +208,40 @@ def _byte_letters() -> dict[str, int]:
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     return {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
+
+
+class NotFinite(ArithmeticError):
+    """A model's scores are no numbers: the likeliest of them would be a token that means nothing,
+    and its text an answer like any other."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model's scores are NaN or infinity, so that no token can be chosen: see what it"
+            " computes, or serve it with AMPHORA_DTYPE=float32"
+        )
+
+
+class Finite(LogitsProcessor):
+    """Raises `NotFinite` where the scores of a text that is still written are no numbers."""
+
+    def __init__(self, ends: Iterable[int]) -> None:
+        """
+        Args:
+            ends: What comes after an end token is no text.
+        """
+        self._ends = list(ends)
+        self._start: int | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The scores as they are; shapes (texts, tokens), (texts, vocabulary)."""
+        if self._start is None:
+            self._start = input_ids.shape[1]
+        new = input_ids[:, self._start :]
+        over = torch.isin(new, torch.tensor(self._ends, device=new.device)).any(-1)
+        best = scores.amax(-1)
+        if bool(((best.isnan() | (best == torch.inf)) & ~over).any()):
+            raise NotFinite
+        return scores
 
 
 class Penalties(LogitsProcessor):

@@ -8,6 +8,7 @@ turn after it: there is no thread that writes, and nothing is written that nobod
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 import weakref
@@ -21,7 +22,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from recipe.inference import turns
 from recipe.inference.generation.batch import Batch, Rows
-from recipe.inference.generation.decoding import Event, Notes, Writer
+from recipe.inference.generation.decoding import Event, Notes, NotFinite, Writer
 
 MOST_ROWS = 64
 """Texts that are written at once."""
@@ -318,10 +319,12 @@ def choose(rows: Sequence[Row], scores: torch.Tensor) -> None:
         rows: All of them go on.
         scores: The model's, float32 of shape (rows, vocabulary).
     """
-    likeliest = scores.argmax(-1).tolist()
+    best, likeliest = (part.tolist() for part in scores.max(-1))
     for place, row in enumerate(rows):
         number = likeliest[place]
         try:
+            if not best[place] < math.inf:
+                raise NotFinite
             if row.processors or row.generator is not None:
                 ids: Any = torch.tensor([row.ids], device=scores.device)
                 own = row.processors(ids, scores[place : place + 1].clone())

@@ -16,6 +16,7 @@ from recipe.inference.generation.batch import are_same, has_lasting_positions
 from recipe.inference.generation.decoding import (
     Completion,
     Event,
+    Finite,
     Notes,
     Pauses,
     Penalties,
@@ -123,7 +124,9 @@ def write(
             max_new_tokens=prompts[0].new,
             eos_token_id=sorted(ends.ids) or None,
             pad_token_id=calls.pad_token_id(loaded),
-            logits_processor=LogitsProcessorList([penalties, *([notes] if notes else [])]),
+            logits_processor=LogitsProcessorList(
+                [Finite(ends.ids), penalties, *([notes] if notes else [])]
+            ),
             stopping_criteria=StoppingCriteriaList(criteria),
         )
     if has_beams:

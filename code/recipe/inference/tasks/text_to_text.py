@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import AutoModelForSeq2SeqLM, StoppingCriteriaList
+from transformers import AutoModelForSeq2SeqLM, LogitsProcessorList, StoppingCriteriaList
 
 from recipe.inference import loaded_model, loading, turns
 from recipe.inference.generation import calls
-from recipe.inference.generation.decoding import Pauses
+from recipe.inference.generation.decoding import Finite, Pauses
 from recipe.inference.generation.gathering import Gathering, Piece
 from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE, LoadedModel
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
@@ -268,12 +268,15 @@ class TextGenerator:
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in prompts])
         asked = {key: value for key, value in options.items() if key != "seed"}
         draws = bool(asked.get("do_sample", model.generation_config.do_sample))
+        own = model.generation_config.eos_token_id
+        ends = own if isinstance(own, list) else [] if own is None else [own]
         if draws:
             # Forks of one process would otherwise all draw the same.
             torch.manual_seed(options["seed"]) if "seed" in options else torch.seed()
         output = model.generate(
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),
+            logits_processor=LogitsProcessorList([Finite(ends)]),
             stopping_criteria=StoppingCriteriaList([Pauses(pause, draws=draws)]),
             tokenizer=self.loaded.tokenizer,
             **asked,

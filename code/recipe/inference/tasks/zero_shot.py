@@ -71,13 +71,14 @@ class ZeroShot:
                 ]
             except ValueError:
                 fields = []
+            names = [name for name, *_ in fields]
             # Nobody needs a field with a width, or an attribute, here.
-            if not fields or any(
-                name not in ("", "0") or form or conversion for name, form, conversion in fields
+            if (names != [""] and set(names) != {"0"}) or any(
+                form or conversion for _, form, conversion in fields
             ):
                 raise BadRequest(
                     f"hypothesis_template is {template[:60]!r}. Write {{}} where the label goes, as"
-                    f" in {_TEMPLATE!r}."
+                    f" in {_TEMPLATE!r}, or {{0}} in several places."
                 )
             hypotheses = [template.format(label) for label in _labels(request)]
             request.prepared = [self._rows(text, hypotheses) for text in request.texts]
@@ -143,12 +144,19 @@ class ZeroShot:
 
 
 def _labels(request: Request) -> list[str]:
-    """The labels that a request names. Raises BadRequest if there are none."""
+    """The labels that a request names. Raises BadRequest if there are none, or one of a list is
+    empty: left out, the scores of the others would be those of another question."""
     named = request.parameters.get("candidate_labels", [])
-    labels = [label.strip() for label in named.split(",")] if isinstance(named, str) else named
-    if not any(labels):
+    if isinstance(named, str):
+        named = [label.strip() for label in named.split(",") if label.strip()]
+    for place, label in enumerate(named):
+        if not label.strip():
+            raise BadRequest(
+                f"candidate_labels[{place}] is {label!r}: name a label, or leave it out."
+            )
+    if not named:
         raise BadRequest(
             "candidate_labels names no label. Send for example "
             '{"inputs": "a text", "parameters": {"candidate_labels": ["sports", "politics"]}}.'
         )
-    return [label for label in labels if label]
+    return list(named)
