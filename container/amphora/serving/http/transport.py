@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
@@ -100,3 +101,40 @@ class BoundedTransport:
         self._transport.write(_FIRST_BYTES)
         self.write = write_rest
         self._loop.call_later(0.02, ask_kernel, 0.02)
+
+
+def unframed(app: Any, cycle: Any) -> Any:
+    """An application for a client of HTTP/1.0, who would read the lengths of chunks as the answer.
+    One without a length ends with its connection, and one that breaks off resets it, so that it is
+    not taken for a whole one.
+
+    Args:
+        app: An ASGI application.
+        cycle: Uvicorn's, of the request.
+    """
+
+    def end_by_reset(resets: bool) -> None:
+        sock = cycle.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", resets, 0))
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        has_length = True
+
+        async def send_on(message: Any) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(
+                    name.lower() == b"content-length" for name, _ in message["headers"]
+                )
+                if not has_length:
+                    cycle.chunked_encoding = False
+                    end_by_reset(True)
+            elif not has_length:
+                cycle.expected_content_length = len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    end_by_reset(False)
+            await send(message)
+
+        await app(scope, receive, send_on)
+
+    return answer

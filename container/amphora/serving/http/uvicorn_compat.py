@@ -24,7 +24,7 @@ from uvicorn.server import ServerState
 from amphora.common.errors import AmphoraError
 from amphora.serving.http.acceptor import Acceptor
 from amphora.serving.http.refusal import Refusal
-from amphora.serving.http.transport import GONE, BoundedTransport
+from amphora.serving.http.transport import GONE, BoundedTransport, unframed
 from amphora.serving.settings import ClientLimits
 
 # Requests that a client has sent ahead of the answers to earlier ones.
@@ -57,7 +57,7 @@ _SET: dict[type, tuple[str, ...]] = {
     ),
     RequestResponseCycle: (
         *("scope", "disconnected", "keep_alive", "message_event", "response_started"),
-        "response_complete",
+        *("response_complete", "transport", "chunked_encoding", "expected_content_length"),
     ),
     WebSocketsSansIOProtocol: ("handshake_initiated", "transport", "default_headers"),
 }
@@ -304,6 +304,8 @@ class HttpProtocol(HttpToolsProtocol):
         cast(dict[str, Any], cycle.scope)[GONE] = self.loop.create_future()
         if self._crowded:
             cycle.keep_alive = False  # uvicorn says so in the answer
+        if cycle.scope["http_version"] == "1.0":
+            app = unframed(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     # Time.

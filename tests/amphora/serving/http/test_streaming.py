@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import time
 from pathlib import Path
 
@@ -40,6 +42,30 @@ def test_a_stream_that_fails_later_breaks_off(shared: Start) -> None:
         answer.read()
     assert "broken in the middle" in server.log
     assert server.invoke({"words": 1}).text == "word0 "
+
+
+def test_a_client_of_http_1_0_gets_a_stream_without_chunks(shared: Start) -> None:
+    """As ApacheBench and proxies send it; the lengths of chunks would be part of its text."""
+    server = shared(STREAM).ready()
+
+    def ask(order: dict[str, int]) -> tuple[bytes, bytes]:
+        body = json.dumps(order).encode()
+        head = "POST /invocations HTTP/1.0\r\nContent-Type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", server.port), 30) as sock:
+            sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            answer = b"".join(iter(lambda: sock.recv(1 << 16), b""))
+        before, _, after = answer.partition(b"\r\n\r\n")
+        return before.lower(), after
+
+    head, text = ask({"words": 3})
+    assert (b"transfer-encoding" in head, b"connection: close" in head) == (False, True)
+    assert text == b"word0 word1 word2 "
+    assert ask({"words": 20_000})[1].split()[-1] == b"word19999"
+    head, text = ask({"words": 3, "break": 0})
+    assert (head[:12], json.loads(text)["error"]["code"]) == (b"http/1.1 500", "handler_failed")
+    # Its end is a connection's end: a stream that is not whole must not look like one.
+    with pytest.raises(ConnectionResetError):
+        ask({"words": 3, "break": 2})
 
 
 def test_a_client_that_leaves_a_stream_frees_the_worker(start: Start, tmp_path: object) -> None:
