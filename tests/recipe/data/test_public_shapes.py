@@ -208,6 +208,14 @@ SHAPES = {
         WRITER, lambda n: {"prefix": "ask", "input_text": "it", "target_text": "done"},
         "texts in column 'prefix' beside the sources",
     ),
+    "aya collection, several languages": Shape(
+        WRITER, lambda n: {"inputs": "cat", "targets": "chat", "target_lang": ["fra", "deu"][n % 2]},
+        "several languages by column 'target_lang'", argv=("--task", "translation"),
+    ),
+    "one direction of several": Shape(
+        WRITER, lambda n: {"source": "cat", "target": "chat", "target_lang": "fra"},
+        "translation", {"source": "cat", "target": "chat"}, argv=("--task", "translation"),
+    ),
     # Answers to choose from
     "openbookqa": Shape(
         CLASSIFIER, lambda n: {"question": said(), "choices": {"text": [*"abcd"], "label": [*"ABCD"]},

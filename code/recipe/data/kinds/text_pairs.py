@@ -14,7 +14,7 @@ from recipe.data import held_out
 from recipe.data.column_names import PROMPT_PARTS, plain
 from recipe.data.columns import unread_texts
 from recipe.data.evidence import Evidence, Recognised
-from recipe.data.files.part import Part
+from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import spooled
 from recipe.data.layout import channels as layout
 from recipe.data.layout import file_portions
@@ -64,6 +64,13 @@ PAIRS = (
 _TRANSLATION = "translation"
 _SOURCE_PARTS = (*PROMPT_PARTS, "instruction", "prefix")
 """What the columns are called that belong to a source as well."""
+_LANGUAGES = (
+    *("source_lang", "src_lang", "source_language", "src_language", "from_lang", "direction"),
+    *("target_lang", "tgt_lang", "target_language", "tgt_language", "to_lang", "lang_pair"),
+    "language_pair",
+)
+"""What the columns are called that say the languages of a row."""
+_MOST_LANGUAGES = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +170,8 @@ def _columns(
                     f"Write both into one column, or give text_column={source} to leave {name!r} "
                     "out.",
                 )
+            if text is None:
+                _refuse_several_languages(part, source)
             return source, target
     languages = [name.partition(".")[2] for name in names if name.startswith(f"{_TRANSLATION}.")]
     if languages:
@@ -177,6 +186,19 @@ def _columns(
         "Name them in the hyperparameters text_column (what is read) and label_column (what is "
         "written).",
     )
+
+
+def _refuse_several_languages(part: Part, source: str) -> None:
+    """Raises DataError where rows are of several languages: a job learns one direction."""
+    for name in part.table.column_names:
+        is_known = plain(name) in _LANGUAGES and is_string(part.table.schema.field(name).type)
+        if is_known and len(codes := part.distinct(name, _MOST_LANGUAGES) or ["many"]) != 1:
+            raise DataError(
+                f"{part.path} has rows of several languages by column {name!r} "
+                f"({', '.join(map(str, codes[:3]))} ...), and all would be learned as of one.",
+                "Keep the rows of one direction, with source_lang and target_lang where the model "
+                f"wants them; or give text_column={source} if the texts say it themselves.",
+            )
 
 
 def _of_languages(
