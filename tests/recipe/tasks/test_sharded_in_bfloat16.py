@@ -56,7 +56,8 @@ def test_shards_in_bfloat16_learn_what_one_process_does(
     assert "sharded over 2 processes (FSDP2)" in two.log()
     expected, at_the_end = losses(one)
     found, evaluated = losses(two)
-    assert len(expected) == 6 and max(expected.values()) > 1.05 * min(expected.values())
+    # They change by twice what rounding may.
+    assert len(expected) == 6 and max(expected.values()) > 1.04 * min(expected.values())
     assert found == pytest.approx(expected, rel=0.02)
     assert len(evaluated) == len(at_the_end) > 0
     # An embedding's evaluation contrasts as many texts as a process has in a batch: 4 and 8.
