@@ -131,6 +131,13 @@ def sentence_model(folder: Path) -> Path:
     return folder / "whole"
 
 
+def take_both(folder: Path) -> None:
+    """Write what lets PyTorch compute many short texts, and OpenVINO all others, as measured."""
+    for outcome in (folder / f"amphora-{os.getuid()}").glob("*/outcome.json"):
+        known = json.loads(outcome.read_text())
+        outcome.write_text(json.dumps({**known, "shares": [[0.5, 0.5, 1.5], [0.5]]}))
+
+
 def test_texts_share_calls_that_cost_least() -> None:
     lengths = np.random.default_rng(0).integers(1, 200, 90).tolist()
 
@@ -207,19 +214,29 @@ def test_openvino_answers_as_pytorch(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_in_the_precision_that_is_usual_on_this_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["openvino", "measure"])
+def test_in_the_precision_that_is_usual_on_this_cpu(tmp_path: Path, engine: str) -> None:
     labels = {"id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
     classifier = save("BertForSequenceClassification", tmp_path / "labels", **labels)
     encoder = save("BertModel", tmp_path / "mean")
-    texts = [*TEXTS, "a", "the film was good again " * 20]
+    texts = [*TEXTS, *TEXTS, *TEXTS, "a", "the film was good again " * 20]
     asked: list[tuple[Path, list[Any]]] = [
         (classifier, [{"inputs": texts, "parameters": {"top_k": None}}]),
         (encoder, [{"inputs": texts}]),
     ]
     expected = [Handlers(folder).ask_all(bodies) for folder, bodies in asked]  # in float32
     plan = json.dumps([(str(folder), {}, bodies) for folder, bodies in asked])
-    got, said = answers_of(SERVES, tmp_path, plan, AMPHORA_ENGINE="openvino", AMPHORA_DTYPE="")
+    environ = {"AMPHORA_ENGINE": engine, "AMPHORA_DTYPE": ""}
+    program = SERVES
+    if engine == "measure":
+        # Both: the list's short texts are PyTorch's.
+        program = SERVES.replace('assert "openvino" in sys.modules', COUNTS)
+        program += 'print("BOTH", all(calls.values()))'
+        answers_of(program, tmp_path, plan, **environ)
+        take_both(tmp_path)
+    got, said = answers_of(program, tmp_path, plan, **environ)
     assert said.count("engine: OpenVINO") == len(asked)
+    assert engine == "openvino" or "BOTH True" in said
     usual = precision.chosen({})[1]
     assert said.count(f"on cpu in {usual}") == len(asked)
     for answers in (got, expected):  # nearly equal scores may change places
@@ -290,9 +307,7 @@ def test_two_engines_share_a_model_by_the_size_of_calls(tmp_path: Path) -> None:
     plan = json.dumps([(str(folder), environ, bodies) for folder, environ, bodies in asked])
     answers_of(SERVES.replace('assert "openvino" in', "True or"), tmp_path, plan,
                AMPHORA_ENGINE="measure")  # fmt: skip
-    for outcome in (tmp_path / f"amphora-{os.getuid()}").glob("*/outcome.json"):
-        known = json.loads(outcome.read_text())
-        outcome.write_text(json.dumps({**known, "shares": [[0.5, 0.5, 1.5], [0.5]]}))
+    take_both(tmp_path)
     got, said = answers_of(program, tmp_path, plan, AMPHORA_ENGINE="measure")
     rule = "and PyTorch for 8 and more texts of 96 tokens at most of a call, since OpenVINO takes"
     assert said.count(rule) == len(asked)

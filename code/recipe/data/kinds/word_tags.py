@@ -329,25 +329,32 @@ def _lists(words: Any, tags: Any) -> tuple[Any, Any]:
     return listed, of_tags
 
 
+def _with_names(
+    part: Part, column: str, class_names: Sequence[ClassNames], notes: list[str]
+) -> Part:
+    """`part` with names for the numbers that its tags are; a note says whose, or that they have
+    none."""
+    codes = values.integers(part, column)
+    if not codes or column in part.class_names:
+        return part
+    for each in class_names:
+        names = each.of({code for code in codes if code >= 0})
+        if each.column in (column, None) and not isinstance(names, str):
+            notes.append(f"tags: called as in {each.source}")
+            known = [names.get(code, f"unused {code}") for code in range(max(names) + 1)]
+            return part.named(column, known)
+    notes.append(
+        f"tags: column {column!r} of {part.path} has numbers without names: scored by accuracy. "
+        "Entities have names such as B-PER"
+    )
+    return part
+
+
 def _read(
     part: Part, columns: tuple[str, str], class_names: Sequence[ClassNames], notes: list[str]
 ) -> _Read:
-    tags_column = columns[1]
-    part = spans.annotated(accepted(part, columns, notes), tags_column, notes)
-    codes = values.integers(part, tags_column)
-    if codes and tags_column not in part.class_names:
-        for each in class_names:
-            names = each.of({code for code in codes if code >= 0})
-            if each.column in (tags_column, None) and not isinstance(names, str):
-                known = [names.get(code, f"unused {code}") for code in range(max(names) + 1)]
-                part = part.named(tags_column, known)
-                notes.append(f"tags: called as in {each.source}")
-                break
-        else:
-            notes.append(
-                f"tags: column {tags_column!r} of {part.path} has numbers without names: scored by "
-                "accuracy. Entities have names such as B-PER"
-            )
+    part = spans.annotated(accepted(part, columns, notes), columns[1], notes)
+    part = _with_names(part, columns[1], class_names, notes)
     counts: Counter[str] = Counter()
     word_count = trimmed = within = empty = 0
     problems = Problems()

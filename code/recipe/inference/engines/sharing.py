@@ -110,8 +110,7 @@ def calls_of(
         lengths: Tokens of each text.
         usual: What cuts PyTorch's texts into calls.
     """
-    # Until it stands in (`choice.stand_in`), as when the model warms up
-    # PyTorch computes all.
+    # Until it stands in (`choice.stand_in`) PyTorch computes all, as when the model warms up.
     if shared is None or "forward" not in vars(shared.model):
         yield from ((False, places) for places in usual(lengths))
         return
