@@ -3,13 +3,12 @@
     make gpu-serve                     on a machine with a CUDA device
     python benchmarks/gpu/serve.py --smoke      the same code, small, on a CPU
 
-First the truth of rows that CUDA graphs compute, of calls and of batches ahead, and of a device
-that is full. Then a classifier of MiniLM's shape behind `amphora serve`, with 1, 2 and 3 workers
-and 1, 32 and 256 clients that ask for one short text each, and which number of workers is best;
-beside it the model alone in batches of 64, and LitServe if it is installed. Answers are checked
-before anything is timed. Then calls of several texts with their padding, end to end and by graphs
-(`AMPHORA_PACKING`, `AMPHORA_GRAPHS`), and generation: 32 prompts at once through the server, beside
-`generate` on one after the other.
+First the truth of rows end to end, of calls and of batches ahead, and of a device that is full.
+Then a classifier of MiniLM's shape behind `amphora serve`, with 1, 2 and 3 workers and 1, 32 and
+256 clients that ask for one short text each, and which number of workers is best; beside it the
+model alone in batches of 64, and LitServe if it is installed. Answers are checked before anything
+is timed. Then calls of several texts, padded and end to end (`AMPHORA_PACKING`), and generation:
+32 prompts at once through the server, compared with `generate` on one after the other.
 """
 
 from __future__ import annotations
@@ -269,18 +268,11 @@ def packing(stage: Stage, base: Path) -> Values:
 
     origin = Origin.find(str(base / "model"), os.environ)
     lengths = (512, 2048) if stage.smoke else (2048, 8192, 16384)
-    ways: dict[str, Any] = {}
-    for graphs in ("0", "1"):
-        environ = {**os.environ, "AMPHORA_PACKING": "1", "AMPHORA_GRAPHS": graphs}
-        loaded = loading.load(origin, AutoModelForSequenceClassification, environ)
-        if loaded.packed is None:
-            raise Failed("the model is not packed here")
-        if graphs == "0":
-            ways |= bench_packing.ways_of(loaded, lengths)
-        elif loaded.packed.graphs is not None:
-            ways["graphs"] = loaded
-        elif stage.device.type == "cuda":
-            raise Failed("no graph was recorded")
+    environ = {**os.environ, "AMPHORA_PACKING": "1"}
+    loaded = loading.load(origin, AutoModelForSequenceClassification, environ)
+    if loaded.packed is None:
+        raise Failed("the model is not packed here")
+    ways: dict[str, Any] = bench_packing.ways_of(loaded, lengths)
     rows = []
 
     def clock() -> float:
@@ -356,8 +348,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         save_model(stage, base / "model")
-        stage.check("rows by graphs", 30, lambda: serving_rows.truth(stage))
-        stage.check("choice", 40, lambda: serving_rows.choice(stage, base / "model"))
+        stage.check("rows end to end", 30, lambda: serving_rows.truth(stage))
         stage.check("calls ahead", 20, lambda: serving_rows.ahead(stage, base / "model"))
         stage.check("batches ahead", 20, lambda: serving_ahead.batches(stage, base / "model"))
         stage.check("full device", 30, lambda: full(stage, base))

@@ -1,42 +1,35 @@
-"""Rows of texts end to end, by CUDA graphs, as serving computes them: are they right?
-
-On a CPU a tape that computes again stands for the graphs (`--smoke`).
-"""
+"""Rows of texts end to end, as serving computes them: are they right on this device?"""
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
 import copy
-import functools
-import io
+import math
 import os
-import sys
-import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stage import ROOT, Failed, Stage, Values, minilm, table, wait
+from stage import Failed, Stage, Values, minilm, table
 
 import numpy as np  # isort: skip
 import torch  # isort: skip
-from transformers import AutoModel, AutoModelForSequenceClassification
+from torch import Tensor  # isort: skip
+from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel
 
 from recipe.inference import loaded_model, loading
-from recipe.inference.packed import choice as packing_choice
-from recipe.inference.packed.choice import examples, farthest, states_of_padded
-from recipe.inference.packed.graphs import LENGTHS, CudaTape, Graphs, Shape, Tape
-from recipe.inference.packed.rows import PackedRows
-from recipe.inference.rows import Reading, TokenRow
+from recipe.inference.packed_rows import PackedRows
+from recipe.inference.rows import Reading, TokenRow, padded
 from recipe.inference.saved.origin import Origin
 from recipe.models import flat_attention
 
+_PADDED_TEXTS = 32
+"""Texts of a padded call, as in `LoadedModel`."""
+
 
 def truth(stage: Stage) -> Values:
-    """States of rows end to end, with graphs and without, are no further from padded texts in
-    float32 than twice what padded texts in bfloat16 are; they stay, in threads and streams too."""
+    """Compare states of rows end to end with padded texts in float32: they may be twice as far off
+    as padded texts in bfloat16 are."""
     exact: Any = AutoModel.from_pretrained(minilm(stage.options), dtype=torch.float32)
     exact = exact.to(stage.device).eval()
     model = copy.deepcopy(exact).to(torch.bfloat16)
@@ -44,117 +37,70 @@ def truth(stage: Stage) -> Values:
     packed = PackedRows.of(model, "AutoModel", frozenset({"token_type_ids"}), {})
     assert packed is not None
     flat_attention.use(model)
-    tape: Tape = _tape(stage)
-    graphs = Graphs(tape, model, functools.partial(packed.computed, model))
-    lengths = LENGTHS[-3:] if stage.smoke else LENGTHS
-    began = time.monotonic()
-    shapes = [Shape.of_graph(tokens, longest, packed.takes_types) for tokens in lengths]
-    why_not = graphs.record(shapes, stage.device, began + 60)
-    seconds = time.monotonic() - began
-    if graphs.lengths != sorted(lengths):
-        raise Failed("graphs are missing", recorded=graphs.lengths, why_not=why_not)
-    by_graph = replace(packed, graphs=graphs)
-
-    @torch.inference_mode()
-    def states(how: PackedRows, rows: list[TokenRow]) -> torch.Tensor:
-        return how.states(model, rows)[0]
-
     rows_seen = []
-    for tokens in sorted(lengths):
-        calls = examples(tokens, longest, model.config)
-        # The first call once more: a graph must not have kept the second one's numbers.
-        for rows in [*calls, calls[0]]:
+    for power in range(6, 9 if stage.smoke else 15):
+        for rows in examples(1 << power, longest, model.config):
             expected = states_of_padded(exact, rows, longest)
+            with torch.inference_mode():
+                states = packed.states(model, rows)[0]
             found = {
                 "padded": farthest(states_of_padded(model, rows, longest), expected),
-                "end to end": farthest(states(packed, rows), expected),
-                "graph": farthest(states(by_graph, rows), expected),
+                "end to end": farthest(states, expected),
             }
-            rows_seen.append({"tokens": tokens, "texts": len(rows), **found})
+            rows_seen.append({"tokens": 1 << power, "texts": len(rows), **found})
             if not max(found.values()) <= 2 * found["padded"] + 0.01:
                 raise Failed("states are others", row=rows_seen[-1])
-    _states_stay(stage, functools.partial(states, by_graph), functools.partial(states, packed))
     print(table(rows_seen), flush=True)
-    return {
-        "seconds to record": round(seconds, 2),
-        "MB of graphs": round(tape.taken() / 1e6),
-    }
+    return {"rows": rows_seen}
 
 
-def _tape(stage: Stage) -> Any:
-    if stage.device.type == "cuda":
-        return CudaTape(stage.device)
-    sys.path.insert(0, str(ROOT))
-    from tests.support.graph_tape import Rerun
-
-    return Rerun()
-
-
-def _states_stay(stage: Stage, by_graph: Any, without: Any) -> None:
-    """Nothing writes over states that were given out, from whatever thread or stream it comes."""
-    random = np.random.default_rng(0)
-    calls = [
-        [TokenRow(random.integers(1000, 20000, n).tolist()) for n in random.integers(2, 40, 4)]
-        for _ in range(16)
-    ]
-    expected = [without(rows) for rows in calls]
-    found = [by_graph(rows) for rows in calls]
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        found += list(pool.map(by_graph, calls))
-    expected += expected
-    if stage.device.type == "cuda":
-        aside = torch.cuda.Stream(stage.device)
-        aside.wait_stream(torch.cuda.current_stream(stage.device))
-        with torch.cuda.stream(aside):
-            found += [by_graph(rows) for rows in calls]
-        expected += expected[: len(calls)]
-    wait(stage.device)
-    worst = max(farthest(one, other) for one, other in zip(found, expected, strict=True))
-    if not worst <= 0.25:
-        raise Failed("states were written over", farthest=worst)
+def examples(tokens: int, longest: int, config: Any) -> list[list[TokenRow]]:
+    """Texts for a row of so many tokens, three quarters full as rows are on average: sentences of 8
+    to 56 tokens, and texts of all lengths, shorter ones first."""
+    random, room = np.random.default_rng(tokens), tokens * 3 // 4
+    calls = []
+    for least, most in ((8, 56), (1, longest)):
+        lengths: list[int] = []
+        while (left := room - sum(lengths)) > 0:
+            lengths.append(min(left, longest, int(random.integers(least, most + 1))))
+        ids = (random.integers(1, config.vocab_size, length) for length in sorted(lengths))
+        pad = config.pad_token_id or 0
+        # Some models count no position for padding that a text spells.
+        other = pad - 1 if pad else 1
+        calls.append([TokenRow(np.where(own == pad, other, own).tolist()) for own in ids])
+    return calls
 
 
-def choice(stage: Stage, folder: Path) -> Values:
-    """What a first worker measures at start and takes, within its time; a second one takes the same
-    without measuring."""
-    kept, said = tempfile.tempdir, io.StringIO()
-    seconds, chosen, took = [], [], {}
-    with tempfile.TemporaryDirectory() as scratch:
-        tempfile.tempdir = scratch
-        try:
-            for _ in range(2):
-                model = AutoModelForSequenceClassification.from_pretrained(
-                    folder, dtype=torch.bfloat16
-                )
-                model = model.to(stage.device).eval()
-                flat_attention.use(model)
-                inputs = frozenset({"token_type_ids"})
-                name = "AutoModelForSequenceClassification"
-                packed = PackedRows.of(model, name, inputs, {})
-                assert packed is not None
-                packed = replace(packed, most=256) if stage.smoke else packed
-                longest = int(model.config.max_position_embeddings)
-                began = time.monotonic()
-                with contextlib.redirect_stdout(said):
-                    one = packing_choice.Choice(model, packed, longest, {}, _tape(stage))
-                    made = one.make()
-                seconds.append(round(time.monotonic() - began, 2))
-                chosen.append(made and (made.graphs.lengths if made.graphs else []))
-                took = took or one.took
-        finally:
-            tempfile.tempdir = kept
-    rows = [
-        {"tokens": tokens, **{f"{way}, ms": round(1000 * each, 3) for way, each in ways.items()}}
-        for tokens, ways in took.items()
-    ]
-    print(table(rows), flush=True)
-    values = {"rows": rows, "seconds to choose": seconds, "chosen": chosen, "log": said.getvalue()}
-    if not took or chosen[0] != chosen[1] or "another worker" not in said.getvalue():
-        raise Failed("two workers do not choose alike", **values)
-    # Where a CPU stands for the device, others may take it.
-    if not stage.smoke and seconds[0] > packing_choice.SECONDS + 5:
-        raise Failed("the choice takes too long", **values)
-    return values
+@torch.inference_mode()
+def states_of_padded(model: PreTrainedModel, rows: Sequence[TokenRow], longest: int) -> Tensor:
+    """The last hidden states [tokens, hidden] of texts that are padded, one after the other.
+
+    Args:
+        longest: Tokens that the model reads at most.
+    """
+    pad, parts = int(model.config.pad_token_id or 0), []
+    for start in range(0, len(rows), _PADDED_TEXTS):
+        some = rows[start : start + _PADDED_TEXTS]
+        length = min(longest, -(-max(len(row.ids) for row in some) // 8) * 8)
+        hidden = model.base_model(**padded(some, length, pad, model.device)).last_hidden_state
+        parts += [own[: len(row.ids)] for row, own in zip(some, hidden, strict=True)]
+    return torch.cat(parts)
+
+
+def farthest(states: Tensor, expected: Tensor) -> float:
+    """How far the token that is farthest off is from its expected state, in terms of how far tokens
+    are from their mean on average; infinite if something is NaN.
+
+    A share of the largest number would say little: a few numbers of an encoder's states are large
+    for every token.
+
+    Args:
+        states: [tokens, hidden].
+        expected: Alike.
+    """
+    expected = expected.float()
+    spread = (expected - expected.mean(0)).norm(dim=1).mean().clamp_min(1e-6)
+    return float(((states.float() - expected).norm(dim=1).max() / spread).nan_to_num(math.inf))
 
 
 def ahead(stage: Stage, folder: Path) -> Values:

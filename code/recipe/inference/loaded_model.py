@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from recipe.inference import turns
 from recipe.inference.engines.sharing import Cuts, Shared, calls_of
-from recipe.inference.packed.rows import PackedRows
+from recipe.inference.packed_rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request, Text
 from recipe.inference.rows import Coming, Reading, TokenRow, Values, of_padded, padded
 from recipe.inference.static.programs import Programs
@@ -159,9 +159,7 @@ class LoadedModel:
     def _values(self, rows: Sequence[TokenRow], reading: Reading) -> Values:
         """What is wanted of each of the rows, which go through the model together."""
         # Texts of one length have no padding between them.
-        if self.packed is not None and (
-            self.packed.graphs is not None or len({len(row.ids) for row in rows}) > 1
-        ):
+        if self.packed is not None and len({len(row.ids) for row in rows}) > 1:
             return self.packed.values(self.model, rows, reading)
         longest = max(len(row.ids) for row in rows)
         if self.merging == PADDED:

@@ -25,13 +25,11 @@ from transformers import (
 from recipe.compat import positions_of
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import ModelError
-from recipe.inference import precision
+from recipe.inference import packed_rows, precision
 from recipe.inference.engines import batches
 from recipe.inference.engines import choice as engines
 from recipe.inference.loaded_model import ALONE, EQUAL, INPUTS, PADDED, LoadedModel, encode_one
-from recipe.inference.packed import choice as packing_choice
-from recipe.inference.packed import rows as packed_rows
-from recipe.inference.packed.rows import PackedRows
+from recipe.inference.packed_rows import PackedRows
 from recipe.inference.rows import Reading, TokenRow, are_close, lay_out, tolerance_of
 from recipe.inference.saved import weights
 from recipe.inference.saved.origin import Origin
@@ -159,7 +157,7 @@ def _by_engine(
         architecture: The Auto class that loaded the model.
         means: Whether nothing but means of hidden states will be asked for.
         why_not: Why it is computed as it is (`_why_unusual`).
-        environ: AMPHORA_PACKING and AMPHORA_GRAPHS.
+        environ: AMPHORA_PACKING.
 
     Raises:
         ModelError: OpenVINO was asked for, and cannot compute it.
@@ -210,10 +208,10 @@ def _laid_out(
         architecture: The name of the Auto class that loaded the model.
         reading: What its answers are made of.
         why_not: Why it is not to be (`_why_unusual`).
-        environ: AMPHORA_PACKING and AMPHORA_GRAPHS.
+        environ: AMPHORA_PACKING.
 
     Raises:
-        ValueError: One of them is neither 0 nor 1.
+        ValueError: AMPHORA_PACKING is neither 0 nor 1.
     """
     if why_not:
         packed_rows.tell_padded(" and ".join(why_not), environ)
@@ -225,7 +223,6 @@ def _laid_out(
         PackedRows.of(loaded.model, architecture, loaded.inputs, environ),
         lambda packed: replace(loaded, merging=ALONE, packed=packed).forward(rows, reading),
     )
-    packed = packing_choice.settled(loaded.model, packed, loaded.max_length, environ)
     loaded = replace(loaded, packed=packed)
     # Of other kinds it is not known that nothing else computes with a layer's weights.
     if loaded.packed is not None:

@@ -52,7 +52,7 @@ print("ANSWERS", json.dumps(answers))
 # Short texts have 24 tokens at most; and how often each engine computes from here on is counted.
 COUNTS = """
 from recipe.inference.engines import graph, sharing
-from recipe.inference.packed.rows import PackedRows
+from recipe.inference.packed_rows import PackedRows
 sharing.SHORT, calls = 24, {}
 for owner, name in ((graph.Forward, "__call__"), (PackedRows, "states")):
     def counted(*arguments, own=getattr(owner, name), name=name, **options):

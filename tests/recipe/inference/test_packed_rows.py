@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from recipe.inference.packed import rows as packed_rows
-from recipe.inference.packed.rows import PackedRows
-from recipe.inference.rows import Reading, TokenRow, of_padded
+from recipe.inference import loaded_model, packed_rows, turns
+from recipe.inference.packed_rows import PackedRows
+from recipe.inference.rows import Coming, Reading, TokenRow, Values, of_padded
 from recipe.models import flat_attention
 from tests.support.packed_batches import KINDS, PAD
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save
@@ -135,3 +137,64 @@ def test_what_depends_on_its_neighbours_or_on_shapes_is_padded(
 def test_a_model_of_no_known_family_is_padded(tmp_path: Path) -> None:
     assert handlers(tmp_path, "GPT2ForSequenceClassification").packed is None
     assert handlers(tmp_path / "bert").packed is not None
+
+
+class NoHost(TorchDispatchMode):
+    """Refuses operations on tensors of the host: each would wait for the device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        everything = [*args, *(kwargs or {}).values(), result]
+        nested = [part for each in everything if isinstance(each, (list, tuple)) for part in each]
+        for each in [*everything, *nested]:
+            if isinstance(each, Tensor) and each.device.type == "cpu":
+                raise AssertionError(f"{func} reads or makes a tensor on the host")
+        return result
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_is_computed_without_the_host(kind: str) -> None:
+    """On tensors without numbers, as by flash attention: a copy from the device raises by itself,
+    one to it is an operation on the host."""
+    model = model_of(kind, "")
+    packed = PackedRows.of(model, "AutoModel", frozenset({"token_type_ids"}), {})
+    assert packed is not None
+    flat_attention.use(model)
+    model = model.to("meta", torch.bfloat16)
+    tokens, starts = torch.zeros(64, dtype=torch.int64, device="meta"), 6
+    parts = [tokens, tokens, torch.zeros(starts, dtype=torch.int64, device="meta"), tokens]
+    with torch.inference_mode(), flat_attention.by_flash(), NoHost():
+        hidden = packed.computed(model, parts if packed.takes_types else parts[:3], 30)
+    assert hidden.shape[0] == 64
+    assert hidden.device.type == "meta"
+
+
+@pytest.mark.parametrize("kind", ["BertForSequenceClassification", "BertModel"])
+def test_answers_with_calls_ahead_are_those_without(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handlers' own path, as on a GPU: calls that are not waited for."""
+    longer = " ".join(TEXTS)
+    body = {"inputs": [*TEXTS, longer, longer[8:], *TEXTS, longer[5:60], "who", longer]}
+    monkeypatch.setitem(packed_rows.ROW_TOKENS, "cpu", 64)  # type: ignore[misc]
+    expected = Handlers(save(kind, tmp_path / "model", 7)).ask(body)
+    monkeypatch.setitem(loaded_model.CALLS_AHEAD, "cpu", 1)  # type: ignore[misc]
+    assert_close(Handlers(tmp_path / "model").ask(body), expected)
+
+
+def test_others_have_their_turns_while_a_device_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[int] = []
+    coming = Coming(Values(torch.arange(6.0).view(3, 2), [1, 2]))
+
+    class Event:
+        def query(self) -> bool:
+            return len(pauses) == 3
+
+        def synchronize(self) -> None:
+            pauses.append(-1)
+
+    coming._is_there = Event()
+    monkeypatch.setattr(turns, "_pause", lambda until, **how: pauses.append(0))
+    one, two = coming.wait()
+    assert pauses == [0, 0, 0, -1]
+    assert (one.tolist(), two.tolist()) == ([[0, 1]], [[2, 3], [4, 5]])

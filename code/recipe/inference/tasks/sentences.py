@@ -17,14 +17,12 @@ from transformers import PreTrainedModel
 from recipe.compat import attend_fully, in_precision, new_weights, positions_of
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import loaded_model, precision, turns
+from recipe.inference import loaded_model, packed_rows, precision, turns
 from recipe.inference.engines import choice as engines
 from recipe.inference.engines.batches import PaddedRows
 from recipe.inference.engines.sharing import Shared, calls_of
 from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE, LoadedModel
-from recipe.inference.packed import choice as packing_choice
-from recipe.inference.packed import rows as packed_rows
-from recipe.inference.packed.rows import PackedRows
+from recipe.inference.packed_rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request
 from recipe.inference.rows import Coming, Reading, TokenRow, Values, lay_out, sent
 from recipe.inference.saved import weights
@@ -346,8 +344,6 @@ def _packing(model: Any, environ: Mapping[str, str]) -> PackedRows | None:
     inputs = frozenset(inspect.signature(encoder.forward).parameters)
     packed = PackedRows.of(encoder, "AutoModel", inputs, environ)
     texts = ["d " * 12, "a b c", "a b d", "d " * 11]
-    packed = packed_rows.checked(
+    return packed_rows.checked(
         encoder, packed, lambda how: list(SentenceVectors(model, how).encode(texts, {}).float())
     )
-    longest = model.max_seq_length or positions_of(encoder)
-    return packing_choice.settled(encoder, packed, longest, environ)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from recipe.data.column_names import TYPE_IDS
-from recipe.inference.packed.graphs import Graphs, Shape
 from recipe.inference.rows import (
     Reading,
     TokenRow,
@@ -57,8 +56,6 @@ class PackedRows:
     most: int
     """Tokens of a row of several texts."""
     takes_types: bool
-    graphs: Graphs | None = field(default=None, compare=False)
-    """What computes rows of some lengths; None if all are computed call by call."""
 
     @classmethod
     def of(
@@ -118,52 +115,51 @@ class PackedRows:
             yield order[start:]
 
     def states(self, model: PreTrainedModel, rows: Sequence[TokenRow]) -> tuple[Tensor, Any]:
-        """The last hidden states of the texts of one row, in memory that nothing else writes to.
+        """Compute the last hidden states of the texts of one row.
 
         Returns:
             [tokens, hidden] on the model's device, and the tokens of each text.
         """
         lengths = np.asarray([len(row.ids) for row in rows], dtype=np.int64)
         real = int(lengths.sum())
-        has_types = self.takes_types and any(row.types for row in rows)
-        graph = None if self.graphs is None else self.graphs.fitting(lengths, has_types)
-        if graph is None:
-            tokens = _rounded(real)
-            longest = max(int(lengths.max()), tokens - real)
-            shape = Shape(tokens, len(rows), longest, has_types)
-            numbers = sent(self._numbers(model.config, rows, lengths, shape), model.device)
-            return self.computed(model, numbers, shape)[:real], lengths
-        assert self.graphs is not None
-        numbers = self._numbers(model.config, rows, lengths, graph.shape)
-        pinned = numbers.pin_memory() if model.device.type == "cuda" else numbers
-        return self.graphs.run(graph, pinned, real), lengths
-
-    def computed(self, model: PreTrainedModel, numbers: Tensor, shape: Shape) -> Tensor:
-        """The last hidden states [tokens, hidden] of a row by the numbers that describe it."""
-        ids, positions, types, starts = shape.parts(numbers)
-        inputs: dict[str, Any] = {
-            "input_ids": ids,
-            "position_ids": positions,
-            "starts": starts.to(torch.int32),
-            "longest": shape.longest,
-        }
-        if types is not None:
-            inputs[TYPE_IDS] = types
-        # A row without blocks looks at the segments for their shape only.
-        return packed_encoders.states(model, self.family, inputs, positions)[0]
-
-    def _numbers(self, config: Any, rows: Sequence[TokenRow], lengths: Any, shape: Shape) -> Tensor:
-        """What describes a row to `computed`, int64 on the host."""
-        real, pad = int(lengths.sum()), int(getattr(config, "pad_token_id", None) or 0)
-        ids = np.full(shape.tokens, pad, dtype=np.int64)
+        pad = int(getattr(model.config, "pad_token_id", None) or 0)
+        ids = np.full(_rounded(real), pad, dtype=np.int64)
         ids[:real] = list(itertools.chain.from_iterable(row.ids for row in rows))
-        parts = [ids, self._positions(config, ids, lengths)]
-        if shape.has_types:
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        if real < len(ids):
+            starts = np.append(starts, len(ids))
+        parts = [ids, self._positions(model.config, ids, lengths), starts]
+        if self.takes_types and any(row.types for row in rows):
             types = np.zeros_like(ids)
-            each = (row.types or [0] * len(row.ids) for row in rows)
-            types[:real] = list(itertools.chain.from_iterable(each))
+            filled = (row.types or [0] * len(row.ids) for row in rows)
+            types[:real] = list(itertools.chain.from_iterable(filled))
             parts.append(types)
-        return torch.from_numpy(np.concatenate([*parts, shape.starts(lengths)]))
+        # One copy to the device instead of one for each array.
+        numbers = sent(torch.from_numpy(np.concatenate(parts)), model.device)
+        sizes = [len(part) for part in parts]
+        longest = max(int(lengths.max()), len(ids) - real)
+        return self.computed(model, torch.split(numbers, sizes), longest)[:real], lengths
+
+    def computed(self, model: PreTrainedModel, parts: Sequence[Tensor], longest: int) -> Tensor:
+        """Compute the last hidden states [tokens, hidden] of a row.
+
+        Args:
+            model: On its device.
+            parts: int64 on the same device: ids [tokens], positions [tokens], where each text
+                begins, with the end [texts + 1], and maybe types [tokens].
+            longest: Tokens of the longest text.
+        """
+        ids, positions, starts, *types = parts
+        inputs: dict[str, Any] = {
+            "input_ids": ids[None],
+            "position_ids": positions[None],
+            "starts": starts.to(torch.int32),
+            "longest": longest,
+        }
+        if types:
+            inputs[TYPE_IDS] = types[0][None]
+        # A row without blocks looks at the segments for their shape only.
+        return packed_encoders.states(model, self.family, inputs, positions[None])[0]
 
     def values(self, model: PreTrainedModel, rows: Sequence[TokenRow], reading: Reading) -> Values:
         """What is wanted of each of the texts of one row."""
