@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/bench_serve.py
         [--workload classification|embeddings|long|generation]
         [--peers infinity,litserve,openvino,ray,bentoml] [--clients 32,8,1] [--rounds 1]
-        [--engines torch,openvino,measure]
+        [--engines torch,openvino]
         [--seconds 4] [--texts FILE] [--model FOLDER] [--faults] [--figures FILE]
 
 Without --model, MiniLM-L6 is saved first (`servers/workloads.py`); without --texts, sentences of 6
@@ -358,9 +358,7 @@ def main() -> None:
     parser.add_argument(
         "--peers", default=",".join(in_python.PEERS), help=f"of {', '.join(PEERS)}, or ''"
     )
-    parser.add_argument(
-        "--engines", default="torch", help="of torch, openvino, measure: AMPHORA_ENGINE"
-    )
+    parser.add_argument("--engines", default="torch", help="of torch, openvino: AMPHORA_ENGINE")
     parser.add_argument("--figures", type=Path, help="add the rounds to those in this file")
     asked = parser.parse_args()
     if asked.workload == "generation":

@@ -38,7 +38,7 @@ with (
 def model_fn(model_dir: str) -> ServedTask:
     """The model in `model_dir`, or the one that HF_MODEL_ID names if there is none."""
     kept.use(Path(model_dir), os.environ)
-    engines.ask(os.environ)
+    engines.select(os.environ)
     task = registry.load(model_dir, os.environ)
     engines.refuse_unused()
     return task
@@ -52,7 +52,7 @@ def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
             print("warm-up: none, since no request is known that this task answers", flush=True)
             break
         answers.write_answer(predict_fn(request, model), payloads.JSON)
-    engines.stand_in()
+    engines.replace_forwards()
 
 
 def describe_fn(model_dir: str, model: ServedTask) -> dict[str, Any]:

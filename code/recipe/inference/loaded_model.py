@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from recipe.inference import turns
-from recipe.inference.engines.sharing import Cuts, Shared, calls_of
 from recipe.inference.packed_rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request, Text
 from recipe.inference.rows import Coming, Reading, TokenRow, Values, of_padded, padded
@@ -32,6 +31,8 @@ batch, and what is padded is masked."""
 PADDED, EQUAL, ALONE = "texts of any length", "texts of one length", "one text at a time"
 """What goes through a model together."""
 INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
+Cuts = Callable[[Sequence[int]], Iterator[list[int]]]
+"""Cuts texts, by their lengths, into calls: the places of the texts of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +52,6 @@ class LoadedModel:
     """How texts share a row end to end; None if they are padded."""
     cuts: Cuts | None = None
     """By their lengths, the places of the texts that are padded together; None: `BATCH` of them."""
-    shared: Shared | None = None
-    """What OpenVINO computes of it beside PyTorch; None if one of them computes all."""
     programs: Programs | None = None
     """What computes on a device that compiles a program for each shape; None on others."""
 
@@ -143,11 +142,9 @@ class LoadedModel:
                 results[place] = own
 
         cuts = self.cuts or (self._batches if self.packed is None else self.packed.cuts)
-        beside = self.shared and replace(self, model=self.shared.model, packed=None)
-        for is_graphs, places in calls_of(self.shared, lengths, cuts):
+        for places in cuts(lengths):
             together = [rows[place] for place in places]
-            engine = beside if is_graphs and beside else self
-            coming.append((places, Coming(engine._values(together, reading))))
+            coming.append((places, Coming(self._values(together, reading))))
             # The device computes this call while the host lays out the next one.
             if len(coming) > ahead:
                 take_first()

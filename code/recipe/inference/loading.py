@@ -103,7 +103,7 @@ def load(
         model, name = precision.settled(model, origin, architecture, name, environ, tried)
         loaded = _with_safe_merging(replace(loaded, model=model), reading)
         why_not = _why_unusual(loaded, name, origin.weights is not None, environ)
-        loaded = _by_engine(loaded, architecture, means, why_not, environ)
+        loaded = _by_engine(loaded, architecture, why_not, environ)
     if name == "int8":
         model = precision.in_int8(model)
     if is_compiled and kind not in DEVICES:
@@ -146,16 +146,13 @@ def _with_safe_merging(loaded: LoadedModel, reading: Reading) -> LoadedModel:
 def _by_engine(
     loaded: LoadedModel,
     architecture: Any,
-    means: bool,
     why_not: Sequence[str],
     environ: Mapping[str, str],
 ) -> LoadedModel:
-    """The same, to be computed by the engines that are chosen (`engines.choice`), PyTorch as fast
-    as it can.
+    """Return the model as the selected engine (`engines.choice`) computes it fastest.
 
     Args:
         architecture: The Auto class that loaded the model.
-        means: Whether nothing but means of hidden states will be asked for.
         why_not: Why it is computed as it is (`_why_unusual`).
         environ: AMPHORA_PACKING.
 
@@ -163,15 +160,12 @@ def _by_engine(
         ModelError: OpenVINO was asked for, and cannot compute it.
         ValueError: One of the variables is neither 0 nor 1.
     """
-    reading, head = _reading_of(architecture), architecture.__name__
-    usual = functools.partial(_laid_out, loaded, head, reading, why_not, environ)
+    reasons = [*why_not]
     if architecture is AutoModelForMaskedLM:
-        why_not = [*why_not, "of masked texts few tokens are asked"]
-    asked = Reading.MEAN if means else reading
-    shared = engines.Candidate.of(loaded, asked, usual, " and ".join(why_not)).shared()
-    if shared is not None and shared.rule.is_openvinos:
+        reasons.append("of masked texts few tokens are asked")
+    if engines.Candidate.of(loaded, " and ".join(reasons)).take():
         return replace(loaded, cuts=batches.cuts)
-    return replace(usual(), shared=shared)
+    return _laid_out(loaded, architecture.__name__, _reading_of(architecture), why_not, environ)
 
 
 def _why_unusual(

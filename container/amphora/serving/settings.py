@@ -23,7 +23,6 @@ _LEAST_SECONDS = 0.001
 ADAPTERS, ADAPTER_CONFIG = "adapters", "adapter_config.json"
 """The folder of the model's LoRA adapters, each in a folder of its name, and what peft writes."""
 _USUAL_ADAPTERS = 64
-_MOST_MEASURING_CLIENTS = 512
 # The first that is set counts.
 _TIMEOUTS = (
     "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS",
@@ -52,23 +51,6 @@ class ClientLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measure:
-    """How workers and their threads are to be measured when a model is loaded."""
-
-    least: int
-    """Workers."""
-    most: int
-    cpus: int
-    """That all workers share."""
-    threads: int | None
-    """Of each worker, if that is settled."""
-    clients: int
-    """Requests at once."""
-    requests: str
-    """A file below the model's folder with a JSON body on each line; '': examples of its task."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     """Everything that `amphora serve` reads from its environment."""
 
@@ -89,8 +71,6 @@ class ServerSettings:
     workers: int
     threads: int
     """CPU threads of each worker."""
-    measure: Measure | None = None
-    """How workers and threads are measured at start; None: they are as above."""
     worker_open_files: int | None = None
     """The soft limit of open files in a worker, if it is not the server's own."""
     accelerators: int
@@ -162,7 +142,6 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
         port=env.number("SAGEMAKER_BIND_TO_PORT", 8080, least=1, most=65535),
         workers=workers,
         threads=threads,
-        measure=_measure(env, devices, least, most, threads),
         accelerators=devices.accelerators,
         device_kind=devices.kind,
         batch_size=env.number("SAGEMAKER_TS_BATCH_SIZE", 32, least=1),
@@ -217,34 +196,6 @@ def image_code(environ: Mapping[str, str]) -> Path:
         return Path(named)
     checkout = Path(__file__).resolve().parents[3] / "code"
     return checkout if (checkout / "inference.py").is_file() else Path("/opt/amphora/code")
-
-
-def _measure(
-    env: Variables, devices: Devices, least: int, most: int, threads: int
-) -> Measure | None:
-    asked = env.text("AMPHORA_WORKERS")
-    clients = env.number("AMPHORA_MEASURE_CLIENTS", 32, least=1, most=_MOST_MEASURING_CLIENTS)
-    if asked not in ("", "measure"):
-        env.refuse(
-            f"AMPHORA_WORKERS is {asked!r}. Give measure, or leave it out and give a number in"
-            " SAGEMAKER_MODEL_SERVER_WORKERS."
-        )
-    if not asked:
-        return None
-    if number := env.text("SAGEMAKER_MODEL_SERVER_WORKERS"):
-        env.refuse(
-            f"AMPHORA_WORKERS is measure, and SAGEMAKER_MODEL_SERVER_WORKERS is {number!r}."
-            " Leave one of them out; SAGEMAKER_TS_MIN_WORKERS and SAGEMAKER_TS_MAX_WORKERS bound"
-            " what is measured."
-        )
-    return Measure(
-        least=least,
-        most=most,
-        cpus=devices.cpus,
-        threads=threads if env.text("OMP_NUM_THREADS") else None,
-        clients=clients,
-        requests=env.text("AMPHORA_MEASURE_REQUESTS"),
-    )
 
 
 def _client_limits(env: Variables) -> ClientLimits:

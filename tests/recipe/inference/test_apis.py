@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from recipe.inference.apis import description, reading
 from recipe.inference.payloads import BadRequest, Document, UnsupportedContentType
 from recipe.inference.saved.origin import Origin
 from recipe.inference.tasks import classifier, embedder
-from tests.support.serving_kit import Handlers, save
+from tests.support.serving_kit import save
 
 TEXTS = ["the film was good", "anna said", "paris again . who was bad in the film"]
 
@@ -198,34 +197,3 @@ def test_a_description_says_the_task_the_form_and_the_routes(
     said = description.describe(vectors, "feature-extraction", {})
     assert said["form"] == "similarity"
     assert "/v1/embeddings" in said["routes"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "task", "config"),
-    [
-        ("BertForSequenceClassification", "text-classification", {}),
-        ("BertForSequenceClassification", "text-classification", {"text_columns": ["a", "b"]}),
-        ("BertForSequenceClassification", "text-classification", {"num_labels": 1}),
-        (
-            "BertForSequenceClassification",
-            "zero-shot-classification",
-            {"id2label": {0: "contradiction", 1: "neutral", 2: "entailment"}},
-        ),
-        ("BertForTokenClassification", "token-classification", {}),
-        ("BertForQuestionAnswering", "question-answering", {}),
-        ("BertForMaskedLM", "fill-mask", {}),
-        ("BertModel", "feature-extraction", {}),
-        ("T5ForConditionalGeneration", "summarization", {}),
-        ("GPT2LMHeadModel", "text-generation", {}),
-    ],
-)
-def test_the_examples_of_a_description_are_answered(
-    tmp_path: Path, kind: str, task: str, config: dict[str, Any]
-) -> None:
-    handlers = Handlers(save(kind, tmp_path / "model", **config), HF_TASK=task)
-    bodies = description.describe(handlers.model, task, {})["examples"]
-    assert len(bodies) == 4
-    if "text_columns" in config:
-        assert all("text_pair" in body["inputs"] for body in bodies)
-    # Together, as the server merges them.
-    assert len(handlers.ask_all(bodies)) == 4

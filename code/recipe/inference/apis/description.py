@@ -11,7 +11,6 @@ from recipe.inference.generation.generator import Generator
 from recipe.inference.payloads import BadRequest, Request
 from recipe.inference.tasks.classifier import Classifier
 from recipe.inference.tasks.embedder import Embedder, TokenFeatures
-from recipe.inference.tasks.text_to_text import TextGenerator
 
 _FORMS = {
     "text-generation": "text",
@@ -37,8 +36,6 @@ _FORMS = {
     "audio-classification": "audio",
 }
 """The form of the page for each task; JSON for the others."""
-_SENTENCES, _NEW_TOKENS = (1, 2, 4, 8), 16
-"""Of examples: sentences of six tokens or so, and what is written where texts are."""
 
 
 def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -51,8 +48,8 @@ def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> 
 
     Returns:
         What JSON holds: `model`, `task`, `routes`, `form` (of the page), and if they are known
-        `architecture`, `max_length` (in tokens), `example_text`, `examples` (bodies of requests),
-        and `padding` (false where texts of different lengths cost no more together than apart).
+        `architecture`, `max_length` (in tokens), `example_text` and
+        `padding` (false where texts of different lengths cost no more together than apart).
     """
     described: dict[str, Any] = {
         "model": openai_forms.served_name(environ),
@@ -66,8 +63,6 @@ def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> 
         described["form"] = "similarity"
     if isinstance(model, Classifier) and model.loaded.model.config.num_labels == 1:
         described["form"] = "rank"
-    if requests := examples(model, described["form"]):
-        described["examples"] = requests
     loaded = getattr(model, "loaded", None)
     vectors = getattr(model, "vectors", None)
     computes = loaded or getattr(vectors, "loaded", vectors)
@@ -81,30 +76,6 @@ def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> 
         if task == "fill-mask":
             described["example_text"] = f"Paris is the {loaded.tokenizer.mask_token} of France."
     return described
-
-
-def examples(model: Any, form: str) -> list[Any]:
-    """Bodies of requests with texts of usual lengths, which the model answers; none where a form of
-    the page knows none. By them the server measures (AMPHORA_WORKERS)."""
-    loaded = getattr(model, "loaded", None)
-    bodies: list[Any] = []
-    for length in _SENTENCES:
-        text = " ".join(["A sentence to measure with."] * length)
-        if form in ("text", "pair", "similarity", "rank", "chat"):
-            is_pair = isinstance(model, Classifier) and len(model.loaded.columns) > 1
-            body: Any = {"inputs": {"text": text, "text_pair": text} if is_pair else text}
-            if isinstance(model, (Generator, TextGenerator)):
-                body["parameters"] = {"max_new_tokens": _NEW_TOKENS}
-        elif form == "question":
-            body = {"inputs": {"question": "What is it?", "context": text}}
-        elif form == "labels":
-            body = {"inputs": text, "parameters": {"candidate_labels": ["one", "other"]}}
-        elif form == "mask" and loaded is not None:
-            body = {"inputs": f"{loaded.tokenizer.mask_token} {text}"}
-        else:
-            return []
-        bodies.append(body)
-    return bodies
 
 
 def refuse_other_apis(model: Any, request: Request) -> None:

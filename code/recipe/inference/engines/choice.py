@@ -1,10 +1,8 @@
-"""Which engine computes an encoder on a CPU: PyTorch, or OpenVINO, by setting, or by measurement
-for each size of call.
+"""Which engine computes an encoder on a CPU: PyTorch or OpenVINO.
 
-`AMPHORA_ENGINE` is torch (the default), openvino or measure. A model is converted, held to what it
-answers in float32 and measured in a fork of the process that loads it: that stays without threads,
-so that workers can be forked from it. The graph and the outcome are kept in a folder for the next
-start on the same host.
+`AMPHORA_ENGINE` is torch (the default) or openvino. A model is converted and compared with its own
+answers in float32 in a fork of the process that loads it: that process stays without threads, so
+that workers can be forked from it. The graph is kept in a folder for the next start on the host.
 """
 
 from __future__ import annotations
@@ -19,14 +17,12 @@ import json
 import multiprocessing
 import os
 import shutil
-import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -39,59 +35,53 @@ from transformers import PreTrainedModel
 
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import ModelError
-from recipe.inference.engines import batches, graph, sharing
+from recipe.inference.engines import batches, graph
 from recipe.inference.engines.graph import Forward
-from recipe.inference.engines.sharing import Rule, Shared
-from recipe.inference.rows import Reading, TokenRow, are_close, padded, tolerance_of
+from recipe.inference.rows import TokenRow, are_close, padded, tolerance_of
 from recipe.models import packed_encoders
 from recipe.storage import checksums
 
 NAME = "AMPHORA_ENGINE"
-TORCH, OPENVINO, MEASURE = "torch", "openvino", "measure"
+TORCH, OPENVINO = "torch", "openvino"
 _SECONDS = 240.0
 """After which a conversion is given up."""
-_ROUNDS = 5
-"""In which the engines take turns when they are measured."""
 _LONGEST = 4096
 """Tokens of the longest text that is compared."""
-_OUTCOME, _VERSION = "outcome.json", 2
+_OUTCOME, _VERSION = "outcome.json", 3
 _REMEDY = f"Leave {NAME} out: then PyTorch computes the model."
-Compute = Callable[[Sequence[TokenRow]], object]
 
 
 @dataclass
 class _State:
     """Of this process."""
 
-    asked: str = TORCH
-    waiting: list[tuple[Shared, Forward]] = field(default_factory=list)
-    """What OpenVINO is to compute of models, as soon as they have warmed up."""
+    requested: str = TORCH
+    waiting: list[tuple[PreTrainedModel, Forward, int]] = field(default_factory=list)
+    """Models that OpenVINO computes once they have warmed up, and the tokens they read at most."""
     started: list[tuple[Forward, int]] = field(default_factory=list)
-    """What stands in the place of models, and the tokens of a text that warms it up."""
+    """Graphs that replace a model's forward, and the tokens of a text that warms each up."""
 
 
 _state = _State()
 
 
-def ask(environ: Mapping[str, str]) -> None:
-    """Heed AMPHORA_ENGINE for the models that are loaded from now on. Without this all are
-    PyTorch's, as a user's own handlers expect them.
+def select(environ: Mapping[str, str]) -> None:
+    """Apply AMPHORA_ENGINE to the models that are loaded from now on.
+
+    Without this call PyTorch computes every model, as a user's own handlers expect.
 
     Raises:
         ValueError: It names no engine.
     """
-    asked = environ.get(NAME) or TORCH
-    if asked not in (TORCH, OPENVINO, MEASURE):
-        raise ValueError(
-            f"{NAME} is {asked!r}. Give {TORCH}, {OPENVINO}, or {MEASURE} (whichever computes a "
-            "call in less time)."
-        )
-    _state.asked, _state.waiting = asked, []
+    requested = environ.get(NAME) or TORCH
+    if requested not in (TORCH, OPENVINO):
+        raise ValueError(f"{NAME} is {requested!r}. Give {TORCH} or {OPENVINO}.")
+    _state.requested, _state.waiting = requested, []
 
 
 def refuse_unused() -> None:
-    """Raises ModelError if OpenVINO was asked for, and computes none of the models."""
-    if _state.asked == OPENVINO and not _state.waiting:
+    """Raise ModelError if OpenVINO was requested and computes none of the models."""
+    if _state.requested == OPENVINO and not _state.waiting:
         raise ModelError(
             f"{NAME} is {OPENVINO}, which computes encoders on a CPU (classification, entities, "
             "question answering, vectors, rankings), and this model is none of them.",
@@ -99,33 +89,28 @@ def refuse_unused() -> None:
         )
 
 
-def stand_in() -> None:
-    """Let OpenVINO compute what it was chosen for, in whatever process asks next; weights that
-    PyTorch has no more use for are given back. Until then PyTorch computes all: what has run
-    OpenVINO's threads cannot be forked."""
-    for shared, forward in _state.waiting:
-        forward.replace(shared.model, shared.rule.is_openvinos)
-        _state.started.append((forward, min(shared.longest, batches.STEP)))
+def replace_forwards() -> None:
+    """Let OpenVINO compute the models it was selected for, in each process that calls them next,
+    and free PyTorch's weights.
+
+    Until then PyTorch computes: a process that has run OpenVINO's threads cannot be forked.
+    """
+    for model, forward, longest in _state.waiting:
+        forward.replace(model)
+        _state.started.append((forward, min(longest, batches.STEP)))
     _state.waiting = []
 
 
 def start() -> None:
-    """Compile in this process what `stand_in` has put in the place of models, and call it once:
-    the first call lays out its weights."""
+    """Compile the graphs in this process and call each once: the first call lays out weights."""
     for forward, tokens in _state.started:
         forward(torch.ones((1, tokens), dtype=torch.long))
 
 
-def takes_none(why_not: str) -> None:
-    """Say in a line of the log why OpenVINO cannot compute a model.
-
-    Raises:
-        ModelError: AMPHORA_ENGINE is openvino.
-    """
-    if _state.asked == OPENVINO:
+def refuse(why_not: str) -> None:
+    """Raise ModelError if OpenVINO was requested for a model that it cannot compute."""
+    if _state.requested == OPENVINO:
         raise ModelError(f"{NAME} is {OPENVINO}, and it cannot be: {why_not}.", _REMEDY)
-    if _state.asked == MEASURE:
-        print(f"engine: PyTorch: {why_not}", flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,23 +123,15 @@ class Candidate:
     """What it is given of `input_ids`, `attention_mask` and `token_type_ids`."""
     longest: int
     """Tokens that it reads at most."""
-    forward: Compute
-    """Its answers to rows, padded, cut into calls as OpenVINO gets them."""
-    usual: Callable[[], Compute]
-    """What makes them as fast as PyTorch can. Called in a fork, since it changes the model."""
     why_not: str = ""
     """Why OpenVINO cannot compute it; empty if nothing is known against it."""
 
     @classmethod
-    def of(
-        cls, loaded: Any, reading: Reading, usual: Callable[[], Any], why_not: str = ""
-    ) -> Candidate:
-        """What a LoadedModel is to OpenVINO.
+    def of(cls, loaded: Any, why_not: str = "") -> Candidate:
+        """Describe a LoadedModel.
 
         Args:
             loaded: It.
-            reading: What its answers are made of.
-            usual: Makes it as fast as PyTorch computes it. Called in a fork.
             why_not: Why OpenVINO cannot compute it.
         """
         untyped = {TYPE_IDS} - set(loaded.tokenizer.model_input_names)
@@ -162,53 +139,32 @@ class Candidate:
             model=loaded.model,
             inputs=sorted(loaded.inputs - untyped),
             longest=loaded.max_length,
-            forward=partial(replace(loaded, cuts=batches.cuts).forward, reading=reading),
-            usual=lambda: partial(usual().forward, reading=reading),
             why_not=why_not,
         )
 
-    def shared(self) -> Shared | None:
-        """What OpenVINO is to compute of the model; None for nothing. A line of the log says why.
+    def take(self) -> bool:
+        """Return whether OpenVINO will compute the model; a log line says which graph it uses.
 
         Raises:
             ModelError: AMPHORA_ENGINE is openvino, and it cannot.
         """
-        if _state.asked == TORCH:
-            return None
+        if _state.requested == TORCH:
+            return False
         if why_not := self.why_not or self._unfit():
-            takes_none(why_not)
-            return None
+            refuse(why_not)
         began, folder = time.monotonic(), self._folder()
         outcome = _kept(folder)
-        is_known = "names" in outcome and (_state.asked == OPENVINO or "shares" in outcome)
+        is_known = "names" in outcome
         if not is_known:
             outcome = self._made(folder)
         if why_not := outcome.get("why_not", ""):
-            takes_none(why_not)
-            return None
-        is_measured = _state.asked == MEASURE
-        shares = outcome["shares"] if is_measured else [[0.0] * len(of) for _, of in sharing.KINDS]
-        rule, measured = Rule.of(shares), [share for own in shares for share in own]
-        whose = "PyTorch"
-        if not rule.is_torchs:
-            whose = f"OpenVINO {importlib.metadata.version('openvino')}"
-            whose += "" if rule.is_openvinos else f", and PyTorch for {rule}"
-        how = [
-            whose,
-            f"since OpenVINO takes {min(measured):.2f} to {max(measured):.2f} of PyTorch's time, "
-            "by size of call" if is_measured else "",
-            f"its graph is kept in {folder}"
-            if is_known
-            else f"found out in {time.monotonic() - began:.1f} s and kept in {folder}",
-        ]  # fmt: skip
-        print(f"engine: {', '.join(filter(None, how))}", flush=True)
-        if rule.is_torchs:
-            return None
-        model = self.model if rule.is_openvinos else copy.copy(self.model)
-        shared = Shared(rule, model, self.longest)
+            refuse(why_not)
+        how = "kept in" if is_known else f"made in {time.monotonic() - began:.1f} s and kept in"
+        version = importlib.metadata.version("openvino")
+        print(f"engine: OpenVINO {version}, its graph is {how} {folder}", flush=True)
         forward = Forward(folder, self.inputs, outcome["names"], self.model.dtype)
-        _state.waiting.append((shared, forward))
-        return shared
+        _state.waiting.append((self.model, forward, self.longest))
+        return True
 
     def _unfit(self) -> str:
         """Why OpenVINO cannot compute it; empty if it may."""
@@ -233,8 +189,7 @@ class Candidate:
             _VERSION, torch.__version__, transformers.__version__,
             importlib.metadata.version("openvino"), type(self.model).__name__,
             self.model.config.to_json_string(use_diff=False), list(self.inputs), self.longest,
-            sharing.KINDS, _LONGEST, _processor(),
-            {name: os.environ.get(name) for name in ("AMPHORA_PACKING", "AMPHORA_BLOCKED_WEIGHTS")},
+            _LONGEST,
         )  # fmt: skip
         digest.update(json.dumps(parts).encode())
         own = Path(tempfile.gettempdir()) / f"amphora-{os.getuid()}"
@@ -292,8 +247,7 @@ class Candidate:
         os._exit(0)
 
     def _converted(self, folder: Path) -> dict[str, Any]:
-        """The names of what the graph gives, and OpenVINO's share of PyTorch's time by kind of
-        call; or `why_not`."""
+        """Return the `names` of the graph's outputs; or `why_not`."""
         exact: Any = torch.nn.Module.float(copy.deepcopy(self.model))
         names = graph.convert(exact, self.inputs, folder)
         dtypes = dict.fromkeys((torch.float32, self.model.dtype))
@@ -319,11 +273,7 @@ class Candidate:
                         f"{batch['input_ids'].shape[1]} tokens differ from PyTorch's in float32 by "
                         f"{far:.3g}, where {tolerance:.3g} would be rounding"
                     }
-        outcome: dict[str, Any] = {"names": names}
-        if _state.asked == MEASURE:
-            del exact
-            outcome["shares"] = self._measured(forwards[self.model.dtype])
-        return outcome
+        return {"names": names}
 
     @property
     def _pad(self) -> int:
@@ -331,40 +281,6 @@ class Candidate:
 
     def _taken(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: batch[name] for name in self.inputs if name in batch}
-
-    def _measured(self, forward: Forward) -> list[list[float]]:
-        """OpenVINO's CPU time of PyTorch's for `sharing.KINDS` of calls: of each the median of
-        some rounds, in which they take turns."""
-        usual = self.usual()
-
-        def with_graph(rows: Sequence[TokenRow]) -> object:
-            vars(self.model)["forward"] = forward
-            try:
-                return self.forward(rows)
-            finally:
-                vars(self.model).pop("forward")
-
-        random, config = np.random.default_rng(1), self.model.config
-        kinds = [(lengths, *of) for lengths, counts in sharing.KINDS for of in counts]
-        measured: list[list[float]] = [[] for _ in kinds]
-        for number in range(_ROUNDS + 1):
-            for own, ((least, most), calls, texts) in zip(measured, kinds, strict=True):
-                # Others in each round: new shapes cost OpenVINO time when it serves, too.
-                drawn_calls = [
-                    [_row(random, config, min(self.longest, int(length))) for length in lengths]
-                    for lengths in random.integers(least, most + 1, (calls, texts))
-                ]
-                seconds = []
-                for compute in (usual, with_graph):
-                    began = time.process_time()
-                    for rows in drawn_calls:
-                        compute(rows)
-                    seconds.append(time.process_time() - began)
-                # The first time everything is new.
-                if number:
-                    own.append(seconds[1] / seconds[0])
-        shares = map(statistics.median, measured)
-        return [[next(shares) for _ in counts] for _, counts in sharing.KINDS]
 
 
 def drawn(longest: int, config: Any, has_types: bool) -> Iterator[list[TokenRow]]:
@@ -419,17 +335,6 @@ def _kept(folder: Path) -> dict[str, Any]:
         # Others may write to the folder for temporary files, too.
         if folder.parent.stat().st_uid == os.getuid():
             outcome = json.loads((folder / _OUTCOME).read_text())
-            if "shares" in outcome:
-                Rule.of(outcome["shares"])
             if all(checksums.digest(folder / name) == own for name, own in outcome["sums"].items()):
                 return dict(outcome)
     return {}
-
-
-def _processor() -> str:
-    """The name of the host's CPUs, where it has one."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("model name", "CPU part")):
-                return line.split(":", 1)[1].strip()
-    return ""

@@ -154,16 +154,11 @@ class Forward:
             output["last_hidden_state"] = states.to(self._dtype)
         return ModelOutput(output)  # type: ignore[no-untyped-call]
 
-    def replace(self, model: PreTrainedModel, gives_back: bool) -> None:
-        """Compute `model` from now on.
-
-        Args:
-            model: Nothing but its `forward` is changed,
-            gives_back: unless its own weights are given back: who reads them nevertheless gets NaN.
-        """
+    def replace(self, model: PreTrainedModel) -> None:
+        """Compute `model` from now on, and free its weights: who still reads them gets NaN."""
         function = functools.wraps(type(model).forward)(functools.partial(self))
         vars(model)["forward"] = function
-        for module in model.modules() if gives_back else ():
+        for module in model.modules():
             for name, own in [*module.named_parameters(recurse=False)]:
                 empty = own.new_full((), float("nan")).expand(own.shape)
                 setattr(module, name, torch.nn.Parameter(empty, requires_grad=False))

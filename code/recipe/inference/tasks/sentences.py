@@ -20,11 +20,10 @@ from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.inference import loaded_model, packed_rows, precision, turns
 from recipe.inference.engines import choice as engines
 from recipe.inference.engines.batches import PaddedRows
-from recipe.inference.engines.sharing import Shared, calls_of
 from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE, LoadedModel
 from recipe.inference.packed_rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request
-from recipe.inference.rows import Coming, Reading, TokenRow, Values, lay_out, sent
+from recipe.inference.rows import Coming, TokenRow, Values, lay_out, sent
 from recipe.inference.saved import weights
 from recipe.inference.saved.origin import Origin, refuse_empty
 from recipe.inference.static import programs as static
@@ -44,8 +43,6 @@ class SentenceVectors:
     model: Any
     packed: PackedRows | PaddedRows | None = None
     """How texts share a row end to end, or a call of OpenVINO's; None if the library pads them."""
-    shared: Shared | None = None
-    """What OpenVINO computes beside PyTorch; None if one of them computes all."""
     programs: Programs | None = None
     """What computes on a device that compiles a program for each shape; None on others."""
     parameters: frozenset[str] = frozenset(
@@ -106,12 +103,9 @@ class SentenceVectors:
         )
         if is_static:
             return cls(model, programs=_programs(model, kind, environ))
-        shared = _shared(model, environ)
-        if shared is not None and shared.rule.is_openvinos:
-            return cls(model, PaddedRows(shared.longest))
+        if _is_openvinos(model):
+            return cls(model, PaddedRows(_longest(model)))
         packed = _laid_out(model, environ)
-        if shared is not None:
-            return cls(model, packed or PaddedRows(shared.longest), shared=shared)
         if packed is None and isinstance(encoder, PreTrainedModel):
             packed_encoders.take_lengths(encoder)
         return cls(model, packed)
@@ -193,13 +187,9 @@ class SentenceVectors:
         tokens = self.model.preprocess(list(texts), prompt=self._prompt(parameters))
         rows = _rows(self.model, tokens)
         parts, order, tokens_of = [], [], [len(row.ids) for row in rows]
-        for is_graphs, places in calls_of(self.shared, tokens_of, packed.cuts):
+        for places in packed.cuts(tokens_of):
             together = [rows[place] for place in places]
-            if is_graphs and self.shared is not None:
-                graphs = PaddedRows(self.shared.longest)
-                states, lengths = graphs.states(self.shared.model, together)
-            else:
-                states, lengths = packed.states(self.model[0].auto_model, together)
+            states, lengths = packed.states(self.model[0].auto_model, together)
             starts = torch.tensor([0, *lengths.cumsum()], dtype=torch.int32)
             # As the library gives its pooling what flash attention has computed without padding.
             features = {
@@ -280,7 +270,7 @@ def _programs(model: Any, kind: str, environ: Mapping[str, str]) -> Programs:
 
     has_types = TYPE_IDS in inputs and TYPE_IDS in model.tokenizer.model_input_names
     pad = model.tokenizer.pad_token_id or 0
-    longest = min(model.max_seq_length or 1 << 30, positions_of(encoder))
+    longest = _longest(model)
     layout = static.Layout(pad=pad, has_types=has_types, pools=True)
     buckets = Buckets.read(environ, longest)
     call = static.compiled(compute, kind, environ, len(buckets.shapes))
@@ -310,8 +300,13 @@ def _laid_out(model: Any, environ: Mapping[str, str]) -> PackedRows | None:
     return packed
 
 
-def _shared(model: Any, environ: Mapping[str, str]) -> Shared | None:
-    """What OpenVINO is to compute of a SentenceTransformer's encoder; None for nothing.
+def _longest(model: Any) -> int:
+    """Return how many tokens of a text a SentenceTransformer's encoder reads at most."""
+    return int(min(model.max_seq_length or 1 << 30, positions_of(model[0].auto_model)))
+
+
+def _is_openvinos(model: Any) -> bool:
+    """Return whether OpenVINO is to compute a SentenceTransformer's encoder.
 
     Raises:
         ModelError: AMPHORA_ENGINE is openvino, and it cannot.
@@ -319,18 +314,16 @@ def _shared(model: Any, environ: Mapping[str, str]) -> Shared | None:
     encoder = getattr(model[0], "auto_model", None)
     if not _is_usual(model) or not isinstance(encoder, PreTrainedModel):
         names = ", ".join(type(module).__name__ for module in model)
-        engines.takes_none(f"the model's modules are {names}")
-        return None
+        engines.refuse(f"the model's modules are {names}")
+        return False
+    inputs = frozenset(inspect.signature(encoder.forward).parameters)
     loaded = LoadedModel(
         model=encoder,
         tokenizer=model.tokenizer,
-        max_length=min(model.max_seq_length or 1 << 30, positions_of(encoder)),
-        inputs=frozenset(inspect.signature(encoder.forward).parameters)
-        & {"input_ids", "attention_mask", TYPE_IDS},
+        max_length=_longest(model),
+        inputs=inputs & {"input_ids", "attention_mask", TYPE_IDS},
     )
-    return engines.Candidate.of(
-        loaded, Reading.MEAN, lambda: replace(loaded, packed=_laid_out(model, environ))
-    ).shared()
+    return engines.Candidate.of(loaded).take()
 
 
 def _packing(model: Any, environ: Mapping[str, str]) -> PackedRows | None:

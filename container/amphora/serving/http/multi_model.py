@@ -25,7 +25,7 @@ from amphora.serving.http import adapters
 from amphora.serving.http.adapters import Adapters
 from amphora.serving.http.invocations import Invocations
 from amphora.serving.metrics import Metrics
-from amphora.serving.pool import measuring, spawner
+from amphora.serving.pool import spawner
 from amphora.serving.pool.pool import Pool
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ADAPTER_CONFIG, MIB, ServerSettings
@@ -242,7 +242,7 @@ class MultiModel:
             program=program if has_program or shares_code else None,
         )
         variables = {**self._environ, **(variables or {})}
-        pool = measuring.open_pool(settings, variables, self._metrics)
+        pool = Pool(settings, variables, self._metrics)
         pool.start()
         loaded = asyncio.create_task(pool.loaded.wait())
         ends: list[asyncio.Future[Any]] = [loaded, pool.failed]

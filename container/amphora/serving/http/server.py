@@ -34,7 +34,6 @@ from amphora.serving.http.multi_model import TARGET_MODEL, MultiModel
 from amphora.serving.http.refusal import Refusal
 from amphora.serving.http.runtime_api import RuntimeApi
 from amphora.serving.http.websocket import WebSocketInvocations
-from amphora.serving.pool import measuring
 from amphora.serving.pool.pool import Pool
 from amphora.serving.settings import MOST_TRANSFORM_MB, ServerSettings
 from amphora.serving.settings import read as read_settings
@@ -93,7 +92,7 @@ class Front:
         else:
             self.adapters = Adapters(settings, self.invocations)
             variables = {**environ, **self.adapters.variables}
-            self.pool = measuring.open_pool(settings, variables, self.metrics)
+            self.pool = Pool(settings, variables, self.metrics)
             self.adapters.pool = self.pool
 
     def application(self) -> ASGIApp:

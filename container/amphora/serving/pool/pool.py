@@ -11,8 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 from amphora.serving.metrics import Metrics
@@ -32,9 +31,6 @@ _LONGEST_PAUSE = 10.0
 _RESTART_PAUSE = 0.1
 _JUST_STARTED_SECONDS = 5.0
 
-Settle = Callable[[Spawner], Awaitable[tuple[int, int]]]
-"""Gives the number of workers and the threads of each. Raises ModelError."""
-
 
 class Pool:
     """The workers of one model, and the requests that wait for them."""
@@ -44,23 +40,17 @@ class Pool:
         settings: ServerSettings,
         environ: Mapping[str, str],
         metrics: Metrics,
-        spawner: Spawner | None = None,
-        settle: Settle | None = None,
     ) -> None:
         """
         Args:
             settings: The server's, with the model's folders.
             environ: Of the workers.
             metrics: Where it counts.
-            spawner: Of workers that this pool has for a while; None: its own, which ends with it.
-            settle: It is asked for the workers and their threads before the first worker starts.
         """
         self.settings = settings
         self.sessions = Sessions(settings.session_lifetime)
         self._metrics = metrics
-        self._spawner = spawner or Spawner(settings, environ)
-        self._owns_spawner = spawner is None
-        self._settle = settle
+        self._spawner = Spawner(settings, environ)
         self._dispatcher = Dispatcher(settings, metrics)
         self._keepers: list[asyncio.Task[None]] = []
         self._failures = 0
@@ -113,7 +103,7 @@ class Pool:
 
         The first worker goes ahead, so that a model that cannot be loaded is reported once.
         """
-        self._keepers = [asyncio.create_task(self._begin())]
+        self._keepers = [asyncio.create_task(self._keep(0))]
 
     async def close(self) -> None:
         """End all workers; what they have not answered is lost, so drain first."""
@@ -121,13 +111,8 @@ class Pool:
         for keeper in self._keepers:
             keeper.cancel()
         for connection in self._dispatcher.connections.values():
-            # What a fork lent from another pool has in hand is nobody's; an idle one just ends.
-            if connection.idle and not self._owns_spawner:
-                connection.close()
-            else:
-                connection.kill()
-        if self._owns_spawner:
-            self._spawner.close()
+            connection.kill()
+        self._spawner.close()
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     def submit(self, call: Call) -> None:
@@ -169,16 +154,6 @@ class Pool:
             if connection.calls.get(call.id) is call:
                 connection.note_taken(call)
 
-    async def _begin(self) -> None:
-        if self._settle is not None:
-            try:
-                workers, threads = await self._settle(self._spawner)
-            except ModelError as error:
-                self._gives_up(error)
-                return
-            self.settings = replace(self.settings, workers=workers, threads=threads)
-        await self._keep(0)
-
     async def _keep(self, index: int) -> None:
         """Keep one worker alive, for as long as the pool is open."""
         while not self._closing:
@@ -190,7 +165,7 @@ class Pool:
                     return
                 await asyncio.sleep(min(_LONGEST_PAUSE, _RESTART_PAUSE * 2**self._failures))
                 continue
-            if self._loaded is None and self._owns_spawner:
+            if self._loaded is None:
                 LOG.info("The model is loaded (%.1f s).", loaded.seconds)
             self._loaded = loaded
             self._dispatcher.merges = loaded.batches

@@ -156,17 +156,6 @@ class Spawner:
         self._code = UserCode(settings, environ)
         self._is_prepared = False
 
-    async def load(self, index: int = 0) -> Loaded | None:
-        """Load the model in the process that all workers are to be forks of, unless it is loaded.
-        Raises ModelError.
-
-        Returns:
-            What it reports; None where each worker loads the model itself.
-        """
-        await self._prepare()
-        async with self._lock:
-            return await self._load_shared(index)
-
     async def worker(self, index: int, threads: int) -> tuple[socket.socket, int, Loaded]:
         """A worker that has loaded the model. Raises ModelError, EOFError or OSError.
 
