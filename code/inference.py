@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from recipe.late_imports import imported_by_call
@@ -32,12 +31,10 @@ with (
     from recipe.inference.payloads import Request
     from recipe.inference.registry import ServedTask
     from recipe.inference.saved.origin import Origin
-    from recipe.inference.static import kept
 
 
 def model_fn(model_dir: str) -> ServedTask:
     """The model in `model_dir`, or the one that HF_MODEL_ID names if there is none."""
-    kept.use(Path(model_dir), os.environ)
     engines.select(os.environ)
     task = registry.load(model_dir, os.environ)
     engines.refuse_unused()

@@ -1,4 +1,4 @@
-"""The commands `amphora train`, `amphora serve`, `amphora compile` and `amphora doctor`."""
+"""The commands `amphora train`, `amphora serve` and `amphora doctor`."""
 
 from __future__ import annotations
 
@@ -34,10 +34,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="look at the job as `amphora doctor` does, train nothing",
     )
     commands.add_parser("serve", help="serve the model in /opt/ml/model")
-    ahead = commands.add_parser(
-        "compile", help="on Neuron cores: compile a model's programs before it is deployed"
-    )
-    ahead.add_argument("model", nargs="?", metavar="MODEL", help="a folder or a model.tar.gz")
     doctor = commands.add_parser("doctor", help="tell whether the training job would run")
     doctor.add_argument("--base-dir", metavar="DIR", help="stands in for /opt/ml")
     doctor.add_argument("--json", action="store_true", help="for machines")
@@ -57,10 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
         from amphora.serving.http.server import serve
 
         return serve(Paths.of(os.environ).base, os.environ)
-    if arguments.command == "compile":
-        from amphora.serving.compiling import compile_model
-
-        return compile_model(Paths.of(os.environ).base, os.environ, arguments.model)
     if arguments.command == "doctor" or arguments.check:
         from amphora.training.doctor import doctor
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -78,18 +77,3 @@ def work() -> tuple[int, int]:
         return 0, 0
     programs = _module("torch_xla.runtime").get_num_cached_compilation_graph()
     return int(programs), int(_module("torch_xla.debug.metrics").counter_value(_READS) or 0)
-
-
-def keep_programs(place: Path) -> None:
-    """Keep what is compiled in a folder, and look for it there, by torch-xla's own cache. To be
-    said before anything is computed."""
-    _module("torch_xla.runtime").initialize_cache(str(place))
-
-
-def looked_up() -> tuple[int, int, int]:
-    """Of torch-xla's own cache: programs that were found and loaded, that were found and the device
-    could not load (its CPU device loads none), and that were not there."""
-    value = _module("torch_xla.debug.metrics").counter_value
-    names = ("PersistentCacheHit", "PersistentCacheDeserializeFailure", "PersistentCacheMiss")
-    hits, unreadable, misses = (int(value(name) or 0) for name in names)
-    return hits, unreadable, misses

@@ -215,12 +215,6 @@ class Programs:
                 flush=True,
             )
         print(f"programs: all are ready after {time.monotonic() - began:.0f} s", flush=True)
-        if kind == "xla" and any(looked_up := xla.looked_up()):
-            print(
-                "programs: {} loaded from torch-xla's cache, {} found there that this device "
-                "cannot load, {} not there".format(*looked_up),
-                flush=True,
-            )
 
     def _differ(
         self, bucket: Bucket, rows: Sequence[TokenRow], expected: Sequence[Tensor]
