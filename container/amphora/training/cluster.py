@@ -3,13 +3,14 @@
 A host that fails, or vanishes, ends the job on every host with its reason, or has it restarted on
 every host; a host that is done waits for the others, since the platform may end all containers when
 the first one ends. The first host listens and the others connect to it; each side sends a line of
-JSON every two seconds. torchrun does none of this: a rank in a collective operation learns of a
-lost host after minutes, and its own restarts are counted by each host alone (see ARCHITECTURE).
+JSON every two seconds. The first host talks to addresses of the job's hosts only, and nothing that
+is sent to its port can end the job. torchrun does none of this: a rank in a collective operation
+learns of a lost host after minutes, and its own restarts are counted by each host alone (see
+ARCHITECTURE).
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import selectors
 import socket
@@ -17,27 +18,34 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from amphora.common.errors import ConfigError
 from amphora.training import stalls
 from amphora.training.limits import Limits
-from amphora.training.verdict import CAUSE_SECONDS, Place, Word, judge
+from amphora.training.verdict import (
+    BEAT_SECONDS,
+    CAUSE_SECONDS,
+    LOST_SECONDS,
+    Peer,
+    Place,
+    Word,
+    judge,
+)
 
 log = logging.getLogger("amphora")
 
 PORT = 7776
 """Beside torchrun's 7777."""
-_BEAT_SECONDS = 2.0
-_LOST_SECONDS = 15.0
-"""Without a word from a host for this long it counts as lost. Half of the promised 30 s."""
-_STOPPED_SECONDS = 110.0
-"""How long the others may go on after one host was stopped: each is stopped, and has its budget."""
 _READY_SECONDS = 120.0
 """How long a host may take to end its processes for a restart: they have 10 s before SIGKILL, but a
 process in a broken driver's call may hang on."""
-_MAX_LINE = 64 * 1024
+_NAME_SECONDS = 10.0
+"""How long a connection may take to name its host, which a host does at once."""
+_MOST_UNNAMED = 64
+"""Connections that have not named their host; beyond it the oldest is closed."""
+_MOST_WARNINGS = 16
 
 
 class Link:
@@ -52,6 +60,10 @@ class Link:
         self._decided = threading.Event()
         self._go = threading.Event()
         self.host, self.hosts, self.max_restarts = host, tuple(hosts), limits.max_restarts
+        self.addresses: dict[str, set[str]] = {}
+        """Of each host."""
+        self.keys: dict[str, str] = {}
+        """The public SSH keys that the other hosts have told."""
         self.own = Word(host=host, state="running")
         self.decision: Word | None = None
         """What follows for all hosts, once it is known: 'abort', 'restart', 'stall', 'all done'."""
@@ -139,10 +151,29 @@ class Link:
                 pass
             return
         # Long enough for the word to get out, and for the first host to see who else has ended.
-        wait = 2 * _BEAT_SECONDS
+        wait = 2 * BEAT_SECONDS
         if is_consequence or is_fault:
-            wait += CAUSE_SECONDS + _LOST_SECONDS * is_fault
+            wait += CAUSE_SECONDS + LOST_SECONDS * is_fault
         self._decided.wait(wait)
+
+    def exchange_keys(self, key: str, names: Sequence[str], seconds: float) -> dict[str, str]:
+        """Tell the others this host's public SSH key, and wait for those of the hosts `names`.
+
+        Raises:
+            ConfigError: One of them does not come in time.
+        """
+        self._say(replace(self.own, key=key))
+        until = _Deadline(seconds, self._stopped)
+        while missing := [name for name in names if name not in self.keys]:
+            if self._decided.wait(0.1) or until.passed():
+                why = f"within {seconds:.0f} s"
+                if self.abort is not None:
+                    why = f"because {self.abort.host} failed first: {self.abort.reason}"
+                raise ConfigError(
+                    f"No SSH key came from {', '.join(missing)} {why}.",
+                    "See the log of that host; AMPHORA_HOST_WAIT_SECONDS waits longer.",
+                )
+        return {name: self.keys[name] for name in names}
 
     def start_again(self) -> bool:
         """Wait until every host has ended its processes, so that all start at one time.
@@ -157,7 +188,7 @@ class Link:
             self.decision = None
             self._decided.clear()
             self._reader.recv(64)
-            self.own = Word(host=self.host, state="ready", attempt=attempt)
+            self._say(Word(host=self.host, state="ready", attempt=attempt))
         while len(self.hosts) > 1 and not self._go.wait(0.2):
             if self._decided.is_set() or self._stopped():
                 return False
@@ -170,7 +201,7 @@ class Link:
 
     def _say(self, word: Word) -> None:
         with self._lock:
-            self.own = word
+            self.own = word = replace(word, key=word.key or self.own.key)
             # A job of one host decides for itself.
             if len(self.hosts) == 1:
                 decision = self.judge({self.host: word}, attempt=word.attempt)
@@ -207,7 +238,7 @@ def linked(
             yield link
             return
         until = _Deadline(limits.host_wait_seconds, stopped)
-        _resolve(hosts, until)
+        link.addresses = _resolve(hosts, until)
         talk = _Listener(link, until) if host == hosts[0] else _Caller(link, hosts[0], until)
         thread = threading.Thread(target=talk.run, name="peers", daemon=True)
         thread.start()
@@ -215,7 +246,8 @@ def linked(
             yield link
         finally:
             talk.stop.set()
-            thread.join(2 * _BEAT_SECONDS)
+            thread.join(2 * BEAT_SECONDS)
+            talk.close()
 
 
 class _Deadline:
@@ -233,16 +265,18 @@ class _Deadline:
         return time.monotonic() > self._at
 
 
-def _resolve(hosts: Sequence[str], until: _Deadline) -> None:
+def _resolve(hosts: Sequence[str], until: _Deadline) -> dict[str, set[str]]:
     """Wait until every host has an address: names appear late in a cluster that starts."""
-    missing = list(hosts)
+    addresses: dict[str, set[str]] = {}
     while True:
-        for name in tuple(missing):
-            with suppress(OSError):
-                socket.getaddrinfo(name, None)
-                missing.remove(name)
+        for name in hosts:
+            if name not in addresses:
+                with suppress(OSError):
+                    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+                    addresses[name] = {str(entry[4][0]) for entry in found}
+        missing = [name for name in hosts if name not in addresses]
         if not missing:
-            return
+            return addresses
         if until.passed():
             raise ConfigError(
                 f"No address for {', '.join(missing)} within {until.wait:.0f} s.",
@@ -250,52 +284,6 @@ def _resolve(hosts: Sequence[str], until: _Deadline) -> None:
                 " lets them find each other; AMPHORA_HOST_WAIT_SECONDS waits longer.",
             )
         time.sleep(0.2)
-
-
-@dataclass
-class _Peer:
-    """One connection, read by lines."""
-
-    connection: socket.socket
-    heard: float = field(default_factory=time.monotonic)
-    pending: bytes = b""
-    word: Word | None = None
-    """The newest."""
-    ended: bool = False
-    stopped_at: float = 0.0
-
-    def read(self) -> list[Word]:
-        """Take in what has arrived. `ended` tells the end of the connection."""
-        words: list[Word] = []
-        try:
-            chunk = self.connection.recv(_MAX_LINE)
-            *lines, self.pending = (self.pending + chunk).split(b"\n")
-            words += (Word(**json.loads(line)) for line in lines)
-        except TimeoutError:
-            return words
-        except (OSError, ValueError, TypeError):  # Whoever this is, it is not a host of the job.
-            chunk = b""
-        self.heard = time.monotonic()
-        self.ended = not chunk or len(self.pending) > _MAX_LINE
-        self.word = words[-1] if words else self.word
-        if any(word.state == "stopped" for word in words):
-            self.stopped_at = self.stopped_at or self.heard
-        return words
-
-    def lost(self, now: float) -> str:
-        """Why this host counts as lost; '' if it does not."""
-        if self.word is not None and self.word.state == "stopped":
-            was_stopped = now - self.stopped_at > _STOPPED_SECONDS
-            return "it was stopped, and this host was not" if was_stopped else ""
-        if self.ended:
-            return "its container ended without a word (killed, or the instance was lost)"
-        if now - self.heard > _LOST_SECONDS:
-            return f"not a word from it for {_LOST_SECONDS:.0f} s (stopped, or the network is down)"
-        return ""
-
-    def say(self, word: Word) -> None:
-        with suppress(OSError):  # The next read sees the end.
-            self.connection.sendall(word.line())
 
 
 class _Listener:
@@ -310,20 +298,29 @@ class _Listener:
                 f"Port {PORT}, on which the hosts of a job meet, cannot be opened: {error}.",
                 "End what uses it; another job on this host, perhaps.",
             ) from error
-        self._peers: dict[str, _Peer] = {}
+        self._server.settimeout(0)
+        self._selector = selectors.DefaultSelector()
+        self._peers: dict[str, Peer] = {}
+        self._unnamed: list[Peer] = []
+        """Connections that have not named their host, oldest first."""
+        self._warned: set[str] = set()
         self._consequence_at = self._restart_at = float("inf")
         """When a host first said that it had lost another one; when a restart was decided."""
 
     def run(self) -> None:
-        selector = selectors.DefaultSelector()
-        selector.register(self._server, selectors.EVENT_READ)
+        self._selector.register(self._server, selectors.EVENT_READ)
         last_word, beat, attempt = self.link.own, 0.0, 0
-        with self._server, selector:
+        with self._server, self._selector:
             while not self.stop.is_set():
-                for key, _ in selector.select(timeout=0.2):
-                    self._hear(selector, key)
+                for key, _ in self._selector.select(timeout=0.2):
+                    try:
+                        self._hear(key)
+                    except Exception as error:  # A stranger must not end the job.
+                        self._warn(f"{type(error).__name__}: {error}")
+                        self.stop.wait(0.05)
+                self._drop_unnamed()
                 own = self.link.own
-                if own != last_word or time.monotonic() - beat > _BEAT_SECONDS:
+                if own != last_word or time.monotonic() - beat > BEAT_SECONDS:
                     last_word, beat = own, time.monotonic()
                     self._say_all(own)
                 if own.attempt < attempt:
@@ -337,18 +334,71 @@ class _Listener:
                     attempt, self._consequence_at = decision.attempt, float("inf")
                     self._restart_at = time.monotonic()
 
-    def _hear(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+    def _hear(self, key: selectors.SelectorKey) -> None:
         if key.data is None:
-            connection, _ = self._server.accept()
-            connection.settimeout(_BEAT_SECONDS)
-            selector.register(connection, selectors.EVENT_READ, _Peer(connection))
+            self._accept()
             return
-        peer: _Peer = key.data
+        peer: Peer = key.data
         peer.read()
-        if peer.word is not None and peer.word.host in self.link.hosts[1:]:
-            self._peers[peer.word.host] = peer
+        name = peer.word.host if peer.word is not None else ""
+        if peer in self._unnamed and name:
+            # A host connects once: the first connection that names it, from its own address, is it.
+            is_host = name in self.link.hosts[1:] and peer.address in self.link.addresses[name]
+            if is_host and name not in self._peers:
+                self._unnamed.remove(peer)
+                self._peers[name] = peer
+            else:
+                peer.ended = True
+        elif name and self._peers.get(name) is not peer:
+            peer.ended = True  # A host that takes another one's name.
+        if peer.word is not None and peer.word.key and not peer.ended:
+            self.link.keys[name] = peer.word.key
         if peer.ended:
-            selector.unregister(peer.connection)
+            self._close(peer)
+
+    def _accept(self) -> None:
+        try:
+            connection, (address, *_) = self._server.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # No descriptor is free.
+            if not self._unnamed:
+                raise
+            self._close(self._unnamed[0])
+            return
+        if not any(address in self.link.addresses[name] for name in self.link.hosts[1:]):
+            connection.close()
+            self._warn(f"refused {address}, which is not an address of a host of the job")
+            return
+        connection.settimeout(BEAT_SECONDS)
+        peer = Peer(connection, address)
+        self._unnamed.append(peer)
+        self._selector.register(connection, selectors.EVENT_READ, peer)
+
+    def _warn(self, text: str) -> None:
+        """Log what strangers do, once and within a bound."""
+        if text not in self._warned and len(self._warned) < _MOST_WARNINGS:
+            self._warned.add(text)
+            log.warning("port %d: %s", PORT, text)
+
+    def _drop_unnamed(self) -> None:
+        while self._unnamed and (
+            len(self._unnamed) > _MOST_UNNAMED
+            or time.monotonic() - self._unnamed[0].opened > _NAME_SECONDS
+        ):
+            self._close(self._unnamed[0])
+
+    def _close(self, peer: Peer) -> None:
+        """Forget a connection; that of a host stays known as ended."""
+        peer.ended = True
+        self._selector.unregister(peer.connection)
+        peer.connection.close()
+        if peer in self._unnamed:
+            self._unnamed.remove(peer)
+
+    def close(self) -> None:
+        for peer in (*self._unnamed, *self._peers.values()):
+            peer.connection.close()
 
     def _judge(self, own: Word) -> Word | None:
         """The decision for the whole job, once there is one."""
@@ -368,7 +418,8 @@ class _Listener:
                 return Word(host=name, state="abort", attempt=own.attempt, reason=reason)
         missing = [name for name in self.link.hosts[1:] if name not in words]
         if decision is None and missing and self._until.is_late():
-            return Word(host=missing[0], state="abort", reason="it did not appear in time")
+            reason = "; ".join(("it did not appear in time", *sorted(self._warned)))
+            return Word(host=missing[0], state="abort", reason=reason)
         if own.state == "ready":
             late = [name for name in self.link.hosts if name not in current]
             if not late:
@@ -388,30 +439,34 @@ class _Caller:
 
     def __init__(self, link: Link, first: str, until: _Deadline) -> None:
         self.link, self.stop, self._first = link, threading.Event(), first
-        self._peer = _Peer(_connected(first, PORT, until))
+        self._peer = Peer(_connected(first, PORT, until))
+
+    def close(self) -> None:
+        self._peer.connection.close()
 
     def run(self) -> None:
         last_word: Word | None = None
         beat = 0.0
         self._peer.connection.settimeout(0.2)
-        with self._peer.connection:
-            while not self.stop.is_set():
-                own = self.link.own
-                if own != last_word or time.monotonic() - beat > _BEAT_SECONDS:
-                    last_word, beat = own, time.monotonic()
-                    self._peer.say(own)
-                if self._peer.ended:
-                    self.stop.wait(0.2)  # Nothing is left to wait for on the connection itself.
-                for word in () if self._peer.ended else self._peer.read():
-                    if word.state in ("abort", "restart", "stall", "all done"):
-                        self.link._decide(word)
-                        if word.state != "restart":
-                            return
-                    elif own.state == "ready" != word.state and word.attempt == own.attempt:
-                        self.link._go.set()  # The first host saw that all are ready.
-                if reason := self._peer.lost(time.monotonic()):
-                    self.link._decide(Word(host=self._first, state="abort", reason=reason))
-                    return
+        while not self.stop.is_set():
+            own = self.link.own
+            if own != last_word or time.monotonic() - beat > BEAT_SECONDS:
+                last_word, beat = own, time.monotonic()
+                self._peer.say(own)
+            if self._peer.ended:
+                self.stop.wait(0.2)  # Nothing is left to wait for on the connection itself.
+            for word in () if self._peer.ended else self._peer.read():
+                if word.key:
+                    self.link.keys[word.host] = word.key
+                if word.state in ("abort", "restart", "stall", "all done"):
+                    self.link._decide(word)
+                    if word.state != "restart":
+                        return
+                elif own.state == "ready" != word.state and word.attempt == own.attempt:
+                    self.link._go.set()  # The first host saw that all are ready.
+            if reason := self._peer.lost(time.monotonic()):
+                self.link._decide(Word(host=self._first, state="abort", reason=reason))
+                return
 
 
 def await_port(hosts: Sequence[str], port: int, wait: float, stopped: Callable[[], bool]) -> None:
@@ -424,7 +479,7 @@ def await_port(hosts: Sequence[str], port: int, wait: float, stopped: Callable[[
 def _connected(host: str, port: int, until: _Deadline) -> socket.socket:
     while True:
         try:
-            return socket.create_connection((host, port), timeout=_BEAT_SECONDS)
+            return socket.create_connection((host, port), timeout=BEAT_SECONDS)
         except OSError as error:
             if until.passed():
                 raise ConfigError(

@@ -90,11 +90,18 @@ def _run(
     stacks = ""
     try:
         started = _prepared(job, environ, scratch, signals, error_dir, sdk_command)
+        if started.ssh_hosts:
+            key = mpi.make_key(started.ssh_dir, environ)
+            keys = link.exchange_keys(key, started.ssh_hosts, limits.host_wait_seconds)
+            mpi.trust(started.ssh_dir, keys, link.addresses, started.environ)
         while True:
             if started.lends:
                 link.announce_done()
             cluster.await_port(
-                started.reaches, mpi.SSH_PORT, limits.host_wait_seconds, signals.stopped
+                () if started.lends else started.ssh_hosts,
+                mpi.SSH_PORT,
+                limits.host_wait_seconds,
+                signals.stopped,
             )
             signals.interrupts = False
             ended, stacks = _supervised(job, started, limits, scratch, signals, link)
@@ -187,7 +194,7 @@ def _supervised(
             )
     if not limits.stall_seconds:
         return run(started.argv, started.environ, is_launcher=started.is_launcher), ""
-    if started.reaches or started.lends:
+    if started.ssh_hosts:
         raise ConfigError(
             f"AMPHORA_STALL_SECONDS is {limits.stall_seconds:g}, but mpirun starts ranks on several"
             " hosts, whose progress is not to be seen.",

@@ -48,8 +48,11 @@ class Launch:
     """Whether this host has no accelerator that is known here."""
     lends: bool = False
     """Whether this host only lends its devices: another one's mpirun starts its processes."""
-    reaches: tuple[str, ...] = ()
-    """Hosts whose sshd must answer before this process starts."""
+    ssh_hosts: tuple[str, ...] = ()
+    """Hosts that exchange SSH keys with this one: those that mpirun reaches, or the one that this
+    host lends its devices to."""
+    ssh_dir: Path
+    """The folder of this host's SSH key."""
     compiles: tuple[str, ...] = ()
     """What compiles the script's graphs before it trains."""
     cache: Path | None = None
@@ -98,11 +101,15 @@ def plan(
     complete = {**_defaults(job, devices, world), **(setup.defaults if setup else {}), **environ}
     complete |= {**(setup.completed if setup else {}), **variables}
     complete |= devices.variables
+    ssh_dir = error_dir.parent / "ssh"
     lends = world.launcher == "mpirun" and job.current_host != world.hosts[0]
     if lends:
-        argv: tuple[str, ...] = tuple(mpi.sshd(environ))
+        argv: tuple[str, ...] = tuple(mpi.sshd(environ, ssh_dir))
     else:
-        argv = (*_command(job, source, world, devices, variables, complete), *arguments(job))
+        argv = (
+            *_command(job, source, world, devices, variables, complete, ssh_dir),
+            *arguments(job),
+        )
     started = Launch(
         argv=argv,
         environ=complete,
@@ -110,7 +117,10 @@ def plan(
         is_launcher=bool(world.launcher) and not lends,
         on_cpu=devices.kind == CPU and not devices.has_other,
         lends=lends,
-        reaches=world.hosts[1:] if world.launcher == "mpirun" and not lends else (),
+        ssh_hosts=(world.hosts[:1] if lends else world.hosts[1:])
+        if world.launcher == "mpirun"
+        else (),
+        ssh_dir=ssh_dir,
         cache=setup.cache if setup else None,
         notes=(*world.notes, *(setup.notes if setup else ()), *notes),
     )
@@ -200,12 +210,13 @@ def _command(
     devices: Devices,
     variables: Mapping[str, str],
     environ: Mapping[str, str],
+    ssh_dir: Path,
 ) -> tuple[str, ...]:
     python = () if source.kind is ProgramKind.COMMAND else (sys.executable,)
     program = (*python, *source.command)
     if world.launcher == "mpirun":
         interface = job.network_interface if job.network_interface in devices.interfaces else None
-        argv = mpi.mpirun(job, world.hosts, world.processes, variables, environ, interface)
+        argv = mpi.mpirun(job, world.hosts, world.processes, variables, environ, interface, ssh_dir)
         return (*argv, *program)
     if world.launcher != "torchrun":
         return program

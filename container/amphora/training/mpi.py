@@ -1,14 +1,22 @@
 """Open MPI's part: the command of the first host, and what the others run meanwhile.
 
-mpirun reaches the other hosts by ssh, with the keys that the image brings (AWS's containers have
-them under /root/.ssh): those hosts run sshd until the first one has ended.
+mpirun reaches the other hosts by ssh: they run sshd until the first one has ended. Each host makes
+a key pair for this job and tells the others the public key (see `cluster`). The sshd of a host
+accepts the key of the first host only, from that host's addresses, for the user of the job. Keys
+that the image brings are not used: AWS's containers hold a private key that whoever pulls the
+public image can read.
 """
 
 from __future__ import annotations
 
+import os
+import pwd
+import re
 import shlex
 import shutil
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from amphora.common.errors import ConfigError
 from amphora.contract.job import Job
@@ -17,6 +25,7 @@ KEY = "sagemaker_mpi_enabled"
 PROCESSES_KEY = "sagemaker_mpi_num_of_processes_per_host"
 OPTIONS_KEY = "sagemaker_mpi_custom_mpi_options"
 SSH_PORT = 22
+_KEY = re.compile(r"ecdsa-sha2-nistp256 [A-Za-z0-9+/=]+")
 # Of a rank's environment on another host: what a login there would not have.
 _PASSED_ON = (
     "PATH",
@@ -35,6 +44,7 @@ def mpirun(
     names: Iterable[str],
     environ: Mapping[str, str],
     interface: str | None,
+    ssh: Path,
 ) -> list[str]:
     """mpirun with its options, up to the program.
 
@@ -42,6 +52,7 @@ def mpirun(
         processes: Of each host.
         names: The variables that every rank gets.
         interface: The network interface between the hosts, where it is known.
+        ssh: The folder of this host's key and ssh_config.
 
     Raises:
         ConfigError: There is no mpirun, or the options of the job cannot be read.
@@ -54,8 +65,7 @@ def mpirun(
         _required("ssh", "the OpenSSH client", path)
         slots = ",".join(f"{host}:{processes}" for host in hosts)
         argv += ["--host", slots, "-mca", "plm_rsh_no_tree_spawn", "1"]
-        # The hosts of a job are new each time: there is no key of theirs to know.
-        argv += ["-mca", "plm_rsh_args", "-o StrictHostKeyChecking=no -o LogLevel=ERROR"]
+        argv += ["-mca", "plm_rsh_args", f"-F {ssh / 'ssh_config'}"]
         if interface is not None:
             for layer in ("btl_tcp_if_include", "oob_tcp_if_include"):
                 argv += ["-mca", layer, interface]
@@ -68,14 +78,78 @@ def mpirun(
     return argv
 
 
-def sshd(environ: Mapping[str, str]) -> list[str]:
+def sshd(environ: Mapping[str, str], ssh: Path) -> list[str]:
     """What a host runs while the first one's mpirun starts ranks on it.
+
+    Args:
+        ssh: The folder of this host's key and sshd_config.
 
     Raises:
         ConfigError: There is no sshd.
     """
     path = f"{environ.get('PATH', '')}:/usr/sbin:/sbin"
-    return [_required("sshd", "the OpenSSH server", path), "-D", "-e"]
+    config = str(ssh / "sshd_config")
+    return [_required("sshd", "the OpenSSH server", path), "-D", "-e", "-f", config]
+
+
+def make_key(ssh: Path, environ: Mapping[str, str]) -> str:
+    """Make this host's key pair in the new folder `ssh`, and return the public key.
+
+    Raises:
+        ConfigError: There is no ssh-keygen, or it fails.
+    """
+    program = _required("ssh-keygen", "the OpenSSH client", environ.get("PATH"))
+    ssh.mkdir(mode=0o700)
+    argv = [program, "-q", "-t", "ecdsa", "-b", "256", "-N", "", "-C", "", "-f", str(ssh / "key")]
+    made = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if made.returncode != 0:
+        raise ConfigError(
+            f"ssh-keygen made no key for this job: {made.stderr.strip()}.", "Mend what it names."
+        )
+    return (ssh / "key.pub").read_text().strip()
+
+
+def trust(
+    ssh: Path,
+    keys: Mapping[str, str],
+    addresses: Mapping[str, Iterable[str]],
+    environ: Mapping[str, str],
+) -> None:
+    """Write the configuration of ssh and sshd, by which this host and those of `keys` meet.
+
+    Raises:
+        ConfigError: One of `keys` is not a public key.
+    """
+    for host, key in keys.items():
+        if not _KEY.fullmatch(key):
+            raise ConfigError(f"The SSH key that {host} told is {key!r}.", "See that host's log.")
+    (ssh / "known_hosts").write_text("".join(f"{host} {key}\n" for host, key in keys.items()))
+    (ssh / "ssh_config").write_text(
+        f'IdentityFile "{ssh}/key"\nIdentitiesOnly yes\nIdentityAgent none\nBatchMode yes\n'
+        f'UserKnownHostsFile "{ssh}/known_hosts"\nGlobalKnownHostsFile none\n'
+        "StrictHostKeyChecking yes\nLogLevel ERROR\n"
+    )
+    own = {host: sorted(addresses[host]) for host in keys}
+    (ssh / "authorized_keys").write_text(
+        "".join(f'restrict,from="{",".join(own[host])}" {key}\n' for host, key in keys.items())
+    )
+    user = pwd.getpwuid(os.getuid()).pw_name
+    users = " ".join(f"{user}@{address}" for each in own.values() for address in each)
+    # What ranks need before mpirun's daemon has passed on their own environment.
+    passed = [f"{name}={environ[name]}" for name in _PASSED_ON[:2] if environ.get(name)]
+    set_env = f"SetEnv {' '.join(map(_quoted, passed))}\n" if passed else ""
+    # PAM stays on, as distributions have it: without it, sshd refuses a user without a password.
+    # StrictModes also judges the folders above `ssh`, which itself is private.
+    (ssh / "sshd_config").write_text(
+        f'Port {SSH_PORT}\nHostKey "{ssh}/key"\nAuthorizedKeysFile "{ssh}/authorized_keys"\n'
+        f"AllowUsers {users}\nAuthenticationMethods publickey\nPermitRootLogin prohibit-password\n"
+        f"UsePAM yes\nStrictModes no\nPidFile none\n{set_env}"
+    )
+
+
+def _quoted(text: str) -> str:
+    """A value of sshd_config."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _required(program: str, name: str, path: str | None) -> str:

@@ -1,4 +1,5 @@
-"""What the hosts of a job say of themselves, and what follows for all of them. Pure.
+"""What the hosts of a job say of themselves, the connection that it goes over, and what follows for
+all of them.
 
 A fault (a killed process, a broken collective, a failing device) may be answered by a restart on
 every host; an exception of the script's own ends the job, since it would be raised again.
@@ -7,13 +8,23 @@ every host; an exception of the script's own ends the job, since it would be rai
 from __future__ import annotations
 
 import json
+import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 CAUSE_SECONDS = 10.0
 """How long the host that failed first may take to say so, once another one has lost it: its script
 still ends, and its launcher after that, while a broken connection is seen at once."""
+BEAT_SECONDS = 2.0
+LOST_SECONDS = 15.0
+"""Without a word from a host for this long it counts as lost. Half of the promised 30 s."""
+_STOPPED_SECONDS = 110.0
+"""How long the others may go on after one host was stopped: each is stopped, and has its budget."""
+_MAX_LINE = 64 * 1024
+_STATES = {"ready", "running", "done", "failed", "stopped", "abort", "restart", "stall", "all done"}
 
 
 class Place(NamedTuple):
@@ -45,10 +56,76 @@ class Word:
 
     places: Sequence[Place] = ()
     """Where its ranks are, if none of them has made progress for too long."""
+    key: str = ""
+    """Its public SSH key, in a job of mpirun."""
+
+    @classmethod
+    def of(cls, line: bytes) -> Word:
+        """Read a line that came over the network. Raises ValueError if it is not a word."""
+        try:
+            word = cls(**json.loads(line))
+            places = [Place(*place) for place in word.places]
+        except (TypeError, RecursionError) as error:
+            raise ValueError(f"not a word of a host: {error}") from None
+        types = {name: type(value) for name, value in vars(cls(host="", state="")).items()}
+        fields = vars(replace(word, places=()))
+        if any(type(fields[n]) is not t for n, t in types.items()) or word.state not in _STATES:
+            raise ValueError("a field of the word has a wrong type or an unknown state")
+        if any([type(value) for value in place] != [int, str, str, str] for place in places):
+            raise ValueError("a place of the word has a wrong type")
+        return replace(word, places=places)
 
     def line(self) -> bytes:
         """The word as it goes over the wire."""
         return json.dumps(vars(self)).encode() + b"\n"
+
+
+@dataclass(eq=False)
+class Peer:
+    """One connection, read by lines."""
+
+    connection: socket.socket
+    address: str = ""
+    opened: float = field(default_factory=time.monotonic)
+    heard: float = field(default_factory=time.monotonic)
+    pending: bytes = b""
+    word: Word | None = None
+    """The newest."""
+    ended: bool = False
+    stopped_at: float = 0.0
+
+    def read(self) -> list[Word]:
+        """Take in what has arrived. `ended` tells the end of the connection."""
+        words: list[Word] = []
+        try:
+            chunk = self.connection.recv(_MAX_LINE)
+            *lines, self.pending = (self.pending + chunk).split(b"\n")
+            words += map(Word.of, lines)
+        except TimeoutError:
+            return words
+        except (OSError, ValueError):  # Whoever this is, it is not a host of the job.
+            chunk = b""
+        self.heard = time.monotonic()
+        self.ended = not chunk or len(self.pending) > _MAX_LINE
+        self.word = words[-1] if words else self.word
+        if any(word.state == "stopped" for word in words):
+            self.stopped_at = self.stopped_at or self.heard
+        return words
+
+    def lost(self, now: float) -> str:
+        """Why this host counts as lost; '' if it does not."""
+        if self.word is not None and self.word.state == "stopped":
+            was_stopped = now - self.stopped_at > _STOPPED_SECONDS
+            return "it was stopped, and this host was not" if was_stopped else ""
+        if self.ended:
+            return "its container ended without a word (killed, or the instance was lost)"
+        if now - self.heard > LOST_SECONDS:
+            return f"not a word from it for {LOST_SECONDS:.0f} s (stopped, or the network is down)"
+        return ""
+
+    def say(self, word: Word) -> None:
+        with suppress(OSError):  # The next read sees the end.
+            self.connection.sendall(word.line())
 
 
 def judge(

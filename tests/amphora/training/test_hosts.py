@@ -119,7 +119,8 @@ def test_two_hosts_train_together(cluster: Cluster) -> None:
 
 @pytest.fixture
 def ssh(tmp_path: Path) -> Iterator[Path]:
-    """What stands for /root/.ssh of an image: a key that every host of the job accepts."""
+    """What stands for /root/.ssh of an image: a key that each host of the job would accept, and that
+    whoever pulls the image has."""
     if any(shutil.which(program) is None for program in ("mpirun", "sshd", "ssh-keygen")):
         pytest.skip("no mpirun or no sshd here")
     keys = tmp_path / "ssh"
@@ -137,7 +138,7 @@ def ssh(tmp_path: Path) -> Iterator[Path]:
 class TestMpirun:
     """mpirun on the first host, by ssh on the second."""
 
-    # Hosts of their own name, and the image's keys, seen by these processes only.
+    # Hosts of their own name, and the image's key, seen by these processes only.
     AS_HOST = 'mount --bind "$0" /root/.ssh && hostname "$1" && shift && exec "$@"'
 
     def run(self, cluster: Cluster, keys: Path) -> tuple[list[int], list[str]]:
@@ -172,6 +173,20 @@ class TestMpirun:
         codes, outputs = self.run(cluster, ssh)
         assert codes == [0, 0], outputs
         assert "rank 0 algo-1" in outputs[0] and "rank 1 algo-2" in outputs[0], outputs
+
+    def test_a_key_that_the_image_brings_opens_no_host(self, cluster: Cluster, ssh: Path) -> None:
+        script = (
+            "import os, subprocess\n"
+            "if os.environ['OMPI_COMM_WORLD_RANK'] == '0':\n"
+            "    options = ['-i', '/root/.ssh/id_ed25519', '-o', 'StrictHostKeyChecking=no']\n"
+            "    subprocess.run(['ssh', *options, '-o', 'BatchMode=yes', 'algo-2', 'echo let in'])\n"
+        )
+        for tree in cluster.trees.values():
+            tree.script(script)
+        codes, outputs = self.run(cluster, ssh)
+        assert codes == [0, 0], outputs
+        assert "Permission denied (publickey)" in outputs[0], outputs
+        assert "let in" not in outputs[0], outputs
 
     def test_a_rank_that_raises(self, cluster: Cluster, ssh: Path) -> None:
         script = (
