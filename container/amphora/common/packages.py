@@ -62,6 +62,8 @@ _USUAL_REMEDY = (
 )
 _LOG_TIME = re.compile(r"^\d{4}-\d\d-\d\dT[\d:,.]+ ")
 _USERINFO = re.compile(r"://([^\s/:@]*)(?::([^\s/]*))?@")
+# In its log, what ends the output of a program that pip ran in vain, to build a package.
+_BUILD_END = "[present-rich]"
 _TOLD_LINES, _LINE_CHARS, _LOG_BYTES = 4, 240, 1024 * 1024
 
 
@@ -179,20 +181,37 @@ def failed(
     """
     with contextlib.suppress(OSError):
         text = index.log.read_bytes()[-_LOG_BYTES:].decode("utf-8", "replace")
-        lines = [*text.splitlines(), *lines]
+        # What follows is a traceback of pip's own.
+        lines = [*(text.rpartition("Exception information:")[0] or text).splitlines(), *lines]
     masked = (logs.mask(_LOG_TIME.sub("", line).strip()) for line in lines)
-    said = list(dict.fromkeys(line for line in masked if line))
+    said = [line for line in masked if line]
     warned = [line for line in said if any(re.search(sign, line) for sign, _ in _REMEDIES)][-1:]
-    errors = [line for line in said if "ERROR" in line and line not in warned]
+    shown = [line for line in dict.fromkeys(said) if line not in warned and _BUILD_END not in line]
+    errors = [line for line in shown if "ERROR" in line]
     # One warning of many tries: the first 1,024 characters are all that is shown.
-    told = [*warned, *(errors or said[-_TOLD_LINES:])[-_TOLD_LINES:]]
-    text = " ".join(line[:_LINE_CHARS] for line in told)
+    told = [*warned, *_explained(said), *(errors or shown[-_TOLD_LINES:])[-_TOLD_LINES:]]
+    text = " ".join(line[:_LINE_CHARS] for line in dict.fromkeys(told))
     remedy = next((say for sign, say in _REMEDIES if re.search(sign, text)), _USUAL_REMEDY)
     return CodeError(
         f"{install.what} of {folder} cannot be installed (pip's exit code {exit_code}) from"
         f" {index.shown}: {text}",
         remedy,
     )
+
+
+def _explained(said: Sequence[str]) -> list[str]:
+    """The lines before pip's verdict that give its reason: of a failed build, or of a conflict."""
+    end = next((place for place, line in enumerate(said) if _BUILD_END in line), None)
+    if end is not None:
+        starts = (n for n, line in enumerate(said[:end]) if line.startswith("Running command "))
+        output = said[max(starts, default=-1) + 1 : end]
+        return [*[line for line in output if re.search(r"\berror: ", line)][:1], *output[-1:]]
+    conflict = re.search(
+        r"^The conflict is caused by:\n(.*?)\nTo fix this",
+        "\n".join(said),
+        re.MULTILINE | re.DOTALL,
+    )
+    return conflict[1].splitlines()[:_TOLD_LINES] if conflict else []
 
 
 def _shown(

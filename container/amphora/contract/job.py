@@ -91,6 +91,11 @@ class Paths:
         """Its first 1,024 characters become the job's FailureReason."""
         return self.output / "failure"
 
+    @property
+    def success(self) -> Path:
+        """Empty, and there once the job has ended well."""
+        return self.output / "success"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:

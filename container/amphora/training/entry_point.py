@@ -24,7 +24,6 @@ from amphora.contract.job import Job
 log = logging.getLogger("amphora")
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_PACKAGE_TABLE = re.compile(r"^\[(project|build-system)\]", re.MULTILINE)
 
 
 class ProgramKind(Enum):
@@ -50,13 +49,16 @@ class Source:
 
     @property
     def command(self) -> list[str]:
-        """What follows `python` (or torchrun). A command's is the whole of it: the program of its
-        #! line, or the shell if it has none."""
+        """What follows `python` (or torchrun). A command's is the whole of it: the file itself if
+        it is a binary, the program of its #! line, or the shell if it has none."""
         if self.kind is ProgramKind.MODULE:
             return ["-m", self.name]
         if self.kind is ProgramKind.COMMAND:
             with self.path.open("rb") as file:
-                first_line = file.readline(512).decode("utf-8", "replace").strip()
+                start = file.readline(512)
+            if start.startswith(b"\x7fELF"):
+                return [str(self.path)]
+            first_line = start.decode("utf-8", "replace").strip()
             named = first_line[2:].strip() if first_line.startswith("#!") else ""
             interpreter = named.split(maxsplit=1) or [shutil.which("bash") or "/bin/sh"]
             return [*interpreter, str(self.path)]
@@ -127,12 +129,9 @@ def install_steps(source: Source) -> list[Install]:
 
 
 def is_package(root: Path) -> bool:
-    """Whether pip can install the folder. A pyproject.toml with only tools' settings is none."""
-    pyproject = root / "pyproject.toml"
-    return (root / "setup.py").is_file() or (
-        pyproject.is_file()
-        and _PACKAGE_TABLE.search(pyproject.read_text(errors="replace")) is not None
-    )
+    """Whether the folder is installed, and its entry point run as a module: as sagemaker-training
+    decides, by setup.py alone. A pyproject.toml may hold only the settings of tools."""
+    return (root / "setup.py").is_file()
 
 
 def _unpacked(archive: Path, target: Path, place: str, scratch: Path) -> Path:
@@ -160,6 +159,11 @@ def _entry(root: Path, name: str) -> Source:
     module = name.removesuffix(".py").replace("/", ".")
     if is_package(root) and not name.endswith(".sh") and _MODULE.fullmatch(module):
         return Source(root=root, kind=ProgramKind.MODULE, name=module)
+    if name.endswith(".ipynb"):
+        raise CodeError(
+            f"sagemaker_program is {name!r}, a notebook, which is not a program.",
+            f"Convert it (jupyter nbconvert --to script {name}) and name the .py file.",
+        )
     if path.is_file():
         kind = ProgramKind.SCRIPT if name.endswith(".py") else ProgramKind.COMMAND
         return Source(root=root, kind=kind, name=name)

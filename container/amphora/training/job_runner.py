@@ -52,8 +52,9 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
     ):
         scratch = Path(folder)
         try:
-            with suppress(OSError):  # An earlier run's failure must not stand for this one.
-                paths.failure.unlink()
+            for earlier in (paths.failure, paths.success):
+                with suppress(OSError):  # An earlier run's outcome must not stand for this one.
+                    earlier.unlink()
             job = read_job(environ)
             logs.configure(job.log_level)
             logs.remember(logs.secret_values(job.hyperparameters))
@@ -108,6 +109,7 @@ def _run(
             ends_well = started.lends and link.abort is None and ended.stop_signal is None
             if ends_well and link.is_over():
                 log.info("the first host has ended well, and so does this one")
+                _write(job.paths.success, "")
                 return 0
             if sdk_command is not None:
                 sdk_v3.forget_generic_failure(job.paths)
@@ -285,6 +287,7 @@ def _report(job: Job, code: int, failed: failure.Failure, link: cluster.Link, st
         failed = replace(failed, head=logs.mask(link.stall), rest=f"{stacks}\n\n{failed.rest}")
     if code == 0:
         log.info("training ended with exit code 0%s", f"; {restarts}" if link.attempt else "")
+        _write(job.paths.success, "")
         return 0
     if link.max_restarts:
         failed = replace(failed, head=f"{failed.head}\n({restarts})")
@@ -295,12 +298,13 @@ def _report(job: Job, code: int, failed: failure.Failure, link: cluster.Link, st
 
 def _write_failure(paths: Paths, text: str) -> None:
     """Write the failure file, unless the script wrote its own."""
-    if paths.failure.is_file():
-        return
+    if not paths.failure.is_file():
+        _write(paths.failure, logs.mask(text))
+
+
+def _write(path: Path, text: str) -> None:
     try:
-        paths.failure.parent.mkdir(parents=True, exist_ok=True)
-        paths.failure.write_text(logs.mask(text), encoding="utf-8", errors="backslashreplace")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        log.error(
-            "%s cannot be written (%s): the reason stands in this log only", paths.failure, error
-        )
+        log.error("%s cannot be written (%s): the outcome stands in this log only", path, error)

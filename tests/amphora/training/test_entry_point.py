@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -206,10 +207,21 @@ class TestKinds:
         result = tree.train(AMPHORA_NPROC_PER_NODE="2", **OFFLINE)
         assert result.stdout.count("pkg.main of 2") == 2, result.stderr
 
-    def test_settings_of_tools_make_no_package(self, tree: Tree) -> None:
-        tree.script("[tool.ruff]\n", "pyproject.toml").script(HELLO)
-        result = tree.configure({"sagemaker_program": "script.py"}).train()
-        assert "hello from script.py" in result.stdout
+    def test_a_pyproject_alone_makes_no_package(self, tree: Tree) -> None:
+        tree.script("[project]\nname = 'x'\nversion = '1'\n", "pyproject.toml")
+        tree.script("import helper\n" + HELLO, "jobs/script.py").script("", "jobs/helper.py")
+        result = tree.configure({"sagemaker_program": "jobs/script.py"}).train(PIP_NO_INDEX="1")
+        assert "hello from script.py" in result.stdout, result.stderr
+
+    def test_a_notebook_is_refused_with_the_way_to_a_script(self, tree: Tree) -> None:
+        tree.script("{}", "train.ipynb").configure({"sagemaker_program": "train.ipynb"})
+        assert tree.train().returncode == 2
+        assert tree.failure and "jupyter nbconvert --to script train.ipynb" in tree.failure
+
+    def test_a_binary_is_started_itself(self, tree: Tree) -> None:
+        tree.script("", "hello").configure({"sagemaker_program": "hello", "name": "me"})
+        shutil.copy("/bin/echo", tree.base / "code" / "hello")
+        assert "--name me" in tree.train().stdout
 
     def test_a_folder_with_a_main(self, tree: Tree) -> None:
         tree.script(HELLO, "app/__main__.py").configure({"sagemaker_program": "app"})
@@ -229,9 +241,9 @@ OFFLINE = {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"}
 
 def package(tree: Tree) -> Tree:
     tree.script(
-        '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
-        '[project]\nname = "amphora-test-pkg"\nversion = "1"\n',
-        "pyproject.toml",
+        "from setuptools import setup\n"
+        "setup(name='amphora-test-pkg', version='1', packages=['pkg'])\n",
+        "setup.py",
     )
     tree.script("", "pkg/__init__.py")
     return tree.script(
@@ -270,6 +282,35 @@ class TestRequirements:
         assert result.returncode == 2 and "must not run" not in result.stdout
         assert scripted.failure and scripted.failure.startswith("CodeError: requirements.txt of")
         assert "no-such-thing==1" in scripted.failure and "--find-links" in scripted.failure
+
+    @pytest.mark.parametrize(
+        ("setup", "reason"),
+        [
+            ("import nothing_here", "ModuleNotFoundError: No module named 'nothing_here'"),
+            ("raise SystemExit('needs CUDA 11')", "needs CUDA 11"),
+            (
+                "from setuptools import Extension, setup\n"
+                "setup(name='x', version='1', ext_modules=[Extension('x', ['gone.c'])])",
+                "gone.c",
+            ),
+        ],
+    )
+    def test_a_setup_that_fails_is_quoted(self, scripted: Tree, setup: str, reason: str) -> None:
+        scripted.script("").script("./dependency\n", "requirements.txt")
+        scripted.script(setup, "dependency/setup.py")
+        assert scripted.train(**OFFLINE).returncode == 2
+        assert scripted.failure and reason in scripted.failure[:1024]
+
+    def test_a_conflict_is_quoted(self, scripted: Tree, tmp_path: Path) -> None:
+        wheel(tmp_path)
+        needs = (
+            f"--no-index\n--find-links {tmp_path}\namphora-test-wheel==1\namphora-test-wheel>=2\n"
+        )
+        scripted.script("").script(needs, "requirements.txt")
+        assert scripted.train().returncode == 2
+        assert (
+            scripted.failure and "user requested amphora-test-wheel>=2" in scripted.failure[:1024]
+        )
 
     def test_a_stop_while_installing(self, scripted: Tree) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:

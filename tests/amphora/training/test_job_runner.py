@@ -15,13 +15,17 @@ from tests.support.job_tree import Tree, wait_for
 from tests.support.until import until
 
 
-def test_success_leaves_no_failure(scripted: Tree) -> None:
+def test_success_and_failure_exclude_each_other(scripted: Tree) -> None:
     scripted.script("print('hello')")
-    (scripted.base / "output").mkdir(parents=True)
-    (scripted.base / "output" / "failure").write_text("an earlier run's")
+    output = scripted.base / "output"
+    output.mkdir(parents=True)
+    (output / "failure").write_text("an earlier run's")
     result = scripted.train()
     assert (result.returncode, scripted.failure) == (0, None), result.stderr
     assert "hello" in result.stdout
+    assert (output / "success").read_bytes() == b""
+    scripted.script("raise SystemExit(1)").train()
+    assert scripted.failure and not (output / "success").exists()
 
 
 def test_a_script_sees_its_hyperparameters_and_channels(tree: Tree) -> None:
