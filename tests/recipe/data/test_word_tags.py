@@ -85,6 +85,65 @@ def test_every_format_is_found_and_read_as_the_same_entities(kind: str, tmp_path
     assert detection.find(parse([]), {"train": folder})[0].task == "token-classification"
 
 
+ENTITIES = [["[", "Ada", "#1", "said", "]"], ["#", "in", "10\xa0000", "New", "York"]]
+SCHEMES = {
+    "IOB2": (["O", "B-PER", "O", "O", "O"], ["O", "O", "O", "B-LOC", "I-LOC"]),
+    "BIOES": (["O", "S-PER", "O", "O", "O"], ["O", "O", "O", "B-LOC", "E-LOC"]),
+    "BMES": (["O", "S-PER", "O", "O", "O"], ["O", "O", "B-LOC", "M-LOC", "E-LOC"]),
+    "parts of speech": (["(", "NN", "NN", "VB", ")"], ["NN", "IN", "CD", "NN", "NN"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "between", "comment"),
+    [
+        ("a.bmes", "\t", ""),
+        ("a.char", " ", ""),
+        ("a.iob", " ", "#begin document (bc/cctv); part 000"),
+        ("a", "\t", "#\tid 1"),
+        ("a.txt", " ", "# text = [ O"),
+        ("a.train", "\t", "# id 1"),
+        ("a.tsv", "\t", "#\thttp://a.b/c\t[2009-10-17]"),
+    ],
+)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_named_task_reads_every_variant(
+    scheme: str, between: str, comment: str, name: str, tmp_path: Path
+) -> None:
+    sentences = [
+        "\n".join(map(between.join, zip(words, tags, strict=True)))
+        for words, tags in zip(ENTITIES, SCHEMES[scheme], strict=True)
+    ]
+    lines = f"{comment}\n" * bool(comment) + "\n\n".join(sentences * 2) + "\n\n"
+    folder = written(tmp_path / "d", name, lines)
+    found = load(folder, "--task", "token-classification")
+    assert found.train["tokens"][:] == ENTITIES * 2
+    if scheme == "parts of speech":
+        assert found.train["tags"][:] == [*SCHEMES[scheme]] * 2
+    else:
+        assert found.train["tags"][:2] == [iob2(tags) for tags in SCHEMES[scheme]]
+        assert found.are_entities
+        assert detection.find(parse([]), {"train": folder})[0].task == "token-classification"
+
+
+def test_lines_of_labels_are_no_tags(tmp_path: Path) -> None:
+    lines = "__label__good __label__film fine work\n__label__bad __label__book dull pages\n"
+    folder = written(tmp_path / "d", "train.txt", lines * 12)
+    assert detection.find(parse([]), {"train": folder})[0].task == "text-classification"
+    with pytest.raises(DataError, match=r"to a whole text.*task=text-classification"):
+        load(folder)
+
+
+def test_a_column_of_documents_is_no_column_of_words(tmp_path: Path) -> None:
+    """CoNLL-2012's first column; its entities are brackets, which are no tags either."""
+    rows = [("bc/cctv_0000", at, word, "(PERSON)" * (at == 0) or "*") for at, word in
+            enumerate(["Ada", "sat", "here"])]  # fmt: skip
+    text = "\n".join(" ".join(map(str, row)) for row in rows) + "\n\n"
+    folder = written(tmp_path / "d", "a.conll", text * 3)
+    with pytest.raises(DataError, match=r"first column .* is the same in all lines"):
+        load(folder)
+
+
 def test_class_labels_and_a_cards_names_are_names(tmp_path: Path) -> None:
     features = datasets.Features(
         tokens=datasets.List(datasets.Value("string")),

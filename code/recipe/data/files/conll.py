@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +17,17 @@ from recipe.data.files.part import TAG, Part, encoding_of, open_text
 from recipe.data.files.spool import spooled
 from recipe.errors import DataError
 
-SUFFIXES = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".bioes")
+SUFFIXES = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".bioes", ".bmes")
 _SAMPLE_LINES = 200
-_DOCUMENT = "-DOCSTART-"
+_DOCUMENT = ("-DOCSTART-", "#begin document", "#end document")
+_COMMENT, _KEYED = ("# ", "#\t"), re.compile(r"#[ \t][^\s=]+ =")
+_SPACE = re.compile(r"[\t ]+")
+"""Other spaces of Unicode may be words, or stand within one."""
 _UNIVERSAL = ("upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 """The columns of CoNLL-U behind number, word and lemma."""
 _OF_2003 = ("pos_tags", "chunk_tags", "ner_tags")
 _AT_ONCE = 1_000  # sentences
+_MOST_TAGS = 1_000
 _Row = tuple[int, list[str]]
 
 
@@ -31,16 +35,26 @@ def is_conll(path: Path) -> bool:
     """By its suffix; or a word and a tag such as B-PER on each line, but for empty ones."""
     if path.suffix.lower() in SUFFIXES:
         return True
+    cells = [cells for cells in _first_cells(path) if cells]
+    tags = {row[-1] for row in cells}
+    widths = set(map(len, cells))
+    return 1 not in widths and len(widths) <= 2 and all(map(TAG.fullmatch, tags)) and tags > {"O"}
+
+
+def has_sentences(path: Path) -> bool:
+    """Whether all lines have as many cells, with empty lines between: words with any tags."""
+    groups = itertools.groupby(map(len, _first_cells(path)))
+    widths = [width for width, _ in groups]
+    return len({*widths} - {0}) == 1 and max(widths) > 1 and widths.count(max(widths)) > 1
+
+
+def _first_cells(path: Path) -> list[list[str]]:
+    """The cells of the first lines, none of those that are empty; [] if it is no text."""
     try:
         with open_text(path, encoding_of(path)) as stream:
-            lines = [line.strip() for line in itertools.islice(stream, _SAMPLE_LINES)]
+            return [cells for _, cells in _lines(itertools.islice(stream, _SAMPLE_LINES))]
     except (UnicodeDecodeError, EOFError, OSError, zlib.error):
-        return False
-    cells = [re.split(r"[\t ]+", line) for line in lines if line and not line.startswith("# ")]
-    if len(cells) < 2 or {len(row) for row in cells} & {1} or len(set(map(len, cells))) > 2:
-        return False
-    tags = [row[-1] for row in cells]
-    return all(TAG.fullmatch(tag) for tag in tags) and set(tags) > {"O"}
+        return []
 
 
 def read_conll(path: Path, encoding: str) -> Part:
@@ -60,7 +74,7 @@ def read_conll(path: Path, encoding: str) -> Part:
                 if has_words:
                     yield list(lines)
 
-    width = count = counted = 0
+    width = count = counted = named = several = 0
     kinds: tuple[set[str], set[str]] = set(), set()  # of entities, in the last columns
     for rows in sentences():
         for number, cells in rows:
@@ -75,11 +89,19 @@ def read_conll(path: Path, encoding: str) -> Part:
         numbers = [cells[0] for _, cells in rows if cells[0].isdigit()]
         is_counted = numbers and numbers == [str(at) for at in range(1, len(numbers) + 1)]
         count, counted = count + 1, counted + bool(is_counted)
+        several += len(rows) > 1
+        named += len(rows) > 1 and len({cells[0] for _, cells in rows}) == 1
         for at, known_kinds in zip((-2, -1), kinds, strict=True):
             known_kinds.update(cells[at][2:] for _, cells in rows if TAG.fullmatch(cells[at]))
     kind = pa.list_(pa.string())
     if not count:
         return Part(path=path, format="CoNLL", table=pa.table({TOKENS: pa.array([], kind)}))
+    if width > 2 and named == several > 1:
+        raise DataError(
+            f"The first column of {path} is the same in all lines of a sentence, as the document's "
+            "name is in the files of CoNLL-2012 (OntoNotes): it has no words.",
+            "Write the columns of words and tags alone into a file.",
+        )
     is_counted = counted == count
     is_universal = width == 10 and (path.suffix.lower() == ".conllu" or is_counted)
     if is_universal:
@@ -112,17 +134,29 @@ def read_conll(path: Path, encoding: str) -> Part:
     return Part(path=path, format="CoNLL", table=table, lines=lines)
 
 
-def _lines(stream: Iterator[str]) -> Iterator[_Row]:
-    """Number and cells of each line; no cells between sentences, and comments left out."""
+def _lines(stream: Iterable[str]) -> Iterator[_Row]:
+    """Number and cells of each line; no cells between sentences, and comments left out.
+
+    A comment stands before a sentence. A line there that begins with # and ends with a tag, or with
+    what words before it end with, has the word #; so has one within a sentence.
+    """
     by_tabs: bool | None = None
+    is_within = False
+    ends: set[str] = set()
     for number, line in enumerate(stream, 1):
-        text = line.rstrip("\r\n")
-        if text.startswith(("# ", "#\t")) and TAG.fullmatch(text.split()[-1]) is None:
-            continue
-        if text.startswith(_DOCUMENT) or not text.strip():
+        text = line.strip("\r\n ")
+        if not is_within and text.startswith(_COMMENT):
+            last = _SPACE.split(text)[-1]
+            if _KEYED.match(text) or not (TAG.fullmatch(last) or last in ends):
+                continue
+        is_within = bool(text.strip("\t")) and not text.startswith(_DOCUMENT)
+        if not is_within:
             yield number, []
             continue
         if by_tabs is None:
             by_tabs = "\t" in text
         # Between tabs a word may have a space.
-        yield number, [field.strip() for field in text.split("\t")] if by_tabs else text.split()
+        cells = text.split("\t") if by_tabs else _SPACE.split(text)
+        if len(ends) < _MOST_TAGS:
+            ends.add(cells[-1])
+        yield number, [cell.strip(" ") for cell in cells]

@@ -13,6 +13,7 @@ from recipe.data.files.part import Part, encoding_of, open_text
 from recipe.errors import DataError
 
 MARK = "__label__"
+FORMAT = f"{MARK} lines"
 
 
 def is_fasttext(path: Path) -> bool:
@@ -54,4 +55,4 @@ def read_fasttext(path: Path, encoding: str) -> Part:
     single = all(len(marked) == 1 for marked in labels)
     values = [marked[0] for marked in labels] if single else labels
     table = pa.table({TEXT: pa.array(texts, pa.large_string()), LABEL: pa.array(values)})
-    return Part(path=path, format=f"{MARK} lines", table=table, lines=numbers)
+    return Part(path=path, format=FORMAT, table=table, lines=numbers)

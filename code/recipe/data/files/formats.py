@@ -27,9 +27,9 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from recipe.data.column_names import TEXT
-from recipe.data.files.conll import SUFFIXES, is_conll, read_conll
+from recipe.data.files import fasttext
+from recipe.data.files.conll import SUFFIXES, has_sentences, is_conll, read_conll
 from recipe.data.files.delimited import is_table, read_delimited
-from recipe.data.files.fasttext import MARK, is_fasttext, read_fasttext
 from recipe.data.files.json_rows import read_json, read_json_objects
 from recipe.data.files.part import Part, encoding_of, open_text, undecodable
 from recipe.data.files.spool import Spool, spooled
@@ -37,6 +37,10 @@ from recipe.data.files.workbooks import is_workbook, read_workbook
 from recipe.errors import DataError, OutputError
 
 _DELIMITED_SUFFIXES = (".csv", ".tsv", ".tab")
+_JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".manifest")
+_JSON = re.compile(
+    r"""\{\s*["'}]|\[\s*([{\["'\]]|(-?\d[-+.\deE]*|true|false|null|-?Infinity|NaN)\s*[,\]])"""
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +104,11 @@ def known_formats() -> str:
 
 
 def read_tagged(path: Path) -> Part:
-    """As `read`, where plain text is words with their tags, whatever these look like."""
+    """As `read`, where a text file is words with their tags, whatever its suffix and its tags: all
+    but JSON, lines of labels, and tables called .csv or .tsv without empty lines between rows."""
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
-    if path.is_file() and suffix in (".txt", ".text", "") and _is_delimited(path):
+    is_table = suffix in _DELIMITED_SUFFIXES and not has_sentences(path)
+    if _is_delimited(path) and not is_table:
         return _flat(_read_text(path, read_conll))
     return read(path)
 
@@ -249,13 +255,17 @@ def _starts_with(*marks: bytes) -> Callable[[Path], bool]:
 
 
 def _is_json(path: Path, character: str) -> bool:
-    if {suffix.lower() for suffix in path.suffixes} & set(_DELIMITED_SUFFIXES):
+    """Whether a text begins as JSON does: a bracket alone may be a word of CoNLL, or of a text."""
+    suffixes = {suffix.lower() for suffix in path.suffixes}
+    if suffixes & set(_DELIMITED_SUFFIXES):
         return False
     try:
         with open_text(path, encoding_of(path)) as stream:
-            return stream.read(4096).lstrip()[:1] == character
+            start = stream.read(4096).lstrip()
     except (UnicodeDecodeError, EOFError, OSError, zlib.error):
         return False
+    is_one = bool(suffixes & set(_JSON_SUFFIXES)) or _JSON.match(start)
+    return start[:1] == character and bool(is_one)
 
 
 def _read_csv(path: Path, lone_column: bool) -> Part:
@@ -346,11 +356,12 @@ FORMATS: Sequence[Format] = (
         read=lambda path: _read_text(path, read_json_objects),
     ),
     Format(
-        name=f"{MARK} lines",
+        name=fasttext.FORMAT,
         suffixes=".txt, .train",
-        what=f"`{MARK}x text`, of fastText and BlazingText; several marks are several labels",
-        is_one=is_fasttext,
-        read=lambda path: _read_text(path, read_fasttext),
+        what=f"`{fasttext.MARK}x text`, of fastText and BlazingText; several marks are several "
+        "labels",
+        is_one=fasttext.is_fasttext,
+        read=lambda path: _read_text(path, fasttext.read_fasttext),
     ),
     Format(
         name="CoNLL",

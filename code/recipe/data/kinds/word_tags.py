@@ -19,7 +19,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from recipe.data import held_out, labels, values
 from recipe.data.column_names import TAGS, TOKENS, plain
 from recipe.data.evidence import Evidence, Recognised
-from recipe.data.files import conll, formats
+from recipe.data.files import conll, fasttext, formats
 from recipe.data.files.part import TAG, Part
 from recipe.data.files.spool import spooled
 from recipe.data.kinds import spans
@@ -280,6 +280,11 @@ def _columns(
     part: Part, hyperparameters: Hyperparameters, like: tuple[str, str] | None
 ) -> tuple[str, str]:
     """The column of the words (or the text), and that of the tags (or spans)."""
+    if part.format == fasttext.FORMAT:
+        raise DataError(
+            f"{part.path} has lines of {fasttext.MARK}, whose labels belong to a whole text.",
+            "Give task=text-classification, or a tag for each word (docs/DATA.md).",
+        )
     names = part.table.column_names
     by_plain = {plain(name): name for name in reversed(names)}
     requested = (
