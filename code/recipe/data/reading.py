@@ -34,6 +34,7 @@ _FLAGS = {
 }
 _ANSWER, _HASHES = "answer", {"_input_hash", "_task_hash"}
 """Columns of what Prodigy exports."""
+_OF_SPLITS = "says of which split its rows are"
 _TRUE = {"true", "1", "1.0", "yes"}
 _FALSE = {"false", "0", "0.0", "no"}
 
@@ -71,8 +72,10 @@ def read_parts(
     problems.check()
     if not any(split == TRAIN for split, _ in parts) and not layout.sharded:
         files_of_train = ", ".join(map(str, layout.files[TRAIN]))
+        why = "".join(f" {note}" for note in notes if _OF_SPLITS in note)
         raise DataError(
-            f"The training data has no rows: {files_of_train}.", "Give rows to train on."
+            f"The training data has no rows: {files_of_train}.{why}",
+            "Give rows to train on" + (", or rename the column." if why else "."),
         )
     return sorted(parts, key=lambda each: ORDER.index(each[0]))
 
@@ -184,7 +187,7 @@ def by_column(split: str, part: Part, is_unclear: bool, notes: list[str]) -> lis
     if set(rows) == {split}:
         return [(split, part)]
     groups = ", ".join(f"{len(of)} {name or 'of none'}" for name, of in rows.items())
-    notes.append(f"{part.path}: column {column!r} says of which split its rows are: {groups}.")
+    notes.append(f"{part.path}: column {column!r} {_OF_SPLITS}: {groups}.")
     if split != TRAIN and rows.pop(TRAIN, None) is not None:
         notes.append(f"Of {part.path}, which is {split} data, rows of train are not used.")
     rest = dataclasses.replace(part, table=part.table.drop_columns([column]))
@@ -209,6 +212,8 @@ def _names_splits(part: Part, column: str) -> bool:
         return {word.lower() for word in words} <= _TRUE | _FALSE
     known = [split_of(word) for word in words if word.lower() not in _UNUSED]
     if name in SPLIT_COLUMNS:
-        # A column `group` of test and control tells other things apart.
-        return any(known) and (all(known) or (name in SPLIT_COLUMNS[:4] and TRAIN in known))
+        # A column `group` of test and control tells other things apart, and one `dataset` may say
+        # "eval-harness" in all rows.
+        is_certain = TRAIN in known or "split" in name or all(map(str.isalnum, words))
+        return is_certain and (all(known) or (name in SPLIT_COLUMNS[:4] and TRAIN in known))
     return all(known) and TRAIN in known and len(set(known)) > 1

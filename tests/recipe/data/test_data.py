@@ -16,6 +16,7 @@ import pytest
 from recipe import paths
 from recipe.data import classification, held_out, labels
 from recipe.data.classification import Splits
+from recipe.data.files import head
 from recipe.data.files.formats import read
 from recipe.data.layout import channels as layout
 from recipe.data.layout import model_channel
@@ -127,6 +128,7 @@ def write_two_files(folder: Path, rows: Rows) -> None:
         (write_delimited("\t"), "tsv"),
         (write_delimited(",", "utf-8-sig"), "csv (comma)"),
         (write_delimited(",", "utf-16"), "csv (comma)"),
+        (write_delimited(",", "utf-32"), "csv (comma)"),
         (write_no_header, "csv (comma)"),
         (write_jsonl, "jsonl"),
         (write_json_list, "json"),
@@ -151,6 +153,62 @@ def test_a_format_is_found_by_looking(
     assert sorted(texts_and_names(splits)) == sorted(ROWS)
     assert sorted(texts_and_names(splits, "evaluation")) == sorted(ROWS)
     assert any(line.startswith("train data: 30 rows") and format in line for line in splits.found)
+
+
+RARE = {
+    "strings of views": (pa.string_view(), lambda text: text),
+    "bytes of views": (pa.binary_view(), str.encode),
+    "an extension": (pa.json_(), lambda text: text),
+}
+
+
+@pytest.mark.parametrize("kind", RARE)
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_rare_types_of_arrow_are_read(tmp_path: Path, name: str, kind: str) -> None:
+    arrow_type, spell = RARE[kind]
+    table = arrow_table(ROWS)
+    pairs = pa.array([[("a", 1)]] * len(ROWS), pa.map_(pa.string_view(), pa.int64()))
+    texts = pa.array([spell(text) for text, _ in ROWS], arrow_type)
+    table = table.set_column(0, "text", texts).append_column("pairs", pairs)
+    if name == "a.parquet":
+        pq.write_table(table, tmp_path / name)
+    else:
+        with (
+            pa.OSFile(str(tmp_path / name), "wb") as sink,
+            pa.ipc.new_file(sink, table.schema) as f,
+        ):
+            f.write_table(table)
+    assert sorted(texts_and_names(load({"train": tmp_path, "test": tmp_path}))) == sorted(ROWS)
+    head_rows = head.read(tmp_path / name)
+    assert head_rows is not None and head_rows.table["text"][0].as_py() == ROWS[0][0]
+
+
+def test_a_type_without_a_usual_one_and_a_column_twice_are_named(tmp_path: Path) -> None:
+    views = pa.array([["a"]] * len(ROWS), pa.list_view(pa.string()))
+    pq.write_table(arrow_table(ROWS).append_column("views", views), tmp_path / "a.parquet")
+    twice = arrow_table(ROWS).append_column("text", pa.nulls(len(ROWS)))
+    pq.write_table(twice, tmp_path / "b.parquet")
+    with pytest.raises(DataError) as caught:
+        load({"train": tmp_path})
+    for words in ("Column 'views' of", "list_view<element: string>, which is not read", "leave it"):
+        assert words in str(caught.value)
+    assert "b.parquet has two columns called 'text'" in str(caught.value)
+
+
+@pytest.mark.parametrize("as_columns", [True, False])
+@pytest.mark.parametrize("value", ["eval-harness", "Test Kitchen", {"name": "imdb"}])
+def test_a_column_called_dataset_leaves_rows(tmp_path: Path, value: Any, as_columns: bool) -> None:
+    rows = [{"dataset": value, "text": text, "label": name} for text, name in ROWS]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    (tmp_path / "a.json").write_text(json.dumps(columns if as_columns else rows))
+    assert sorted(texts_and_names(load({"train": tmp_path, "test": tmp_path}))) == sorted(ROWS)
+
+
+def test_a_column_that_leaves_no_training_rows_is_named(tmp_path: Path) -> None:
+    rows = [{"dataset": "dev", "text": text, "label": name} for text, name in ROWS]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    with pytest.raises(DataError, match=r"no rows.*column 'dataset'.*30 validation.*rename"):
+        load({"train": tmp_path})
 
 
 def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from recipe.data.files import fasttext
 from recipe.data.files.conll import SUFFIXES, has_sentences, is_conll, read_conll
 from recipe.data.files.delimited import is_table, read_delimited
 from recipe.data.files.json_rows import read_json, read_json_objects
-from recipe.data.files.part import Part, encoding_of, open_text, undecodable
+from recipe.data.files.part import Part, encoding_of, open_text, undecodable, usual_types
 from recipe.data.files.spool import Spool, spooled
 from recipe.data.files.workbooks import is_workbook, read_workbook
 from recipe.errors import DataError, OutputError
@@ -81,6 +81,7 @@ def format_of(path: Path) -> Format:
 
 def of_table(path: Path, name: str, table: pa.Table) -> Part:
     """A table that was read elsewhere, as `read` gives it."""
+    table = usual_types(path, table)
     features = datasets.Features.from_arrow_schema(table.schema)
     return _flat(Part(path=path, format=name, table=table, class_names=class_names(features)))
 
@@ -177,30 +178,33 @@ def _read_binary(path: Path, name: str) -> Part:
             dataset = datasets.load_from_disk(str(path))
             table, features = dataset.with_format("arrow")[:], dataset.features
         elif name == "parquet":
-            table = _read_parquet(pq.ParquetFile(path))
+            table = _read_parquet(path)
         else:
             read_arrow = pa.ipc.open_file if _starts_with(b"ARROW1")(path) else pa.ipc.open_stream
             with pa.memory_map(str(path)) as source:
-                table = read_arrow(source).read_all()
+                table = usual_types(path, read_arrow(source).read_all())
         if name != "save_to_disk":
             table.validate(full=True)
             features = datasets.Features.from_arrow_schema(table.schema)
-    except OutputError:
+    except (OutputError, DataError):
         raise
     except Exception as error:  # Of a damaged file, datasets and pyarrow raise all kinds.
         raise DataError(f"{what}: {error}.", _REWRITE) from error
     return Part(path=path, format=name, table=table, class_names=class_names(features))
 
 
-def _read_parquet(stored: pq.ParquetFile) -> pa.Table:
+def _read_parquet(path: Path) -> pa.Table:
+    stored = pq.ParquetFile(path)
     if any(pa.types.is_dictionary(kind) for kind in stored.schema_arrow.types):
-        return stored.read()  # a file of rows has one dictionary for each column, these have more
+        return usual_types(
+            path, stored.read()
+        )  # a file of rows has one dictionary for each column, these have more
     rows = Spool()
     try:
-        rows.add(stored.schema_arrow.empty_table())
+        rows.add(usual_types(path, stored.schema_arrow.empty_table()))
         for groups in _runs(stored.metadata):
             for batch in stored.iter_batches(_ROWS_AT_ONCE, row_groups=groups):
-                rows.add(pa.Table.from_batches([batch]))
+                rows.add(usual_types(path, pa.Table.from_batches([batch])))
         return rows.table().replace_schema_metadata(stored.schema_arrow.metadata)
     finally:
         rows.close()

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,12 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
         for key, value in document.items()
         if isinstance(value, list) and value and all(isinstance(item, dict) for item in value)
     }
+    columns = [list(value.values()) if isinstance(value, dict) else value for value in values]
+    are_columns = (
+        all(isinstance(column, list) for column in columns) and len(set(map(len, columns))) == 1
+    )
+    if are_columns and len(columns[0]) > 1 and len(tables) < len(columns):
+        return _rows_of_columns(document, columns)
     if any(key in _OF_ROWS for key in tables) or (
         path.suffix.lower() in _LINES
         and not any(key in _OF_FILES or split_of(key) is not None for key in tables)
@@ -174,10 +180,11 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
                 "Keep one list, or call them train, validation and test.",
             )
         return [{**row, SPLIT_COLUMN: key} for key, rows in tables.items() for row in rows]
-    columns = [list(value.values()) if isinstance(value, dict) else value for value in values]
-    if all(isinstance(column, list) for column in columns) and len(set(map(len, columns))) == 1:
-        return [dict(zip(document, row, strict=True)) for row in zip(*columns, strict=True)]
-    return [document]
+    return _rows_of_columns(document, columns) if are_columns else [document]
+
+
+def _rows_of_columns(names: Iterable[str], columns: Sequence[list[Any]]) -> list[Any]:
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def read_json_objects(path: Path, encoding: str) -> Part:

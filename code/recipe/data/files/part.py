@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import gzip
 import io
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,6 +172,59 @@ def is_string(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
+def usual_types(path: Path, table: pa.Table) -> pa.Table:
+    """`table` in the types that the recipe and the datasets library know: strings for views of
+    them, lists for maps, and what extension types store.
+
+    Raises:
+        DataError: a name stands for two columns, or a column is of a type without a usual one.
+    """
+    if twice := [name for name, count in Counter(table.column_names).items() if count > 1]:
+        raise DataError(f"{path} has two columns called {twice[0]!r}.", "Rename one.")
+    for at, field in enumerate(table.schema):
+        kind = _usual(field.type)
+        if kind == field.type:
+            continue
+        column = table.column(at)
+        try:
+            if isinstance(field.type, pa.BaseExtensionType):
+                storage = [chunk.storage for chunk in column.chunks]
+                column = pa.chunked_array(storage, field.type.storage_type)
+            column = column.cast(kind)
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+            raise DataError(
+                f"Column {field.name!r} of {path} is of type {field.type}, which is not read.",
+                "Write it as strings, numbers, or lists or structs of these; or leave it out.",
+            ) from error
+        table = table.set_column(at, field.with_type(kind), column)
+    return table
+
+
+def _usual(kind: pa.DataType) -> pa.DataType:
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.bool_() if isinstance(kind, pa.Bool8Type) else _usual(kind.storage_type)
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    if pa.types.is_map(kind):
+        entry = pa.struct([("key", _usual(kind.key_type)), ("value", _usual(kind.item_type))])
+        return pa.list_(entry)
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_usual(each.type)) for each in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_usual(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_usual(kind.value_type)))
+    if pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):
+        return pa.decimal128(kind.precision, kind.scale)
+    is_list_view = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    is_coded = pa.types.is_union(kind) or pa.types.is_run_end_encoded(kind)
+    if is_list_view or is_coded or kind == pa.month_day_nano_interval():
+        return pa.string()  # to which it has no cast
+    return kind
+
+
 def is_list(kind: pa.DataType) -> bool:
     """Whether a column's values are lists."""
     tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
@@ -199,10 +254,12 @@ def open_bytes(path: Path) -> io.BufferedReader:
 
 
 def encoding_of(path: Path) -> str:
-    """UTF-8 with or without a mark, or UTF-16 by its mark."""
+    """UTF-8 with or without a mark, or UTF-16 or UTF-32 by its mark."""
     with open_bytes(path) as stream:
-        head = stream.read(2)
-    return "utf-16" if head in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+        head = stream.read(4)
+    if head in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE):
+        return "utf-32"
+    return "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
 
 
 def undecodable(path: Path, encoding: str, error: UnicodeDecodeError) -> DataError:
