@@ -93,6 +93,8 @@ class ServerSettings:
     limits: ClientLimits
     session_lifetime: float
     """Seconds after which an unused session ends."""
+    most_sessions: int = 1024
+    """Sessions that may be open; one more is answered 503."""
     adapters: int
     """The most LoRA adapters of the model that may be loaded at a time; 0: it takes none."""
     is_multi_model: bool
@@ -154,6 +156,7 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
         transform_payload=min(max(1, max_body // MIB), most_transform),
         limits=_client_limits(env),
         session_lifetime=env.number("AMPHORA_SESSION_SECONDS", 1200.0, least=0),
+        most_sessions=env.number("AMPHORA_SESSIONS", 1024, least=1),
         adapters=adapters,
         is_multi_model=is_multi_model,
         shows_page=env.flag("AMPHORA_UI") if env.text("AMPHORA_UI") else is_laptop,

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -254,7 +254,7 @@ def request_id(request: HTTPConnection) -> str:
     return identifier
 
 
-async def chunks(call: Call, reply: Reply, pool: Pool) -> AsyncIterator[bytes]:
+async def chunks(call: Call, reply: Reply, pool: Pool) -> AsyncGenerator[bytes, None]:
     """A streamed reply's chunks; leaving early tells the worker. Raises Fault if the stream broke:
     its status is sent already, so that breaking the connection is the only honest end."""
     assert reply.chunks is not None

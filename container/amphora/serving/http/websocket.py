@@ -2,13 +2,14 @@
 
 The answer comes back as one message, or as one for each chunk if the handler streams; an error
 comes back as the JSON of every error, and the connection stays open. Sessions, content type and
-accept are those of the handshake's headers.
+accept are those of the handshake's headers. A client that leaves ends its work.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
+from contextlib import aclosing
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -18,6 +19,9 @@ from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
 from amphora.serving.tracing import Tracing
+
+# Messages that are read before the answers to earlier ones; a client's leaving is seen behind them.
+_MOST_AHEAD = 8
 
 
 class WebSocketInvocations:
@@ -34,18 +38,27 @@ class WebSocketInvocations:
     async def converse(self, socket: WebSocket) -> None:
         """Answer messages, in their order, until the client leaves or the server stops."""
         await socket.accept()
+        inbox: asyncio.Queue[bytes] = asyncio.Queue(_MOST_AHEAD)
+        tasks = [
+            asyncio.create_task(_read(socket, inbox)),
+            asyncio.create_task(self._answer_all(socket, inbox)),
+        ]
         try:
-            while not self._invocations.draining:
-                message = await socket.receive()
-                if message["type"] == "websocket.disconnect":
-                    return
-                data = message.get("bytes")
-                await self._answer(
-                    socket, data if data is not None else (message.get("text") or "").encode()
-                )
-            await socket.close(1012, "The server is stopping.")
-        except (WebSocketDisconnect, RuntimeError):
-            return
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception) and not isinstance(
+                end, (WebSocketDisconnect, RuntimeError)
+            ):
+                raise end
+
+    async def _answer_all(self, socket: WebSocket, inbox: asyncio.Queue[bytes]) -> None:
+        while not self._invocations.draining:
+            await self._answer(socket, await inbox.get())
+        await socket.close(1012, "The server is stopping.")
 
     async def _answer(self, socket: WebSocket, body: bytes) -> None:
         identifier = uuid.uuid4().hex
@@ -68,8 +81,9 @@ class WebSocketInvocations:
             if reply.chunks is None:
                 await _send(socket, reply.body, reply.content_type)
             else:
-                async for chunk in chunks(call, reply, self._pool):
-                    await _send(socket, chunk, reply.content_type)
+                async with aclosing(chunks(call, reply, self._pool)) as parts:
+                    async for chunk in parts:
+                        await _send(socket, chunk, reply.content_type)
             error = ""
         except Fault as fault:
             error = fault.code if fault.status >= 500 else ""
@@ -77,6 +91,13 @@ class WebSocketInvocations:
         finally:
             if trace is not None:
                 trace.end(error, {"amphora.request_id": identifier})
+
+
+async def _read(socket: WebSocket, inbox: asyncio.Queue[bytes]) -> None:
+    """Take messages until the client leaves."""
+    while (message := await socket.receive())["type"] != "websocket.disconnect":
+        data = message.get("bytes")
+        await inbox.put(data if data is not None else (message.get("text") or "").encode())
 
 
 async def _send(socket: WebSocket, body: bytes, content_type: str) -> None:

@@ -48,7 +48,7 @@ class Pool:
             metrics: Where it counts.
         """
         self.settings = settings
-        self.sessions = Sessions(settings.session_lifetime)
+        self.sessions = Sessions(settings.session_lifetime, settings.most_sessions)
         self._metrics = metrics
         self._spawner = Spawner(settings, environ)
         self._dispatcher = Dispatcher(settings, metrics)
@@ -256,6 +256,7 @@ class Pool:
         """A worker is gone: its calls are tried once more, or failed."""
         connection.close()
         self._dispatcher.connections.pop(connection.index, None)
+        self.sessions.lose(connection.pid)
         if self._closing:
             return
         LOG.warning(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from dataclasses import dataclass
 
 from amphora.serving.protocol.media_types import Fault
@@ -51,11 +52,19 @@ class Session:
 
 
 class Sessions:
-    """The open sessions of one model."""
+    """The open sessions of one model.
 
-    def __init__(self, lifetime: float) -> None:
-        self._lifetime = lifetime
+    Args:
+        lifetime: Seconds after which an unused session ends.
+        most: Sessions that may be open.
+    """
+
+    def __init__(self, lifetime: float, most: int) -> None:
+        self._lifetime, self._most = lifetime, most
         self._open: dict[str, Session] = {}
+        """In the order of their last use, which is that of their end."""
+        self._held: Counter[int] = Counter()
+        """Sessions of each worker."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -63,32 +72,48 @@ class Sessions:
     def find(self, header: str, workers: list[int]) -> Session | None:
         """The session that a request's header names; a new one goes to the worker with the fewest.
 
-        Raises SessionGone if the header names none that is open.
+        Raises SessionGone if the header names none that is open, Fault (503) if too many are.
         """
         if not header:
             return None
         if header == _NEW:
-            held = [session.worker for session in self._open.values()]
-            worker = min(workers, key=held.count)
+            if len(self._open) >= self._most:
+                raise Fault(
+                    503,
+                    "too_many_sessions",
+                    f"{len(self._open)} sessions are open, and {self._most} may be"
+                    " (AMPHORA_SESSIONS). Close one, or try again later.",
+                )
+            worker = min(workers, key=self._held.__getitem__)
             session = Session(uuid.uuid4().hex, worker, time.time() + self._lifetime)
             self._open[session.id] = session
+            self._held[worker] += 1
             return session
         known = self._open.get(header)
         if known is None or known.expires <= time.time() or known.worker not in workers:
-            self._open.pop(header, None)
+            self.end(header)
             raise SessionGone(header)
         known.is_new = False
         known.expires = time.time() + self._lifetime
+        self._open[header] = self._open.pop(header)
         return known
 
     def end(self, session_id: str) -> None:
-        """Forget a session that its handler has closed."""
-        self._open.pop(session_id, None)
+        """Forget a session, which its handler has closed or whose worker is gone."""
+        session = self._open.pop(session_id, None)
+        if session is not None:
+            self._held[session.worker] -= 1
+
+    def lose(self, worker: int) -> None:
+        """Forget the sessions of a worker that is gone."""
+        if self._held.pop(worker, 0):
+            self._open = {name: own for name, own in self._open.items() if own.worker != worker}
 
     def expired(self) -> list[Session]:
         """Remove the sessions whose time is over and return them, for their workers to forget."""
         now = time.time()
-        over = [session for session in self._open.values() if session.expires <= now]
-        for session in over:
-            del self._open[session.id]
+        over: list[Session] = []
+        while self._open and (oldest := next(iter(self._open.values()))).expires <= now:
+            over.append(oldest)
+            self.end(oldest.id)
         return over

@@ -1,0 +1,71 @@
+"""The table of open sessions, without a server."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from amphora.serving.pool.sessions import Session, SessionGone, Sessions
+from amphora.serving.protocol.media_types import Fault
+
+
+def opened(sessions: Sessions, workers: list[int]) -> Session:
+    session = sessions.find("NEW_SESSION", workers)
+    assert session is not None
+    return session
+
+
+def test_new_sessions_spread_and_are_bounded() -> None:
+    sessions = Sessions(600, most=4)
+    assert sorted(opened(sessions, [1, 2]).worker for _ in range(4)) == [1, 1, 2, 2]
+    with pytest.raises(Fault, match="4 sessions are open") as refused:
+        opened(sessions, [1, 2])
+    assert refused.value.status == 503
+    sessions.lose(1)
+    assert len(sessions) == 2
+    assert [opened(sessions, [2, 3]).worker for _ in range(2)] == [3, 3]
+
+
+def test_sessions_end_in_the_order_of_their_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    sessions = Sessions(10, most=100)
+    first, second = opened(sessions, [1]), opened(sessions, [1])
+    now += 5
+    sessions.find(first.id, [1])
+    now += 6
+    assert sessions.expired() == [second]
+    assert len(sessions) == 1
+    with pytest.raises(SessionGone):
+        sessions.find(second.id, [1])
+    now += 10
+    assert sessions.expired() == [first]
+
+
+def test_a_request_looks_at_no_session_but_its_own_and_the_oldest() -> None:
+    """With many open, a scan for each request would hold up the loop that answers /ping."""
+    sessions = Sessions(600, most=10**6)
+    looked_at = 0
+
+    class Watched(Session):
+        @property
+        def expires(self) -> float:  # type: ignore[override]
+            nonlocal looked_at
+            looked_at += 1
+            return self.until
+
+        @expires.setter
+        def expires(self, value: float) -> None:
+            self.until = value
+
+    for number in range(1000):
+        own = opened(sessions, [1, 2])
+        watched = Watched(own.id, own.worker, own.expires, False)
+        sessions._open[own.id] = watched
+        if number == 0:
+            first = own.id
+    sessions.expired()
+    sessions.find(first, [1, 2])
+    opened(sessions, [1, 2])
+    assert looked_at < 10
