@@ -38,23 +38,22 @@ def _record(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     import time
     import traceback
 
-    frames = traceback.extract_tb(trace)
-    code_dir = os.environ.get("AMPHORA_SCRIPT_DIR", "")
-    own = [f for f in frames if code_dir and f.filename.startswith(code_dir + os.sep)]
-    last = (own or frames)[-1] if frames else None
+    chain, handled = _behind(error)
     # Which workers torchrun saw fail: the exception that ends it carries them.
     failures = getattr(error, "failures", None)
     failures = failures if isinstance(failures, dict) else {}
-    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    command = getattr(chain[-1], "cmd", None)
+    ranks = (os.environ.get(name) for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
     record = {
         "time": time.time(),
         "pid": os.getpid(),
-        "ppid": os.getppid(),
-        "rank": os.environ.get("RANK"),
+        "parents": _parents(),
+        "rank": next(filter(None, ranks), None),
         "host": os.environ.get("SM_CURRENT_HOST"),
-        "type": module + kind.__qualname__,
-        "message": str(error),
-        "frame": last and [last.filename, last.lineno, last.name, last.line],
+        "script_dir": os.environ.get("AMPHORA_SCRIPT_DIR", ""),
+        "errors": [_told(each) for each in chain],
+        "handled": handled and _told(handled),
+        "command": command if isinstance(command, str) else list(map(str, command or ())),
         "traceback": "".join(traceback.format_exception(kind, error, trace)),
         "workers": [
             {"rank": rank, "pid": f.pid, "exit_code": f.exitcode, "time": f.timestamp}
@@ -67,13 +66,77 @@ def _record(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     os.replace(path + ".part", path)
 
 
+def _behind(error: BaseException) -> tuple[list[BaseException], BaseException | None]:
+    """The exceptions from the last raised to the innermost cause; and one that was being handled
+    when another, of its own, was raised.
+
+    An exception raised by the `except` block itself stands for the one it handles; one raised by
+    what that block calls does not.
+    """
+    chain: list[BaseException] = []
+    inner: BaseException | None = error
+    while inner is not None and all(inner is not each for each in chain):
+        chain.append(error := inner)
+        group, context = getattr(error, "exceptions", None), error.__context__
+        if isinstance(group, tuple) and group and isinstance(group[0], BaseException):
+            inner = group[0]
+        elif error.__cause__ is not None or error.__suppress_context__ or context is None:
+            inner = error.__cause__
+        else:
+            raised, caught = error.__traceback__, context.__traceback__
+            while raised is not None and raised.tb_next is not None:
+                raised = raised.tb_next
+            if raised is None or caught is None or raised.tb_frame is not caught.tb_frame:
+                return chain, context
+            inner = context
+    return chain, None
+
+
+def _told(error: BaseException) -> dict[str, Any]:
+    """An exception's type, message and frames as JSON."""
+    import traceback
+
+    kind = type(error)
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    try:
+        message = str(error)
+        # What a command wrote that was not to be seen: subprocess.run(..., capture_output=True).
+        written = getattr(error, "stderr", None) if kind.__name__ == "CalledProcessError" else None
+        if isinstance(written, bytes):
+            written = written.decode("utf-8", "replace")
+        if isinstance(written, str):
+            message = "\n".join([message, *written.strip().splitlines()[-5:]])
+    except Exception as failing:
+        message = f"(its text cannot be shown: {type(failing).__name__} in __str__)"
+    frames = traceback.extract_tb(error.__traceback__)
+    return {
+        "type": module + kind.__qualname__,
+        "message": message,
+        "frames": [[f.filename, f.lineno, f.name, f.line] for f in frames],
+    }
+
+
+def _parents() -> list[tuple[int, list[str]]]:
+    """This process and those above it: their ids and command lines."""
+    chain: list[tuple[int, list[str]]] = []
+    pid = os.getpid()
+    with contextlib.suppress(OSError):
+        while pid > 0:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().decode("utf-8", "replace").split("\0")[:-1]
+            chain.append((pid, words))
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                pid = int(file.read().rpartition(b")")[2].split()[1])
+    return chain
+
+
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     try:
         # An interrupt has its own exit status, which running code here would take from it.
         if not issubclass(kind, KeyboardInterrupt):
             _record(kind, error, trace)
-    except OSError:
-        pass  # On another host of mpirun's the folder is not there.
+    except Exception:
+        pass  # On another host of mpirun's the folder is not there. Nothing hides the traceback.
     finally:
         _previous_hook(kind, error, trace)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from typing import Any
 from amphora.common.logs import mask
 
 SHOWN_CHARS = 1024
-_MESSAGE_CHARS = 600
+_MESSAGE_CHARS, _ASIDE_CHARS = 600, 240
 _TOTAL_CHARS = 32 * 1024
 # torchrun's own: that its workers failed, or that it was told to stop.
 _LAUNCHER_ERRORS = ("ChildFailedError", "SignalException")
@@ -66,40 +67,112 @@ _CRASHES = tuple(
 )
 # From here on torchrun speaks of itself: of the rank's own words only what stands before counts.
 _LAUNCHER_LINE = r"^[WE]\d{4} \d\d:\d\d.*torch/distributed/elastic"
+_FRAME_LINES = r'(?m)^ *File "(.+)", line (\d+), in (.+)\n +(.+)$'
+# What mpirun says of the rank that ended the others.
+_MPI_SIGNAL = r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)"
+_MPI_EXIT = r"Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code: +(\d+)"
 _EXCEPTION_LINE = r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b.*"
 
 
 @dataclass(frozen=True)
+class Raised:
+    """An exception, as the hook saw it."""
+
+    type: str
+    message: str
+    frames: Sequence[Sequence[Any]] = ()
+    """File, line number, function and source line of each."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+    def innermost(self) -> Raised:
+        """The exception that a traceback within the message begins with: a data loader's worker, a
+        pool and mp.spawn hand theirs over as text."""
+        parts = self.message.split("Traceback (most recent call last):\n")
+        while len(parts) > 2 and "direct cause of the following exception" in parts[-2]:
+            parts.pop()
+        ends = [line for line in parts[-1].splitlines() if line and not line[0].isspace()]
+        if len(parts) == 1 or not ends:
+            return self
+        kind, _, message = ends[0].partition(": ")
+        frames = [(f[0], int(f[1]), f[2], f[3]) for f in re.findall(_FRAME_LINES, parts[-1])]
+        return Raised(kind, message, frames)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """An exception that ended a process of the script."""
 
     time: float
     pid: int
-    ppid: int
+    parents: Sequence[tuple[int, Sequence[str]]] = ()
+    """The process and those above it: ids and command lines."""
     rank: str | None
     host: str | None
-    type: str
-    message: str
-    frame: Sequence[Any] | None
-    """File, line number, function and source line of the user's own last frame."""
+    script_dir: str = ""
+    errors: Sequence[Raised]
+    """From the exception that was raised to its innermost cause."""
+    handled: Raised | None = None
+    """What the innermost one's `except` block was handling, without being its cause."""
+    command: str | Sequence[str] = ""
+    """The command whose failure was the innermost cause."""
     traceback: str
     workers: Sequence[dict[str, Any]] = ()
 
     @property
     def is_launcher(self) -> bool:
-        return self.type.endswith(_LAUNCHER_ERRORS)
+        return self.errors[0].type.endswith(_LAUNCHER_ERRORS)
 
     @property
     def lost_a_peer(self) -> bool:
-        return bool(re.search(_PEER_LOST, f"{self.type}: {self.message}"))
+        return any(re.search(_PEER_LOST, error.text) for error in self.errors)
+
+    @property
+    def above(self) -> list[int]:
+        """The ids of the processes above, the parent's first."""
+        return [pid for pid, _ in self.parents[1:]]
 
     @property
     def headline(self) -> str:
-        """The exception in one line."""
-        if self.type.endswith("ProcessRaisedException"):
-            # mp.spawn's: the rank's traceback is the message, and its last line the exception.
-            return _shorten(self.message.strip().splitlines()[-1])
-        return _shorten(f"{self.type}: {self.message}" if self.message else self.type)
+        """The innermost cause."""
+        return _shorten(self.errors[-1].innermost().text)
+
+    @property
+    def lines(self) -> list[str]:
+        """The cause, the script's own frame that is nearest to it, and what became of it."""
+        causes = [error.innermost() for error in reversed(self.errors)]
+        own = [
+            frame
+            for error in (*causes, *reversed(self.errors))
+            for frame in reversed(error.frames)
+            if self.script_dir and str(frame[0]).startswith(f"{self.script_dir}/")
+        ]
+        told = [self.headline]
+        for file, line, function, source in [*own, *causes[0].frames[-1:]][:1]:
+            told.append(f"  at {file}:{line} in {function}: {source or ''}".rstrip(": ")[:300])
+        if causes[-1].text != causes[0].text:
+            told.append(_shorten(f"raised as {causes[-1].text}", _ASIDE_CHARS))
+        if self.handled is not None:
+            told.append(_shorten(f"while handling {self.handled.text}", _ASIDE_CHARS))
+        return told
+
+    def was_run_by(self, other: Record) -> bool:
+        """Whether this process belongs to the command whose failure the other one raised."""
+        if not other.command or other.pid not in self.above:
+            return False
+        argv = list(self.parents[self.above.index(other.pid)][1])
+        try:
+            words = shlex.split(other.command) if isinstance(other.command, str) else other.command
+        except ValueError:
+            words = []
+        # A program's #! line puts its interpreter before it; a shell may leave it its own place.
+        count = min(len(words), len(argv))
+        words, argv = list(words[len(words) - count :]), argv[len(argv) - count :]
+        return argv[-1:] == [other.command] or (
+            count > 0 and Path(words[0]).name == Path(argv[0]).name and words[1:] == argv[1:]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +208,13 @@ def within_shown(head: str) -> str:
 
 def read_records(folder: Path) -> list[Record]:
     """The records in `folder`, oldest first."""
-    loaded = (json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json"))
-    return sorted((Record(**record) for record in loaded), key=lambda record: record.time)
+    records = []
+    for path in folder.glob("*.json"):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        told["errors"] = [Raised(**error) for error in told["errors"]]
+        told["handled"] = told["handled"] and Raised(**told["handled"])
+        records.append(Record(**told))
+    return sorted(records, key=lambda record: record.time)
 
 
 def is_consequence(text: str) -> bool:
@@ -147,7 +225,7 @@ def is_consequence(text: str) -> bool:
 def exit_code(ended: Ended, records: Sequence[Record]) -> int:
     """The code the container ends with: the script's own, also where torchrun stands between."""
     code = ended.exit_code
-    worker = _first_worker(records)
+    worker = _cause(ended, records)[1]
     if code == 1 and worker is not None:
         code = worker["exit_code"]
     return 128 - code if code < 0 else code
@@ -176,9 +254,9 @@ class Failure:
 
 def describe(ended: Ended, records: Sequence[Record]) -> Failure:
     """What went wrong, secrets masked."""
-    record = _cause(ended, records)
     tail = list(itertools.takewhile(lambda line: not re.match(_LAUNCHER_LINE, line), ended.tail))
-    worker = _first_worker(records)
+    found, worker = _cause(ended, records)
+    record = found if found and _ended_the_job(found, ended, records, tail) else None
     code: int = worker["exit_code"] if worker else ended.exit_code
     head: list[str] = []
     if ended.stop_signal is not None:
@@ -189,15 +267,20 @@ def describe(ended: Ended, records: Sequence[Record]) -> Failure:
         )
         head.append(f"Stopped by {_signal_name(ended.stop_signal)}{how}")
     if record is not None:
-        head.append(record.headline)
-        if record.frame:
-            file, line, function, source = record.frame
-            head.append(f"  at {file}:{line} in {function}: {source or ''}".rstrip(": ")[:300])
+        head += record.lines
+        below = [each for each in records if record.pid in each.above]
+        is_uppermost = not any(each.pid in record.above for each in records)
+        if record.pid == ended.pid and below:
+            before, _ = _followed(below[-1], records)
+            head.append(_before(before or below[-1]))
+        elif is_uppermost and record.rank is None:
+            head += [_shorten(line, _ASIDE_CHARS) for line in (_after(record, tail) or ())[-3:]]
     elif (printed := _printed_exception(ended, tail)) is not None:
         head.append(_shorten(printed))
     elif ended.stop_signal is None:
-        head.append(_status(ended, code))
+        head.append(_status(ended, code, "." if found else " and no exception."))
         head += [_shorten(line) for line in tail if line.strip()][-3:]
+        head += [_before(found)] if found else []
     if ended.stop_signal is None:
         head_text = "\n".join(head)
         head += [hint for pattern, hint in _HINTS if re.search(pattern, head_text)][:1]
@@ -208,13 +291,15 @@ def describe(ended: Ended, records: Sequence[Record]) -> Failure:
     head.append(f"({', '.join(parts)})")
     rest = [record.traceback] if record else []
     others = [each for each in records if each is not record and not each.is_launcher]
-    rest += [f"rank {other.rank}: {other.headline}" for other in others]
+    for other in others:
+        place = f"process {other.pid}" if other.rank is None else f"rank {other.rank}"
+        rest.append(f"{place}: {other.headline}")
     rest += ["Last lines of stderr:", *tail] if tail else []
     if ended.stop_signal is not None:
         is_fault = False
     elif record is not None:
-        is_device = re.search(_DEVICE_FAULT, f"{record.type}: {record.message}") is not None
-        is_fault = record.lost_a_peer or is_device
+        texts = [error.text for error in record.errors]
+        is_fault = record.lost_a_peer or any(re.search(_DEVICE_FAULT, text) for text in texts)
     elif code < 0:
         is_fault = -code != signal.SIGINT  # An interrupt is an exception of Python's.
     else:
@@ -229,33 +314,52 @@ def describe(ended: Ended, records: Sequence[Record]) -> Failure:
     )
 
 
-def _cause(ended: Ended, records: Sequence[Record]) -> Record | None:
-    """The exception that ended the job: of the first rank that failed by itself.
+def _cause(ended: Ended, records: Sequence[Record]) -> tuple[Record | None, dict[str, Any] | None]:
+    """The exception nearest to the job's end, and the rank that a launcher saw fail first.
 
-    A Python program that the script ran may have failed without harm. So under a script it is the
-    script's own record that counts, under torchrun those of its workers; below a shell, where
-    nothing tells which program mattered, the nearest one's.
+    A Python program that the script ran may have failed without harm: it counts if a command that
+    was to go well ran it. Below a shell it is the last one that counts, of ranks the first.
     """
-    launcher = next((record.pid for record in records if record.is_launcher), None)
-    raised = [record for record in records if not record.is_launcher]
-    if launcher is not None:
-        candidates = [record for record in raised if record.ppid == launcher]
-    elif ended.is_script:
-        candidates = [record for record in raised if record.pid == ended.pid]
-    else:
-        candidates = [record for record in raised if record.ppid == ended.pid] or raised[-1:]
-    own = [record for record in candidates if not record.lost_a_peer]
+    by_pid = {record.pid: record for record in records}
+    if ended.pid in by_pid:
+        return _followed(by_pid[ended.pid], records)
+    uppermost = [record for record in records if by_pid.keys().isdisjoint(record.above)]
+    worker = _mpi_worker(ended.tail)
+    if not uppermost:
+        return None, worker
+    last = uppermost[-1]
+    siblings = [each for each in uppermost if each.above[:1] == last.above[:1]]
+    ranks = [each for each in siblings if each.rank is not None and last.rank is not None]
+    chosen = _first_own(ranks or [last], worker)
+    record, inner = _followed(chosen, records) if chosen else (None, None)
+    return record, inner or worker
+
+
+def _followed(
+    record: Record, records: Sequence[Record]
+) -> tuple[Record | None, dict[str, Any] | None]:
+    """The record behind one: of a rank behind torchrun's, of a command behind its caller's."""
+    if record.is_launcher:
+        worker = _first_worker(record, records)
+        ranks = [each for each in records if each.above[:1] == [record.pid]]
+        first = _first_own(ranks, worker)
+        return (_followed(first, records)[0] if first else None), worker
+    below = [each for each in records if each.was_run_by(record)]
+    return _followed(below[-1], records) if below else (record, None)
+
+
+def _first_own(ranks: Sequence[Record], worker: dict[str, Any] | None) -> Record | None:
+    """The first rank that failed by itself."""
+    own = [rank for rank in ranks if not rank.lost_a_peer]
     if own:
         return own[0]
     # A rank that a signal ended left no record: then a lost peer is no cause.
-    worker = _first_worker(records)
     is_killed = worker is not None and worker["exit_code"] < 0
-    return None if is_killed else next(iter(candidates), None)
+    return None if is_killed else next(iter(ranks), None)
 
 
-def _first_worker(records: Sequence[Record]) -> dict[str, Any] | None:
+def _first_worker(launcher: Record, records: Sequence[Record]) -> dict[str, Any] | None:
     """The worker that failed first, as torchrun saw it; one that a signal ended goes first."""
-    workers = [worker for record in records for worker in record.workers]
     by_pid = {record.pid: record for record in records}
 
     def order(worker: dict[str, Any]) -> tuple[bool, bool, float]:
@@ -264,17 +368,52 @@ def _first_worker(records: Sequence[Record]) -> dict[str, Any] | None:
         ended_by_it = record is None and worker["exit_code"] == -signal.SIGTERM
         return (ended_by_it, record is not None and record.lost_a_peer, worker["time"])
 
-    return min(workers, key=order, default=None)
+    return min(launcher.workers, key=order, default=None)
 
 
-def _shorten(text: str) -> str:
+def _mpi_worker(tail: Sequence[str]) -> dict[str, Any] | None:
+    """The rank that ended the others, as mpirun tells it."""
+    text = "\n".join(tail)
+    for pattern, sign in ((_MPI_SIGNAL, -1), (_MPI_EXIT, 1)):
+        if found := re.search(pattern, text):
+            return {"rank": found[1], "exit_code": sign * int(found[2])}
+    return None
+
+
+def _ended_the_job(
+    record: Record, ended: Ended, records: Sequence[Record], tail: Sequence[str]
+) -> bool:
+    """Whether this exception is sure to be the cause.
+
+    It is if it left the script itself. A script or shell may have forgiven one below it: its exit
+    code is Python's for an exception then, or the traceback is the last that was said.
+    """
+    if ended.stop_signal is not None or any(each.pid == ended.pid for each in records):
+        return True
+    is_last = _after(record, tail) == []
+    return ended.exit_code == 1 and is_last if ended.is_script else ended.exit_code == 1 or is_last
+
+
+def _after(record: Record, tail: Sequence[str]) -> list[str] | None:
+    """What stderr says after the exception's traceback; None if that is not in it."""
+    last = mask(record.traceback).strip().rpartition("\n")[2]
+    places = [place for place, line in enumerate(tail) if last and line.endswith(last)]
+    return [line for line in tail[places[-1] + 1 :] if line.strip()] if places else None
+
+
+def _before(record: Record) -> str:
+    told = _shorten("".join(record.lines[:2]), 2 * _ASIDE_CHARS)
+    return f"before, a process of the script ended with {told}"
+
+
+def _shorten(text: str, most: int = _MESSAGE_CHARS) -> str:
     text = text.strip()
-    return text if len(text) <= _MESSAGE_CHARS else f"{text[: _MESSAGE_CHARS - 4]} ..."
+    return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
-def _status(ended: Ended, code: int) -> str:
+def _status(ended: Ended, code: int, ending: str) -> str:
     if code >= 0:
-        return f"The script ended with exit code {code} and no exception."
+        return f"The script ended with exit code {code}{ending}"
     if ended.oom_killed or (-code == signal.SIGKILL and not ended.out_of_budget):
         sure = (
             "the kernel's out-of-memory killer"

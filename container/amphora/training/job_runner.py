@@ -113,6 +113,8 @@ def _run(
                 return 0
             if sdk_command is not None:
                 sdk_v3.forget_generic_failure(job.paths)
+            if started.argv[0] == "mpirun" and (ended.exit_code, ended.stop_signal) == (0, None):
+                mpi.check_started(error_dir)
             records = failure.read_records(error_dir)
             code, failed = failure.exit_code(ended, records), failure.describe(ended, records)
             state = "stopped" if ended.stop_signal is not None else "failed" if code else "done"

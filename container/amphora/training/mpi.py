@@ -18,7 +18,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from amphora.common.errors import ConfigError
+from amphora.common.errors import CodeError, ConfigError
 from amphora.contract.job import Job
 
 KEY = "sagemaker_mpi_enabled"
@@ -26,6 +26,14 @@ PROCESSES_KEY = "sagemaker_mpi_num_of_processes_per_host"
 OPTIONS_KEY = "sagemaker_mpi_custom_mpi_options"
 SSH_PORT = 22
 _KEY = re.compile(r"ecdsa-sha2-nistp256 [A-Za-z0-9+/=]+")
+# A rank starts the program by this: mpirun may end with exit code 0 without having started any.
+_SIGNED = (
+    "/bin/sh",
+    "-c",
+    '{ echo "$OMPI_COMM_WORLD_LOCAL_SIZE" >"$AMPHORA_ERROR_DIR/rank-$OMPI_COMM_WORLD_RANK"; }'
+    ' 2>/dev/null; exec "$@"',
+    "sh",
+)
 # Of a rank's environment on another host: what a login there would not have.
 _PASSED_ON = (
     "PATH",
@@ -75,7 +83,18 @@ def mpirun(
         raise ConfigError(f"{OPTIONS_KEY} cannot be read: {error}.", "Close the quotes.") from error
     for name in sorted({*names, *(name for name in _PASSED_ON if name in environ)}):
         argv += ["-x", name]
-    return argv
+    return [*argv, *_SIGNED]
+
+
+def check_started(folder: Path) -> None:
+    """Check that each rank of this host left its sign in `folder`. Raises CodeError."""
+    sizes = [path.read_text().strip() for path in folder.glob("rank-*")]
+    if not sizes or not all(size.isdecimal() and len(sizes) >= int(size) for size in sizes):
+        raise CodeError(
+            f"mpirun ended with exit code 0, but started {len(sizes)} of"
+            f" {max(sizes, default='') or 'its'} ranks on this host.",
+            "Start the job again, or use torch_distributed.",
+        )
 
 
 def sshd(environ: Mapping[str, str], ssh: Path) -> list[str]:

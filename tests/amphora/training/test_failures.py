@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +36,77 @@ CASES = {
     ),
     "exception with a cause": Case(
         "try:\n    1/0\nexcept ZeroDivisionError as e:\n    raise ValueError('second') from e",
-        1, ("script.py:4",), "ValueError: second",
+        1, ("script.py:2", "raised as ValueError: second"), "ZeroDivisionError: division by zero\n",
+    ),
+    "exception raised by the block that handles another": Case(
+        "try: {}['lr']\nexcept KeyError: raise ValueError('no such setting')",
+        1, ("script.py:1", "raised as ValueError: no such setting"), "KeyError: 'lr'\n",
+    ),
+    "exception of the way out that a handler took": Case(
+        "def load(): raise FileNotFoundError('no data')\n"
+        "try: import flash_attn_of_mine\nexcept ImportError: load()",
+        1, ("script.py:1 in load", "while handling ModuleNotFoundError"), "FileNotFoundError: no data",
+    ),
+    "exception that cannot be told": Case(
+        "class Odd(Exception):\n    def __str__(self): raise RuntimeError('no')\nraise Odd",
+        1, ("script.py:3", "cannot be shown"), "Odd: ",
+    ),
+    "exception in a data loader's worker": Case(
+        "from torch.utils.data import DataLoader\n"
+        "class Rows(list):\n    def __getitem__(self, at):\n        raise ValueError(f'row {at} is broken')\n"
+        "if __name__ == '__main__': next(iter(DataLoader(Rows([1, 2]), num_workers=1)))",
+        1, ("script.py:4 in __getitem__",), "ValueError: row 0 is broken\n",
+    ),
+    "exception in a pool": Case(
+        "from concurrent.futures import ProcessPoolExecutor as Pool\n"
+        "def work(n): raise ValueError(f'part {n}')\n"
+        "if __name__ == '__main__': list(Pool(1).map(work, [7]))",
+        1, ("script.py:2 in work",), "ValueError: part 7\n",
+    ),
+    "exception while a data set is made": Case(
+        "import datasets\ndef rows():\n    yield {'a': 1}\n    raise KeyError('column')\n"
+        "datasets.Dataset.from_generator(rows)",
+        1, ("script.py:4 in rows", "raised as datasets"), "KeyError: 'column'\n",
+        environ=(("HF_HOME", "/tmp/amphora-test-failures"),),
+    ),
+    "exception below a checked command": Case(
+        "raise LookupError('deep')", 1, ("script.py:1",), "LookupError: deep\n",
+        files=(("outer.py", "import subprocess, sys\n"
+                "subprocess.run([sys.executable, '-c', 'import flash_attn'])\n"
+                "subprocess.run([sys.executable, 'middle.py'], check=True)"),
+               ("middle.py", "import subprocess\nsubprocess.check_call('python3 script.py --a \"b c\"', shell=True)")),
+        hyperparameters=(("sagemaker_program", "outer.py"),),
+    ),
+    "checked command beside a harmless one": Case(
+        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import flash_attn'])\n"
+        "subprocess.run(['sh', '-c', 'echo no space >&2; exit 1'], check=True, capture_output=True)",
+        1, ("script.py:3", "no space"), "subprocess.CalledProcessError: Command",
+    ),
+    "exit with a command's code": Case(
+        "raise LookupError('deep')", 1, ("script.py:1",), "LookupError: deep\n",
+        files=(("outer.py", "import subprocess, sys\nsys.exit(subprocess.call([sys.executable, 'script.py']))"),),
+        hyperparameters=(("sagemaker_program", "outer.py"),),
+    ),
+    "accelerate launch": Case(
+        "raise LookupError('deep')", 1, ("script.py:1",), "LookupError: deep\n",
+        files=(("run.sh", f"{sys.executable} -m accelerate.commands.accelerate_cli launch --cpu --num_processes 1 script.py --n 1"),),
+        hyperparameters=(("sagemaker_program", "run.sh"),),
+    ),
+    "torchrun below a shell": Case(
+        "import os, time\nif os.environ['RANK'] == '1': raise LookupError('deep')\ntime.sleep(60)",
+        1, ("script.py:2", "rank 1"), "LookupError: deep\n",
+        files=(("run.sh", f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node 2 script.py"),),
+        hyperparameters=(("sagemaker_program", "run.sh"),),
+    ),
+    "exception that a shell forgave": Case(
+        "raise LookupError('the last')", 1, ("script.py:1",), "LookupError: the last\n",
+        files=(("run.sh", "python3 -c 'import flash_attn' || true\npython3 script.py"),),
+        hyperparameters=(("sagemaker_program", "run.sh"),),
+    ),
+    "exit code of a shell that forgave an exception": Case(
+        "raise LookupError('forgiven')", 4, ("no data", "before, a process"), "The script ended with exit code 4.\n",
+        files=(("run.sh", "python3 script.py || true\necho no data >&2; exit 4"),),
+        hyperparameters=(("sagemaker_program", "run.sh"),),
     ),
     "exception of the script's own": Case(
         "class NoData(Exception): pass\nraise NoData('empty channel')", 1, (), "NoData: empty channel"
@@ -46,8 +118,11 @@ CASES = {
     "exception of several lines": Case("raise ValueError('a\\nb')", 1, ("b",), "ValueError: a\nb"),
     "exception not in ASCII": Case("raise ValueError('größe 数')", 1, (), "ValueError: größe 数"),
     "exception group": Case(
-        "import sys\nif sys.version_info < (3, 11): raise ValueError('ExceptionGroup: two')\n"
-        "raise ExceptionGroup('two', [ValueError(1), KeyError(2)])", 1, (), "ExceptionGroup: two",
+        "import sys\nif sys.version_info < (3, 11): from exceptiongroup import ExceptionGroup\n"
+        "def f(): raise LookupError('leaf')\n"
+        "try: f()\nexcept LookupError as e: leaf = e\n"
+        "raise ExceptionGroup('two', [ExceptionGroup('one', [leaf]), KeyError(2)])",
+        1, ("script.py:3 in f", "raised as ExceptionGroup: two"), "LookupError: leaf",
     ),
     "assertion": Case("assert 1 == 2, 'not equal'", 1, (), "AssertionError: not equal"),
     "syntax error": Case("def f(:\n", 1, (), "SyntaxError: "),
@@ -180,19 +255,75 @@ def test_failure(name: str, scripted: Tree) -> None:
     assert "hf_planted" not in scripted.failure + result.stdout + result.stderr
 
 
-def test_mpirun_starts_the_ranks(scripted: Tree) -> None:
+@pytest.fixture
+def two_by_mpi(scripted: Tree) -> Tree:
     if shutil.which("mpirun") is None:
         pytest.skip("no mpirun here")
-    scripted.configure(
+    return scripted.configure(
         {"sagemaker_program": "script.py", "sagemaker_mpi_enabled": "true",
          "sagemaker_mpi_num_of_processes_per_host": "2", "sagemaker_mpi_custom_mpi_options": "-x HOME"}
     )  # fmt: skip
-    scripted.script(
+
+
+def test_mpirun_starts_the_ranks(two_by_mpi: Tree) -> None:
+    two_by_mpi.script(
         "import os\n"
         "print('rank', os.environ['OMPI_COMM_WORLD_RANK'], 'of', os.environ['OMPI_COMM_WORLD_SIZE'])\n"
         "if os.environ['OMPI_COMM_WORLD_RANK'] == '1': raise ValueError('rank 1 of mpi')"
     )
-    result = scripted.train()
+    result = two_by_mpi.train()
     assert "rank 0 of 2" in result.stdout and "rank 1 of 2" in result.stdout, result.stderr
     assert result.returncode == 1
-    assert scripted.failure and scripted.failure.startswith("ValueError: rank 1 of mpi")
+    assert two_by_mpi.failure and two_by_mpi.failure.startswith("ValueError: rank 1 of mpi")
+    assert "rank 1," in two_by_mpi.failure[:1024] and "rank None" not in two_by_mpi.failure
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "says"),
+    [
+        ("os.kill(os.getpid(), 9)", 137, ("killed by SIGKILL", "more memory", "rank 1)")),
+        ("sys.exit(7)", 7, ("exit code 7", "rank 1)")),
+    ],
+)
+def test_a_rank_of_mpirun_that_ends_without_an_exception(
+    two_by_mpi: Tree, ends: str, code: int, says: tuple[str, ...]
+) -> None:
+    two_by_mpi.script(
+        "import os, sys, time\n"
+        f"if os.environ['OMPI_COMM_WORLD_RANK'] == '1': {ends}\n"
+        "time.sleep(60)"
+    )
+    assert two_by_mpi.train().returncode == code
+    assert two_by_mpi.failure is not None
+    for part in says:
+        assert part in two_by_mpi.failure[:1024]
+
+
+def test_mpirun_that_ends_well_without_its_ranks_has_failed(
+    two_by_mpi: Tree, tmp_path: Path
+) -> None:
+    """As it does if a SIGCONT meets its start."""
+    two_by_mpi.script("")
+    fake = tmp_path / "bin" / "mpirun"
+    fake.parent.mkdir()
+    path = f"{fake.parent}:{two_by_mpi.environment()['PATH']}"
+    one_rank = (
+        'while [ "$1" != /bin/sh ]; do shift; done\n'
+        'OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2 exec "$@"\n'
+    )
+    for text, started in (("exit 0", "0 of its"), (one_rank, "1 of 2")):
+        fake.write_text(f"#!/bin/sh\n{text}")
+        fake.chmod(0o755)
+        assert two_by_mpi.train(PATH=path).returncode != 0
+        assert two_by_mpi.failure and f"started {started} ranks" in two_by_mpi.failure
+
+
+def test_ranks_of_mpirun_need_not_be_python(two_by_mpi: Tree) -> None:
+    two_by_mpi.script('echo "rank $OMPI_COMM_WORLD_RANK: $1 $2"', "run.sh")
+    two_by_mpi.configure(
+        {"sagemaker_program": "run.sh", "sagemaker_mpi_enabled": "true", "text": "a 'b'",
+         "sagemaker_mpi_num_of_processes_per_host": "2"}
+    )  # fmt: skip
+    result = two_by_mpi.train()
+    assert result.returncode == 0, result.stderr
+    assert all(f"rank {rank}: --text a 'b'" in result.stdout for rank in (0, 1))

@@ -9,7 +9,7 @@ import pytest
 
 from amphora.common.errors import ConfigError
 from amphora.training import failure
-from amphora.training.failure import Ended, Record
+from amphora.training.failure import Ended, Raised, Record
 from amphora.training.limits import Limits
 from amphora.training.verdict import CAUSE_SECONDS, Word, judge
 from tests.support.job_tree import Tree, wait_for
@@ -114,10 +114,11 @@ class TestLimits:
 
 
 def record(kind: str, message: str, **fields: Any) -> Record:
-    values = {
-        "time": 0.0, "pid": 1, "ppid": 0, "rank": "0", "host": None, "frame": None, "traceback": "",
-    }  # fmt: skip
-    return Record(type=kind, message=message, **{**values, **fields})
+    values = {"time": 0.0, "pid": 1, "rank": "0", "host": None, "traceback": "", **fields}
+    parent = values.pop("parent", 0)
+    return Record(
+        errors=[Raised(kind, message)], parents=[(values["pid"], []), (parent, [])], **values
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,8 +145,8 @@ def test_which_exceptions_are_faults(kind: str, message: str, is_fault: bool) ->
 def test_the_scripts_own_exception_counts_beside_those_that_lost_it() -> None:
     """torchrun's ranks: one raised, the others only lost it, and one was killed meanwhile."""
     records = [
-        record("RuntimeError", "gloo: Connection closed by peer", pid=11, ppid=10, time=1.0),
-        record("ValueError", "mine", pid=12, ppid=10, rank="1", time=2.0),
+        record("RuntimeError", "gloo: Connection closed by peer", pid=11, parent=10, time=1.0),
+        record("ValueError", "mine", pid=12, parent=10, rank="1", time=2.0),
         record(
             "torch.distributed.elastic.multiprocessing.errors.ChildFailedError", "", pid=10,
             workers=[{"rank": 2, "pid": 13, "exit_code": -signal.SIGABRT, "time": 1}], time=3.0,

@@ -286,7 +286,8 @@ def test_mpi_on_one_host(trainer: ModelTrainer, tmp_path: Path) -> None:
     mpirun = tmp_path / "bin" / "mpirun"
     mpirun.parent.mkdir()
     mpirun.write_text(
-        '#!/bin/sh\necho "$@" >&2\nwhile [ "${1##*/python*}" ]; do shift; done\nexec "$@"\n'
+        '#!/bin/sh\necho "$@" >&2\nwhile [ "$1" != /bin/sh ]; do shift; done\n'
+        'OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1 exec "$@"\n'
     )
     mpirun.chmod(0o755)
     path = f"{mpirun.parent}:{trainer.environment()['PATH']}"
