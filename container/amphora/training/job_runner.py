@@ -246,7 +246,16 @@ def _prepared(
     for note in (*job.notes, f"device: {host.kind}, {host.reason}", *start.plan.notes):
         log.info("%s", note)
     log.info("hyperparameters: %s", ", ".join(sorted(job.hyperparameters)) or "none")
-    for folder in (job.paths.model, job.paths.output_data):
+    uploads = str(job.sagemaker.get("sagemaker_s3_output") or "")
+    intermediate = job.paths.output_intermediate
+    # If the folder is there, the platform itself uploads what is written to it.
+    if uploads and not uploads.startswith("file:") and not intermediate.exists():
+        raise ConfigError(
+            f"sagemaker_s3_output is {uploads!r}, but {intermediate} is not uploaded here.",
+            "Leave it out, and write to /opt/ml/checkpoints: SageMaker uploads that folder while a"
+            " job trains (checkpoint_s3_uri).",
+        )
+    for folder in (job.paths.model, job.paths.output_data, *([intermediate] if uploads else [])):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from amphora.common.devices import CPU, Devices
 from amphora.common.errors import ConfigError
-from amphora.common.logs import is_secret_name
-from amphora.contract.job import Job
+from amphora.common.logs import secret_values
+from amphora.contract.job import Job, decode
 from amphora.contract.sm_variables import (
     MASTER_PORT,
     distribution_hosts,
     plain,
     sm_variables,
+    to_argument,
     to_arguments,
     too_long,
 )
@@ -87,8 +90,10 @@ def plan(
     world = world_of(job, devices, source, environ)
     variables = sm_variables(job, devices, environ)
     dropped = too_long(variables)
+    refuse_oversized(job, dropped)
     notes = [f"{name} is left out: Linux passes on at most 128 KiB a variable" for name in dropped]
     variables = {name: value for name, value in variables.items() if name not in dropped}
+    variables |= {_mark(name, value): to_argument(value) for name, value in _hidden(job).items()}
     folders = [str(HOOK_DIR), str(source.root), environ.get("PYTHONPATH", "")]
     variables |= {
         "AMPHORA_EVALUATE_MODULES": str(evaluate_modules(environ) or ""),
@@ -237,11 +242,40 @@ def _command(
 
 def arguments(job: Job) -> list[str]:
     """The hyperparameters as argv; a secret's place is taken by a mark that the hook resolves."""
-    shown = dict(job.arguments)
-    for name, value in job.arguments.items():
-        if isinstance(value, str) and value and is_secret_name(name):
-            shown[name] = f"{SECRET_PREFIX}SM_HP_{plain(name).upper()}"
-    return to_arguments(shown)
+    marks = {name: f"{SECRET_PREFIX}{_mark(name, value)}" for name, value in _hidden(job).items()}
+    return to_arguments({**job.arguments, **marks})
+
+
+def is_secret(name: str, value: Any) -> bool:
+    """Whether a hyperparameter is a secret, or holds one: argv can be read from outside."""
+    return any(secret_values({name: decode(value)}))
+
+
+def _hidden(job: Job) -> dict[str, Any]:
+    return {name: value for name, value in job.arguments.items() if is_secret(name, value)}
+
+
+def _mark(name: str, value: Any) -> str:
+    """The variable that holds a hyperparameter as argv would: SM_HP_* has objects as JSON."""
+    return f"{'SM_HP' if isinstance(value, str) else 'AMPHORA_ARGUMENT'}_{plain(name).upper()}"
+
+
+def refuse_oversized(job: Job, dropped: Sequence[str]) -> None:
+    """Raise ConfigError if a hyperparameter is larger than an argument may be.
+
+    Args:
+        dropped: The variables that are too long to be passed on.
+    """
+    sizes = [
+        f"{name} ({len(os.fsencode(to_argument(value))):,} bytes)"
+        for name, value in job.arguments.items()
+        if f"SM_HP_{name.upper()}" in dropped
+    ]
+    if sizes:
+        raise ConfigError(
+            f"Larger than the 128 KiB that Linux passes on in one argument: {', '.join(sizes)}.",
+            "Put such hyperparameters into a file of a channel, and name the file.",
+        )
 
 
 def _defaults(job: Job, devices: Devices, world: World) -> dict[str, str]:

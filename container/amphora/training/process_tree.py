@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import re
 import selectors
@@ -218,6 +219,14 @@ def _started(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> subp
             start_new_session=True,
         )
     except OSError as error:
+        if error.errno == errno.E2BIG:
+            largest = max(range(1, len(argv)), key=lambda place: len(argv[place]))
+            raise CodeError(
+                f"The script cannot be started: its arguments and variables are more than Linux"
+                f" passes on; the largest, {len(argv[largest]):,} characters, is that of"
+                f" {argv[largest - 1]}.",
+                "Put large hyperparameters into a file of a channel, and name the file.",
+            ) from error
         raise CodeError(
             f"{argv[0]} cannot be started: {error}.",
             "Check the script's first line (#!) and that the program is in this image.",

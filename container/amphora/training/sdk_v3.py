@@ -25,7 +25,6 @@ from typing import Any
 from amphora.common.archives import unpack
 from amphora.common.devices import Devices
 from amphora.common.errors import CodeError, ConfigError
-from amphora.common.logs import is_secret_name
 from amphora.common.packages import Install
 from amphora.contract.job import Job, Paths, decode
 from amphora.contract.sm_variables import MASTER_PORT, too_long
@@ -137,13 +136,14 @@ def start(
     plan = launch.plan(_adapted(job, request, root), devices, program, error_dir, environ)
     variables = variables_of(job, request, devices, environ)
     dropped = too_long(variables)
+    launch.refuse_oversized(job, dropped)
     kept = {name: value for name, value in variables.items() if name not in dropped}
     plan = replace(plan, environ={**plan.environ, **kept})
     argv, is_launcher = plan.argv, plan.is_launcher
     if request.runs_entry_script:
         for name, text in arguments_of(job).items():
             # A secret's place is taken by a mark that the hook resolves.
-            is_hidden = text and is_secret_name(name)
+            is_hidden = launch.is_secret(name, text)
             argv += (f"--{name}", f"{launch.SECRET_PREFIX}{_hp(name)}" if is_hidden else text)
     elif request.unknown:
         argv, is_launcher = ("/bin/bash", "-c", sent), True

@@ -184,6 +184,57 @@ def test_hyperparameters_larger_than_a_command_line_may_be(tree: Tree) -> None:
     assert "SM_HPS is left out" in result.stderr
 
 
+@pytest.mark.parametrize("name", ["notes", "hf_token"])
+def test_a_hyperparameter_larger_than_an_argument_may_be(tree: Tree, name: str) -> None:
+    tree.configure({"sagemaker_program": "s.py", name: "x" * 140_000}).script("", "s.py")
+    assert tree.train().returncode == 2
+    assert (
+        tree.failure
+        and f"128 KiB that Linux passes on in one argument: {name} (140,000 bytes)" in tree.failure
+    )
+
+
+def test_hyperparameters_larger_together_than_a_command_line_may_be(tree: Tree) -> None:
+    values = {f"hp{n:02}": "x" * (100_000 + n) for n in range(90)}
+    tree.configure({"sagemaker_program": "s.py", **values}).script("", "s.py")
+    assert tree.train().returncode == 2
+    assert tree.failure and "100,089 characters, is that of --hp89." in tree.failure
+
+
+def test_a_secret_inside_an_object_stands_in_no_command_line(tree: Tree) -> None:
+    tree.configure(
+        {"sagemaker_program": "s.py", "db": '{"user": "me", "password": "planted-word"}'}
+    ).script(
+        "import sys\n"
+        "print('planted' in open('/proc/self/cmdline').read(), len(sys.argv[2]))\n"
+        "assert sys.argv[1:] == ['--db', 'password=planted-word,user=me']",
+        "s.py",
+    )
+    result = tree.train()
+    assert result.returncode == 0 and "False 29" in result.stdout, result.stderr
+    assert "planted-word" not in result.stdout + result.stderr
+
+
+class TestIntermediateOutput:
+    def job(self, tree: Tree, place: str) -> Tree:
+        tree.configure({"sagemaker_program": "s.py", "sagemaker_s3_output": place})
+        return tree.script(
+            "import os; print(os.listdir(os.environ['SM_OUTPUT_INTERMEDIATE_DIR']))", "s.py"
+        )
+
+    def test_an_upload_is_refused_with_another_way(self, tree: Tree) -> None:
+        assert self.job(tree, "s3://bucket/prefix").train().returncode == 2
+        assert tree.failure and "sagemaker_s3_output is 's3://bucket/prefix'" in tree.failure
+        assert "checkpoint_s3_uri" in tree.failure
+
+    def test_a_folder_that_the_platform_uploads(self, tree: Tree) -> None:
+        (tree.base / "output" / "intermediate").mkdir(parents=True)
+        assert "[]" in self.job(tree, "s3://bucket/prefix").train().stdout
+
+    def test_local_output(self, tree: Tree) -> None:
+        assert "[]" in self.job(tree, "file:///tmp/output").train().stdout
+
+
 class TestStop:
     """SIGTERM and SIGINT: the script has a budget, then everything is killed."""
 
