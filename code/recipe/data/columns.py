@@ -27,6 +27,7 @@ from recipe.data.column_names import (
     plain,
 )
 from recipe.data.files.part import Part, is_list, is_number, is_string
+from recipe.data.kinds.conversations import SCRIPT
 from recipe.errors import DataError
 
 _SAMPLE_ROWS = 1_000
@@ -43,8 +44,14 @@ DOCUMENTS = (TEXT, PROMPT, COMPLETION, MESSAGES, TOKEN_IDS)
 
 
 _PREFERENCES = ("chosen", "rejected")
-_OF_TEMPLATES = ("tools", "functions", "chat_template_kwargs")
-"""Columns beside conversations that TRL hands to their chat template."""
+_OF_TEMPLATES: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("tools", "functions", "chat_template_kwargs"),
+        "Write them into a system message, or remove the column.",
+    ),
+    **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), SCRIPT),
+}
+"""Columns beside conversations that TRL hands to their chat template, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +301,8 @@ def check_only_messages(part: Part) -> None:
         DataError: one has: tools, or values for the template.
     """
     for name in part.table.column_names:
-        if plain(name).partition(".")[0] not in _OF_TEMPLATES:
+        remedy = _OF_TEMPLATES.get(plain(name).partition(".")[0])
+        if remedy is None:
             continue
         nothing: Sequence[Any] = (None, "", "[]", "{}", "null", [])
         if any(cell not in nothing for _, some in part.batches([name])
@@ -302,7 +310,7 @@ def check_only_messages(part: Part) -> None:
             raise DataError(
                 f"{part.path} has values in column {name!r} for the chat template, which is given "
                 "messages alone: a model that does not read them learns to answer without.",
-                "Write them into a system message, or remove the column.",
+                remedy,
             )
 
 
