@@ -204,12 +204,32 @@ def _units(paths: Sequence[Path], sample_by: str, as_given: bool) -> list[Callab
     """
 
     def read(path: Path) -> Part:
-        if path.is_file() and path.name.lower().removesuffix(".gz").endswith(_PLAIN):
+        if path.is_file() and _is_plain(path):
             return formats.read_texts(path, sample_by)
         part = formats.read(path, lone_column=True)
         return part if as_given else _with_alpaca_prompts(part)
 
     return [functools.partial(read, path) for path in paths]
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether a file has texts, not a table.
+
+    Raises:
+        DataError: it has no suffix, and may be either.
+    """
+    name = path.name.lower().removesuffix(".gz")
+    if Path(name).suffix or not formats.is_delimited(path):
+        return name.endswith(_PLAIN)
+    if formats.is_structured(path, by_names=True):
+        return False
+    if formats.is_structured(path):
+        raise DataError(
+            f"{path} has no suffix, and its lines can be cut into equally many cells: it may be a "
+            "table, or texts.",
+            f"Rename it to {path.name}.txt if its lines are texts, or to {path.name}.csv.",
+        )
+    return True
 
 
 def _with_alpaca_prompts(part: Part) -> Part:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +213,7 @@ PAIR = {"instruction": "do", "response": "done", "id": 7}
     ("name", "content", "columns", "said"),
     [
         ("a.txt", "one\ntwo\n\nthree\n", {"text": ["one", "two", "three"]}, "txt (a text is a line)"),
+        ("a", "one, 1\ntwo\nthree, 3, 3\n", {"text": ["one, 1", "two", "three, 3, 3"]}, "txt"),
         ("a.csv", 'text\n"one, 1"\ntwo\nthree\n', {"text": ["one, 1", "two", "three"]}, "csv"),
         ("a.csv", 'prompt,completion\na,b\nc,d\n', {"prompt": ["a", "c"], "completion": ["b", "d"]}, "csv"),
         ("a.jsonl", f"{json.dumps(PAIR)}\n" * 2, {"prompt": ["do"] * 2, "completion": ["done"] * 2}, "not read: id"),
@@ -248,6 +249,14 @@ def test_what_a_text_is_in_a_plain_file(
 def spelled(role: str, text: str, turns: Sequence[str] = ("user", "assistant")) -> dict[str, Any]:
     names = dict(zip(("user", "assistant"), turns, strict=True))
     return {"from": names[role], "value": text}
+
+
+def test_a_file_without_a_suffix_is_no_table_by_its_commas(tmp_path: Path) -> None:
+    (tmp_path / "corpus").write_text("Well, he said.\n" * 9)
+    with pytest.raises(DataError, match=r"may be a table, or texts.*corpus\.txt.*corpus\.csv"):
+        load(tmp_path)
+    (tmp_path / "corpus").rename(tmp_path / "corpus.txt")
+    assert set(load(tmp_path).train["text"]) == {"Well, he said."}
 
 
 SPELLINGS: dict[str, Callable[[str, str], dict[str, Any]]] = {
