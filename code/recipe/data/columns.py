@@ -27,7 +27,6 @@ from recipe.data.column_names import (
     plain,
 )
 from recipe.data.files.part import Part, is_list, is_number, is_string
-from recipe.data.kinds.conversations import SCRIPT
 from recipe.errors import DataError
 
 _SAMPLE_ROWS = 1_000
@@ -44,6 +43,11 @@ DOCUMENTS = (TEXT, PROMPT, COMPLETION, MESSAGES, TOKEN_IDS)
 
 
 _PREFERENCES = ("chosen", "rejected")
+SCRIPT = (
+    "Train a model of images and texts by a script of your own (TRL's SFTTrainer; "
+    "docs/TRAINING.md, Your own script), or remove these rows."
+)
+"""What to do with conversations that are more than texts."""
 _OF_TEMPLATES: Mapping[str, str] = {
     **dict.fromkeys(
         ("tools", "functions", "chat_template_kwargs"),

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from recipe.data.columns import SCRIPT
 from recipe.data.files.part import Part
 from recipe.errors import DataError, listed
 
@@ -22,10 +23,6 @@ _ROLES: Mapping[str, str] = {
     **{name: name for name in ("developer", "function", "ipython", "context", "document")},
     **_SHAREGPT,
 }
-SCRIPT = (
-    "Train a model of images and texts by a script of your own (TRL's SFTTrainer; "
-    "docs/TRAINING.md, Your own script), or remove these rows."
-)
 Message = dict[str, Any]
 
 
