@@ -36,7 +36,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "List the package in requirements.txt beside the script.",
     ),
     (
-        r"OutOfMemoryError|CUDA out of memory|can't allocate memory",
+        r"OutOfMemoryError|CUDA out of memory|can't allocate memory|died with <Signals.SIGKILL",
         "Out of memory: lower the batch size or max_length, or take a larger instance.",
     ),
     (
@@ -67,6 +67,7 @@ _CRASHES = tuple(
 )
 # From here on torchrun speaks of itself: of the rank's own words only what stands before counts.
 _LAUNCHER_LINE = r"^[WE]\d{4} \d\d:\d\d.*torch/distributed/elastic"
+_SHELL_ERROR = r"^\S+: (?:line )?\d+: "
 _FRAME_LINES = r'(?m)^ *File "(.+)", line (\d+), in (.+)\n +(.+)$'
 # What mpirun says of the rank that ended the others.
 _MPI_SIGNAL = r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)"
@@ -269,11 +270,10 @@ def describe(ended: Ended, records: Sequence[Record]) -> Failure:
     if record is not None:
         head += record.lines
         below = [each for each in records if record.pid in each.above]
-        is_uppermost = not any(each.pid in record.above for each in records)
         if record.pid == ended.pid and below:
             before, _ = _followed(below[-1], records)
             head.append(_before(before or below[-1]))
-        elif is_uppermost and record.rank is None:
+        elif not ended.is_script and all(each.pid not in record.above for each in records):
             head += [_shorten(line, _ASIDE_CHARS) for line in (_after(record, tail) or ())[-3:]]
     elif (printed := _printed_exception(ended, tail)) is not None:
         head.append(_shorten(printed))
@@ -386,12 +386,16 @@ def _ended_the_job(
     """Whether this exception is sure to be the cause.
 
     It is if it left the script itself. A script or shell may have forgiven one below it: its exit
-    code is Python's for an exception then, or the traceback is the last that was said.
+    code is Python's for an exception then, or the traceback is the last that was said. A shell that
+    complains of a line of its own after it has gone on.
     """
     if ended.stop_signal is not None or any(each.pid == ended.pid for each in records):
         return True
-    is_last = _after(record, tail) == []
-    return ended.exit_code == 1 and is_last if ended.is_script else ended.exit_code == 1 or is_last
+    after = _after(record, tail)
+    if ended.is_script:
+        return ended.exit_code == 1 and after == []
+    went_on = any(re.search(_SHELL_ERROR, line) for line in after or ())
+    return after == [] or (ended.exit_code == 1 and not went_on)
 
 
 def _after(record: Record, tail: Sequence[str]) -> list[str] | None:

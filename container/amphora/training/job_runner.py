@@ -117,6 +117,12 @@ def _run(
                 mpi.check_started(error_dir)
             records = failure.read_records(error_dir)
             code, failed = failure.exit_code(ended, records), failure.describe(ended, records)
+            if code == 0 and records:
+                # A pipe of a shell has the exit code of its last command: `python a.py | tee log`.
+                log.warning(
+                    "exit code 0, though an exception ended a process of the script: %s",
+                    records[-1].headline,
+                )
             state = "stopped" if ended.stop_signal is not None else "failed" if code else "done"
             has_failed = state == "failed"
             link.finish(

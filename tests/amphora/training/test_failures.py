@@ -103,6 +103,20 @@ CASES = {
         files=(("run.sh", "python3 -c 'import flash_attn' || true\npython3 script.py"),),
         hyperparameters=(("sagemaker_program", "run.sh"),),
     ),
+    "shell that goes on to a mistake of its own": Case(
+        "", 1, ("UNSET: unbound variable", "before, a process"), "The script ended with exit code 1.\n",
+        files=(("run.sh", "set -u\npython3 -c 'import flash_attn' || true\necho $UNSET"),),
+        hyperparameters=(("sagemaker_program", "run.sh"),),
+    ),
+    "shell that cleans up after an exception": Case(
+        "raise LookupError('x')", 1, ("script.py:1", "cleaning up"), "LookupError: x\n",
+        files=(("run.sh", "trap 'echo cleaning up >&2' EXIT\npython3 script.py"),),
+        hyperparameters=(("sagemaker_program", "run.sh"),),
+    ),
+    "command that is killed": Case(
+        "import subprocess\nsubprocess.run(['sh', '-c', 'kill -9 $$'], check=True)",
+        1, ("SIGKILL", "Out of memory"), "subprocess.CalledProcessError",
+    ),
     "exit code of a shell that forgave an exception": Case(
         "raise LookupError('forgiven')", 4, ("no data", "before, a process"), "The script ended with exit code 4.\n",
         files=(("run.sh", "python3 script.py || true\necho no data >&2; exit 4"),),
@@ -253,6 +267,13 @@ def test_failure(name: str, scripted: Tree) -> None:
     for part in case.says:
         assert part in shown, shown
     assert "hf_planted" not in scripted.failure + result.stdout + result.stderr
+
+
+def test_an_exception_that_a_pipe_hides_is_told(scripted: Tree) -> None:
+    scripted.configure({"sagemaker_program": "run.sh"}).script("raise ValueError('hidden')")
+    result = scripted.script("python3 script.py 2>&1 | tee log.txt", "run.sh").train()
+    assert (result.returncode, scripted.failure) == (0, None)
+    assert "an exception ended a process of the script: ValueError: hidden" in result.stderr
 
 
 @pytest.fixture
