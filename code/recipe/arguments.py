@@ -14,8 +14,9 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from recipe import foreign_names
 from recipe.errors import HyperparameterError, near
-from recipe.hyperparameters import Hyperparameters, all_at_once, is_secret, own_fields
+from recipe.hyperparameters import Hyperparameters, all_at_once, own_fields
 from recipe.paths import Places
+from recipe.secret_rules import is_secret_name, mask_shapes
 
 _TRUE = ("true", "1", "yes")
 _KEY = re.compile(r"--?[A-Za-z]")
@@ -183,7 +184,7 @@ def describe() -> str:
 
 
 def _shown(name: str, value: object) -> str:
-    return "(a secret)" if is_secret(name) else repr(value)
+    return "(a secret)" if is_secret_name(name) else mask_shapes(repr(value))
 
 
 @functools.cache

@@ -462,12 +462,6 @@ _OF_TASKS: Mapping[str, Sequence[str]] = {
 }
 _STEPS = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?")
 _MOST_PROFILED = 50
-_SECRET_WORDS = ("token", "secret", "password", "key")
-
-
-def is_secret(name: str) -> bool:
-    """Whether the value of a hyperparameter of this name must not be shown."""
-    return any(word in name.lower().split("_") for word in _SECRET_WORDS)
 
 
 @functools.cache

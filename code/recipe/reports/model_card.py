@@ -15,7 +15,8 @@ import transformers
 from huggingface_hub import ModelCardData
 
 from recipe.data.labels import NUMBER, SEVERAL, SINGLE, Labels
-from recipe.hyperparameters import Hyperparameters, is_secret
+from recipe.hyperparameters import Hyperparameters
+from recipe.secret_rules import is_secret_name, mask_shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,9 +125,9 @@ def shown(hyperparameters: Hyperparameters) -> dict[str, str]:
     passed = values.pop("passed")
     del values["notes"]
     return {
-        key: value if isinstance(value, str) else json.dumps(value, default=str)
+        key: mask_shapes(value if isinstance(value, str) else json.dumps(value, default=str))
         for key, value in {**values, **passed}.items()
-        if value is not None and not is_secret(key)
+        if value is not None and not is_secret_name(key)
     }
 
 

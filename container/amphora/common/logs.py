@@ -1,79 +1,25 @@
 """Logging for the container's own lines, and the masking of secrets in everything it prints.
 
 A secret is known in two ways: by name (a hyperparameter or variable such as HF_TOKEN or
-db_password: its value is remembered, see `remember`) and by shape (an AWS key id, a Hugging Face
-token, a bearer header, a password inside a URL).
+db_password: its value is remembered, see `remember`) and by shape (see `secret_rules`).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, TextIO, cast
 from urllib.parse import quote
 
-MASK = "******"
+from amphora.common.secret_rules import MASK, is_secret_name, mask_shapes
+
 # Shorter values would mask ordinary words and numbers wherever they stand.
 MIN_SECRET_CHARS = 6
 
-_SECRET_WORDS = re.compile(
-    r"(?:^|[_.-])(?:secret|passw(?:or)?d|passphrase|pwd|credentials?|authorization"
-    r"|(?:api|access|secret|private|auth|account|signing|encryption)[_-]?key(?:_id)?|apikey|pat"
-    r"|token|otlp(?:_[a-z]+)?_headers)(?:$|[_.-](?:id|value|key|v\d)$)",
-    re.IGNORECASE,
-)
-# Tokens of a vocabulary, not of an account.
-_VOCABULARY = re.compile(
-    r"(?:^|[_.-])(?:pad|eos|bos|sep|cls|mask|unk|image|special|start|end|stop|decoder_start"
-    r"|next|new|per|chat)[_.-]?token$",
-    re.IGNORECASE,
-)
-
-_SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{16}\b"), MASK),
-    (re.compile(r"\b(?:IQoJ|FwoG|FQoG)[A-Za-z0-9+/=]{60,}"), MASK),
-    (re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{20,}\b"), MASK),
-    (re.compile(r"\bgh[pousr]_[A-Za-z0-9]{30,}\b|\bgithub_pat_[A-Za-z0-9_]{30,}\b"), MASK),
-    (re.compile(r"\bsk-[A-Za-z0-9_-]{20,}\b"), MASK),
-    (re.compile(r"\bwandb_v1_[A-Za-z0-9_]{20,}|\blocal-[0-9a-f]{40}\b"), MASK),
-    # A bare W&B key is 40 hex digits, as a git commit is: only where the line speaks of wandb.
-    (re.compile(r"(?i)(wandb.{0,80}?)\b[0-9a-f]{40}\b"), rf"\1{MASK}"),
-    # With a digit in it, or it is a word: "basic tokenization".
-    (re.compile(r"(?i)\b(bearer|basic)\s+(?=\S*\d)[A-Za-z0-9._~+/=-]{12,}"), rf"\1 {MASK}"),
-    # Up to the last @ before the host's end: a password may hold one.
-    (re.compile(r"(://[^\s/:@'\"]*):[^\s/'\"]+@"), rf"\1:{MASK}@"),
-    (
-        re.compile(r"(?i)\b(X-Amz-(?:Signature|Security-Token|Credential))=[^&\s'\"]+"),
-        rf"\1={MASK}",
-    ),
-    (
-        re.compile(
-            r"(?i)((?:password|passwd|secret|api[_-]?key|access[_-]?key|secret[_-]?key"
-            r"|auth[_-]?token|access[_-]?token|session[_-]?token|hf[_-]?token)"
-            r"['\"]?\s*[=:]\s*['\"]?)[^\s'\",;&}]{4,}"
-        ),
-        rf"\1{MASK}",
-    ),
-)
-# A line without any of these holds nothing that the expressions above would find.
-_HINTS = (
-    *("akia", "asia", "aroa", "aida", "iqoj", "fwog", "fqog", "hf_", "api_org_", "ghp_", "gho_"),
-    *("ghu_", "ghs_", "ghr_", "github_pat", "sk-", "local-", "://", "wandb", "bearer", "basic"),
-    *("x-amz-", "passw", "secret", "key", "token"),
-)
-
 _known: list[str] = []
 """Values to mask, longest first, so that a secret that contains another one is masked whole."""
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether what goes by this name (`hf_token`, `DB_PASSWORD`) is a secret."""
-    if name == "PWD":  # The shell's working directory.
-        return False
-    return bool(_SECRET_WORDS.search(name)) and not _VOCABULARY.search(name)
 
 
 def secret_values(items: Mapping[str, object]) -> set[str]:
@@ -109,14 +55,7 @@ def mask(text: str) -> str:
     for value in _known:
         if value in text:
             text = text.replace(value, MASK)
-    if not _may_hold_a_secret(text):
-        return text
-    lines = text.splitlines(keepends=True)
-    for number, line in enumerate(lines):
-        if _may_hold_a_secret(line):
-            for pattern, replacement in _SHAPES:
-                lines[number] = pattern.sub(replacement, lines[number])
-    return "".join(lines)
+    return mask_shapes(text)
 
 
 def unfinished(text: str) -> int:
@@ -127,11 +66,6 @@ def unfinished(text: str) -> int:
         if any(value.startswith(tail) for value in _known):
             return length
     return 0
-
-
-def _may_hold_a_secret(text: str) -> bool:
-    lower = text.lower()
-    return any(hint in lower for hint in _HINTS)
 
 
 class _MaskingFormatter(logging.Formatter):

@@ -12,6 +12,7 @@ from typing import Any
 from amphora.common.devices import CPU, Devices
 from amphora.common.errors import ConfigError
 from amphora.common.logs import secret_values
+from amphora.common.secret_rules import is_secret_value
 from amphora.contract.job import Job, decode
 from amphora.contract.sm_variables import (
     MASTER_PORT,
@@ -248,7 +249,8 @@ def arguments(job: Job) -> list[str]:
 
 def is_secret(name: str, value: Any) -> bool:
     """Whether a hyperparameter is a secret, or holds one: argv can be read from outside."""
-    return any(secret_values({name: decode(value)}))
+    is_credential = isinstance(value, str) and is_secret_value(value)
+    return is_credential or any(secret_values({name: decode(value)}))
 
 
 def _hidden(job: Job) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -106,11 +107,22 @@ def test_efa_by_device_between_hosts(tree: Tree) -> None:
     assert "FI_PROVIDER" not in plan(tree, devices()).environ
 
 
-def test_a_secret_never_stands_in_argv(tree: Tree) -> None:
-    started = plan(tree.configure({"hf_token": '"hf_verysecretvalue"', "lr": "1"}), devices())
-    assert "hf_verysecretvalue" not in " ".join(started.argv)
-    assert "amphora-secret:SM_HP_HF_TOKEN" in started.argv
-    assert started.environ["SM_HP_HF_TOKEN"] == "hf_verysecretvalue"
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hf_token", "hf_verysecretvalue"),
+        ("dbPassword", "correct horse"),
+        ("GH_TOKENS", "one,two"),
+        ("repository", "https://user:verysecret@host/a.git"),
+        ("repository", "https://verysecrettoken@host/a.git"),
+        ("webhook", "https://hooks.slack.com/services/" + "T0/B0/verysecret"),
+    ],
+)
+def test_a_secret_never_stands_in_argv(tree: Tree, name: str, value: str) -> None:
+    started = plan(tree.configure({name: json.dumps(value), "lr": "1"}), devices())
+    assert value not in " ".join(started.argv)
+    assert f"amphora-secret:SM_HP_{name.upper()}" in started.argv
+    assert started.environ[f"SM_HP_{name.upper()}"] == value
 
 
 def test_only_the_chosen_instance_groups_train_together(tree: Tree) -> None:

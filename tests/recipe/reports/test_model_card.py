@@ -25,7 +25,9 @@ def test_it_names_the_base_model_where_the_hub_has_it(
     facts = Facts(
         base_model=name,
         base_is_local=is_local,
-        hyperparameters=Hyperparameters(hf_token="hf_planted"),
+        hyperparameters=Hyperparameters(
+            hf_token="hf_planted", hub_model_id="https://me:hf_planted@host/a"
+        ),
         about=model_card.of_labels(Labels(("no", "yes")), ("text",)),
         found=["train data: 4 rows"],
         device="device: cpu",
