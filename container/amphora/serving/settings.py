@@ -67,6 +67,8 @@ class ServerSettings:
     program: str | None
     """SAGEMAKER_PROGRAM: the user's file in `code_dir`; None means inference.py, if it is there."""
     default_accept: str
+    address: str = "127.0.0.1"
+    """The interface that is listened on."""
     port: int
     workers: int
     threads: int
@@ -141,6 +143,8 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
         submitted=submitted if is_archive else "",
         program=env.text("SAGEMAKER_PROGRAM") or None,
         default_accept=env.text("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT") or "application/json",
+        # The images set it; outside of a container, others on the network are not let in unasked.
+        address=env.text("AMPHORA_BIND") or "127.0.0.1",
         port=env.number("SAGEMAKER_BIND_TO_PORT", 8080, least=1, most=65535),
         workers=workers,
         threads=threads,

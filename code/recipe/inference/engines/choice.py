@@ -17,7 +17,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ from recipe.inference.engines import batches, graph
 from recipe.inference.engines.graph import Forward
 from recipe.inference.rows import TokenRow, are_close, padded, tolerance_of
 from recipe.models import packed_encoders
-from recipe.storage import checksums
+from recipe.storage import checksums, private_folder
 
 NAME = "AMPHORA_ENGINE"
 TORCH, OPENVINO = "torch", "openvino"
@@ -192,8 +191,7 @@ class Candidate:
             _LONGEST,
         )  # fmt: skip
         digest.update(json.dumps(parts).encode())
-        own = Path(tempfile.gettempdir()) / f"amphora-{os.getuid()}"
-        return own / f"openvino-{digest.hexdigest()[:20]}"
+        return private_folder.path() / f"openvino-{digest.hexdigest()[:20]}"
 
     def _made(self, folder: Path) -> dict[str, Any]:
         """What a fork finds out about the model; its graph is in `folder` if that is usable."""
@@ -221,9 +219,7 @@ class Candidate:
         torch.set_num_threads(1)
         part = folder.with_name(f"{folder.name}.{os.getpid()}")
         try:
-            folder.parent.mkdir(mode=0o700, exist_ok=True)
-            if folder.parent.stat().st_uid != os.getuid():
-                raise PermissionError(f"{folder.parent} is not this user's")
+            private_folder.ensure()
             part.mkdir()
             with warnings.catch_warnings(), torch.no_grad(), redirect_stdout(io.StringIO()):
                 # What tracing warns of is held to the model's answers; what is printed of the
@@ -333,7 +329,7 @@ def _kept(folder: Path) -> dict[str, Any]:
     """What was found out earlier about the graph in `folder`; empty if it is not as it was."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         # Others may write to the folder for temporary files, too.
-        if folder.parent.stat().st_uid == os.getuid():
+        if folder.parent == private_folder.ensure():
             outcome = json.loads((folder / _OUTCOME).read_text())
             if all(checksums.digest(folder / name) == own for name, own in outcome["sums"].items()):
                 return dict(outcome)

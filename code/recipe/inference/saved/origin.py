@@ -48,8 +48,10 @@ class Origin:
         name = environ.get("HF_MODEL_ID", "")
         if not name:
             files = ", ".join(sorted(path.name for path in Path(model_dir).glob("*"))[:10])
+            # Not in the error, which may reach whoever asked for a folder to be loaded.
+            print(f"{model_dir} holds {files or 'nothing'}", flush=True)
             raise ModelError(
-                f"There is no config.json in {model_dir}, which holds {files or 'nothing'}.",
+                f"There is no config.json in {model_dir} (the log lists what it holds).",
                 "Pack the files that save_pretrained wrote at the top of model.tar.gz, or set "
                 "HF_MODEL_ID.",
             )

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from amphora.serving.http.invocations import Invocations, request_id
+from amphora.serving.http.invocations import Invocations, check_origin, request_id
 from amphora.serving.pool.connections import Call
 from amphora.serving.pool.pool import Pool
 from amphora.serving.protocol import media_types
@@ -92,14 +92,14 @@ class Adapters:
 
     async def register(self, request: Request) -> Response:
         """POST /adapters: answered once a worker has loaded it, and has answered by it."""
-        body = await self._invocations.body(request)
+        body = await self._invocations.order(request)
         try:
             order = json.loads(body)
             name, path = order["name"], order["src"]
             is_order = isinstance(name, str) and isinstance(path, str)
         except (ValueError, KeyError, TypeError, RecursionError):
             is_order = False
-        if not is_order or not 0 < len(name) <= _LONGEST_NAME:
+        if not is_order or not 0 < len(name) <= _LONGEST_NAME or not (name + path).isprintable():
             raise Fault(
                 400, "bad_request", 'Send {"name": "a name", "src": "/path/of/its/folder"}.'
             )
@@ -111,6 +111,7 @@ class Adapters:
 
     async def unregister(self, request: Request) -> Response:
         """DELETE /adapters/NAME."""
+        check_origin(request)
         name = request.path_params["name"]
         await self.unload(name)
         LOG.info("Adapter %s is unloaded.", name)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import urllib.parse
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -38,6 +39,7 @@ _TEI_ERRORS = {503: "Overloaded", 504: "Overloaded"}
 _CLIENT_GONE = 499
 # Compressed bodies that are decoded between two requests; larger ones would make `/ping` wait.
 _DECODED_AT_ONCE = 4096
+_LOCAL = {"localhost", "127.0.0.1", "::1"}
 
 
 class Invocations:
@@ -104,6 +106,20 @@ class Invocations:
         if reply.chunks is None:
             return Response(reply.body, reply.status, own)
         return StreamingResponse(chunks(call, reply, pool), reply.status, own)
+
+    async def order(self, request: Request) -> bytes:
+        """The body of a request that manages models or adapters.
+
+        Raises Fault: as `check_origin` and `body`; 415 if it is not declared as JSON, which a web
+        page cannot do without asking first.
+        """
+        check_origin(request)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != media_types.JSON:
+            raise Fault(
+                415, "unsupported_media_type", f"Send it as {media_types.JSON}, not {kind[:80]!r}."
+            )
+        return await self.body(request)
 
     async def body(self, request: Request) -> bytes:
         """A request's whole body, decoded.
@@ -243,6 +259,24 @@ def error_body(
         other = "Validation" if status < 500 else "Backend"
         document = {"error": message, "error_type": _TEI_ERRORS.get(status, other), **error}
     return json.dumps(document, ensure_ascii=False).encode()
+
+
+def check_origin(request: Request) -> None:
+    """Refuse a web page of another site to manage models. Raises Fault (403).
+
+    A page of this server itself has its address as origin; that must be a local one, since by DNS
+    any site may claim an address here.
+    """
+    origin = request.headers.get("origin")
+    if origin is None:
+        return
+    try:
+        parts = urllib.parse.urlsplit(origin)
+        is_own = parts.netloc == request.headers.get("host") and parts.hostname in _LOCAL
+    except ValueError:
+        is_own = False
+    if not is_own:
+        raise Fault(403, "foreign_origin", f"A page of {origin[:80]!r} may not manage models.")
 
 
 def request_id(request: HTTPConnection) -> str:

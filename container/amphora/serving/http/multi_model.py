@@ -23,7 +23,7 @@ from amphora.common.devices import CPU
 from amphora.serving import programs
 from amphora.serving.http import adapters
 from amphora.serving.http.adapters import Adapters
-from amphora.serving.http.invocations import Invocations
+from amphora.serving.http.invocations import Invocations, check_origin
 from amphora.serving.metrics import Metrics
 from amphora.serving.pool import spawner
 from amphora.serving.pool.pool import Pool
@@ -33,6 +33,10 @@ from amphora.serving.settings import ADAPTER_CONFIG, MIB, ServerSettings
 LOG = logging.getLogger("amphora.server")
 TARGET_MODEL = "x-amzn-sagemaker-target-model"
 _PAGE = 100
+_MOST_DIGITS = 9
+# As long as a key of S3, which is what SageMaker names a model by.
+_LONGEST_NAME = 1024
+_LONGEST_URL = 4096
 # A process with its libraries, and what weights take in memory beside their files' size.
 _PROCESS_BYTES = 400 * MIB
 _WEIGHTS_SHARE = 1.2
@@ -143,6 +147,7 @@ class MultiModel:
 
     async def unload(self, request: Request) -> Response:
         """DELETE /models/NAME."""
+        check_origin(request)
         async with self._loading:
             model = self.find(request.path_params["name"])
             del self._models[model.name]
@@ -161,7 +166,7 @@ class MultiModel:
 
     async def load(self, request: Request) -> Response:
         """POST /models."""
-        body = await self._invocations.body(request)
+        body = await self._invocations.order(request)
         try:
             order = json.loads(body)
             name, url = str(order["model_name"]), str(order["url"])
@@ -169,6 +174,14 @@ class MultiModel:
             raise Fault(
                 400, "bad_request", 'Send {"model_name": "a name", "url": "/path/to/its/folder"}.'
             ) from error
+        for what, text, most in (("model_name", name, _LONGEST_NAME), ("url", url, _LONGEST_URL)):
+            if not 0 < len(text) <= most or not text.isprintable():
+                raise Fault(
+                    400,
+                    "bad_request",
+                    f"{what} is {text[:80]!r}, of {len(text)} characters."
+                    f" Give 1 to {most} printable ones.",
+                )
         # One at a time, so that two models are not both promised the same memory.
         async with self._loading:
             if name in self._models:
@@ -269,8 +282,12 @@ def _bytes_of(folder: Path) -> int:
 
 def _number(request: Request, name: str, default: int) -> int:
     value = request.query_params.get(name, "")
-    if value and not value.isdecimal():
-        raise Fault(400, "bad_request", f"{name} is {value[:80]!r}, not a number.")
+    if value and (not value.isdecimal() or len(value) > _MOST_DIGITS):
+        raise Fault(
+            400,
+            "bad_request",
+            f"{name} is {value[:80]!r}, not 1 to {_MOST_DIGITS} digits.",
+        )
     return int(value) if value else default
 
 

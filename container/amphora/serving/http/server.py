@@ -60,18 +60,21 @@ def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
     settings = read_settings(base_dir, environ, host_devices)
     settings = replace(settings, worker_open_files=acceptor.raise_limit())
     LOG.info(
-        "Serving on port %d, on %s (%s), with %d workers of %d threads.",
-        settings.port, host_devices.kind, host_devices.reason, settings.workers, settings.threads,
+        "Serving on %s, port %d, on %s (%s), with %d workers of %d threads.",
+        settings.address, settings.port, host_devices.kind, host_devices.reason, settings.workers,
+        settings.threads,
     )  # fmt: skip
     # The protocol is named because asyncio turns Nagle's delay off only if it is.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            sock.bind(("0.0.0.0", settings.port))
+            sock.bind((settings.address, settings.port))
         except OSError as error:
             raise ConfigError(
-                f"Port {settings.port} cannot be used: {error.strerror}.",
-                "Stop what uses it, or name another one in SAGEMAKER_BIND_TO_PORT.",
+                f"Port {settings.port} cannot be used on {settings.address}:"
+                f" {error.strerror or error}.",
+                "Stop what uses it, or name another one in SAGEMAKER_BIND_TO_PORT; AMPHORA_BIND is"
+                " the IPv4 address.",
             ) from error
         return asyncio.run(_run(settings, environ, sock))
 

@@ -214,7 +214,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error_and_the_others_live(
     assert "not_there" in answer.json()["error"]["message"]
     nowhere = http.post("/models", json={"model_name": "n", "url": str(tmp_path / "n")})
     assert nowhere.status_code == 404
-    assert http.post("/models", content=b"[]").status_code == 400
+    assert http.post("/models", json=[]).status_code == 400
     assert http.post("/models/good/invoke", json=1).json() == ["good", 1]
     assert server.ping() == 200
 
