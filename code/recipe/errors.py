@@ -20,6 +20,7 @@ class RecipeError(Exception):
 
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(f"{message} {remedy}".strip())
+        self.message, self.remedy = message, remedy
 
 
 class HyperparameterError(RecipeError):

@@ -30,7 +30,7 @@ class Hyperparameters:
         "to go on with texts, prompts or conversations; preference: to prefer chosen answers to "
         "rejected ones (DPO); masked-lm: to fill masks in texts; summarization, translation, "
         "text2text-generation: to write texts from texts; image-classification. Default: found "
-        "from the data and the model where it is certain, else text-classification.",
+        "from the data and the model where nothing else could be meant.",
     )
     model_name_or_path: str | None = _documented(
         None,
@@ -419,10 +419,13 @@ class Hyperparameters:
         for name, tasks in self.of_tasks.items():
             if self.task in TASKS and self.task not in tasks:
                 listed = " or ".join(f"task={task}" for task in tasks)
+                remedy = f"Leave it out, or give {listed}."
+                if name == _SMOOTHING and self.task in _OF_TASKS[f"{_SMOOTHING}_factor"]:
+                    remedy = f"Give {_SMOOTHING}_factor, as it is called there."
                 yield (
                     f"Hyperparameter {name} has value "
                     f"{getattr(self, name, self.passed.get(name))!r}, but belongs to {listed}, and "
-                    f"the task is {self.task}. Leave it out, or give {listed}."
+                    f"the task is {self.task}. {remedy}"
                 )
         if self.task is None and not any(all_tasks_of(self.of_tasks)):
             listed = "; ".join(
@@ -443,8 +446,12 @@ class Hyperparameters:
 
 
 def all_tasks_of(of_tasks: Mapping[str, Sequence[str]]) -> list[str]:
-    """The tasks that take every hyperparameter in `Hyperparameters.of_tasks`."""
-    return [task for task in TASKS if all(task in tasks for tasks in of_tasks.values())]
+    """The tasks that take every hyperparameter in `Hyperparameters.of_tasks`.
+
+    `label_smoothing` excludes none: others call what it does to their labels by the same name.
+    """
+    narrowing = [tasks for name, tasks in of_tasks.items() if name != _SMOOTHING]
+    return [task for task in TASKS if all(task in tasks for tasks in narrowing)]
 
 
 def all_at_once(problems: Sequence[str]) -> HyperparameterError:
@@ -460,6 +467,7 @@ _OF_TASKS: Mapping[str, Sequence[str]] = {
     for each in TASKS.values()
     for name in each.hyperparameters
 }
+_SMOOTHING = "label_smoothing"
 _STEPS = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?")
 _MOST_PROFILED = 50
 

@@ -21,12 +21,12 @@ import numpy.typing as npt
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import columns, held_out, labelled_rows, labels, shards, values
-from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS, TYPE_IDS
+from recipe.data import columns, held_out, labelled_rows, labels, shards, text_columns, values
+from recipe.data.column_names import LABEL, PAIR, SURE_LABELS, TEXT, TOKEN_IDS, TYPE_IDS, plain
 from recipe.data.columns import Columns
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import text_files
-from recipe.data.files.part import Part
+from recipe.data.files.part import Part, is_list, is_string
 from recipe.data.labelled_rows import Read
 from recipe.data.labels import Labels, LabelShape
 from recipe.data.layout import channels as layout
@@ -100,7 +100,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
             places = places.of_training(portions[0])
         parts = read_parts(places, notes, functools.partial(text_files.units, notes=notes))
         first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
-        own = None if first is None else _choose(first, hyperparameters, None)[1]
+        own = None if first is None else _choose(first, hyperparameters, None, [])[1]
     like = hosts.first(own)
     with hosts.together():
         read = _read_splits(parts, hyperparameters, notes, like)
@@ -233,18 +233,41 @@ def _column(split: datasets.Dataset) -> Array:
 
 
 def recognise(evidence: Evidence) -> Recognised | None:
-    """Whether the first rows have texts and a label for each; never certain (see Recognised)."""
+    """Whether the first rows have texts and a label for each.
+
+    Not certain are completions of prompts, as labels or beside them, labels beside lists of texts,
+    numbers for pairs of texts, labels that may be about the text (its author, language, place),
+    and columns that have to be named first.
+    """
     part, hyperparameters = evidence.part, evidence.hyperparameters
     if part is None:
         return None
     try:
-        part, chosen = _choose(part, hyperparameters, None)
+        part, chosen = _choose(part, hyperparameters, None, [])
         for column in chosen.read:
             part = values.with_texts(part, column)
-        values.with_labels(part, chosen.label)
-    except DataError:
-        return None
-    return Recognised(reason=f"column {chosen.label} holds labels of texts", certain=False)
+        part = values.with_labels(part, chosen.label)
+    except DataError as error:
+        if not columns.possible_labels(part, part.table.column_names):
+            return None
+        reason = error.message.removesuffix(".")
+        return Recognised(reason=reason, certain=False, remedy=error.remedy)
+    different = {str(value) for value in part.table[chosen.label].to_pylist()}
+    if text_columns.is_text(part, chosen.label) and len(different) > max(
+        2, part.table.num_rows // 2
+    ):
+        return None  # most rows have a text of their own
+    reason = f"column {chosen.label} holds labels of {' and '.join(chosen.read)}"
+    if hyperparameters.label_column is None and text_columns.is_metadata(part, chosen.label):
+        remedy = f"Give label_column={chosen.label}."
+        return Recognised(reason=reason, certain=False, remedy=remedy)
+    is_other = bool({*chosen.read, chosen.label} & {*(evidence.prompts or ())[1:]})
+    if chosen.pair is not None and plain(chosen.label) not in SURE_LABELS:
+        is_other |= labels.shape_of([(part, chosen.label)]).problem == labels.NUMBER
+    for name in set(part.table.column_names) - {*chosen.read, chosen.label}:
+        kind = part.table.schema.field(name).type
+        is_other |= is_list(kind) and (is_string(kind.value_type) or is_list(kind.value_type))
+    return Recognised(reason=reason, certain=not is_other)
 
 
 def _read_splits(
@@ -269,12 +292,11 @@ def _read_splits(
             if split == "test" and like is not None and not columns.has_text(part, like):
                 notes.append(f"{part.path} has no column of texts and is not used.")
                 continue
-            part, chosen = _choose(part, hyperparameters, like)
+            part, chosen = _choose(part, hyperparameters, like, notes)
             like = like or chosen
             if split != "train" and labels.is_unlabelled(part, chosen.label):
                 notes.append(f"{part.path} has no labels and is not used.")
                 continue
-            part = accepted(part, (*chosen.read, chosen.label), notes)
             rows = part.table.num_rows
             part = labels.labelled(part, chosen.label, is_pair=chosen.pair is not None)
             if unlabelled := rows - part.table.num_rows:
@@ -288,12 +310,28 @@ def _read_splits(
 
 
 def _choose(
-    part: Part, hyperparameters: Hyperparameters, like: Columns | None
+    part: Part, hyperparameters: Hyperparameters, like: Columns | None, notes: list[str]
 ) -> tuple[Part, Columns]:
-    """The columns to read; and `part` with texts of its words, and classes of its indicators."""
-    part, label = values.with_indicators(values.with_words(part), hyperparameters.label_column)
+    """The columns to read; and the rows of `part` that were accepted, with texts of its words, and
+    classes of its indicators."""
+    part, label = values.with_words(part), hyperparameters.label_column
+    if label is None and _are_answers_labels(part, like):
+        label = text_columns.ANSWER
+    part, label = values.with_indicators(accepted(part, label, notes), label)
     text, pair = hyperparameters.text_column, hyperparameters.text_pair_column
     return part, columns.choose(part, text, label, like, pair)
+
+
+def _are_answers_labels(part: Part, like: Columns | None) -> bool:
+    """Whether a tool asked one question of all texts: what was accepted and what was rejected are
+    the only classes that there are."""
+    if like is not None:
+        return like.label == text_columns.ANSWER
+    classes = columns.possible_labels(part, part.table.column_names)
+    others = [name for name in classes if not text_columns.is_metadata(part, name)]
+    has_lists = any(is_list(each) and not pa.types.is_null(each.value_type)
+                    for each in part.table.schema.types)  # fmt: skip
+    return others == [text_columns.ANSWER] and text_columns.is_mark(part, *others) and not has_lists
 
 
 def _distinct(read: Read, hyperparameters: Hyperparameters) -> _Distinct:
@@ -397,7 +435,7 @@ def _describe(split: str, parts: Sequence[Read]) -> str:
         if len(texts) > 1:
             shown = f"pairs of the text columns {texts[0]!r} and {texts[1]!r}, in this order"
         read.append(f"{shown}, label column {label!r}")
-        columns_read |= {*texts, label}
+        columns_read |= {*texts, label, *label.split(",")}
     columns_read |= {TYPE_IDS, "attention_mask"} if TOKEN_IDS in columns_read else set()
     return describe(
         split, [each.part for each in parts], f"{rows} rows", "; ".join(read), columns_read

@@ -12,97 +12,38 @@ LEARNED = "learned"
 """Whether each token is learned."""
 
 TEXT_NAMES = (
-    "text",
-    "texts",
-    "sentence",
-    "review",
-    "content",
-    "tweet",
-    "comment",
-    "comment_text",
-    "body",
-    "message",
-    "review_body",
-    "review_text",
-    "document",
-    "article",
-    "description",
-    "question",
-    "query",
-    "utterance",
-    "headline",
-    "title",
-    "input",
-    "inputs",
+    *("text", "texts", "sentence", "review", "content", "tweet", "comment", "comment_text", "body"),
+    *("message", "review_body", "review_text", "document", "article", "description", "question"),
+    *("query", "utterance", "headline", "title", "input", "inputs"),
 )
 """What the column to read is called, most telling first; lower case, `_` for spaces."""
 
+SURE_LABELS = ("label", "labels", "class", "label_name", "class_index", "y")
 LABEL_NAMES = (
-    "label",
-    "labels",
-    "target",
-    "label_name",
-    "class",
-    "category",
-    "sentiment",
-    "emotion",
-    "intent",
-    "topic",
-    "rating",
-    "stars",
-    "class_index",
-    "y",
+    *SURE_LABELS,
+    *("target", "category", "sentiment", "emotion", "intent", "topic", "rating", "stars"),
 )
-"""What the column to predict is called, most telling first."""
+"""What the column to predict is called, most telling first. Those that are not sure may stand
+beside the one that is meant."""
 
 LABEL_NAMES_OF_PAIRS = (
-    "gold_label",
-    "is_duplicate",
-    "duplicate",
-    "is_paraphrase",
-    "quality",
-    "score",
-    "similarity",
-    "similarity_score",
-    "relatedness_score",
-    "entailment_judgment",
-    "relevance",
-    "entailment",
+    *("gold_label", "is_duplicate", "duplicate", "is_paraphrase", "quality", "score", "similarity"),
+    *("similarity_score", "relatedness_score", "entailment_judgment", "relevance", "entailment"),
 )
 """What else the column to predict is called beside two texts; two of these are none."""
 
-PAIR_NAMES = (
-    ("premise", "hypothesis"),
-    ("text", "hypothesis"),
-    ("sentence", "hypothesis"),
-    ("question", "sentence"),
-    ("question", "passage"),
-    ("question", "context"),
-    ("question", "paragraph"),
-    ("question", "document"),
-    ("question", "answer"),
-    ("query", "passage"),
-    ("query", "document"),
-    ("query", "doc"),
-    ("query", "text"),
-    ("query", "title"),
-    ("query", "product_title"),
-    ("query", "answer"),
-    ("query", "response"),
-    ("claim", "evidence"),
-    ("claim", "sentence"),
-    ("context", "response"),
-    ("prompt", "response"),
-    ("prompt", "completion"),
-    ("anchor", "target"),
-    ("anchor", "positive"),
-    ("anchor", "candidate"),
-    ("text", "text_pair"),
-    ("text", "pair"),
-    ("sentence", "sentence_pair"),
-    ("text", "aspect"),
-    ("sentence", "aspect"),
-)
+_SECONDS = {
+    "premise": ("hypothesis",),
+    "text": ("hypothesis", "text_pair", "pair", "aspect"),
+    "sentence": ("hypothesis", "sentence_pair", "aspect"),
+    "question": ("sentence", "passage", "context", "paragraph", "document", "answer"),
+    "query": ("passage", "document", "doc", "text", "title", "product_title", "answer", "response"),
+    "claim": ("evidence", "sentence"),
+    "context": ("response",),
+    "prompt": ("response", "completion"),
+    "anchor": ("target", "positive", "candidate"),
+}
+PAIR_NAMES = [(first, second) for first, seconds in _SECONDS.items() for second in seconds]
 """What the two columns of a pair are called, in the order in which they are read."""
 
 TWINS = (

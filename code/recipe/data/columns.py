@@ -21,16 +21,18 @@ from recipe.data.column_names import (
     PROMPT,
     PROMPT_NAMES,
     PROMPT_PARTS,
+    SURE_LABELS,
     TEXT,
     TEXT_NAMES,
     TOKEN_IDS,
     plain,
 )
-from recipe.data.files.part import Part, is_list, is_number, is_string
+from recipe.data.files.part import Part, is_list, is_string
 from recipe.errors import DataError
 
 _SAMPLE_ROWS = 1_000
-_MOST_CLASSES = 50
+_MOST_CLASSES, _SHOWN = 50, 8
+_NUMBERING = ("id", "ids", "idx", "index")
 _DOCUMENTS: Sequence[Mapping[str, Sequence[str]]] = (
     {MESSAGES: MESSAGES_NAMES},
     {PROMPT: PROMPT_NAMES, COMPLETION: COMPLETION_NAMES},
@@ -43,19 +45,8 @@ DOCUMENTS = (TEXT, PROMPT, COMPLETION, MESSAGES, TOKEN_IDS)
 
 
 _PREFERENCES = ("chosen", "rejected")
-SCRIPT = (
-    "Train a model of images and texts by a script of your own (TRL's SFTTrainer; "
-    "docs/TRAINING.md, Your own script), or remove these rows."
-)
-"""What to do with conversations that are more than texts."""
-_OF_TEMPLATES: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("tools", "functions", "chat_template_kwargs"),
-        "Write them into a system message, or remove the column.",
-    ),
-    **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), SCRIPT),
-}
-"""Columns beside conversations that TRL hands to their chat template, and what to do."""
+_OF_TEMPLATES = ("tools", "functions", "chat_template_kwargs")
+"""Columns beside conversations that TRL hands to their chat template."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +89,12 @@ def choose(
     if texts is None and like is not None and set(like.read) <= set(names):
         texts = requested = (like.text, like.pair)
     if texts is None:
+        text_columns.check_choices(part)
         texts = text_columns.pair_by_name(part, chosen_label)
     others = [name for name in names if name not in (texts or ())]
-    chosen_label = chosen_label or _by_name(others, like.label if like else "", LABEL_NAMES)
+    if chosen_label is None and like is not None and like.label in others:
+        chosen_label = like.label
+    chosen_label = chosen_label or _label_by_name(part, others)
     if texts is None and TOKEN_IDS in names and _by_name(names, "", TEXT_NAMES) is None:
         texts = requested = (TOKEN_IDS, None)
     if texts is None:
@@ -118,26 +112,82 @@ def choose(
     return chosen
 
 
+def _label_by_name(part: Part, names: Sequence[str]) -> str | None:
+    """The label column that is known by its name.
+
+    Raises:
+        DataError: another column may be meant, too: one that is known as well, or, where the name
+            is not sure, one with classes of the same type.
+    """
+    by_plain = {plain(name): name for name in reversed(names)}
+    known: list[str] = [by_plain[name] for name in LABEL_NAMES if name in by_plain]
+    if not known or plain(known[0]) in SURE_LABELS:
+        return known[0] if known else None
+    is_named = text_columns.is_text(part, known[0])
+    unknown = [name for name in names if name not in known and plain(name) not in TEXT_NAMES]
+    classes = possible_labels(part, unknown)
+    rivals = [
+        name
+        for name in classes
+        if text_columns.is_text(part, name) == is_named
+        # Numbers of more values may be counts.
+        and (is_named or len(part.table[name].unique()) == 2)
+        and not text_columns.is_metadata(part, name)
+    ]
+    alike = text_columns.depends_on
+    rivals = [
+        name
+        for name in (*known[1:], *rivals)
+        if not (alike(part, name, known[0]) and alike(part, known[0], name))
+    ]
+    if rivals:
+        raise _several_labels(part, [known[0], *rivals])
+    return known[0]
+
+
 def _label_of(part: Part, texts: tuple[str, str | None]) -> str:
-    """The label column that is not known by a usual name: the only other column whose values
-    repeat as those of classes do."""
-    names = {plain(name): name for name in part.table.column_names if name not in texts}
-    known: list[str] = [names[name] for name in LABEL_NAMES_OF_PAIRS if name in names]
+    """The label column that is not known by a usual name: the only other column that has classes,
+    beside columns that are about the texts or the same in all rows."""
+    names = [name for name in part.table.column_names if name not in texts]
+    known: list[str] = [name for name in names if plain(name) in LABEL_NAMES_OF_PAIRS]
     if texts[1] is not None and len(known) == 1:
         return known[0]
+    classes = possible_labels(part, names)
+    others = [
+        name
+        for name in names
+        if name in classes
+        or pa.types.is_nested(part.table[name].type)
+        or (not text_columns.is_text(part, name) and len(part.table[name].unique()) > 1)
+    ]
+    others = [name for name in others if not text_columns.is_metadata(part, name)] or classes
+    if len(others) == 1 and others[0] in classes:
+        return others[0]
+    if classes:
+        raise _several_labels(part, classes)
+    raise part.unknown("label", "label_column")
+
+
+def possible_labels(part: Part, names: Sequence[str]) -> list[str]:
+    """Those of some columns whose values repeat as those of classes do, and are no identifiers."""
     sample = part.table.slice(0, _SAMPLE_ROWS)
     most = min(_MOST_CLASSES, max(2, sample.num_rows // 2))
-    classes: list[str] = []
-    for name in [name for name in sample.column_names if name not in texts]:
-        column = sample[name]
-        can_be_classes = is_string(column.type) or pa.types.is_integer(column.type)
-        if pa.types.is_boolean(column.type) or (
-            can_be_classes and 1 < len(column.unique()) <= most
-        ):
-            classes.append(name)
-    if len(classes) != 1:
-        raise part.unknown("label", "label_column")
-    return classes[0]
+    can_be = (is_string, pa.types.is_integer, pa.types.is_boolean)
+    return [
+        name
+        for name in names
+        if any(test(sample[name].type) for test in can_be)
+        and 1 < len(sample[name].unique()) <= most
+        and (plain(name) in LABEL_NAMES or plain(name).rpartition("_")[2] not in _NUMBERING)
+    ]
+
+
+def _several_labels(part: Part, names: Sequence[str]) -> DataError:
+    return DataError(
+        f"{part.path} has {', '.join(map(repr, names))}, which may be the labels: the label column "
+        "is not known for sure by its name.",
+        f"Give label_column={' or label_column='.join(names[:_SHOWN])}.",
+    )
 
 
 def has_text(part: Part, like: Columns) -> bool:
@@ -204,19 +254,7 @@ def of_documents(
     if like is not None:
         raise part.unknown(next(iter(like)), f"{next(iter(like))}_column")
     _refuse_preferences(part)
-    # The longest strings that are no numbers are most likely the texts.
-    sample = part.table.slice(0, _SAMPLE_ROWS)
-    lengths = {
-        name: pc.mean(pc.utf8_length(sample[name])).as_py() or 0.0
-        for name in sample.column_names
-        if is_string(sample[name].type)
-        and not all(is_number(value) for value in sample[name].to_pylist() if value)
-    }
-    if not lengths:
-        raise part.unknown("text", "text_column")
-    longest = max(lengths, key=lambda name: lengths[name])
-    text_columns.check_is_alone(part, longest)
-    return {TEXT: longest}
+    return {TEXT: text_columns.single(part, None)}
 
 
 def _refuse_preferences(part: Part) -> None:
@@ -256,23 +294,25 @@ def check_prompt_is_whole(part: Part, chosen: Mapping[str, str]) -> None:
     Raises:
         DataError: one has, as Alpaca's `input` beside `instruction`.
     """
-    prompt = chosen[PROMPT]
+    text_columns.check_choices(part)
+    prompt, answer = chosen[PROMPT], chosen.get(COMPLETION)
     if (name := unread_texts(part, PROMPT_PARTS, chosen.values())) is not None:
-        raise DataError(
-            f"{part.path} has texts in column {name!r} beside the prompts in {prompt!r}, and "
-            "a model that does not read them learns answers to half of a question.",
-            f"Write both into one column prompt, or give prompt_column={prompt} to leave "
-            f"{name!r} out.",
+        beside, kind, named = f"the prompts in {prompt!r}", PROMPT, f"prompt_column={prompt}"
+        what = "learns answers to half of a question"
+    elif answer and (name := unread_texts(part, COMPLETION_PARTS, chosen.values())) is not None:
+        beside, kind, what = (
+            f"the answers in {answer!r}",
+            COMPLETION,
+            "would not learn to write them",
         )
-    name = unread_texts(part, COMPLETION_PARTS, chosen.values())
-    if COMPLETION in chosen and name is not None:
-        raise DataError(
-            f"{part.path} has texts in column {name!r} beside the answers in "
-            f"{chosen[COMPLETION]!r}, which a model that does not read them would not learn to "
-            "write.",
-            f"Write both into one column completion, or give prompt_column={prompt} and "
-            f"completion_column={chosen[COMPLETION]} to leave {name!r} out.",
-        )
+        named = f"prompt_column={prompt} and completion_column={answer}"
+    else:
+        return
+    raise DataError(
+        f"{part.path} has texts in column {name!r} beside {beside}, and a model that does not read "
+        f"them {what}.",
+        f"Write both into one column {kind}, or give {named} to leave {name!r} out.",
+    )
 
 
 def unread_texts(part: Part, known: Collection[str], read: Collection[str]) -> str | None:
@@ -305,8 +345,7 @@ def check_only_messages(part: Part) -> None:
         DataError: one has: tools, or values for the template.
     """
     for name in part.table.column_names:
-        remedy = _OF_TEMPLATES.get(plain(name).partition(".")[0])
-        if remedy is None:
+        if plain(name).partition(".")[0] not in _OF_TEMPLATES:
             continue
         nothing: Sequence[Any] = (None, "", "[]", "{}", "null", [])
         if any(cell not in nothing for _, some in part.batches([name])
@@ -314,7 +353,7 @@ def check_only_messages(part: Part) -> None:
             raise DataError(
                 f"{part.path} has values in column {name!r} for the chat template, which is given "
                 "messages alone: a model that does not read them learns to answer without.",
-                remedy,
+                "Write them into a system message, or remove the column.",
             )
 
 

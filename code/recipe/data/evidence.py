@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data.column_names import plain
-from recipe.data.files.part import Part
+from recipe.data.column_names import COMPLETION_NAMES, PROMPT_NAMES, plain
+from recipe.data.files.part import Part, is_string
 from recipe.hyperparameters import Hyperparameters
 
 
@@ -22,11 +22,9 @@ class Recognised:
     reason: str
     """In words: `column ner_tags holds a list of labels for each of tokens`."""
     certain: bool = True
-    """Whether it can be of no other task. Data that text classification would read is not: a
-    job that has trained so must go on doing so."""
-    by_absence: bool = False
-    """Whether it is told by what rows do not have, such as labels: then it gives way to any task
-    that is certain by what they have."""
+    """Whether nothing else could be meant: else it is a candidate that a refusal lists."""
+    remedy: str = ""
+    """What to give instead of the task, if that alone is not enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +53,15 @@ class Evidence:
         """The names of the columns, by their `plain` names; of a struct `name.field`."""
         names = [] if self.part is None else self.part.table.column_names
         return {plain(name): name for name in reversed(names)}
+
+    @property
+    def prompts(self) -> tuple[str, str] | None:
+        """The columns of prompts and of their completions, if there are texts in both."""
+        prompt = self.hyperparameters.prompt_column or self.named(PROMPT_NAMES)
+        completion = self.named(COMPLETION_NAMES)
+        if prompt is None or completion is None or not is_string(self.kind(completion)):
+            return None
+        return prompt, completion
 
     def named(self, known: Sequence[str]) -> str | None:
         """The column with the first of the `known` names, if there is one."""

@@ -18,6 +18,7 @@ from recipe.data.files import formats, room
 from recipe.data.files.part import Part, is_string
 from recipe.data.layout.channels import ChannelLayout
 from recipe.data.layout.splits import ORDER, TRAIN
+from recipe.data.text_columns import is_mark
 from recipe.errors import DataError, Problems, listed
 
 Unit = Callable[[], Part]
@@ -32,8 +33,6 @@ _FLAGS = {
     **dict.fromkeys(("is_valid", "is_validation", "is_val", "is_dev", "is_eval"), "validation"),
     "is_test": "test",
 }
-_ANSWER, _HASHES = "answer", {"_input_hash", "_task_hash"}
-"""Columns of what Prodigy exports."""
 _OF_SPLITS = "says of which split its rows are"
 _TRUE = {"true", "1", "1.0", "yes"}
 _FALSE = {"false", "0", "0.0", "no"}
@@ -118,18 +117,24 @@ def describe(
     return f"{split} data: {count} from {where}, {kinds}; {read}{unread}"
 
 
-def accepted(part: Part, read: Collection[str], notes: list[str]) -> Part:
-    """`part` without the rows that were rejected or ignored in Prodigy, whose labels are wrong.
+def accepted(part: Part, label: str | None, notes: list[str]) -> Part:
+    """`part` without the rows that were rejected or ignored when they were annotated, and without
+    the column that says so; where that column is the label, without the ignored rows.
 
     Args:
-        read: The columns that are read; one called answer is no mark then.
+        label: The column of labels, if it is known.
         notes: How many are left out is added to it.
     """
-    names = part.table.column_names
-    if _ANSWER not in names or _ANSWER in read or not _HASHES & set(names):
+    column = next((name for name in part.table.column_names if is_mark(part, name)), None)
+    if column is None:
         return part
-    is_accepted = [answer == "accept" for answer in part.table[_ANSWER].to_pylist()]
-    return only(part, is_accepted, f"were not accepted in Prodigy (column {_ANSWER!r})", notes)
+    answers = part.table[column].to_pylist()
+    if column == label:
+        is_kept = [answer not in (None, "ignore") for answer in answers]
+        return only(part, is_kept, f"were ignored in Prodigy (column {column!r})", notes)
+    is_kept = [answer == "accept" for answer in answers]
+    part = only(part, is_kept, f"were not accepted in Prodigy (column {column!r})", notes)
+    return dataclasses.replace(part, table=part.table.drop_columns([column]))
 
 
 def only(part: Part, is_kept: Sequence[bool], why: str, notes: list[str]) -> Part:

@@ -18,7 +18,7 @@ import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from recipe.data import classification, held_out, text_columns
+from recipe.data import held_out, text_columns
 from recipe.data.column_names import LABEL_NAMES_OF_PAIRS, plain
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files.part import Part, is_string
@@ -119,8 +119,7 @@ def recognise(evidence: Evidence) -> Recognised | None:
     is_named = bool(chosen.negatives) or plain(chosen.text) in POSITIVE_NAMES
     if chosen.kind == PAIRS and is_named:
         reason = f"columns {shown} hold queries and what belongs to them"
-        is_other = is_head or classification.recognise(evidence) is not None
-        return Recognised(reason=reason, certain=not is_other)
+        return Recognised(reason=reason, certain=not is_head)
     return Recognised(reason=f"columns {shown} hold pairs of texts", certain=False)
 
 
@@ -235,7 +234,8 @@ def choose(
         kind = part.table.schema.field(name).type
         while pa.types.is_list(kind) or pa.types.is_large_list(kind):
             kind = kind.value_type
-        if is_string(kind) or pa.types.is_struct(kind) or pa.types.is_null(kind):
+        can_be = is_string(kind) or pa.types.is_struct(kind) or pa.types.is_null(kind)
+        if can_be and not text_columns.is_mark(part, name):
             with_texts[each] = name
     label = part.asked("label_column", hyperparameters.label_column)
     requested = text_columns.given(
@@ -275,6 +275,8 @@ def choose(
             "to the query.",
             "Give a list of labels for each row in a column called labels.",
         )
+    if requested is None:
+        text_columns.check_choices(part)
     if score is None and plain(text) not in POSITIVE_NAMES:
         _refuse_unread_judgement(part, (query, text))
     return RelevanceColumns(

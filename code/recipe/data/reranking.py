@@ -33,13 +33,7 @@ def recognise(evidence: Evidence) -> Recognised | None:
             f"columns {chosen.query}, {chosen.text} and {chosen.negatives[0]}, for a classifier"
         )
         return Recognised(reason=reason) if is_head else None
-    try:
-        what = "numbers"
-        for value in evidence.values(str(chosen.score)):
-            float(value)
-    except (TypeError, ValueError):
-        what = "labels"
-    reason = f"columns {chosen.query} and {chosen.text} with {what} in {chosen.score}"
+    reason = f"columns {chosen.query} and {chosen.text} and what {chosen.score} says of them"
     return Recognised(reason=reason, certain=False)
 
 

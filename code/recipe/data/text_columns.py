@@ -7,6 +7,7 @@ text nor metadata ends the job: a text that is left out in silence is a model th
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from recipe.data.column_names import (
@@ -30,17 +31,19 @@ _SENTENCE = 4
 """Words on average, from which also values that repeat are texts, not names of classes."""
 _LONG = 8
 """Words on average that no author, place or date has."""
-_TITLES = ("title", "headline", "subtitle", "heading", "description")
-"""What is said in a few words of a text that stands beside it."""
 # Written without spaces: Thai, Japanese and Chinese.
 _UNSPACED = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]")
 _FILE = re.compile(
     r"\S*\.(jpe?g|png|gif|bmp|webp|tiff?|wav|mp3|flac|ogg|m4a|mp4|avi|pdf|docx?|dcm)", re.IGNORECASE
 )
 _BYTES = re.compile(r"b(?P<quote>['\"]).*(?P=quote)", re.DOTALL)
-_CHOICES = ("choices", "options", "endings", "alternatives", "candidates", "distractors")
-_CHOICE = re.compile(r"(choice|option|opt|op|ending|alternative)_?([0-9]|[a-e])")
+_CHOICES = {"choices", "options", "endings", "alternatives", "candidates", "distractors"}
+_CHOICE = re.compile(
+    r"(choice|option|opt|op|ending|alternative|answer|distractor|sol)?_?([0-9]|[a-e])"
+)
 """What columns of answers to choose from are called."""
+ANSWER, MARKS = "answer", {"accept", "reject", "ignore"}
+"""The column in which Prodigy's exports say what was made of each row, and its values."""
 _LETTER = re.compile(r"[^\W\d_]")
 
 Texts = tuple[str, str | None]
@@ -133,7 +136,7 @@ def single(part: Part, label: str | None) -> str:
     if named is not None and named != label:
         return named
     strings = [name for name in part.table.column_names if name != label and is_text(part, name)]
-    candidates = [name for name in strings if not _is_metadata(part, name)] or strings
+    candidates = [name for name in strings if not is_metadata(part, name)] or strings
     for test in (reads_like_text, _has_words, _differs, is_text):
         left: list[str] = [name for name in candidates if test(part, name)]
         if len(left) > 1:
@@ -149,70 +152,59 @@ def check_nothing_is_left_out(part: Part, chosen: Texts, label: str) -> None:
     Raises:
         DataError: one does; it lists all, and what to say.
     """
-    candidates = [name for name in part.table.column_names if name not in (*chosen, label)]
-    if len(choices := [name for name in candidates if _holds_choices(part, name)]):
-        listed = ", ".join(map(repr, choices))
-        raise DataError(
-            f"{part.path} has answers to choose from in {listed}, and the label {label!r} says "
-            "which is right: a model that does not read them learns to guess.",
-            "Give a row for each answer with 0 or 1 (task=reranking), or write them into the text; "
-            f"or name it in text_column={chosen[0]} to leave them out.",
-        )
-    others = []
-    for name in candidates:
-        if _is_metadata(part, name) or not reads_like_text(part, name):
-            continue
-        both = part.table.select([label, name]).slice(0, SAMPLE_ROWS)
-        rows = list(zip(map(str, both[label].to_pylist()), both[name].to_pylist(), strict=True))
-        labels = {each for each, _ in rows}
-        # As `label_text` beside `label`, it may have one value only for each label.
-        if len(labels) > len(rows) / 2 or len(set(rows)) != len(labels):
-            others.append(name)
+    others = [
+        name
+        for name in part.table.column_names
+        if name not in (*chosen, label)
+        and not is_metadata(part, name)
+        and reads_like_text(part, name)
+        and not depends_on(part, name, label)
+    ]
     if others:
         raise _several(part, [*(name for name in chosen if name), *others], label)
 
 
-def check_is_alone(part: Part, text: str) -> None:
-    """See that no other column may hold the texts as well.
+def depends_on(part: Part, name: str, label: str) -> bool:
+    """Whether a column has one value only for each label, as `label_text` beside `label`."""
+    both = part.table.select([label, name]).slice(0, SAMPLE_ROWS).to_pydict()
+    rows = list(zip(map(str, both[label]), map(str, both[name]), strict=True))
+    labels = {each for each, _ in rows}
+    return len(labels) <= len(rows) / 2 and len(set(rows)) == len(labels)
+
+
+def check_choices(part: Part) -> None:
+    """See that there are no answers to choose from: in lists, or in columns as `option_1`.
 
     Raises:
-        DataError: one may; it lists all, and what to say.
+        DataError: there are; a label says which is right, and without them is learned by heart.
     """
-    if beside := [name for name in others(part, text) if is_text(part, name)]:
-        raise _several(part, [text, *beside], text)
+    found, by_stem = [], defaultdict(list)
+    for name in part.table.column_names:
+        kind, match = part.table.schema.field(name).type, _CHOICE.fullmatch(plain(name))
+        if _CHOICES & {*plain(name).split(".")} and (is_list(kind) or "." in name):
+            found.append(name)
+        elif match is not None and is_string(kind):
+            by_stem[match[1]].append(name)
+    found += [name for stem, of in by_stem.items() if len(of) > (1 if stem else 2) for name in of]
+    if found:
+        raise DataError(
+            f"{part.path} has answers to choose from in {', '.join(map(repr, found))}: a model "
+            "that does not read them learns to guess.",
+            "Give a row for each answer, with label 1 for the right one and 0 for the others "
+            "(task=reranking), or write them into the text; or name the columns to read "
+            "(text_column and label_column, or prompt_column and completion_column) to leave them "
+            "out.",
+        )
 
 
-def _holds_choices(part: Part, name: str) -> bool:
-    """Whether a column holds one of the answers to choose from, or a list of them."""
-    stem, _, inner = plain(name).partition(".")
-    kind = part.table.schema.field(name).type
-    if stem in _CHOICES and (is_list(kind) or inner):
-        return True
-    return bool(_CHOICE.fullmatch(plain(name))) and is_string(kind)
-
-
-def others(part: Part, text: str) -> list[str]:
-    """The columns that a corpus of texts does not have beside `text`: of other texts, which are no
-    titles and not about it, of lists of texts, and of lists of records."""
-    return [
-        name
-        for name in part.table.column_names
-        if name != text
-        and plain(name) not in _TITLES
-        and not _is_metadata(part, name)
-        and (reads_like_text(part, name) or _lists_texts(part, name))
-    ]
-
-
-def _lists_texts(part: Part, name: str) -> bool:
-    """Whether a column has lists of texts or of records."""
-    if not is_list(part.table.schema.field(name).type):
+def is_mark(part: Part, name: str) -> bool:
+    """Whether a column says of each row whether its annotation was accepted."""
+    names = {*part.table.column_names}
+    is_export = name == ANSWER and names & {"_input_hash", "_task_hash", "spans"}
+    if not is_export or not is_string(part.table.schema.field(name).type):
         return False
-    cells = part.table[name].slice(0, SAMPLE_ROWS).to_pylist()
-    items = [item for cell in cells for item in cell or [] if item is not None]
-    words = [len(item.split()) for item in items if isinstance(item, str)]
-    has_texts = bool(words) and sum(words) >= _SENTENCE * len(words)
-    return has_texts or any(isinstance(item, dict) for item in items)
+    values = set(part.distinct(name, len(MARKS) + 1) or [""]) - {None}
+    return bool(values) and values <= MARKS
 
 
 def _several(part: Part, names: Sequence[str], label: str | None) -> DataError:
@@ -282,11 +274,11 @@ def _values(part: Part, name: str) -> list[str]:
     return [value for value in values if value and isinstance(value, str)]
 
 
-def _is_metadata(part: Part, name: str) -> bool:
+def is_metadata(part: Part, name: str) -> bool:
     """Whether a column is about the text (its id, place, date, author) or derived from it."""
     spaced = plain(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name))
     last = re.sub(r"_?\d+$", "", spaced).rpartition("_")[2]
-    if last in DERIVED:
+    if last in DERIVED or plain(name).startswith("unnamed"):
         return True
     # `user_name` is about the text, `product_name` is a part of it.
     is_known = (

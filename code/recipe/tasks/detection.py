@@ -12,6 +12,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from recipe import task_table
+from recipe.data import text_columns
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import head
 from recipe.data.files.part import Part
@@ -23,7 +24,6 @@ from recipe.task_table import CLASSIFICATION, TASKS
 from recipe.tasks import judging
 
 _FILES = 3
-_OTHER = "set task to choose another"
 
 
 def find(
@@ -51,9 +51,8 @@ def _with_task(
 ) -> tuple[Hyperparameters, str]:
     """The hyperparameters with a task, and which it is and why.
 
-    A task that is named is taken. Else one that alone takes all that is given, or of those that do
-    the only one whose data this is; else the one whose data this certainly is; else text
-    classification, as ever.
+    A task that is named is taken. Else the only one that takes all that is given, or whose data
+    this certainly is. Data that no other task reads is text classification's to read or to refuse.
     """
     if hyperparameters.task is not None:
         return hyperparameters, f"{hyperparameters.task} (as given)"
@@ -65,31 +64,32 @@ def _with_task(
         reason = f"only this task takes {' and '.join(own or asked_by)}"
         return dataclasses.replace(hyperparameters, task=task), f"{task} ({reason})"
     recognised = _recognised(possible, hyperparameters, channels)
-    certain = {task: each for task, each in recognised.items() if each.certain}
-    certain = {task: each for task, each in certain.items() if not each.by_absence} or certain
-    if CLASSIFICATION not in possible and len(recognised) == 1:
-        certain = recognised  # the only one of those that take what is given
-    candidates = certain or recognised
+    certain = [task for task, each in recognised.items() if each.certain]
     if len(certain) == 1:
-        ((task, recognition),) = certain.items()
-        reason = f"{recognition.reason}; {_OTHER}"
-    elif (
-        not certain
-        and CLASSIFICATION in possible
-        and (CLASSIFICATION in recognised or not recognised)
-    ):
+        (task,) = certain
+        others = [f"{name} ({each.reason})" for name, each in recognised.items() if name != task]
+        reason = recognised[task].reason
+        reason += f"; the data may be for {' or '.join(others)}, too" if others else ""
+    elif CLASSIFICATION in possible and recognised.keys() <= {CLASSIFICATION}:
         task, reason = CLASSIFICATION, "the default"
-        if others := [name for name in recognised if name != CLASSIFICATION]:
-            reasons = "; or ".join(f"{name}: {recognised[name].reason}" for name in others)
-            reason += f"; the data may be for {reasons}. Set task to say so"
-    else:
-        reasons = "; ".join(f"{name} ({each.reason})" for name, each in candidates.items())
+    elif recognised:
+        candidates = [
+            f"\n- {name}: {each.reason}. {each.remedy or f'Give task={name}.'}"
+            for name, each in recognised.items()
+        ]
         raise HyperparameterError(
-            "Hyperparameter task is not given, and the data does not say it for sure: it may be "
-            f"for {reasons or ', '.join(possible)}.",
-            f"Give task={' or task='.join(candidates or possible)}.",
+            "Hyperparameter task is not given, and the data does not say which it is for:"
+            + "".join(candidates)
         )
-    return dataclasses.replace(hyperparameters, task=task), f"{task} ({reason})"
+    else:
+        raise HyperparameterError(
+            "Hyperparameter task is not given, and the data is of none of those that take "
+            f"{' and '.join(asked_by)}.",
+            f"Give task={' or task='.join(possible)}.",
+        )
+    return dataclasses.replace(
+        hyperparameters, task=task
+    ), f"{task} ({reason}; set task to choose another)"
 
 
 def _recognised(
@@ -110,6 +110,8 @@ def _recognised(
             )
             if (each := recognise(evidence)) is not None:
                 recognised[task] = each
+    if evidence.part is not None and not any(each.certain for each in recognised.values()):
+        text_columns.check_choices(evidence.part)
     return recognised
 
 

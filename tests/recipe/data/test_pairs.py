@@ -114,7 +114,7 @@ def test_texts_are_found_and_what_is_not_read_is_named(
     [
         ("title,text,label", (FIRST, SECOND, LABELS), ["title", "text"]),
         ("headline,body,label", (FIRST, SECOND, LABELS), ["body", "headline"]),
-        ("premise,choice1,choice2,label", (FIRST, SECOND, THIRD, LABELS), ["choice1", "premise"]),
+        ("premise,said,heard,label", (FIRST, SECOND, THIRD, LABELS), ["said", "premise"]),
         ("paragraph,question,answer,label", (FIRST, SECOND, THIRD, LABELS), ["paragraph"]),
         ("sentence1,sentence2,sentence3,label", (FIRST, SECOND, THIRD, LABELS), ["sentence3"]),
         ("aa,bb,label", (FIRST, SECOND, LABELS), ["aa", "bb"]),

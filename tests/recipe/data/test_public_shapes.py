@@ -16,7 +16,6 @@ from datasets import ClassLabel, Features, List, Value
 
 from recipe import task_table
 from recipe.arguments import parse
-from recipe.data import language_modeling
 from recipe.errors import RecipeError
 from recipe.tasks import detection
 
@@ -108,7 +107,8 @@ SHAPES = {
     ),
     "trivia_qa": Shape(
         ENCODER, lambda n: {"question": "who?", "answer": {"value": "Ada"},
-                            "entity_pages": {"wiki_context": [said(30)]}}, "label column",
+                            "entity_pages": {"wiki_context": [said(30)]}},
+        "masked-lm: column question holds texts",
     ),
     "duorc": Shape(
         ENCODER, lambda n: {"plot": said(30), "question": "who?", "answers": ["Ada"]},
@@ -224,7 +224,7 @@ SHAPES = {
     ),
     "mmlu": Shape(
         DECODER, lambda n: {"question": said(), "choices": [*"abcd"], "answer": n % 4},
-        "texts in column 'choices'", argv=("--task", "causal-lm"),
+        "answers to choose from in 'choices'", argv=("--task", "causal-lm"),
     ),
     "winogrande": Shape(
         CLASSIFIER, lambda n: {"sentence": said(), "option1": "Ada", "option2": "Eve",
@@ -233,14 +233,14 @@ SHAPES = {
     # Texts alone
     "wikipedia": Shape(
         ENCODER, lambda n: {"id": str(n), "url": "http://a/b", "title": said(3), "text": "the cat"},
-        "masked-lm", {"text": "the cat"},
+        "masked-lm: column text holds texts, for an encoder. Give task=masked-lm",
     ),
     "the pile": Shape(
         DECODER, lambda n: {"text": "the cat", "meta": {"pile_set_name": "Github"}},
-        "causal-lm", {"text": "the cat"},
+        "column text holds texts, for a decoder. Give task=causal-lm",
     ),
     "simple-wiki": Shape(
-        ENCODER, lambda n: {"text": said(30), "simplified": said()}, "label column"
+        ENCODER, lambda n: {"text": said(30), "simplified": said()}, "Give task=masked-lm"
     ),
     # Preferences and prompts
     "truthy-dpo": Shape(
@@ -283,35 +283,15 @@ SHAPES = {
     ),
     "kto": Shape(
         DECODER, lambda n: {"prompt": f"hi {n}", "completion": f"yes {n}", "label": n % 2 == 1},
-        "text-classification", {"text": "hi 0", "text_pair": "yes 0"},
+        "True and False in column 'label'",
     ),
     "alpaca": Shape(
         DECODER, lambda n: {"instruction": "do", "input": "it" * (n % 2), "output": "done"},
-        "causal-lm", {"prompt": language_modeling.ALPACA_WITHOUT_INPUT.format("do"),
-                      "completion": "done"},
+        "texts in column 'input' beside",
     ),
-    "dolly": Shape(
-        DECODER, lambda n: {"instruction": "do", "context": "it" * n, "response": "done",
-                            "category": "qa"}, "texts in column 'context' beside",
-        argv=("--task", "causal-lm"),
-    ),
-    "no_robots": Shape(
-        DECODER, lambda n: {"prompt": "hi", "prompt_id": str(n), "messages": TURNS,
-                            "category": "Chat"}, "causal-lm", {"messages": json.dumps(TURNS)},
-    ),
-    "sharegpt": Shape(
-        DECODER, lambda n: {"id": str(n), "conversations": [{"from": "human", "value": "hi"},
-                                                            {"from": "gpt", "value": "yes"}]},
-        "causal-lm", {"messages": json.dumps(TURNS)},
-    ),
-    "llava": Shape(
-        DECODER, lambda n: {"id": str(n), "image": "a.png", "conversations": TURNS}, "TRL",
-        argv=("--task", "causal-lm"),
-    ),
-    "distilabel orca": Shape(
-        DECODER, lambda n: {"system": "", "input": f"hi {n}", "chosen": "yes", "rejected": "no",
-                            "status": "tie" if n < 3 else "unchanged"},
-        "preference", {"prompt": "hi 3", "chosen": "yes", "rejected": "no"},
+    "alpaca without inputs": Shape(
+        DECODER, lambda n: {"instruction": "do", "input": "", "output": "done"}, "causal-lm",
+        {"prompt": "do", "completion": "done"},
     ),
     # Pictures
     "cifar100": Shape(

@@ -261,7 +261,6 @@ def test_formats_that_circulate_are_read(
         # Numbers called pos and neg are no texts.
         ([{"text": f"a film of {n}", "pos": n / 9, "neg": 1 - n / 9, "label": "ab"[n % 2]}
           for n in range(9)], "BertModel", "text-classification"),
-        (scored(9), "BertModel", "text-classification"),
     ],
 )  # fmt: skip
 def test_the_task_is_found_where_it_is_certain(

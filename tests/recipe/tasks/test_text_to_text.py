@@ -215,7 +215,8 @@ def test_what_cannot_be_pairs(tmp_path: Path) -> None:
 )
 def test_the_task_is_found(tmp_path: Path, row: dict[str, Any], task: str) -> None:
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "train.jsonl").write_text(f"{json.dumps(row)}\n" * 9)
+    rows = (json.dumps(row).replace('"b"', f'"b {number}"') for number in range(9))
+    (tmp_path / "data" / "train.jsonl").write_text("\n".join(rows))
     config = {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
     given = Hyperparameters(model_name_or_path=str(tmp_path))

@@ -254,12 +254,7 @@ def _texts(part: Part, source: str, target: str, notes: list[str]) -> pa.Table:
 
 def recognise_summaries(evidence: Evidence) -> Recognised | None:
     """Whether the first rows hold documents and summaries, for an encoder with a decoder."""
-    if not evidence.model.get("is_encoder_decoder"):
-        return None
-    for source, target in SUMMARIES:
-        if source in evidence.columns and target in evidence.columns:
-            return Recognised(reason=f"columns {source} and {target} hold documents and summaries")
-    return None
+    return _recognised(evidence, SUMMARIES, "documents and summaries")
 
 
 def recognise_translations(evidence: Evidence) -> Recognised | None:
@@ -275,9 +270,13 @@ def recognise_translations(evidence: Evidence) -> Recognised | None:
 
 def recognise_others(evidence: Evidence) -> Recognised | None:
     """Whether the first rows hold other texts and what is written for each."""
-    if not evidence.model.get("is_encoder_decoder") or recognise_translations(evidence):
-        return None
-    for source, target in PAIRS:
-        if source in evidence.columns and target in evidence.columns:
-            return Recognised(reason=f"columns {source} and {target} hold texts to read and write")
+    return None if recognise_translations(evidence) else _recognised(evidence, PAIRS, "texts")
+
+
+def _recognised(
+    evidence: Evidence, known: Sequence[tuple[str, str]], what: str
+) -> Recognised | None:
+    for pair in known if evidence.model.get("is_encoder_decoder") else ():
+        if set(pair) <= evidence.columns.keys():
+            return Recognised(reason=f"columns {' and '.join(pair)} hold {what} to read and write")
     return None

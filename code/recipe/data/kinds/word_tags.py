@@ -77,6 +77,8 @@ class _Read:
     words: int
     tags: Counter[str]
     """How many words have each tag."""
+    begun: Counter[str]
+    """How many entities begin of each kind, in IOB2."""
     columns: tuple[str, str]
     sentences: int
 
@@ -98,8 +100,9 @@ def recognise(evidence: Evidence) -> Recognised | None:
     ]
     if pairs and sum(alike) >= _SURE * len(pairs):
         return Recognised(reason=f"column {tags} holds a list of labels for each of {words}")
-    span_lists = [spans.spans_of(tag) for word, tag in rows[:_LOOKED_AT] if isinstance(word, str)]
-    if span_lists and all(span_list is not None for span_list in span_lists) and any(span_lists):
+    # Rows that were ignored, or have no span, may have nothing in the column.
+    span_lists = [spans.spans_of(tag) for word, tag in rows[:_LOOKED_AT] if word and tag]
+    if all(span_list is not None for span_list in span_lists) and any(span_lists):
         return Recognised(reason=f"column {tags} holds labels of spans of {words}")
     return None
 
@@ -193,6 +196,7 @@ class _Later:
                     table=_SCHEMA.empty_table(),
                     words=each["words"],
                     tags=Counter(each["tags"]),
+                    begun=Counter(each["begun"]),
                     columns=(each["columns"][0], each["columns"][1]),
                     sentences=each["sentences"],
                 )
@@ -251,7 +255,11 @@ def _tag_names(files: Sequence[_Read], notes: list[str]) -> tuple[tuple[str, ...
     kept = [name for name in declared if name in iob2_names]
     if others := sorted({tag[0] for tag in in_use - set(iob2_names)}):
         notes.append(f"tags: {', '.join(others)} are read as B and I: the same entities in IOB2.")
-    sizes = [f"{kind} ({counts[f'B-{kind}']} B, {counts[f'I-{kind}']} I)" for kind in types]
+    begun = sum((file.begun for file in files), Counter[str]())
+    words: Counter[str] = Counter()
+    for tag, count in counts.items():
+        words[tag[2:]] += count
+    sizes = [f"{kind} ({begun[kind]} B, {words[kind] - begun[kind]} I)" for kind in types]
     summary = f"entities of {len(types)} kinds: {', '.join(sizes[:20])}"
     return (*kept, *(name for name in iob2_names if name not in kept)), True, summary
 
@@ -358,9 +366,10 @@ def _with_names(
 def _read(
     part: Part, columns: tuple[str, str], class_names: Sequence[ClassNames], notes: list[str]
 ) -> _Read:
-    part = spans.annotated(accepted(part, columns, notes), columns[1], notes)
+    part = spans.annotated(accepted(part, columns[1], notes), columns[1], notes)
     part = _with_names(part, columns[1], class_names, notes)
     counts: Counter[str] = Counter()
+    begun: Counter[str] = Counter()
     word_count = trimmed = within = empty = 0
     problems = Problems()
 
@@ -390,7 +399,10 @@ def _read(
                     words.append(words_of_row)
                     tags.append(names_of_row)
                     word_count += len(words_of_row)
-                    counts.update(tag for tag in names_of_row if tag is not None)
+                    known = [tag for tag in names_of_row if tag is not None]
+                    counts.update(known)
+                    converted = iob2(names_of_row) if any(map(_TAG.fullmatch, known)) else ()
+                    begun.update(tag[2:] for tag in converted if tag and tag[:2] == "B-")
             yield pa.table({TOKENS: words, TAGS: tags}, _SCHEMA)
 
     table = spooled(_SCHEMA, sentences())
@@ -412,6 +424,7 @@ def _read(
         table=table,
         words=word_count,
         tags=counts,
+        begun=begun,
         columns=columns,
         sentences=table.num_rows,
     )
