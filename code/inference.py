@@ -25,7 +25,7 @@ with (
     imported_by_call("scipy.optimize", "linear_sum_assignment"),
     imported_by_call("boto3", "Session"),
 ):
-    from recipe.inference import adapters, answers, payloads, registry, turns
+    from recipe.inference import adapters, answers, bounds, payloads, registry, turns
     from recipe.inference.apis import description, reading
     from recipe.inference.engines import choice as engines
     from recipe.inference.payloads import Request
@@ -35,6 +35,7 @@ with (
 
 def model_fn(model_dir: str) -> ServedTask:
     """The model in `model_dir`, or the one that HF_MODEL_ID names if there is none."""
+    bounds.read(os.environ)
     engines.select(os.environ)
     task = registry.load(model_dir, os.environ)
     engines.refuse_unused()

@@ -30,7 +30,7 @@ from recipe.inference.payloads import (
 )
 
 _HEADER = re.compile(r"text/csv\s*;\s*header\s*=\s*present", re.IGNORECASE)
-_WRITTEN_AT_ONCE = 128
+_WRITTEN_AT_ONCE = 1024
 _NOT_FINITE = "the model answered with NaN or infinity: see what it computes"
 _BROKEN = {
     "error": {
@@ -94,9 +94,39 @@ def json_values(value: Any) -> Any:
 
 def _as_json(value: Any) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return "".join(_pieces(value))
     except ValueError as error:
         raise ValueError(_NOT_FINITE) from error
+
+
+def _pieces(value: Any) -> Iterator[str]:
+    """A value as JSON. Others have their turn between the pieces of a long one."""
+    if isinstance(value, dict) and any(isinstance(part, list) for part in value.values()):
+        for place, (name, part) in enumerate(value.items()):
+            yield f"{', ' if place else '{'}{json.dumps(str(name), ensure_ascii=False)}: "
+            yield from _pieces(part)
+        yield "}"
+    elif isinstance(value, list) and any(map(_holds_list, value)):
+        for place, part in enumerate(value):
+            yield ", " if place else "["
+            yield from _pieces(part)
+            turns.pause()
+        yield "]"
+    elif isinstance(value, list) and len(value) > _WRITTEN_AT_ONCE:
+        for start in range(0, len(value), _WRITTEN_AT_ONCE):
+            part = value[start : start + _WRITTEN_AT_ONCE]
+            yield ", " if start else "["
+            yield json.dumps(part, ensure_ascii=False, allow_nan=False)[1:-1]
+            turns.pause()
+        yield "]"
+    else:
+        yield json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _holds_list(value: Any) -> bool:
+    return isinstance(value, list) or (
+        isinstance(value, dict) and any(isinstance(part, list) for part in value.values())
+    )
 
 
 def _is_fault(entry: Any) -> bool:
@@ -106,13 +136,7 @@ def _is_fault(entry: Any) -> bool:
 def _json(prediction: Sequence[Any]) -> bytes:
     if isinstance(prediction, Answers) and prediction.single:
         return _as_json(prediction.document).encode()
-    entries = []
-    for entry in prediction:
-        entries.append(_as_json(entry))
-        # Thousands of vectors take seconds to write.
-        if len(entries) % _WRITTEN_AT_ONCE == 0:
-            turns.pause()
-    return f"[{', '.join(entries)}]".encode()
+    return _as_json(list(prediction)).encode()
 
 
 def _csv(prediction: Sequence[Any], with_header: bool = False) -> bytes:
@@ -126,6 +150,7 @@ def _csv(prediction: Sequence[Any], with_header: bool = False) -> bytes:
             raise UnsupportedContentType("Numbers without names have no header. Ask for text/csv.")
         writer.writerow(name for item in longest for name in item)
     for row in rows:
+        turns.pause()
         cells: list[Any] = []
         for item in row:
             if _is_fault(item):

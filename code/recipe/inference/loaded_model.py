@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from recipe.inference import turns
+from recipe.inference import bounds, turns
+from recipe.inference.bounds import Bound
 from recipe.inference.packed_rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request, Text
 from recipe.inference.rows import Coming, Reading, TokenRow, Values, of_padded, padded
 from recipe.inference.static.programs import Programs
-from recipe.tokenization.encoding import beginning, encode, encode_pairs
+from recipe.tokenization.encoding import encode, encode_pairs
 
 BATCH = 32
 """Texts that go through a model at once."""
-ENCODED_AT_ONCE = 512
-"""Texts that are made tokens between two turns of others."""
+_CALL_TOKENS = 16384
+"""Tokens, padding included, that go through a model at once; of one text it may be more."""
+_CALL_SCORES = 1 << 26
+"""Numbers that a head over a vocabulary computes at once."""
 CALLS_AHEAD: Mapping[str, int] = {"cuda": 1}
 """Calls that a device computes while another one is laid out; on others none."""
 _STEP = 8
@@ -60,6 +63,11 @@ class LoadedModel:
         """The columns of texts that the recipe trained the model on; empty if it does not say."""
         return tuple(getattr(self.model.config, "text_columns", None) or ())
 
+    @property
+    def width(self) -> int:
+        """Numbers of a hidden state; 0 if the model's configuration does not name them."""
+        return int(getattr(self.model.config.get_text_config(), "hidden_size", 0) or 0)
+
     def encode(self, request: Request) -> list[list[int]]:
         """Token ids of the request's texts and pairs, kept with it; what is cut is noted there too.
 
@@ -71,23 +79,25 @@ class LoadedModel:
         """
         if request.token_ids is None:
             texts: Sequence[Text] = request.texts
+            read = 0
             limit = min(self.max_length, request.parameters.get("max_length") or self.max_length)
-            if not self.typed and all(isinstance(text, str) for text in texts):
-                ids = []
-                for start in range(0, len(texts), ENCODED_AT_ONCE):
-                    some = cast("Sequence[str]", texts[start : start + ENCODED_AT_ONCE])
-                    ids += encode(self.tokenizer, some, limit)
-                    turns.pause()
-            else:
-                ids, types = [], []
-                for text in texts:
-                    if isinstance(text, str):
-                        row, row_types = encode_one(self.tokenizer, text, limit)
-                    else:
-                        (row,), both = encode_pairs(self.tokenizer, [text[0]], [text[1]], limit)
-                        row_types = both[0] if both is not None else None
-                    ids.append(row)
-                    types.append(row_types)
+            bounds.hold(Bound.ROWS, len(texts))
+            ids: list[list[int]] = []
+            types: list[list[int] | None] = []
+            is_plain = not self.typed and all(isinstance(text, str) for text in texts)
+            for piece in bounds.pieces(texts):
+                if is_plain:
+                    some = cast("Sequence[str]", texts[piece.start : piece.stop])
+                    heads = [bounds.beginning(self.tokenizer, text, limit) for text in some]
+                    ids += encode(self.tokenizer, heads, limit)
+                else:
+                    for place in piece:
+                        row, row_types = self._encode_one(texts[place], limit)
+                        ids.append(row)
+                        types.append(row_types)
+                read += sum(map(len, ids[piece.start :]))
+                bounds.hold(Bound.READ, read)
+            if not is_plain:
                 request.type_ids = types
             request.keep_those_with_tokens(ids, *([request.type_ids] if request.type_ids else []))
             request.token_ids, texts = ids, request.texts
@@ -99,10 +109,22 @@ class LoadedModel:
             refuse_uncut(request, limit)
         return request.token_ids
 
+    def _encode_one(self, text: Text, limit: int) -> tuple[list[int], list[int] | None]:
+        """Token ids of a text or a pair, and their types."""
+        if isinstance(text, str):
+            head = bounds.beginning(self.tokenizer, text, limit)
+            encoded = self.tokenizer(head, truncation=True, max_length=limit)
+            return encoded["input_ids"], encoded.get("token_type_ids")
+        # Which of two long texts keeps a token more is decided by all of both.
+        bounds.hold_text(*text)
+        (row,), types = encode_pairs(self.tokenizer, [text[0]], [text[1]], limit)
+        return row, types[0] if types is not None else None
+
     def is_longer(self, text: Text, limit: int) -> bool:
         """Whether a text or a pair has more than `limit` tokens."""
+        turns.pause()
         parts = [text] if isinstance(text, str) else text
-        decisive = [beginning(self.tokenizer, part, limit) for part in parts]
+        decisive = [bounds.beginning(self.tokenizer, part, limit) for part in parts]
         return len(self.tokenizer(*decisive, verbose=False)["input_ids"]) > limit
 
     def rows(self, requests: Sequence[Request], reading: Reading) -> list[list[torch.Tensor]]:
@@ -142,9 +164,14 @@ class LoadedModel:
                 results[place] = own
 
         cuts = self.cuts or (self._batches if self.packed is None else self.packed.cuts)
+        kept = len(rows)
+        if reading is Reading.TOKENS:
+            kept = sum(len(row.ids if row.keep is None else row.keep) for row in rows)
         for places in cuts(lengths):
-            together = [rows[place] for place in places]
-            coming.append((places, Coming(self._values(together, reading))))
+            values = self._values([rows[place] for place in places], reading)
+            width = values.whole.shape[-1]
+            bounds.hold(Bound.SCORES, kept * width, f"{kept:,} x {width:,}")
+            coming.append((places, Coming(values)))
             # The device computes this call while the host lays out the next one.
             if len(coming) > ahead:
                 take_first()
@@ -168,11 +195,16 @@ class LoadedModel:
     def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         """The places of the rows that go through the model together, shorter ones first."""
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        model: Any = self.model
+        head = model.get_output_embeddings()
+        tokens = _CALL_TOKENS
+        if head is not None:
+            tokens = min(tokens, _CALL_SCORES // head.weight.shape[0])
         start = 0
         for end in range(1, len(order) + 1):
             full = end - start == (1 if self.merging == ALONE else BATCH)
             last = end == len(order)
-            if full or last or (
+            if full or last or (end + 1 - start) * lengths[order[end]] > tokens or (
                 self.merging == EQUAL and lengths[order[end]] != lengths[order[start]]
             ):  # fmt: skip
                 yield order[start:end]
@@ -197,10 +229,3 @@ def refuse_uncut(request: Request, limit: int) -> None:
             f"Input {request.truncated[0] + 1} is longer than the {limit} tokens that are read. "
             "Shorten it, or leave truncation out: it is then cut."
         )
-
-
-def encode_one(
-    tokenizer: PreTrainedTokenizerBase, text: str, limit: int
-) -> tuple[list[int], list[int] | None]:
-    encoded = tokenizer(beginning(tokenizer, text, limit), truncation=True, max_length=limit)
-    return encoded["input_ids"], encoded.get("token_type_ids")

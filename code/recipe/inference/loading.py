@@ -28,7 +28,7 @@ from recipe.errors import ModelError
 from recipe.inference import packed_rows, precision
 from recipe.inference.engines import batches
 from recipe.inference.engines import choice as engines
-from recipe.inference.loaded_model import ALONE, EQUAL, INPUTS, PADDED, LoadedModel, encode_one
+from recipe.inference.loaded_model import ALONE, EQUAL, INPUTS, PADDED, LoadedModel
 from recipe.inference.packed_rows import PackedRows
 from recipe.inference.rows import Reading, TokenRow, are_close, lay_out, tolerance_of
 from recipe.inference.saved import weights
@@ -37,6 +37,7 @@ from recipe.inference.static import programs as static
 from recipe.inference.static.buckets import Buckets
 from recipe.inference.static.programs import DEVICES, Layout, Programs
 from recipe.models import packed_encoders
+from recipe.tokenization.encoding import types_alone
 
 _WRITERS = (AutoModelForCausalLM, AutoModelForSeq2SeqLM)
 
@@ -86,7 +87,7 @@ def load(
         # Tokenizers without a limit of their own say 1e30.
         max_length=int(min(tokenizer.model_max_length, positions_of(model))),
         inputs=INPUTS if takes_all else INPUTS & set(arguments),
-        typed=has_types and any(encode_one(tokenizer, "a b", 8)[1] or []),
+        typed=has_types and types_alone(tokenizer),
     )
     is_compiled = environ.get("AMPHORA_COMPILE", "") in ("1", "true")
     if architecture in _WRITERS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,38 +18,53 @@ from recipe.errors import ModelError
 Tokens = npt.NDArray[Any]
 _CHARACTERS = 64
 """Of a text, for each token that is read; most tokens have 4 to 8."""
+_USUAL_CHARACTERS = 16
 _FEW_CHARACTERS = 8
 _SHARED = 8
 """Of the tokens of a window the next one repeats one in so many: what the end of the one cuts is
 whole in the other."""
 
 
-def beginning(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> str:
+def beginning(
+    tokenizer: PreTrainedTokenizerBase, text: str, max_length: int, most: int = sys.maxsize
+) -> str:
     """As much of a text as decides its first `max_length` tokens.
 
     Tokenizers read all of a text before they cut it: of one of megabytes, for seconds. Only a
     Unigram model may split a run of thousands of characters without a space otherwise than in the
     whole text: it weighs the run's splits against each other, and many weigh the same.
+
+    Args:
+        tokenizer: The model's.
+        text: It is returned as it is if no beginning of it decides.
+        max_length: Tokens.
+        most: Characters that may become tokens to find out.
     """
-    size = _CHARACTERS * max_length
+    size = min(_CHARACTERS * max_length, most)
     if len(text) <= size or tokenizer.truncation_side != "right":
         return text
     # Where it ends a word may have been cut: that must lie well behind the last token.
     enough = 2 * max_length
-    head = text[:size]
-    ids = tokenizer(head, truncation=True, max_length=enough, verbose=False)["input_ids"]
-    return head if len(ids) == enough else text
+    for head in (text[: min(size, _USUAL_CHARACTERS * max_length)], text[:size]):
+        ids = tokenizer(head, truncation=True, max_length=enough, verbose=False)["input_ids"]
+        if len(ids) == enough:
+            return head
+    return text
 
 
-def ending(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> str:
+def ending(
+    tokenizer: PreTrainedTokenizerBase, text: str, max_length: int, most: int = sys.maxsize
+) -> str:
     """As much of a text as decides its last `max_length` tokens, as `beginning` its first."""
-    size = _CHARACTERS * max_length
+    size = min(_CHARACTERS * max_length, most)
     if len(text) <= size:
         return text
     # Where it begins a word may have been cut: that must lie well before the first token.
-    tail = text[-size:]
-    ids = tokenizer(tail, add_special_tokens=False, verbose=False)["input_ids"]
-    return tail if len(ids) >= 2 * max_length else text
+    for tail in (text[-min(size, _USUAL_CHARACTERS * max_length) :], text[-size:]):
+        ids = tokenizer(tail, add_special_tokens=False, verbose=False)["input_ids"]
+        if len(ids) >= 2 * max_length:
+            return tail
+    return text
 
 
 def encode(
@@ -264,8 +280,8 @@ def encode_pairs(
     """
     call: Any = tokenizer
     options = {"truncation": "longest_first", "return_attention_mask": False, "verbose": False}
-    heads = [_beginning_of_two(tokenizer, text, max_length) for text in texts]
-    other_heads = [_beginning_of_two(tokenizer, text, max_length) for text in pairs]
+    heads = [beginning_of_two(tokenizer, text, max_length) for text in texts]
+    other_heads = [beginning_of_two(tokenizer, text, max_length) for text in pairs]
     encoded = call(heads, other_heads, max_length=max_length, **options)
     ids: list[list[int]] = encoded["input_ids"]
     types: list[list[int]] | None = encoded.get("token_type_ids")
@@ -292,7 +308,7 @@ def encode_pairs(
     return ids, types
 
 
-def _beginning_of_two(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> str:
+def beginning_of_two(tokenizer: PreTrainedTokenizerBase, text: str, max_length: int) -> str:
     """As much of a text of a pair as decides the tokens that it may keep.
 
     Of what they cut off, tokenizers make every combination of pieces of both texts: of two texts

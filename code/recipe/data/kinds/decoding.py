@@ -17,11 +17,15 @@ class Unreadable(ValueError):
     """Bytes that are no picture, or one that is not read."""
 
 
-def picture(source: bytes | Path) -> Any:
+def picture(source: bytes | Path, most: int = MOST_PIXELS) -> Any:
     """A PIL picture in RGB, upright as its camera says.
 
     Transparent places show the colour that lies below them, as `convert` of PIL has it and
     transformers' pipelines, too. Of a grey picture of 16 bits the upper eight are taken.
+
+    Args:
+        source: The file.
+        most: Pixels that it may have.
 
     Raises:
         Unreadable: it is none, is cut off, or has more pixels than anybody's camera.
@@ -31,9 +35,9 @@ def picture(source: bytes | Path) -> Any:
 
     try:
         opened: Any = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
-        if opened.width * opened.height > MOST_PIXELS:
+        if opened.width * opened.height > most:
             raise Unreadable(
-                f"The image has {opened.width} x {opened.height} pixels; {MOST_PIXELS} are taken."
+                f"The image has {opened.width} x {opened.height} pixels; {most} are taken."
             )
         upright = ImageOps.exif_transpose(opened)
         if upright.mode.startswith("I"):

@@ -54,11 +54,15 @@ def decode(body: str | bytes, content_type: str, task: str = "") -> Any:
     if kind == NPY:
         return read_npy(bytes_of(body))
     if kind.startswith("image/"):
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
 
+        from recipe.inference.tasks import media
+
+        data = bytes_of(body)
+        media.Pixels().take(data)
         try:
-            return {"inputs": Image.open(io.BytesIO(bytes_of(body))).convert("RGB")}
-        except (UnidentifiedImageError, OSError, ValueError) as error:
+            return {"inputs": Image.open(io.BytesIO(data)).convert("RGB")}
+        except (OSError, ValueError) as error:
             raise BadRequest(f"The body is not a picture that can be read: {error}.") from error
     if kind.startswith("audio/"):
         return {"inputs": bytes_of(body)}

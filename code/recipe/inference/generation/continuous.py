@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from recipe.inference import precision
+from recipe.inference import precision, turns
 from recipe.inference.generation import calls
 from recipe.inference.generation.batch import Batch, Rows
 from recipe.inference.generation.decoding import Completion, Event, Notes, Penalties, Writer
@@ -142,7 +143,16 @@ class Continuous:
             prompts: All of the request.
             rows: What `add` has made of them, if they were added already.
         """
-        rows = self.add(prompts) if rows is None else rows
+        if rows is None:
+            rows = []
+            try:
+                for prompt in prompts:
+                    rows += self.add([prompt])
+                    turns.pause()
+                    self.engine.until(partial(self._leaves_room, rows))
+            except BaseException:
+                self.engine.leave(rows)
+                raise
         self.engine.finish(rows)
         written = iter(row.writer.written for row in rows)
         return [[next(written) for _ in range(prompt.settings.sequences)] for prompt in prompts]
@@ -150,7 +160,19 @@ class Continuous:
     def events(self, prompts: Sequence[Prompt]) -> Iterator[Event]:
         """The texts of a request, token by token as they are written."""
         queue: deque[Event] = deque()
-        yield from self.engine.events(self.add(prompts, queue), queue)
+        size = max(1, self._share // prompts[0].settings.sequences)
+        for start in range(0, len(prompts), size):
+            rows = self.add(prompts[start : start + size], queue)
+            yield from self.engine.events(rows, queue)
+
+    @property
+    def _share(self) -> int:
+        """Texts of one request that the engine has at once, so that others find room."""
+        return max(1, self.engine.most_rows * 3 // 4)
+
+    def _leaves_room(self, rows: Sequence[Row]) -> bool:
+        """Whether a request's next prompt may be added."""
+        return sum(not row.is_over for row in rows) < self._share
 
     def _row(self, prompt: Prompt, place: int, events: deque[Event] | None) -> Row:
         """A text that is to be written after a prompt, by what `generate` makes of its settings."""

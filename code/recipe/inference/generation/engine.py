@@ -88,7 +88,7 @@ class Engine:
         """
         self.rows = rows
         self._most_tokens = most_tokens
-        self._most_rows = self._limit = most_rows
+        self.most_rows = self._limit = most_rows
         _ENGINES.add(self)
         self._waiting: deque[_Prompt] = deque()
         self._running: list[Row] = []
@@ -174,7 +174,7 @@ class Engine:
             self._forget()
             self._steps += 1
             if self._steps % _CAUTIOUS_STEPS == 0:
-                self._limit = self._most_rows
+                self._limit = self.most_rows
             try:
                 self._keep_living()
                 if self._running:

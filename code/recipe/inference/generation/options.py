@@ -12,6 +12,8 @@ from recipe.inference.payloads import BadRequest
 DEFAULT_NEW_TOKENS = 64
 MOST_SEQUENCES = 32
 """Texts that are generated at once, beams included: each has a cache of its own."""
+MOST_STOPS = 64
+"""Texts that end a generated text: each is looked for after each token."""
 CUT, REFUSE = "cut", "refuse"
 
 
@@ -167,6 +169,8 @@ def refuse_contradictions(settings: GenerationSettings) -> None:
         )
     if (rows := max(settings.sequences, settings.num_beams)) > MOST_SEQUENCES:
         wrong.append(f"{rows} texts at once are too many: at most {MOST_SEQUENCES} are generated")
+    if len(settings.stop) > MOST_STOPS:
+        wrong.append(f"stop has {len(settings.stop)} texts: give {MOST_STOPS} at most")
     if settings.num_beams > 1 and (settings.stop or settings.logprobs is not None):
         wrong.append("with num_beams there are neither stop nor details: leave one out")
     least = dict(settings.chosen).get("min_new_tokens", 0)

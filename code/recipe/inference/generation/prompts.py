@@ -8,6 +8,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from recipe.inference import bounds, turns
+from recipe.inference.bounds import Bound
 from recipe.inference.generation import options
 from recipe.inference.generation.options import CUT, GenerationSettings
 from recipe.inference.loaded_model import LoadedModel
@@ -16,6 +18,9 @@ from recipe.inference.saved.weights import embeddings_of
 from recipe.inference.static import programs
 from recipe.inference.static.buckets import NAME
 from recipe.tokenization.encoding import ending
+
+_MESSAGE_BYTES = 32
+"""What a message costs beside its content."""
 
 
 class TooLong(BadRequest):
@@ -99,9 +104,21 @@ class Prompts:
                 raise BadRequest(f"logit_bias names {unknown}, and the model has {size} tokens.")
             request.read(a_prompt, self.loaded.columns)
             cut: list[int] = []
-            request.prepared = [
-                self._prompt(request, place, settings, cut) for place in range(len(request.texts))
-            ]
+            count, rows = len(request.texts), max(settings.sequences, settings.num_beams)
+            bounds.hold(Bound.ROWS, count)
+            read, written = 0, count * rows * (settings.max_new_tokens or 1)
+            reason = f"{count:,} prompts x {rows:,} texts or beams x the new tokens of each"
+            bounds.hold(Bound.WRITTEN, written, reason)
+            prepared: list[Prompt] = []
+            written = 0
+            for place in range(count):
+                prepared.append(self._prompt(request, place, settings, cut))
+                read += len(prepared[-1].ids)
+                written += rows * prepared[-1].new
+                bounds.hold(Bound.READ, read)
+                bounds.hold(Bound.WRITTEN, written, reason)
+                turns.pause()
+            request.prepared = prepared
             request.token_ids = [prompt.ids for prompt in request.prepared]
             request.truncated = cut
         prompts: list[Prompt] = request.prepared
@@ -127,7 +144,8 @@ class Prompts:
                 )
             source = self._templated(source, continues=_continues(request, source))
         # Of megabytes only the end can count.
-        tail = ending(tokenizer, source, self.loaded.max_length)
+        tail = ending(tokenizer, source, self.loaded.max_length, Bound.TEXT.most)
+        bounds.hold_text(tail)
         ids = tokenizer(tail, add_special_tokens=specials, verbose=False)["input_ids"]
         if not ids:
             if tokenizer.bos_token_id is None:
@@ -147,6 +165,9 @@ class Prompts:
             BadRequest: It refuses the messages, or leaves out what one of them says.
         """
 
+        sizes = [bounds.size_of(message["content"]) + _MESSAGE_BYTES for message in messages]
+        bounds.hold(Bound.TEXT, sum(sizes), f"a conversation of {len(messages):,} messages")
+
         def text_of(said: Sequence[dict[str, Any]]) -> str:
             return str(
                 self.loaded.tokenizer.apply_chat_template(
@@ -160,6 +181,7 @@ class Prompts:
         except (TemplateError, TypeError, ValueError) as error:
             raise BadRequest(f"The model's chat template refuses the messages: {error}") from error
         for place, message in enumerate(messages):
+            turns.pause()
             if message["content"].strip() in text:
                 continue
             # A template may write a content otherwise; one that does not look at it makes the same

@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from recipe.errors import ModelError
-from recipe.inference import loaded_model, loading
+from recipe.inference import bounds, loaded_model, loading, turns
+from recipe.inference.bounds import Bound
 from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.payloads import Answers, BadRequest, Label, Request, Text, a_text_or_pair
 from recipe.inference.rows import Reading, TokenRow
@@ -57,6 +58,10 @@ class Classifier:
         request.check_parameters(PARAMETERS, "text-classification", nullable={"top_k"})
         labels = self.loaded.model.config.num_labels or 0
         ranking.expand(request, self.text_or_pair, self.loaded.columns, labels)
+        chosen = 1
+        if not {"top_k", "threshold", "return_all_scores"}.isdisjoint(request.parameters):
+            chosen = min(request.parameters.get("top_k") or labels, labels)
+        bounds.hold(Bound.ANSWER, 2 * chosen * len(request.texts))
         threshold = request.parameters.get("threshold")
         if threshold is not None and isinstance(request.raw, Ranking):
             raise BadRequest("threshold is for labels, and this request asks for a ranking.")
@@ -99,7 +104,20 @@ class Classifier:
                     f"max_length is {limit}, and {special} tokens of a window are the tokenizer's "
                     f"own. Give {special + 1} or more, or leave it out."
                 )
-            ids_of, types_of = windows_of(self.loaded.tokenizer, request.texts, limit)
+            ids_of: list[list[list[int]]] = []
+            types_of: list[list[list[int]]] = []
+            rows_read = tokens_read = 0
+            for piece in bounds.pieces(request.texts):
+                some = request.texts[piece.start : piece.stop]
+                for text in some:
+                    bounds.hold_text(text)
+                windows, window_types = windows_of(self.loaded.tokenizer, some, limit)
+                ids_of += windows
+                types_of += window_types or []
+                rows_read += sum(map(len, windows))
+                tokens_read += sum(len(window) for own in windows for window in own)
+                bounds.hold(Bound.ROWS, rows_read)
+                bounds.hold(Bound.READ, tokens_read)
             request.keep_those_with_tokens(
                 [windows[0] for windows in ids_of], ids_of, *([types_of] if types_of else [])
             )
@@ -152,6 +170,7 @@ class Classifier:
         ]
         answers = []
         for request, rows in zip(requests, logits, strict=True):
+            turns.pause()
             name = request.parameters.get("function_to_apply", "default")
             name = self.activation if name == "default" else name
             if name == "sigmoid":

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoModel
 
-from recipe.inference import loading
+from recipe.inference import bounds, loading, turns
+from recipe.inference.bounds import Bound
 from recipe.inference.loaded_model import PARAMETERS, LoadedModel
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 from recipe.inference.rows import Reading
@@ -35,6 +36,10 @@ class Vectors(Protocol):
     def columns(self) -> tuple[str, ...]:
         """The column of texts that the model was trained on, if it says so."""
 
+    @property
+    def width(self) -> int:
+        """Numbers of a vector."""
+
     def count(self, request: Request) -> list[int]:
         """Tokens of each text; what is cut is noted in the request."""
 
@@ -53,6 +58,11 @@ class Means:
     def columns(self) -> tuple[str, ...]:
         """The column of texts that the model was trained on, if it says so."""
         return self.loaded.columns
+
+    @property
+    def width(self) -> int:
+        """Numbers of a vector."""
+        return self.loaded.width
 
     def count(self, request: Request) -> list[int]:
         """Tokens of each text."""
@@ -97,6 +107,10 @@ class Embedder:
             request.texts, request.is_read = [source, *texts], True
             request.raw = Ranking(texts, ranked=False)
         request.read(a_text, self.vectors.columns)
+        if not isinstance(request.raw, Ranking):
+            count, width = len(request.texts), self.vectors.width
+            width = min(width, request.parameters.get("truncate_dim", width))
+            bounds.hold(Bound.ANSWER, count * width, f"{count:,} vectors of {width:,}")
         return self.vectors.count(request)
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
@@ -143,7 +157,10 @@ class TokenFeatures:
             request.parameters = {**nested, **flat}
             request.check_parameters(known - {"tokenize_kwargs"}, "tokenize_kwargs")
         request.read(a_text, self.loaded.columns)
-        return [len(ids) for ids in self.loaded.encode(request)]
+        counts = [len(ids) for ids in self.loaded.encode(request)]
+        tokens, width = sum(counts), self.loaded.width
+        bounds.hold(Bound.ANSWER, tokens * width, f"{tokens:,} tokens, a vector of {width:,} each")
+        return counts
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """For each request a matrix of [1, tokens, hidden size] for each text, special tokens
@@ -151,7 +168,10 @@ class TokenFeatures:
         own = [request for request in requests if request.form is None]
         answers: dict[int, Any] = {}
         for request, states in zip(own, self.loaded.rows(own, Reading.TOKENS), strict=True):
-            matrices = [[state.tolist()] for state in states]
+            matrices = []
+            for state in states:
+                turns.pause()
+                matrices.append([state.tolist()])
             answers[id(request)] = Answers(matrices, request.truncated, request.single)
         others = [request for request in requests if request.form is not None]
         answers |= zip(map(id, others), self.embedder.predict(others), strict=True)

@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from recipe.errors import ModelError
-from recipe.inference import loaded_model, loading
+from recipe.inference import bounds, loaded_model, loading, turns
+from recipe.inference.bounds import Bound
 from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 from recipe.inference.rows import Reading, TokenRow
@@ -75,14 +76,38 @@ class MaskFiller:
                     )
             targets = None
             if "targets" in request.parameters:
-                try:
-                    targets = self.pipeline.get_target_ids(request.parameters["targets"])
-                except ValueError as error:
-                    raise BadRequest(
-                        f"targets: the model has no token for any of them: {error}"
-                    ) from error
-            request.prepared = rows, None if targets is None else [int(token) for token in targets]
-        return [len(row.ids) for row in request.prepared[0]]
+                targets = self._targets(request.parameters["targets"])
+            choices = len(self.loaded.tokenizer) if targets is None else len(targets)
+            count = min(request.parameters.get("top_k", _TOP_K), choices)
+            # The text stands in each entry, and is made of its tokens for each.
+            filled = [len(row.keep or ()) * count for row in rows]
+            values = sum(n * (3 + len(row.ids)) for n, row in zip(filled, rows, strict=True))
+            reason = f"{sum(filled):,} tokens for masks, each in its whole text"
+            bounds.hold(Bound.ANSWER, values, reason)
+            sizes = [len(row.ids) + n for n, row in zip(filled, rows, strict=True)]
+            request.prepared = rows, targets, sizes
+        return list(request.prepared[2])
+
+    def _targets(self, named: str | list[str]) -> list[int]:
+        """The tokens that a request's `targets` stand for.
+
+        Raises:
+            BadRequest: The model has none for any of them.
+        """
+        targets = [named] if isinstance(named, str) else named
+        bounds.hold(Bound.ROWS, len(targets), f"{len(targets):,} targets")
+        tokens: set[int] = set()
+        for piece in bounds.pieces(targets):
+            some = targets[piece.start : piece.stop]
+            bounds.hold_text(*some)
+            try:
+                tokens.update(map(int, self.pipeline.get_target_ids(some)))
+            except ValueError as error:
+                if "At least one target" not in str(error):
+                    raise
+        if not tokens:
+            raise BadRequest("targets: the model has no token for any of them.")
+        return list(tokens)
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """For each request the best tokens for each text: `score` (a probability), `token`,
@@ -93,7 +118,7 @@ class MaskFiller:
         logits = iter(self.loaded.forward(rows, Reading.TOKENS))
         answers: list[Any] = []
         for request in requests:
-            rows, targets = request.prepared
+            rows, targets, _ = request.prepared
             count = request.parameters.get("top_k", _TOP_K)
             entries = [self._fill(row, next(logits), targets, count) for row in rows]
             # transformers' pipeline answers a list of one text as that text.
@@ -124,6 +149,7 @@ class MaskFiller:
         ):
             entries = []
             for value, number in zip(values, numbers, strict=True):
+                turns.pause()
                 token = targets[number] if targets is not None else number
                 ids = [*row.ids[:place], token, *row.ids[place + 1 :]]
                 # Of several masks the others stay to be seen.

@@ -8,15 +8,19 @@ import importlib
 import io
 import re
 import shutil
+import subprocess
 import wave
 from typing import Any
 
 import numpy as np
 
 from recipe.data.kinds.decoding import Unreadable, picture
+from recipe.inference import bounds
+from recipe.inference.bounds import Bound
 from recipe.inference.payloads import BadRequest, NotTakenHere
 
 _NAMED = re.compile(r"\s*([a-z][a-z0-9+.-]*://|/|\.{1,2}/|[A-Za-z]:\\)", re.IGNORECASE)
+_LEAST_RATE, _MOST_RATE = 1_000, 384_000
 _DATA = re.compile(r"data:[\w/+.;=-]*;base64,", re.IGNORECASE)
 
 
@@ -42,17 +46,47 @@ def data_of(value: str, what: str) -> bytes:
         ) from error
 
 
-def image(value: Any) -> Any:
+class Pixels:
+    """The pixels of a request's images."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def take(self, data: bytes) -> None:
+        """Count an image before it is decoded.
+
+        Raises:
+            BadRequest: It is not a picture.
+            TooCostly: The request's images have too many pixels.
+        """
+        from PIL import Image
+
+        try:
+            width, height = Image.open(io.BytesIO(data)).size
+        except Exception as error:
+            # Decoders of damaged pictures raise what they like.
+            raise BadRequest(f"An image cannot be read: {error}") from error
+        self._count += width * height
+        bounds.hold(Bound.PIXELS, self._count, f"the last image has {width:,} x {height:,}")
+
+
+def image(value: Any, pixels: Pixels) -> Any:
     """A picture, in RGB, of bytes or base64.
 
+    Args:
+        value: The file.
+        pixels: Those of the request's images so far.
+
     Raises:
-        BadRequest: It is not a picture, or has more pixels than anybody's camera.
+        BadRequest: It is not a picture.
+        TooCostly: The request's images have too many pixels.
     """
     data = data_of(value, "image") if isinstance(value, str) else value
     if not isinstance(data, bytes):
         raise BadRequest(f"An input is {str(value)[:60]!r}, not an image. Send it as base64.")
+    pixels.take(data)
     try:
-        return picture(data)
+        return picture(data, Bound.PIXELS.most)
     except Unreadable as error:
         raise BadRequest(str(error)) from error
 
@@ -74,6 +108,7 @@ def sound(value: Any, rate: int) -> Any:
         extra = set(value) - {"raw", "array", "sampling_rate"}
         if extra or not isinstance(numbers, list) or type(own) is not int or own < 1:
             raise BadRequest('Send a sound as {"raw": [0.0, ...], "sampling_rate": 16000}.')
+        bounds.hold(Bound.SAMPLES, len(numbers))
         try:
             array = np.asarray(numbers, dtype=np.float32)
         except (TypeError, ValueError) as error:
@@ -93,13 +128,17 @@ def sound(value: Any, rate: int) -> Any:
             "Only WAV (PCM) is read here, since ffmpeg is not installed. Send audio/wav, or "
             '{"inputs": {"raw": [...], "sampling_rate": 16000}}.'
         )
-    from transformers.pipelines.audio_utils import ffmpeg_read
-
-    try:
-        read: Any = ffmpeg_read
-        return {"raw": read(data, rate), "sampling_rate": rate}
-    except ValueError as error:
-        raise BadRequest(f"The sound cannot be read: {error}") from error
+    # Only the body is read, whatever it refers to, and no more of it than may be answered.
+    command = ["ffmpeg", "-nostdin", "-protocol_whitelist", "pipe", "-i", "pipe:0"]
+    command += ["-t", str(Bound.SAMPLES.most / rate + 1), "-ac", "1", "-ar", str(rate)]
+    command += ["-f", "f32le", "-hide_banner", "-loglevel", "error", "pipe:1"]
+    done = subprocess.run(command, input=data, capture_output=True)
+    samples = np.frombuffer(done.stdout[: len(done.stdout) // 4 * 4], np.float32)
+    if not len(samples):
+        why = done.stderr.decode(errors="replace").strip()[:200]
+        raise BadRequest(f"The sound cannot be read: {why or 'it holds no samples'}.")
+    bounds.hold(Bound.SAMPLES, len(samples), "decoded as far as the bound")
+    return {"raw": samples.copy(), "sampling_rate": rate}
 
 
 def wave_samples(data: bytes) -> tuple[np.ndarray[Any, Any], int]:
@@ -126,6 +165,13 @@ def wave_samples(data: bytes) -> tuple[np.ndarray[Any, Any], int]:
 def _resampled(samples: np.ndarray[Any, Any], own: int, rate: int) -> dict[str, Any]:
     if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():
         raise BadRequest("The sound must be one row of numbers, and not empty.")
+    if not _LEAST_RATE <= own <= _MOST_RATE:
+        raise BadRequest(
+            f"The sound's sampling rate is {str(own)[:20]} hertz: give {_LEAST_RATE:,} to"
+            f" {_MOST_RATE:,}."
+        )
+    count = len(samples) * rate // own
+    bounds.hold(Bound.SAMPLES, max(len(samples), count), f"{len(samples):,} at {own:,} hertz")
     if own != rate:
         resample = importlib.import_module("scipy.signal").resample_poly
         divisor = int(np.gcd(own, rate))

@@ -14,7 +14,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import precision
+from recipe.inference import precision, turns
 from recipe.inference.answers import json_values
 from recipe.inference.bodies import MEDIA_PARTS
 from recipe.inference.loaded_model import LoadedModel
@@ -93,6 +93,7 @@ class Foreign:
                 "Check that its files are whole, and that HF_TASK is what it was trained for.",
             ) from error
         weights.refuse_broken(pipeline.model, origin)
+        turns.pause_before_calls(pipeline.model)
         if task in _WORDS and pipeline.tokenizer is not None:
             refuse_empty(pipeline.tokenizer, origin.place)
         print(
@@ -184,7 +185,7 @@ class Foreign:
             if isinstance(inputs, list):
                 return [media.sound(value, rate) for value in inputs]
             return media.sound(inputs, rate)
-        return with_images(inputs)
+        return with_images(inputs, media.Pixels())
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """What the pipeline answers to each request, or the exception in its place."""
@@ -205,20 +206,21 @@ class Foreign:
         return answers
 
 
-def with_images(value: Any, key: str = "") -> Any:
+def with_images(value: Any, pixels: media.Pixels, key: str = "") -> Any:
     """`value` with a picture in the place of every text that may stand for one.
 
     Args:
         value: What JSON holds, at any depth, or the bytes of a picture.
+        pixels: Those of the request's images so far.
         key: The name that it has in the object around it: of some, texts are texts.
 
     Raises:
         BadRequest: A picture cannot be read, or is an address.
     """
     if isinstance(value, bytes):
-        return media.image(value)
+        return media.image(value, pixels)
     if isinstance(value, str):
-        return value if key in _TEXT_KEYS else media.image(value)
+        return value if key in _TEXT_KEYS else media.image(value, pixels)
     if isinstance(value, dict):
         if value.get("type") in ("image", "image_url", "audio", "video", "video_url"):
             parts = [part for name, part in value.items() if name != "type"]
@@ -227,10 +229,10 @@ def with_images(value: Any, key: str = "") -> Any:
                     f"A message holds {str(dict(value))[:60]}. Addresses are not followed: send "
                     '{"type": "image", "image": "<base64>"}.'
                 )
-            return {"type": "image", "image": media.image(parts[0])}
-        return {name: with_images(part, name) for name, part in value.items()}
+            return {"type": "image", "image": media.image(parts[0], pixels)}
+        return {name: with_images(part, pixels, name) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [with_images(part, key) for part in value]
+        return [with_images(part, pixels, key) for part in value]
     return value
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from transformers import AutoModelForQuestionAnswering
 
 from recipe.errors import ModelError
-from recipe.inference import loading
+from recipe.inference import bounds, loading, turns
+from recipe.inference.bounds import Bound
 from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 from recipe.inference.rows import Reading, TokenRow
@@ -79,10 +80,17 @@ class QuestionAnswerer:
             if not request.is_read and not request.records:
                 request.texts = [part for value in request.texts for part in _spread(value)]
             request.read(question_and_context)
-            request.prepared = [
-                self._windows(question, context, request.parameters)
-                for question, context in request.texts
-            ]
+            bounds.hold(Bound.ROWS, len(request.texts))
+            most = request.parameters.get("top_k", 1)
+            bounds.hold(Bound.ANSWER, 4 * len(request.texts) * min(most, Bound.ANSWER.most))
+            prepared, rows, read = [], 0, 0
+            for question, context in request.texts:
+                prepared.append(self._windows(question, context, request.parameters))
+                rows += len(prepared[-1])
+                read += sum(len(window.row.ids) for window in prepared[-1])
+                bounds.hold(Bound.ROWS, rows)
+                bounds.hold(Bound.READ, read)
+            request.prepared = prepared
         return [len(window.row.ids) for windows in request.prepared for window in windows]
 
     def _windows(self, question: str, context: str, parameters: Mapping[str, Any]) -> list[Window]:
@@ -97,11 +105,18 @@ class QuestionAnswerer:
         most = min(most, self.loaded.max_length)
         stride = min(most // 2, own.get("doc_stride", _DOC_STRIDE))
         stride = parameters.get("doc_stride", stride)
+        bounds.hold_text(question, context)
+        answer = min(parameters.get("max_answer_len", _MAX_ANSWER_LEN), most)
+        bounds.hold(Bound.SCORES, 4 * most * answer, "max_seq_len and max_answer_len")
         if longest := parameters.get("max_question_len"):
             tokens = tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)
             ends = [0, *(end for _, end in tokens["offset_mapping"])]
             question = question[: ends[: longest + 1][-1]]
         asks_first = tokenizer.padding_side == "right"
+        turns.pause()
+        length = len(tokenizer(question, add_special_tokens=False, verbose=False)["input_ids"])
+        room = most - length - tokenizer.num_special_tokens_to_add(pair=True)
+        bounds.hold_windows(tokenizer, context, room, stride)
         try:
             encoded = tokenizer(
                 *((question, context) if asks_first else (context, question)),
@@ -109,7 +124,6 @@ class QuestionAnswerer:
                 max_length=most,
                 stride=stride,
                 return_overflowing_tokens=True,
-                return_offsets_mapping=True,
             )
         except BaseException as error:
             # If question and stride leave no room, tokenizers panic, which is not an Exception.
@@ -122,6 +136,7 @@ class QuestionAnswerer:
         windows = []
         sequence = 1 if asks_first else 0
         for number, ids in enumerate(encoded["input_ids"]):
+            turns.pause()
             allowed = np.array([owner == sequence for owner in encoded.sequence_ids(number)])
             # The token before all, or XLNet's last one, stands for "no answer".
             has_cls = tokenizer.cls_token_id in ids
@@ -180,13 +195,16 @@ class QuestionAnswerer:
         # As training judges: each window's logits beside those of all, and of equal words in two
         # places the likelier ones. Pipelines take each window for itself, and add the places up.
         is_judged = bool(self._trained)
-        together = [np.concatenate(masked, axis=1)] * len(masked) if is_judged else masked
-        for (window, _), values, beside in zip(scored, masked, together, strict=True):
-            highest = beside.max(axis=1, keepdims=True)
-            start, end = np.exp(values - highest) / np.exp(beside - highest).sum(1, keepdims=True)
+        per_window = min(spans, masked[0].shape[1] * longest)
+        bounds.hold(Bound.ANSWER, 8 * len(masked) * per_window, "places of answers, by top_k")
+        scale = _scale(np.concatenate(masked, axis=1)) if is_judged else None
+        for (window, _), values in zip(scored, masked, strict=True):
+            highest, total = scale or _scale(values)
+            start, end = np.exp(values - highest) / total
             no_answer = min(no_answer, float(start[window.nowhere] * end[window.nowhere]))
             start[window.nowhere] = end[window.nowhere] = 0.0
             for first, last, score in likeliest_spans(start, end, spans, longest):
+                turns.pause()
                 if not (window.allowed[first] and window.allowed[last]):
                     continue
                 # Where the span's words begin and end; its tokens, if no words are known.
@@ -210,17 +228,30 @@ class QuestionAnswerer:
         return ranked[0] if len(ranked) == 1 else ranked
 
 
+def _scale(logits: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """What a softmax over the tokens subtracts from logits of shape (2, tokens), and divides by."""
+    highest = logits.max(axis=1, keepdims=True)
+    return highest, np.exp(logits - highest).sum(1, keepdims=True)
+
+
 def likeliest_spans(
     start: np.ndarray[Any, Any], end: np.ndarray[Any, Any], count: int, longest: int
 ) -> list[tuple[int, int, float]]:
     """The likeliest spans of at most `longest` tokens: first and last token, and probability."""
-    products = np.tril(np.triu(np.outer(start, end)), longest - 1)
+    size, longest = len(start), min(longest, len(start))
+    # By first token and length; what would end behind the last token is no span.
+    products = np.full((size, longest), -1.0, dtype=start.dtype)
+    for length in range(longest):
+        products[: size - length, length] = start[: size - length] * end[length:]
     flat = products.ravel()
-    count = min(count, len(flat))
+    count = min(count, size * longest - longest * (longest - 1) // 2)
     likeliest = np.argpartition(-flat, count - 1)[:count]
     likeliest = likeliest[np.argsort(-flat[likeliest], kind="stable")]
-    firsts, lasts = np.unravel_index(likeliest, products.shape)
-    return [(int(a), int(b), float(products[a, b])) for a, b in zip(firsts, lasts, strict=True)]
+    firsts, lengths = np.unravel_index(likeliest, products.shape)
+    return [
+        (int(first), int(first + length), float(products[first, length]))
+        for first, length in zip(firsts, lengths, strict=True)
+    ]
 
 
 def _spread(value: Any) -> list[Any]:

@@ -17,10 +17,11 @@ from transformers import PreTrainedModel
 from recipe.compat import attend_fully, in_precision, new_weights, positions_of
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import loaded_model, packed_rows, precision, turns
+from recipe.inference import bounds, loaded_model, packed_rows, precision, turns
+from recipe.inference.bounds import Bound
 from recipe.inference.engines import choice as engines
 from recipe.inference.engines.batches import PaddedRows
-from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE, LoadedModel
+from recipe.inference.loaded_model import BATCH, LoadedModel
 from recipe.inference.packed_rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request
 from recipe.inference.rows import Coming, TokenRow, Values, lay_out, sent
@@ -30,7 +31,6 @@ from recipe.inference.static import programs as static
 from recipe.inference.static.buckets import Buckets
 from recipe.inference.static.programs import Programs
 from recipe.models import packed_encoders
-from recipe.tokenization.encoding import beginning
 
 _AFTER_POOLING = {"Dense", "Normalize", "LayerNorm", "Dropout"}
 """Modules that read the pooled vector alone."""
@@ -110,6 +110,13 @@ class SentenceVectors:
             packed_encoders.take_lengths(encoder)
         return cls(model, packed)
 
+    @property
+    def width(self) -> int:
+        """Numbers of a vector."""
+        get: Any = getattr(self.model, "get_embedding_dimension", None)
+        # Versions before 5.3 know the older name only.
+        return int((get or self.model.get_sentence_embedding_dimension)() or 0)
+
     def count(self, request: Request) -> list[int]:
         """Tokens of each text with its prompt; what is longer than the model reads is noted.
 
@@ -128,13 +135,20 @@ class SentenceVectors:
                 )
             prompt = self._prompt(request.parameters)
             tokenizer, limit = self.model.tokenizer, self.model.max_seq_length or 1 << 30
-            texts = [beginning(tokenizer, prompt + text, limit) for text in request.texts]
-            request.texts = [text[len(prompt) :] for text in texts]
-            request.token_ids = []
-            for start in range(0, len(texts), ENCODED_AT_ONCE):
-                some = texts[start : start + ENCODED_AT_ONCE]
+            bounds.hold(Bound.ROWS, len(request.texts))
+            # Of a prompt that fills what is read, nothing else would be read.
+            bounds.hold_text(prompt)
+            request.token_ids, heads, read = [], [], 0
+            for piece in bounds.pieces(request.texts, len(prompt)):
+                some = [
+                    bounds.beginning(tokenizer, prompt + text, limit)
+                    for text in request.texts[piece.start : piece.stop]
+                ]
+                heads += [text[len(prompt) :] for text in some]
                 request.token_ids += tokenizer(some, verbose=False)["input_ids"]
-                turns.pause()
+                read += sum(min(limit, len(ids)) for ids in request.token_ids[piece.start :])
+                bounds.hold(Bound.READ, read)
+            request.texts = heads
             request.keep_those_with_tokens(request.token_ids)
             lengths = [len(ids) for ids in request.token_ids]
             request.truncated = [place for place, n in enumerate(lengths) if n > limit]
@@ -184,8 +198,12 @@ class SentenceVectors:
     ) -> torch.Tensor:
         """The same, without the library's padding: it makes the texts' tokens, and vectors of the
         tokens' states."""
-        tokens = self.model.preprocess(list(texts), prompt=self._prompt(parameters))
-        rows = _rows(self.model, tokens)
+        prompt = self._prompt(parameters)
+        rows: list[TokenRow] = []
+        for piece in bounds.pieces(texts, len(prompt)):
+            # The library pads all of a call to its longest text.
+            tokens = self.model.preprocess(list(texts[piece.start : piece.stop]), prompt=prompt)
+            rows += _rows(self.model, tokens)
         parts, order, tokens_of = [], [], [len(row.ids) for row in rows]
         for places in packed.cuts(tokens_of):
             together = [rows[place] for place in places]

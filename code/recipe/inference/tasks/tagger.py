@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import AutoModelForTokenClassification
 
-from recipe.inference import loading
+from recipe.inference import bounds, loading, turns
 from recipe.inference.answers import json_values
+from recipe.inference.bounds import Bound
 from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 from recipe.inference.rows import Reading, TokenRow
 from recipe.inference.saved.origin import Origin
 from recipe.inference.tasks import pipelines
-from recipe.tokenization.encoding import beginning
 
 PARAMETERS = {
     "aggregation_strategy", "ignore_labels", "stride", "is_split_into_words", "delimiter",
@@ -35,7 +35,10 @@ class Tagger:
     def load(cls, origin: Origin) -> Tagger:
         """The token classifier that `origin` names."""
         loaded = loading.load(origin, AutoModelForTokenClassification)
-        return cls(loaded=loaded, pipeline=pipelines.around("token-classification", loaded))
+        pipeline = pipelines.around("token-classification", loaded)
+        # It is called for each window of a text.
+        pipeline.gather_pre_entities = _pausing(pipeline.gather_pre_entities)
+        return cls(loaded=loaded, pipeline=pipeline)
 
     def example(self, text: str) -> Request:
         """A request that this task answers."""
@@ -51,11 +54,30 @@ class Tagger:
             self._read(request)
             limit, tokenizer = self.loaded.max_length, self.loaded.tokenizer
             before, _, _ = self.pipeline._sanitize_parameters(**request.parameters)
-            chunks = []
+            bounds.hold(Bound.ROWS, len(request.texts))
+            specials, shared = len(tokenizer("")["input_ids"]), request.parameters.get("stride")
+            delimiter = len(request.parameters.get("delimiter", " "))
+            chunks: list[list[Any]] = []
+            rows = read = 0
             for text in request.texts:
-                if isinstance(text, str) and "tokenizer_params" not in before:
-                    text = beginning(tokenizer, text, limit)
-                chunks.append(list(self.pipeline.preprocess(text, **before)))
+                turns.pause()
+                if not isinstance(text, str):
+                    size = sum(map(bounds.size_of, text)) + delimiter * len(text)
+                    bounds.hold(Bound.TEXT, size)
+                elif shared is None:
+                    text = bounds.beginning(tokenizer, text, limit)
+                else:
+                    bounds.hold_text(text)
+                    bounds.hold_windows(tokenizer, text, limit - specials, shared)
+                own = []
+                for chunk in self.pipeline.preprocess(text, **before):
+                    own.append(chunk)
+                    turns.pause()
+                chunks.append(own)
+                rows += len(own)
+                read += sum(chunk["input_ids"].shape[1] for chunk in own)
+                bounds.hold(Bound.ROWS, rows)
+                bounds.hold(Bound.READ, read)
             request.prepared = chunks
             if "stride" not in request.parameters:
                 request.truncated = [
@@ -117,9 +139,38 @@ class Tagger:
         answers: list[Any] = []
         for request in requests:
             _, _, after = self.pipeline._sanitize_parameters(**request.parameters)
-            entities = []
-            for chunks in request.prepared:
-                scored = [{**chunk, "logits": next(logits).unsqueeze(0)} for chunk in chunks]
-                entities.append(json_values(self.pipeline.postprocess(scored, **after)))
-            answers.append(Answers(entities, request.truncated, request.single))
+            if "ignore_labels" in after:
+                after["ignore_labels"] = frozenset(after["ignore_labels"])
+            own = [[next(logits) for _ in chunks] for chunks in request.prepared]
+            try:
+                entities = self._entities(request, own, after)
+            except bounds.TooCostly as error:
+                answers.append(error)
+            else:
+                answers.append(Answers(entities, request.truncated, request.single))
         return answers
+
+    def _entities(
+        self, request: Request, logits: Sequence[Sequence[Any]], options: Mapping[str, Any]
+    ) -> list[Any]:
+        """The entities of each text. Raises TooCostly if they are too many for an answer."""
+        entities, count = [], 0
+        for chunks, own in zip(request.prepared, logits, strict=True):
+            scored = [
+                {**chunk, "logits": values.unsqueeze(0)}
+                for chunk, values in zip(chunks, own, strict=True)
+            ]
+            entities.append(json_values(self.pipeline.postprocess(scored, **options)))
+            count += len(entities[-1])
+            bounds.hold(Bound.ANSWER, 6 * count, f"{count:,} entities")
+        return entities
+
+
+def _pausing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which gives others their turn first."""
+
+    def paused(*values: Any, **options: Any) -> Any:
+        turns.pause()
+        return function(*values, **options)
+
+    return paused

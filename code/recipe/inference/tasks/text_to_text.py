@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from transformers import AutoModelForSeq2SeqLM, LogitsProcessorList, StoppingCriteriaList
 
-from recipe.inference import loaded_model, loading, turns
+from recipe.inference import bounds, loaded_model, loading, turns
+from recipe.inference.bounds import Bound
 from recipe.inference.generation import calls
 from recipe.inference.generation.decoding import Finite, Pauses
 from recipe.inference.generation.gathering import Gathering, Piece
-from recipe.inference.loaded_model import BATCH, ENCODED_AT_ONCE, LoadedModel
+from recipe.inference.loaded_model import BATCH, LoadedModel
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 from recipe.inference.saved.origin import Origin
 from recipe.models.packed_encoders import IS_OLDER
-from recipe.tokenization.encoding import beginning
 from recipe.tokenization.languages import is_multilingual, languages, token_of
 
 GENERAL, SUMMARIES, TRANSLATIONS = "text2text-generation", "summarization", "translation"
@@ -119,19 +119,21 @@ class TextGenerator:
             limit = self.loaded.max_length
             prefix = request.parameters.get("prefix", self.defaults.get("prefix", ""))
             source = request.parameters.get("src_lang") or self.defaults.get("src_lang")
+            self._hold_written(len(request.texts), options)
+            bounds.hold(Bound.ROWS, len(request.texts))
+            bounds.hold_text(prefix)
             lengths: list[int] = []
             token_ids: list[list[int]] = []
-            for start in range(0, len(request.texts), ENCODED_AT_ONCE):
-                if start:
-                    turns.pause()
+            for piece in bounds.pieces(request.texts, len(prefix)):
                 if self.languages:
                     # Others may have set theirs meanwhile.
                     tokenizer.src_lang = source or self.defaults["own_src_lang"]
-                piece = request.texts[start : start + ENCODED_AT_ONCE]
-                texts = [beginning(tokenizer, prefix + text, limit) for text in piece]
+                some = request.texts[piece.start : piece.stop]
+                texts = [bounds.beginning(tokenizer, prefix + text, limit) for text in some]
                 whole = tokenizer(texts, truncation=True, max_length=limit + 1)["input_ids"]
                 lengths += map(len, whole)
                 token_ids += tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
+                bounds.hold(Bound.READ, sum(map(len, token_ids)))
             request.keep_those_with_tokens(token_ids, lengths)
             request.truncated = [place for place, count in enumerate(lengths) if count > limit]
             loaded_model.refuse_uncut(request, limit)
@@ -139,6 +141,18 @@ class TextGenerator:
             request.prepared = options
         new = request.prepared.get("max_new_tokens") or request.prepared["max_length"]
         return [len(ids) + new for ids in request.token_ids or ()]
+
+    def _hold_written(self, texts: int, options: Mapping[str, Any]) -> None:
+        """Refuse more than may be generated. Raises TooCostly."""
+        own: Any = self.loaded.model.generation_config
+        beams = options.get("num_beams", own.num_beams) or 1
+        count = options.get("num_return_sequences", own.num_return_sequences) or 1
+        new = options.get("max_new_tokens") or options["max_length"]
+        rows = max(beams, count)
+        bounds.hold(
+            Bound.WRITTEN, texts * rows * new,
+            f"{texts:,} texts x {rows:,} beams or answers x {new:,} new tokens",
+        )  # fmt: skip
 
     def _options(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of `generate` for a request's parameters.

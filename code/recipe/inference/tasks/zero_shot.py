@@ -12,12 +12,13 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from recipe.errors import ModelError
-from recipe.inference import loading
+from recipe.inference import bounds, loading, turns
+from recipe.inference.bounds import Bound
 from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 from recipe.inference.rows import Reading, TokenRow
 from recipe.inference.saved.origin import Origin
-from recipe.tokenization.encoding import beginning
+from recipe.tokenization.encoding import beginning_of_two
 
 PARAMETERS = {"candidate_labels", "hypothesis_template", "multi_label"}
 _TEMPLATE = "This example is {}."
@@ -80,38 +81,50 @@ class ZeroShot:
                     f"hypothesis_template is {template[:60]!r}. Write {{}} where the label goes, as"
                     f" in {_TEMPLATE!r}, or {{0}} in several places."
                 )
-            hypotheses = [template.format(label) for label in _labels(request)]
-            request.prepared = [self._rows(text, hypotheses) for text in request.texts]
-            limit = self.loaded.max_length
-            request.truncated = [
-                place
-                for place, (text, rows) in enumerate(
-                    zip(request.texts, request.prepared, strict=True)
-                )
-                if any(len(row.ids) == limit for row in rows)
-                and any(self.loaded.is_longer((text, other), limit) for other in hypotheses)
-            ]
+            labels, count = _labels(request), len(request.texts)
+            pairs = count * len(labels)
+            bounds.hold(Bound.ROWS, pairs, f"{count:,} texts x {len(labels):,} labels")
+            bounds.hold(Bound.ANSWER, 2 * pairs)
+            size = len(labels) * len(template) + len(names) * sum(map(len, labels))
+            bounds.hold(Bound.TEXT, size, "the hypotheses of all labels")
+            hypotheses = [template.format(label) for label in labels]
+            limit, read = self.loaded.max_length, 0
+            prepared, truncated = [], []
+            for place, text in enumerate(request.texts):
+                rows = self._rows(text, hypotheses)
+                prepared.append(rows)
+                read += sum(len(row.ids) for row in rows)
+                bounds.hold(Bound.READ, read)
+                if any(
+                    len(row.ids) == limit and self.loaded.is_longer((text, other), limit)
+                    for row, other in zip(rows, hypotheses, strict=True)
+                ):
+                    truncated.append(place)
+            request.prepared, request.truncated = prepared, truncated
         return [len(row.ids) for rows in request.prepared for row in rows]
 
     def _rows(self, text: str, hypotheses: Sequence[str]) -> list[TokenRow]:
         """A text with each hypothesis. Raises BadRequest if a hypothesis leaves no room for it."""
         tokenizer, limit = self.loaded.tokenizer, self.loaded.max_length
-        text = beginning(tokenizer, text, limit)
-        try:
-            # What is cut is the text: without the end of a label, the answer is another label's.
-            encoded: Any = tokenizer(
-                [text] * len(hypotheses),
-                list(hypotheses),
-                truncation="only_first",
-                max_length=limit,
-            )
-        except Exception as error:
-            # Tokenizers raise this bare, if nothing is left of the text.
-            raise BadRequest(f"A label is too long for the model, which reads {limit}.") from error
-        ids, types = encoded["input_ids"], encoded.get("token_type_ids")
-        if any(len(row) > limit for row in ids):
-            raise BadRequest(f"A label is too long for the model, which reads {limit} tokens.")
-        return [TokenRow(row, types[n] if types else None) for n, row in enumerate(ids)]
+        text = beginning_of_two(tokenizer, bounds.beginning(tokenizer, text, limit), limit)
+        rows = []
+        for piece in bounds.pieces(hypotheses, len(text)):
+            some = list(hypotheses[piece.start : piece.stop])
+            try:
+                # What is cut is the text: without the end of a label, the answer is another's.
+                encoded: Any = tokenizer(
+                    [text] * len(some), some, truncation="only_first", max_length=limit
+                )
+            except Exception as error:
+                # Tokenizers raise this bare, if nothing is left of the text.
+                raise BadRequest(
+                    f"A label is too long for the model, which reads {limit}."
+                ) from error
+            ids, types = encoded["input_ids"], encoded.get("token_type_ids")
+            if any(len(row) > limit for row in ids):
+                raise BadRequest(f"A label is too long for the model, which reads {limit} tokens.")
+            rows += [TokenRow(row, types[n] if types else None) for n, row in enumerate(ids)]
+        return rows
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """For each request `{"sequence", "labels", "scores"}` for each text, the best label first.
@@ -128,6 +141,7 @@ class ZeroShot:
             labels = _labels(request)
             entries = []
             for text, rows in zip(request.texts, request.prepared, strict=True):
+                turns.pause()
                 outputs = torch.stack([next(logits) for _ in rows])
                 if request.parameters.get("multi_label") or len(labels) == 1:
                     contradicts = -1 if self.entails == 0 else 0

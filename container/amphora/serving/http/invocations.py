@@ -200,7 +200,7 @@ class Invocations:
         """Answer an error that a handler or the server has declared."""
         assert isinstance(error, Fault)
         headers = {"retry-after": "1"} if error.status == 503 else {}
-        if error.status == 413:
+        if error.code == "payload_too_large":
             # The rest of the body may still come, or never.
             headers["connection"] = "close"
         if isinstance(error, content_coding.UnsupportedCoding):

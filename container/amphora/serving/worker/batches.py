@@ -22,7 +22,7 @@ from amphora.serving.protocol import batching, framing, media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.worker.ahead import Ahead
 from amphora.serving.worker.runner import Item, ModelRunner
-from amphora.serving.worker.turns import Job, Turns
+from amphora.serving.worker.turns import Job, TakesLong, Turns
 
 LOG = logging.getLogger("amphora.worker")
 # How long a slice of work may be; what a model computes in that time is learned.
@@ -30,6 +30,8 @@ _SLICE_SECONDS = 0.1
 _LEAST_SLICE, _FIRST_SLICE = 256, 2048
 # A body so long is read and measured in turns, too.
 _LONG_BODY = 16384
+# What takes longer to be read and measured begins again in turns.
+_READ_SECONDS = 0.05
 _SIGN_SECONDS = 0.2
 # Between two questions whether a device is done, where the host has nothing else to do.
 _DEVICE_SECONDS = 5e-5
@@ -205,7 +207,18 @@ class Conversation:
             if item.session or (self._takes_turns and len(item.body) > _LONG_BODY)
         ]
         alone = {item.id for item in apart}
-        readable = [item for item in batch if item.id not in alone and self._read(item)]
+        readable = []
+        for item in batch:
+            if item.id in alone:
+                continue
+            self._turns.outside_until = time.thread_time() + _READ_SECONDS
+            try:
+                if self._read(item):
+                    readable.append(item)
+            except TakesLong:
+                apart.append(item)
+            finally:
+                self._turns.outside_until = None
         if self._takes_turns:
             self._add_jobs(apart, self._answer_alone)
             # What is one text stays with others: all of them go through the model in one call.

@@ -28,6 +28,10 @@ class Left(BaseException):
     """Raised where a job pauses whose client has gone; no handler of `Exception` holds it up."""
 
 
+class TakesLong(BaseException):
+    """Raised where work outside of a job pauses that has taken more than its time."""
+
+
 class Job:
     """Work that takes turns with others."""
 
@@ -113,6 +117,8 @@ class Turns:
         self._passed = 0
         """Turns of others since then."""
         self._spare: list[_Thread] = []
+        self.outside_until: float | None = None
+        """CPU time of the main thread after which work outside of jobs ends at its next pause."""
         self._back = threading.Semaphore(0)
         self._running: Job | None = None
         self._since = 0.0
@@ -232,9 +238,14 @@ class Turns:
 
         Raises:
             Left: The client has gone.
+            TakesLong: There is no job, and `outside_until` has passed.
         """
         self.has_device |= computes
         job = self._running
+        if job is None and self.outside_until is not None:
+            if time.thread_time() > self.outside_until:
+                raise TakesLong
+            return
         if job is None or job.thread is None or threading.current_thread() is not job.thread:
             return
         if until is None or until():

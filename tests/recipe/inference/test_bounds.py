@@ -1,0 +1,235 @@
+"""What a request may cost: refused with the figure and the bound, before memory is taken."""
+
+from __future__ import annotations
+
+import io
+import json
+import resource
+import wave
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.serving_kit import Handlers, save
+
+ENTAILMENT = {"id2label": {0: "entailment", 1: "neutral", 2: "contradiction"}}
+NLI: tuple[str, dict[str, Any], str] = (
+    "BertForSequenceClassification", ENTAILMENT, "zero-shot-classification"
+)  # fmt: skip
+MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "labels": ("BertForSequenceClassification", {}, ""),
+    "zero-shot": NLI,
+    "tags": ("BertForTokenClassification", {}, ""),
+    "answers": ("BertForQuestionAnswering", {}, ""),
+    "masks": ("BertForMaskedLM", {}, ""),
+    "vectors": ("BertModel", {}, "sentence-similarity"),
+    "token vectors": ("BertModel", {}, "feature-extraction"),
+    "t5": ("T5ForConditionalGeneration", {}, ""),
+    "texts": ("LlamaForCausalLM", {}, ""),
+}
+WORD = "film "
+LONG = "a" * 600_000
+QUESTION = {"question": "who", "context": "anna said " * 4000}
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Any], Any]:
+    """ask(model, body): the answer of one of MODELS."""
+    loaded: dict[str, Handlers] = {}
+
+    def _ask(name: str, body: Any) -> Any:
+        if name not in loaded:
+            kind, config, task = MODELS[name]
+            folder = save(kind, tmp_path_factory.mktemp("model"), **config)
+            loaded[name] = Handlers(folder, **({"HF_TASK": task} if task else {}))
+        return loaded[name].ask(body)
+
+    return _ask
+
+
+def with_parameters(inputs: Any, **parameters: Any) -> dict[str, Any]:
+    return {"inputs": inputs, "parameters": parameters}
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "words"),
+    [
+        ("labels", {"inputs": ["a"] * 140_000}, ["140,000 texts", "131,072", "AMPHORA_MAX_ROWS"]),
+        ("labels", {"inputs": {"text": LONG, "text_pair": "b"}}, ["600,001 bytes", "500,000"]),
+        ("labels", {"query": "a", "texts": ["a"]}, ["2 labels"]),
+        ("zero-shot", with_parameters(["a"] * 1000, candidate_labels=["a"] * 1000),
+         ["1,000,000 texts, pairs", "1,000 texts x 1,000 labels", "AMPHORA_MAX_ROWS"]),
+        ("zero-shot", with_parameters("a", candidate_labels=["ab"], hypothesis_template="{0}" * 200_000),
+         ["1,000,000 bytes", "AMPHORA_MAX_TEXT_BYTES"]),
+        ("tags", with_parameters("a " * 20_000, stride=45, aggregation_strategy="simple"),
+         ["19,955 windows", "16,384", "AMPHORA_MAX_WINDOWS", "45 of them shared"]),
+        ("tags", with_parameters([["a"] * 300_000], is_split_into_words=True), ["AMPHORA_MAX_TEXT"]),
+        ("tags", with_parameters([["a"] * 9], is_split_into_words=True, delimiter="-" * 90_000),
+         ["AMPHORA_MAX_TEXT"]),
+        ("tags", with_parameters(LONG, stride=1, aggregation_strategy="simple"), ["600,000 bytes"]),
+        ("answers", with_parameters({**QUESTION, "context": "a " * 20_000}, doc_stride=43),
+         ["AMPHORA_MAX_WINDOWS", "43 of them shared"]),
+        ("answers", with_parameters(QUESTION, top_k=2 * 10**6), ["AMPHORA_MAX_ANSWER_VALUES"]),
+        ("answers", {"inputs": {**QUESTION, "context": LONG}}, ["AMPHORA_MAX_TEXT_BYTES"]),
+        ("masks", with_parameters(["[MASK] " * 40] * 400, top_k=30_522), ["AMPHORA_MAX_ANSWER_VALUES"]),
+        ("vectors", {"inputs": ["a"] * 131_073}, ["AMPHORA_MAX_ANSWER_VALUES", "vectors of 32"]),
+        ("token vectors", {"inputs": [WORD * 46] * 2800},
+         ["4,300,800 numbers", "4,194,304", "134,400 tokens"]),
+        ("t5", with_parameters(["a"] * 500, num_beams=32, max_new_tokens=400),
+         ["6,400,000 tokens", "500 texts x 32", "AMPHORA_MAX_TOKENS_WRITTEN"]),
+        ("t5", with_parameters("a", prefix=LONG), ["AMPHORA_MAX_TEXT_BYTES"]),
+        ("texts", with_parameters(["a"] * 500, num_return_sequences=32, max_new_tokens=40, do_sample=True),
+         ["640,000 tokens", "500 prompts x 32", "AMPHORA_MAX_TOKENS_WRITTEN"]),
+        ("texts", with_parameters(["a"] * 9000, max_new_tokens=40), ["360,000", "262,144"]),
+        ("texts", with_parameters("a", stop=["x"] * 600_000), ["stop has 600000 texts", "64"]),
+    ],
+)  # fmt: skip
+def test_what_costs_too_much_is_refused_with_the_figure_and_the_bound(
+    ask: Callable[[str, Any], Any], model: str, body: Any, words: list[str]
+) -> None:
+    ask("labels", {"inputs": "a"})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=words[0]) as refusal:
+        ask(model, body)
+    assert all(word in str(refusal.value) for word in words), refusal.value
+    status = getattr(refusal.value, "status_code", None)
+    assert status == (413 if "AMPHORA_" in str(refusal.value) else 400)
+    # In KiB. What is refused has not been allocated.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        ("labels", {"inputs": "film " * 800_000}),
+        ("labels", {"inputs": {"text": WORD * 500, "text_pair": WORD * 700}}),
+        ("zero-shot", with_parameters(WORD * 5000, candidate_labels=["good"] * 100)),
+        ("tags", with_parameters(WORD * 2000, stride=8, aggregation_strategy="simple")),
+        ("answers", with_parameters(QUESTION, doc_stride=16, top_k=20)),
+        ("masks", with_parameters("the [MASK] was [MASK]", top_k=60)),
+        ("texts", with_parameters(WORD * 500_000, max_new_tokens=2)),
+    ],
+)
+def test_long_texts_that_the_beginning_decides_are_answered(
+    ask: Callable[[str, Any], Any], model: str, body: Any
+) -> None:
+    assert ask(model, body)
+
+
+def test_a_run_of_megabytes_is_refused_before_it_becomes_tokens(
+    ask: Callable[[str, Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import BertTokenizerFast
+
+    longest = 0
+    usual = BertTokenizerFast.__call__
+
+    def seen(self: Any, text: Any, *rest: Any, **options: Any) -> Any:
+        nonlocal longest
+        longest = max(longest, *(map(len, [text] if isinstance(text, str) else text)))
+        return usual(self, text, *rest, **options)
+
+    monkeypatch.setattr(BertTokenizerFast, "__call__", seen)
+    for model in ("labels", "vectors", "token vectors", "tags", "t5", "texts"):
+        with pytest.raises(ValueError, match="AMPHORA_MAX_TEXT_BYTES"):
+            ask(model, {"inputs": " " * 26_000_000 + "a"})
+    assert longest <= 500_000
+
+
+def test_a_variable_sets_a_bound(tmp_path: Path) -> None:
+    from recipe.inference import bounds
+
+    handlers = Handlers(save("BertForSequenceClassification", tmp_path))
+    try:
+        bounds.read({"AMPHORA_MAX_ROWS": "2"})
+        assert len(handlers.ask({"inputs": ["a", "b"]})) == 2
+        with pytest.raises(bounds.TooCostly, match=r"asks for 3 texts.*2 are allowed"):
+            handlers.ask({"inputs": ["a", "b", "c"]})
+    finally:
+        bounds.read({})
+    assert len(handlers.ask({"inputs": ["a", "b", "c"]})) == 3
+
+
+def test_wrong_variables_are_all_named() -> None:
+    from recipe.inference import bounds
+
+    with pytest.raises(ValueError, match=r"MAX_ROWS is '0'.*MAX_PIXELS is 'many'"):
+        bounds.read({"AMPHORA_MAX_ROWS": "0", "AMPHORA_MAX_PIXELS": "many"})
+
+
+def sound(rate: int, samples: int) -> bytes:
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(b"\0\1" * samples)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"raw": [0.0] * 9, "sampling_rate": 4_999_999}, "1,000 to 384,000"),
+        ({"raw": [0.0] * 20_000, "sampling_rate": 1}, "1,000 to 384,000"),
+        ({"raw": [0.0] * 9, "sampling_rate": 2**70}, "1,000 to 384,000"),
+        ({"raw": [0.0] * 400_000, "sampling_rate": 1000}, "6,400,000 samples.*4,800,000"),
+        (sound(3, 20_000), "1,000 to 384,000"),
+    ],
+)
+def test_sounds_have_a_rate_and_a_length_that_can_be(value: Any, words: str) -> None:
+    from recipe.inference.tasks import media
+
+    with pytest.raises(ValueError, match=words):
+        media.sound(value, 16_000)
+    assert len(media.sound({"raw": [0.5] * 384, "sampling_rate": 384_000}, 16_000)["raw"]) == 16
+
+
+def png(width: int, height: int) -> bytes:
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.new("1", (width, height)).save(out, format="PNG")
+    return out.getvalue()
+
+
+def test_pixels_are_bounded_for_all_images_of_a_request_and_in_users_code() -> None:
+    from recipe.inference.bounds import TooCostly
+    from recipe.inference.defaults import huggingface
+    from recipe.inference.tasks import media, pipelines
+
+    large = png(12_000, 6_000)
+    with pytest.raises(TooCostly, match=r"72,000,000 pixels.*AMPHORA_MAX_PIXELS"):
+        huggingface.decode(large, "image/png")
+    with pytest.raises(TooCostly, match="72,000,000 pixels"):
+        pipelines.with_images(large, media.Pixels())
+    half = png(6_000, 6_000)
+    with pytest.raises(TooCostly, match="72,000,000 pixels"):
+        pipelines.with_images([half, half], media.Pixels())
+    assert huggingface.decode(png(4, 3), "image/png")["inputs"].size == (4, 3)
+
+
+def test_long_answers_are_written_as_json_writes_them_with_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from recipe.inference import answers, turns
+
+    pauses = 0
+
+    def pause(*_: Any, **__: Any) -> None:
+        nonlocal pauses
+        pauses += 1
+
+    monkeypatch.setattr(turns, "_pause", pause)
+    rng = np.random.default_rng(0)
+    matrix = rng.random((3000, 8)).tolist()
+    for value in (
+        [[matrix]], [matrix, [1.5]], {"data": [{"embedding": row} for row in matrix], "n": None},
+        [{"label": "é", "score": 0.5}] * 5000, [], {}, [[], {}], "text", 3, {"a": {"b": [1]}},
+    ):  # fmt: skip
+        pauses = 0
+        assert answers._as_json(value) == json.dumps(value, ensure_ascii=False)
+        assert pauses >= (4 if len(json.dumps(value)) > 10_000 else 0)
