@@ -259,7 +259,7 @@ def _hidden(job: Job) -> dict[str, Any]:
 
 def _mark(name: str, value: Any) -> str:
     """The variable that holds a hyperparameter as argv would: SM_HP_* has objects as JSON."""
-    return f"{'SM_HP' if isinstance(value, str) else 'AMPHORA_ARGUMENT'}_{plain(name).upper()}"
+    return f"{'SM_HP' if isinstance(value, str) else 'SM_ARGUMENT'}_{plain(name).upper()}"
 
 
 def refuse_oversized(job: Job, dropped: Sequence[str]) -> None:

@@ -219,6 +219,17 @@ def test_a_tarball_of_code(trainer: ModelTrainer) -> None:
     assert printed(trainer.run())["cwd"] == "/opt/ml/input/data/code"
 
 
+def test_a_secret_inside_an_object_is_not_in_argv_either(trainer: ModelTrainer) -> None:
+    trainer.hyperparameters = {"db": {"password": "secret-of-mine"}}
+    trainer.script(
+        "import json, sys\n"
+        "print(len(json.loads(sys.argv[2])['password']))\n"
+        "print('secret-of-mine' in open('/proc/self/cmdline').read())"
+    ).send(entry_script="script.py")
+    result = trainer.run()
+    assert result.stdout.split()[-2:] == ["14", "False"], result.stderr
+
+
 def test_a_secret_is_not_in_argv_but_reaches_the_script(trainer: ModelTrainer) -> None:
     trainer.hyperparameters = {"hf-token": "secret-of-mine"}
     trainer.script(
