@@ -16,6 +16,7 @@ _JSON, _EVENTS = "application/json", "application/vnd.amazon.eventstream"
 _MEANINGS = {
     200: "The answer.",
     400: "The request cannot be understood.",
+    403: "A page of another site sent it.",
     404: "There is no such model.",
     406: "No type in Accept can be written.",
     409: "The model is already loaded.",
@@ -86,9 +87,9 @@ def describe(settings: ServerSettings) -> dict[str, Any]:
         parameters = {"get": _operation("What batch transform asks for.", (200,))}
         listed = _operation("The LoRA adapters that are loaded.", (200,))
         loaded = _operation(
-            "Load a LoRA adapter: name, src.", (200, 400, 404, 409, 503, 507), body=True
+            "Load a LoRA adapter: name, src.", (200, 400, 403, 404, 409, 415, 503, 507), body=True
         )
-        removed = _operation("Unload a LoRA adapter.", (200, 404, 503))
+        removed = _operation("Unload a LoRA adapter.", (200, 403, 404, 503))
         paths |= {
             "/adapters": {"get": listed, "post": loaded},
             "/adapters/{name}": {"delete": removed},
@@ -110,18 +111,23 @@ def describe(settings: ServerSettings) -> dict[str, Any]:
 
 
 def _multi_model_paths() -> dict[str, Any]:
-    order = _operation("Load a model: model_name, url.", (200, 400, 404, 409, 413, 500, 507))
+    statuses = (200, 400, 403, 404, 409, 413, 415, 500, 507)
+    order = _operation("Load a model: model_name, url.", statuses)
     order["requestBody"] = {"required": True, "content": {_JSON: {"schema": {"type": "object"}}}}
     listed = _operation("The loaded models, in pages.", (200, 400))
     listed["parameters"] = [
-        {"name": name, "in": "query", "schema": {"type": "integer", "minimum": 0}}
+        {
+            "name": name,
+            "in": "query",
+            "schema": {"type": "integer", "minimum": 0, "maximum": 999_999_999},
+        }
         for name in ("limit", "next_page_token")
     ]
     return {
         "/models": {"get": listed, "post": order},
         "/models/{name}": {
             "get": _operation("A loaded model.", (200, 404)),
-            "delete": _operation("Unload a model.", (200, 404)),
+            "delete": _operation("Unload a model.", (200, 403, 404)),
         },
         "/models/{name}/invoke": {
             "post": _operation("An invocation.", _INVOKED, body=True, answers="*/*")
