@@ -45,8 +45,19 @@ DOCUMENTS = (TEXT, PROMPT, COMPLETION, MESSAGES, TOKEN_IDS)
 
 
 _PREFERENCES = ("chosen", "rejected")
-_OF_TEMPLATES = ("tools", "functions", "chat_template_kwargs")
-"""Columns beside conversations that TRL hands to their chat template."""
+SCRIPT = (
+    "Train a model of images and texts by a script of your own (TRL's SFTTrainer; "
+    "docs/TRAINING.md, Your own script), or remove these rows."
+)
+"""What to do with conversations that are more than texts."""
+_OF_TEMPLATES: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("tools", "functions", "chat_template_kwargs"),
+        "Write them into a system message, or remove the column.",
+    ),
+    **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), SCRIPT),
+}
+"""Columns beside conversations that TRL hands to their chat template, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,7 +356,8 @@ def check_only_messages(part: Part) -> None:
         DataError: one has: tools, or values for the template.
     """
     for name in part.table.column_names:
-        if plain(name).partition(".")[0] not in _OF_TEMPLATES:
+        remedy = _OF_TEMPLATES.get(plain(name).partition(".")[0])
+        if remedy is None:
             continue
         nothing: Sequence[Any] = (None, "", "[]", "{}", "null", [])
         if any(cell not in nothing for _, some in part.batches([name])
@@ -353,7 +365,7 @@ def check_only_messages(part: Part) -> None:
             raise DataError(
                 f"{part.path} has values in column {name!r} for the chat template, which is given "
                 "messages alone: a model that does not read them learns to answer without.",
-                "Write them into a system message, or remove the column.",
+                remedy,
             )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -31,11 +31,13 @@ from recipe.data.column_names import (
     TEXT,
     TEXT_NAMES,
     TOKEN_IDS,
+    plain,
 )
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import formats
 from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import spooled
+from recipe.data.kinds.conversations import EXAMPLE, conversation
 from recipe.data.layout import channels as layout
 from recipe.data.layout import file_portions
 from recipe.data.layout.channels import ChannelLayout
@@ -45,6 +47,18 @@ from recipe.errors import DataError, Problems, listed
 from recipe.hyperparameters import Hyperparameters
 
 _PLAIN = (".txt", ".text")
+_ALPACA = ("instruction", "input", "output")
+ALPACA_WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further "
+    "context. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{}\n\n### Input:\n{}\n\n### Response:"
+)
+ALPACA_WITHOUT_INPUT = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes "
+    "the request.\n\n### Instruction:\n{}\n\n### Response:"
+)
+"""The prompts of Stanford Alpaca."""
+_SYSTEM = ("system", "system_prompt", "system_message")
 _NAMED = (TEXT, PROMPT, COMPLETION, MESSAGES)
 """What the user may name the columns of."""
 _LOOKED_AT = 20
@@ -52,7 +66,6 @@ _FILLERS = ("ForMaskedLM", "ForPreTraining")
 """Ends of the names of classes with a head for masked tokens."""
 _DECODERS = ("ForCausalLM", "LMHeadModel")
 """What the names of decoders' classes end with."""
-_EXAMPLE = '[{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +108,8 @@ def load(
     hosts = shards.of_job()
     requested = {name: getattr(hyperparameters, f"{name}_column") for name in _NAMED}
 
-    units = functools.partial(_units, sample_by=hyperparameters.sample_by)
+    as_given = any(requested.values()) or PROMPT not in kinds
+    units = functools.partial(_units, sample_by=hyperparameters.sample_by, as_given=as_given)
     with hosts.together():
         places = whole = layout.find(channels, hyperparameters.dataset_config_name, hosts.sharded)
         unused = [each.source for each in places.class_names if each.column is None]
@@ -179,13 +193,73 @@ def _empty(columns_: Mapping[str, str]) -> pa.Table:
     return pa.schema([(name, kind) for name in columns_]).empty_table()
 
 
-def _units(paths: Sequence[Path], sample_by: str) -> list[Callable[[], Part]]:
-    return [
-        functools.partial(formats.read_texts, path, sample_by)
-        if path.is_file() and path.name.lower().removesuffix(".gz").endswith(_PLAIN)
-        else functools.partial(formats.read, path, lone_column=True)
-        for path in paths
-    ]
+def _units(paths: Sequence[Path], sample_by: str, as_given: bool) -> list[Callable[[], Part]]:
+    """What reads each file.
+
+    Args:
+        as_given: Whether columns are what they are, as some were named.
+    """
+
+    def read(path: Path) -> Part:
+        if path.is_file() and _is_plain(path):
+            return formats.read_texts(path, sample_by)
+        part = formats.read(path, lone_column=True)
+        return part if as_given else _with_alpaca_prompts(part)
+
+    return [functools.partial(read, path) for path in paths]
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether a file has texts, not a table.
+
+    Raises:
+        DataError: it has no suffix, and may be either.
+    """
+    name = path.name.lower().removesuffix(".gz")
+    if Path(name).suffix or not formats.is_delimited(path):
+        return name.endswith(_PLAIN)
+    if formats.is_structured(path, by_names=True):
+        return False
+    if formats.is_structured(path):
+        raise DataError(
+            f"{path} has no suffix, and its lines can be cut into equally many cells: it may be a "
+            "table, or texts.",
+            f"Rename it to {path.name}.txt if its lines are texts, or to {path.name}.csv.",
+        )
+    return True
+
+
+def _with_alpaca_prompts(part: Part) -> Part:
+    """`part`, where it has Alpaca's columns with prompts by Alpaca's template instead of
+    `instruction` and `input`."""
+    names = {plain(name): name for name in reversed(part.table.column_names)}
+    if not set(_ALPACA) <= set(names):
+        return part
+    instruction, given, _ = (names[name] for name in _ALPACA)
+    kinds = {name: part.table.schema.field(name).type for name in (instruction, given)}
+    if not is_string(kinds[instruction]) or not (
+        is_string(kinds[given]) or pa.types.is_null(kinds[given])
+    ):
+        return part
+    schema = pa.schema([(instruction, pa.large_string())])
+
+    def prompts() -> Iterator[pa.Table]:
+        for _, batch in part.batches([instruction, given]):
+            cells = (batch[name].to_pylist() for name in (instruction, given))
+            texts = [
+                ALPACA_WITH_INPUT.format(asked or "", text)
+                if text
+                else ALPACA_WITHOUT_INPUT.format(asked or "")
+                for asked, text in zip(*cells, strict=True)
+            ]
+            yield pa.table([pa.array(texts, pa.large_string())], schema=schema)
+
+    part = part.with_column(instruction, spooled(schema, prompts())[instruction])
+    return dataclasses.replace(
+        part,
+        table=part.table.drop_columns([given]),
+        format=f"{part.format}, prompts by Alpaca's template",
+    )
 
 
 def _chosen(
@@ -195,9 +269,22 @@ def _chosen(
     like: dict[str, str] | None,
 ) -> _Read:
     chosen = columns.of_documents(part, requested, like, kinds)
+    if MESSAGES in chosen and requested.get(MESSAGES) is None:
+        _refuse_system(part, chosen)
     if TEXT in chosen:
         part = values.with_texts(part, chosen[TEXT])
     return _Read(part=part, columns=chosen)
+
+
+def _refuse_system(part: Part, chosen: Mapping[str, str]) -> None:
+    """Raises DataError where a column beside conversations has what the system says in them."""
+    if (name := columns.unread_texts(part, _SYSTEM, chosen.values())) is not None:
+        raise DataError(
+            f"{part.path} has texts in column {name!r} beside conversations, and a model that does "
+            "not read them learns to answer without.",
+            "Write each as the first message, of the role system; or give messages_column="
+            f"{chosen[MESSAGES]} to leave {name!r} out.",
+        )
 
 
 def _of_files(
@@ -273,7 +360,7 @@ def _documents(read: _Read) -> pa.Table:
                             f"{part.where(first + at)} has no text in column "
                             f"{read.columns[name]!r}, but {json.dumps(value, default=str)[:60]}.",
                             f"Give texts, or conversations in a column called {MESSAGES}: "
-                            f"{_EXAMPLE}.",
+                            f"{EXAMPLE}.",
                         )
                     else:
                         cells[at] = "" if value is None else str(value)
@@ -281,26 +368,6 @@ def _documents(read: _Read) -> pa.Table:
 
     schema = pa.schema([(name, pa.large_string()) for name in read.columns])
     return spooled(schema, documents())
-
-
-def conversation(part: Part, row: int, value: Any, column: str) -> str:
-    """A conversation as JSON, without the keys that a message does not use."""
-    try:
-        messages = json.loads(value) if isinstance(value, str) else value
-        turns = [{k: each for k, each in turn.items() if each is not None} for turn in messages]
-        right = turns and all(
-            isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)
-            for turn in turns
-        )
-    except (ValueError, TypeError, AttributeError):
-        right = False
-    if not right:
-        raise DataError(
-            f"{part.where(row)} has no conversation in column {column!r}, but "
-            f"{json.dumps(value, default=str)[:80]}.",
-            f"Write it as {_EXAMPLE}.",
-        )
-    return json.dumps(turns)
 
 
 def _describe(split: str, files: list[_Read]) -> str:

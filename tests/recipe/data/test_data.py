@@ -211,6 +211,21 @@ def test_a_column_that_leaves_no_training_rows_is_named(tmp_path: Path) -> None:
         load({"train": tmp_path})
 
 
+@pytest.mark.parametrize("commas", [["a"], ["a", "b"]])
+def test_texts_of_classes_may_have_equally_many_commas(tmp_path: Path, commas: list[str]) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            comma = "," if name in commas and number == 0 else "," * number
+            (tmp_path / name / str(number)).write_text(f"well{comma} {number}\nso{comma * 2}\n" * 3)
+        lines = [f"well, {name} {line}" for line in range(6)]
+        if name in commas:
+            (tmp_path / name / "0").write_text("\n".join(lines))
+    found = load({"train": tmp_path, "test": tmp_path})
+    assert sorted(set(found.labels.names)) == ["a", "b"]
+    assert len(found.train) == 8
+
+
 def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(delimited(ROWS, ","), encoding="utf-8-sig")
     assert read(tmp_path / "a.csv").table.column_names == ["text", "label"]

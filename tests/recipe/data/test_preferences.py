@@ -153,8 +153,11 @@ def test_conversations_that_are_no_preference(given: tuple[Any, Any, Any], why: 
         ([{"chosen": ASKED + GOOD, "rejected": "no"}], ["in only one of the columns"]),
         ([{"prompt": "q", "chosen": ["a"], "rejected": ["b"]}], ["line 1", "no text", "'chosen'"]),
         ([{"prompt": "q", "chosen": "a", "rejected": "a"}], ["no pair that can be used", SAME]),
-        ([{"chosen": [{"from": "gpt", "value": "x"}], "rejected": [{"from": "gpt", "value": "y"}]}],
-         ["no conversation in column 'chosen'", '"role"']),
+        ([{"prompt": "q", "chosen": [{"from": "judge", "value": "x"}], "rejected": BAD}],
+         ["column 'chosen', message 0", "'judge', which is not known"]),
+        ([{"prompt": "q", "chosen": GOOD, "rejected": BAD, "images": ["a.png"]}],
+         ["'images'", "TRL"]),
+        ([{"prompt": "q", "chosen": "a", "rejected": "b", "status": "tie"}], ["status", "tie"]),
         ([{"prompt": "q", "chosen": GOOD, "rejected": BAD, "tools": [{"name": "clock"}]}],
          ["'tools'", "given messages alone"]),
         ([{"chosen": GOOD, "rejected": BAD, "chat_template_kwargs": {"thinking": False}}],
@@ -168,6 +171,22 @@ def test_what_cannot_be_read_is_refused(
         load(tmp_path, rows * 2)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_ties_are_left_out_and_counted(tmp_path: Path) -> None:
+    rows = [{"prompt": f"q {n}", "chosen": "a", "rejected": "b", "status": status}
+            for n, status in enumerate(["swapped", "tie", "unchanged", "tie"])]  # fmt: skip
+    found = load(tmp_path, rows)
+    assert sorted(found.train["prompt"]) == ["q 0", "q 2"]
+    assert "2 of 4 pairs are not used: column 'status' says tie" in "\n".join(found.found)
+
+
+def test_preferences_of_sharegpt_are_messages(tmp_path: Path) -> None:
+    asked, one, two = ({"from": who, "value": said} for who, said in
+                       (("human", "q"), ("gpt", "a"), ("gpt", "b")))  # fmt: skip
+    found = load(tmp_path, [{"chosen": [asked, one], "rejected": [asked, two]}] * 2)
+    assert json.loads(found.train["prompt"][0]) == [{"role": "user", "content": "q"}]
+    assert json.loads(found.train["chosen"][0]) == [{"role": "assistant", "content": "a"}]
 
 
 def test_texts_and_conversations_do_not_mix(tmp_path: Path) -> None:

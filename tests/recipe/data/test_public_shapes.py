@@ -16,6 +16,7 @@ from datasets import ClassLabel, Features, List, Value
 
 from recipe import task_table
 from recipe.arguments import parse
+from recipe.data import language_modeling
 from recipe.errors import RecipeError
 from recipe.tasks import detection
 
@@ -287,11 +288,31 @@ SHAPES = {
     ),
     "alpaca": Shape(
         DECODER, lambda n: {"instruction": "do", "input": "it" * (n % 2), "output": "done"},
-        "texts in column 'input' beside",
+        "causal-lm", {"prompt": language_modeling.ALPACA_WITHOUT_INPUT.format("do"),
+                      "completion": "done"},
     ),
-    "alpaca without inputs": Shape(
-        DECODER, lambda n: {"instruction": "do", "input": "", "output": "done"}, "causal-lm",
-        {"prompt": "do", "completion": "done"},
+    "dolly": Shape(
+        DECODER, lambda n: {"instruction": "do", "context": "it" * n, "response": "done",
+                            "category": "qa"}, "texts in column 'context' beside",
+        argv=("--task", "causal-lm"),
+    ),
+    "no_robots": Shape(
+        DECODER, lambda n: {"prompt": "hi", "prompt_id": str(n), "messages": TURNS,
+                            "category": "Chat"}, "causal-lm", {"messages": json.dumps(TURNS)},
+    ),
+    "sharegpt": Shape(
+        DECODER, lambda n: {"id": str(n), "conversations": [{"from": "human", "value": "hi"},
+                                                            {"from": "gpt", "value": "yes"}]},
+        "causal-lm", {"messages": json.dumps(TURNS)},
+    ),
+    "llava": Shape(
+        DECODER, lambda n: {"id": str(n), "image": "a.png", "conversations": TURNS}, "TRL",
+        argv=("--task", "causal-lm"),
+    ),
+    "distilabel orca": Shape(
+        DECODER, lambda n: {"system": "", "input": f"hi {n}", "chosen": "yes", "rejected": "no",
+                            "status": "tie" if n < 3 else "unchanged"},
+        "preference", {"prompt": "hi 3", "chosen": "yes", "rejected": "no"},
     ),
     # Pictures
     "cifar100": Shape(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +213,7 @@ PAIR = {"instruction": "do", "response": "done", "id": 7}
     ("name", "content", "columns", "said"),
     [
         ("a.txt", "one\ntwo\n\nthree\n", {"text": ["one", "two", "three"]}, "txt (a text is a line)"),
+        ("a", "one, 1\ntwo\nthree, 3, 3\n", {"text": ["one, 1", "two", "three, 3, 3"]}, "txt"),
         ("a.csv", 'text\n"one, 1"\ntwo\nthree\n', {"text": ["one, 1", "two", "three"]}, "csv"),
         ("a.csv", 'prompt,completion\na,b\nc,d\n', {"prompt": ["a", "c"], "completion": ["b", "d"]}, "csv"),
         ("a.jsonl", f"{json.dumps(PAIR)}\n" * 2, {"prompt": ["do"] * 2, "completion": ["done"] * 2}, "not read: id"),
@@ -245,6 +246,70 @@ def test_what_a_text_is_in_a_plain_file(
     assert list(load(tmp_path, sample_by=sample_by).train["text"]) == expected
 
 
+def spelled(role: str, text: str, turns: Sequence[str] = ("user", "assistant")) -> dict[str, Any]:
+    names = dict(zip(("user", "assistant"), turns, strict=True))
+    return {"from": names[role], "value": text}
+
+
+def test_a_file_without_a_suffix_is_no_table_by_its_commas(tmp_path: Path) -> None:
+    (tmp_path / "corpus").write_text("Well, he said.\n" * 9)
+    with pytest.raises(DataError, match=r"may be a table, or texts.*corpus\.txt.*corpus\.csv"):
+        load(tmp_path)
+    (tmp_path / "corpus").rename(tmp_path / "corpus.txt")
+    assert set(load(tmp_path).train["text"]) == {"Well, he said."}
+
+
+SPELLINGS: dict[str, Callable[[str, str], dict[str, Any]]] = {
+    "sharegpt": lambda role, text: spelled(role, text, ("human", "gpt")) | {"weight": None},
+    "chatgpt": lambda role, text: spelled(role, text, ("user", "chatgpt")),
+    "parts": lambda role, text: {"role": role, "content": [{"type": "text", "text": text}]},
+    "split": lambda role, text: {
+        "role": role,
+        "content": [{"type": "text", "text": text[:1]}, {"type": "text", "text": text[1:]}],
+    },
+    "mixed": lambda role, text: {
+        "role": role,
+        "content": text if role == "user" else [{"type": "text", "text": text}],
+    },
+}
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_conversations_of_other_forms_are_the_same(
+    tmp_path: Path, spelling: str, suffix: str
+) -> None:
+    talk = [SPELLINGS[spelling](turn["role"], turn["content"]) for turn in TALK]
+    if suffix == "jsonl":
+        (tmp_path / "a.jsonl").write_text(f"{json.dumps({'conversations': talk})}\n" * 3)
+    elif spelling == "mixed":
+        rows = datasets.Dataset.from_list([{"conversations": json.dumps(talk)}] * 3)
+        rows.to_parquet(tmp_path / "a.parquet")
+    else:
+        datasets.Dataset.from_list([{"conversations": talk}] * 3).to_parquet(tmp_path / "a.parquet")
+    assert list(load(tmp_path).train["messages"]) == [json.dumps(TALK)] * 2
+
+
+def test_prompts_are_alpacas(tmp_path: Path) -> None:
+    rows = [{"instruction": "add", "input": text, "output": "3"} for text in ("1 {2}", "", None)]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    found = load(tmp_path)
+    both = datasets.concatenate_datasets([found.train, found.evaluation])
+    assert set(both["completion"]) == {"3"}
+    given, *without = sorted(both["prompt"], key=len, reverse=True)
+    assert given == (
+        "Below is an instruction that describes a task, paired with an input that provides further "
+        "context. Write a response that appropriately completes the request.\n\n### Instruction:\n"
+        "add\n\n### Input:\n1 {2}\n\n### Response:"
+    )
+    assert set(without) == {
+        "Below is an instruction that describes a task. Write a response that appropriately "
+        "completes the request.\n\n### Instruction:\nadd\n\n### Response:"
+    }
+    assert "Alpaca's template" in "\n".join(found.found)
+    assert set(load(tmp_path, prompt_column="instruction").train["prompt"]) == {"add"}
+
+
 def test_a_dataset_dict_and_parquet(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_list([CONVERSATION] * 3)
     datasets.DatasetDict({"train": rows, "validation": rows}).save_to_disk(tmp_path / "dict")
@@ -258,7 +323,18 @@ def test_a_dataset_dict_and_parquet(tmp_path: Path) -> None:
     ("row", "options", "words"),
     [
         ({"messages": "hello"}, {}, ["line 1", "no conversation", "'messages'", '"role"']),
-        ({"messages": [{"role": "user"}]}, {}, ["line 1", "no conversation"]),
+        ({"messages": [{"role": "user"}]}, {}, ["line 1", "message 0 (user", "no content (null)"]),
+        ({"messages": [*TALK, {"role": "assistant", "content": None}]}, {}, ["message 4 (assis"]),
+        ({"messages": [{"role": "judge", "content": "x"}]}, {}, ["the role 'judge'", "known are"]),
+        ({"conversations": [{"from": "function_call", "value": "x"}]}, {}, ["'function_call'"]),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+            {},
+            ["message 0 (user", "image_url", "TRL"],
+        ),
+        ({"messages": TALK, "images": ["a.png"]}, {}, ["'images'", "TRL"]),
+        ({"messages": TALK, "system": "be kind"}, {}, ["'system'", "messages_column=messages"]),
+        ({"instruction": "a", "input": ["b"], "output": "c"}, {}, ["'input'", "prompt_column"]),
         ({"prompt": TALK, "completion": "x"}, {}, ["line 1", "no text in column 'prompt'"]),
         ({"a": "x", "b": "y"}, {"prompt_column": "a"}, ["completion", "completion_column"]),
         ({"text": "x"}, {"messages_column": "texts"}, ["messages_column", "'texts'", "text"]),

@@ -82,16 +82,22 @@ def read_delimited(path: Path, encoding: str, lone_column: bool, others: str) ->
         return quoted
 
 
-def is_table(path: Path, encoding: str) -> bool:
+def is_table(path: Path, encoding: str, by_names: bool = False) -> bool:
     """Whether some delimiter cuts five lines or more into the same number of cells, or the first
-    line names a text and a label."""
+    line names a text and a label.
+
+    Args:
+        by_names: Only the first line counts, as lines of text may have equally many commas.
+    """
     with open_text(path, encoding) as stream:
         sample = list(itertools.islice(stream, 200))
     for delimiter in DELIMITERS:
         names = {plain(cell) for cell in next(csv.reader(sample[:1], delimiter=delimiter), [])}
         if names & set(TEXT_NAMES) and names & set(LABEL_NAMES):
             return True
-        if len(sample) >= _TABLE_LINES and _agreement(sample, delimiter) > _TABLE_SHARE:
+        if by_names or len(sample) < _TABLE_LINES:
+            continue
+        if _agreement(sample, delimiter) > _TABLE_SHARE:
             return True
     return False
 

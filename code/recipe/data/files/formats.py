@@ -69,7 +69,7 @@ def read(path: Path, lone_column: bool = False) -> Part:
     Raises:
         DataError: the format is not known, or a row cannot be read (with its line).
     """
-    if lone_column and path.is_file() and _is_delimited(path):
+    if lone_column and path.is_file() and is_delimited(path):
         return _read_csv(path, lone_column=True)
     return _flat(format_of(path).read(path))
 
@@ -86,13 +86,17 @@ def of_table(path: Path, name: str, table: pa.Table) -> Part:
     return _flat(Part(path=path, format=name, table=table, class_names=class_names(features)))
 
 
-def is_structured(path: Path) -> bool:
+def is_structured(path: Path, by_names: bool = False) -> bool:
     """Whether a text file is more than lines of text: any other format, or delimited cells in
-    (nearly) all lines."""
-    if not _is_delimited(path):
+    (nearly) all lines.
+
+    Args:
+        by_names: Cells count only if the first line names a text and a label.
+    """
+    if not is_delimited(path):
         return True
     try:
-        return is_table(path, encoding_of(path))
+        return is_table(path, encoding_of(path), by_names)
     except (UnicodeDecodeError, EOFError, OSError, zlib.error):
         return False
 
@@ -109,7 +113,7 @@ def read_tagged(path: Path) -> Part:
     but JSON, lines of labels, and tables called .csv or .tsv without empty lines between rows."""
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     is_table = suffix in _DELIMITED_SUFFIXES and not has_sentences(path)
-    if _is_delimited(path) and not is_table:
+    if is_delimited(path) and not is_table:
         return _flat(_read_text(path, read_conll))
     return read(path)
 
@@ -277,7 +281,7 @@ def _read_csv(path: Path, lone_column: bool) -> Part:
     return _read_text(path, reader)
 
 
-def _is_delimited(path: Path) -> bool:
+def is_delimited(path: Path) -> bool:
     """Whether none of the formats before it in the table is the file's."""
     return format_of(path).name == "CSV"
 

@@ -181,22 +181,23 @@ def usual_types(path: Path, table: pa.Table) -> pa.Table:
     """
     if twice := [name for name, count in Counter(table.column_names).items() if count > 1]:
         raise DataError(f"{path} has two columns called {twice[0]!r}.", "Rename one.")
-    for at, field in enumerate(table.schema):
-        kind = _usual(field.type)
-        if kind == field.type:
+    for at, of_column in enumerate(table.schema):
+        kind = _usual(of_column.type)
+        if kind == of_column.type:
             continue
         column = table.column(at)
         try:
-            if isinstance(field.type, pa.BaseExtensionType):
+            if isinstance(of_column.type, pa.BaseExtensionType):
                 storage = [chunk.storage for chunk in column.chunks]
-                column = pa.chunked_array(storage, field.type.storage_type)
+                column = pa.chunked_array(storage, of_column.type.storage_type)
             column = column.cast(kind)
         except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
             raise DataError(
-                f"Column {field.name!r} of {path} is of type {field.type}, which is not read.",
+                f"Column {of_column.name!r} of {path} is of type {of_column.type}, which is not "
+                "read.",
                 "Write it as strings, numbers, or lists or structs of these; or leave it out.",
             ) from error
-        table = table.set_column(at, field.with_type(kind), column)
+        table = table.set_column(at, of_column.with_type(kind), column)
     return table
 
 

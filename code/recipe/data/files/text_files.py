@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -34,6 +34,7 @@ _LABEL_WORDS = {"label", "labels", "y", "target", "targets", "classes"}
 _UNLABELLED = {"unsup", "unsupervised", "unlabeled", "unlabelled"}
 _AMONG_WORDS = re.compile(r"[-_. ]+")
 _MOST_LISTED = 20
+_LOOKED_AT = 5  # files of a class
 _FEW_FILES, _MANY_LINES = 20, 50
 
 
@@ -118,9 +119,17 @@ def _folders(paths: Sequence[Path]) -> dict[Path, dict[str, list[Path]]]:
     return {
         folder: dict(files_of_class)
         for folder, files_of_class in by_folder.items()
-        if _are_classes(list(files_of_class))
-        and not any(formats.is_structured(files[0]) for files in files_of_class.values())
+        if _are_classes(list(files_of_class)) and not _are_tables(files_of_class.values())
     }
+
+
+def _are_tables(files_of_classes: Iterable[Sequence[Path]]) -> bool:
+    """Whether files are tables: one by the names in its first line, or most by their cells. In a
+    text, all lines may have as many commas."""
+    looked_at = [path for files in files_of_classes for path in files[:_LOOKED_AT]]
+    cut = sum(map(formats.is_structured, looked_at))
+    named = any(formats.is_structured(path, by_names=True) for path in looked_at) if cut else False
+    return named or cut * 2 > len(looked_at)
 
 
 def _files(paths: Sequence[Path]) -> dict[Path, dict[str, Path]]:

@@ -24,7 +24,7 @@ from recipe.data.columns import check_only_messages, check_prompt_is_whole
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled
-from recipe.data.language_modeling import conversation
+from recipe.data.kinds.conversations import conversation
 from recipe.data.layout import channels as layout
 from recipe.data.reading import describe, read_parts
 from recipe.errors import DataError, Problems
@@ -37,6 +37,8 @@ NAMES: Mapping[str, Sequence[str]] = {
     REJECTED: (REJECTED, "rejected_response", "rejected_answer", "response_rejected"),
 }
 """What the columns are called, most telling first."""
+_STATUS = "status"
+TIE = "column 'status' says tie: neither answer is the better one"
 NO_PROMPT = "there is no prompt, and the answers have no beginning in common"
 OTHER_PROMPTS = "the answers are to different prompts"
 EMPTY = "an answer is empty"
@@ -123,7 +125,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pref
     shown = ", ".join(f"{what} column {name!r}" for what, name in like.items())
     shown += "" if PROMPT in like else "; the prompt is what both answers begin with"
     found = [
-        describe(split, parts, f"{len(built[split])} pairs", shown, [*like.values()])
+        describe(split, parts, f"{len(built[split])} pairs", shown, [*like.values(), _STATUS])
         for split, parts in read.items()
     ]
     train, evaluation, test, rule = held_out.assign_groups(built, PROMPT, hyperparameters)
@@ -201,23 +203,27 @@ def _usable(part: Part, columns: Mapping[str, str]) -> _Usable:
         )
     if talks:
         check_only_messages(part)
+    names: list[str] = part.table.column_names
+    status = [name for name in names if plain(name) == _STATUS and name not in columns.values()]
     left_out: dict[str, tuple[int, int]] = {}
     is_prefixed = True
 
     def triples() -> Iterator[pa.Table]:
         nonlocal is_prefixed
-        for first, batch in part.batches(list(columns.values())):
+        for first, batch in part.batches([*columns.values(), *status]):
             cells = {
                 what: _values(part, first, batch[name].to_pylist(), name, what in talks)
                 for what, name in columns.items()
             }
             usable: list[Triple] = []
             prompts = cells.get(PROMPT, [None] * batch.num_rows)
-            rows = zip(prompts, cells[CHOSEN], cells[REJECTED], strict=True)
-            for row, (prompt, *answers) in enumerate(rows, first):
+            ties = batch[status[0]].to_pylist() if status else [None] * batch.num_rows
+            rows = zip(prompts, cells[CHOSEN], cells[REJECTED], ties, strict=True)
+            for row, (prompt, *answers, tie) in enumerate(rows, first):
                 if talks and CHOSEN not in talks:
                     answers = [[{"role": "assistant", "content": text}] for text in answers]
                 parted = of_talks(prompt, *answers) if talks else of_texts(prompt, *answers)
+                parted = TIE if tie == "tie" else parted
                 if isinstance(parted, str):
                     count, first_such = left_out.get(parted, (0, row))
                     left_out[parted] = count + 1, first_such
