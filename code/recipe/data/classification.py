@@ -266,7 +266,9 @@ def recognise(evidence: Evidence) -> Recognised | None:
         is_other |= labels.shape_of([(part, chosen.label)]).problem == labels.NUMBER
     for name in set(part.table.column_names) - {*chosen.read, chosen.label}:
         kind = part.table.schema.field(name).type
-        is_other |= is_list(kind) and (is_string(kind.value_type) or is_list(kind.value_type))
+        is_other |= is_list(kind) and (
+            is_string(kind.value_type) or pa.types.is_nested(kind.value_type)
+        )
     return Recognised(reason=reason, certain=not is_other)
 
 
