@@ -105,6 +105,32 @@ def test_a_worker_that_hangs_is_replaced(start: Start, tmp_path: Path) -> None:
     assert "has not answered for 2.5 s" in server.log
 
 
+def test_a_request_that_hangs_its_worker_is_not_tried_again(start: Start, tmp_path: Path) -> None:
+    code = f"""
+        import json, os, time
+
+        def model_fn(model_dir):
+            return None
+
+        def predict_batch_fn(inputs, model):
+            if "hang" in inputs:
+                open({str(tmp_path / "seen")!r}, "a").write("hang ")
+                time.sleep(60)
+            return [os.getpid() for _ in inputs]
+
+        def input_fn(body, content_type):
+            return json.loads(body)
+
+        def output_fn(prediction, accept):
+            return json.dumps(prediction)
+    """
+    server = start(code, SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS="2.5").ready()
+    before = server.invoke("x").json()
+    assert server.invoke("hang").status_code == 504
+    assert server.invoke("x").json() != before
+    assert (tmp_path / "seen").read_text() == "hang "
+
+
 def test_all_workers_killed_are_back_within_seconds_and_ping_tells(start: Start) -> None:
     server = start(WORK, SAGEMAKER_MODEL_SERVER_WORKERS="2").ready()
     killed = server.wait_for_workers(2)
