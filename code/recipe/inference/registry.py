@@ -68,12 +68,13 @@ TASKS: Mapping[str, Entry] = {
         architectures=("AutoModelForQuestionAnswering",),
         adapters=("QUESTION_ANS",),
     ),
-    "fill-mask": Entry(load=MaskFiller.load, architectures=("AutoModelForMaskedLM",)),
     text_to_text.GENERAL: Entry(
         load=partial(TextGenerator.load, task=text_to_text.GENERAL),
         architectures=("AutoModelForSeq2SeqLM",),
         adapters=("SEQ_2_SEQ_LM",),
     ),
+    # After the encoder-decoders: transformers lists BART, MBart and MVP for both.
+    "fill-mask": Entry(load=MaskFiller.load, architectures=("AutoModelForMaskedLM",)),
     text_to_text.SUMMARIES: Entry(load=partial(TextGenerator.load, task=text_to_text.SUMMARIES)),
     text_to_text.TRANSLATIONS: Entry(
         load=partial(TextGenerator.load, task=text_to_text.TRANSLATIONS)
@@ -162,8 +163,12 @@ def task_of(origin: Origin) -> str:
     elif (modules := origin.sentence_modules) and not _is_cross_encoder(origin, len(modules)):
         claiming, what = [FEATURES], ""
     else:
-        classes = getattr(origin.config(), "architectures", None) or []
+        config = origin.config()
+        classes = getattr(config, "architectures", None) or []
         claiming = [task for name in classes if (task := task_of_class(name)) is not None]
+        if not claiming and (auto_map := getattr(config, "auto_map", None)):
+            tasks = (_task_of_remote_class(name, auto_map) for name in classes)
+            claiming = [task for task in tasks if task is not None]
         what = f"has {', '.join(classes) or 'no architectures in its config.json'}"
     if not claiming:
         raise ModelError(
@@ -175,14 +180,7 @@ def task_of(origin: Origin) -> str:
 
 def task_of_class(name: str) -> str | None:
     """The task that a class of transformers is made for; None if no task claims it."""
-    # What reads images, sounds or tables first: some of these classes answer to texts' names too.
-    candidates = [
-        (task, set(pipelines.architectures(task)) - {"AutoModelForCausalLM"})
-        for task in pipelines.names()
-        if task not in TASKS and task not in _VAGUE
-    ]
-    candidates += [(task, set(entry.architectures)) for task, entry in TASKS.items()]
-    for task, architectures in candidates:
+    for task, architectures in _candidates():
         if any(name == model for own in architectures for _, model in _classes(own)):
             return task
     headless = [kind for kind, model in _classes("AutoModel") if model == name]
@@ -190,6 +188,31 @@ def task_of_class(name: str) -> str | None:
         return None
     reads_texts = any(kind in TOKENIZER_MAPPING_NAMES for kind in headless)
     return FEATURES if reads_texts else "image-feature-extraction"
+
+
+def _task_of_remote_class(name: str, auto_map: Mapping[str, Any]) -> str | None:
+    """Return the task of a class whose code comes with the model; None if no task claims it.
+
+    The Auto class that config.json's auto_map names for it decides, or the end of its own name, as
+    in Hugging Face's toolkit: MyForSequenceClassification is an AutoModelForSequenceClassification.
+    """
+    names = [auto for auto, path in auto_map.items() if str(path).endswith(f".{name}")] + [name]
+    for task, architectures in _candidates():
+        endings = tuple(own.removeprefix("AutoModel") for own in architectures)
+        if any(known.endswith(endings) for known in names):
+            return task
+    return None
+
+
+def _candidates() -> list[tuple[str, set[str]]]:
+    """Each task and the Auto classes of its models, the likelier task first."""
+    # What reads images, sounds or tables first: some of these classes answer to texts' names too.
+    media = [
+        (task, set(pipelines.architectures(task)) - {"AutoModelForCausalLM"})
+        for task in pipelines.names()
+        if task not in TASKS and task not in _VAGUE
+    ]
+    return media + [(task, set(entry.architectures)) for task, entry in TASKS.items()]
 
 
 def _is_cross_encoder(origin: Origin, count: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from recipe.errors import ModelError
+from recipe.inference import registry
+from recipe.inference.generation.generator import Generator
 from recipe.inference.saved import weights
 from recipe.inference.saved.origin import Origin
-from tests.support.adapter_kit import adapter
-from tests.support.serving_kit import save
+from tests.support.adapter_kit import adapter, merged
+from tests.support.serving_kit import Handlers, save
 
 IDS = torch.tensor([[7, 8, 9, 10]])
 CAUSAL = {"auto": AutoModelForCausalLM, "seed": 0, "task_type": "CAUSAL_LM"}
@@ -83,3 +86,60 @@ def test_a_head_that_nobody_brings_is_refused(tmp_path: Path) -> None:
     folder = adapter(base, tmp_path / "a", auto, 0, target_modules=["query"])
     with pytest.raises(ModelError, match=r"Neither the adapter .* has .*classifier\.bias"):
         served(folder, auto)
+
+
+@pytest.mark.parametrize("place", ["as it is named", "beside it", "additional data", "HF_MODEL_ID"])
+def test_an_adapter_as_peft_saves_it_finds_its_base(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """peft writes no config.json and no tokenizer: both are the base's."""
+    base = save("LlamaForCausalLM", tmp_path / "base")
+    folder = adapter(base, tmp_path / "model", target_modules=["q_proj"], **CAUSAL)
+    assert not (folder / "config.json").exists()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
+        expected = served_logits(merged(base, folder, tmp_path / "merged"))
+    environ = {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")}
+    if place == "beside it":
+        base.rename(folder / "base")
+    elif place == "additional data":
+        (tmp_path / "ml" / "additional-model-data-sources").mkdir(parents=True)
+        base.rename(tmp_path / "ml" / "additional-model-data-sources" / "base")
+    elif place == "HF_MODEL_ID":
+        environ["HF_MODEL_ID"] = str(base.rename(tmp_path / "elsewhere"))
+    task = registry.load(str(folder), {**environ, "AMPHORA_DTYPE": "float32"})
+    assert isinstance(task, Generator)
+    with torch.inference_mode():
+        found = task.loaded.model(input_ids=IDS).logits
+    assert torch.allclose(found, expected, atol=1e-4)
+    assert "is merged into its base" in capsys.readouterr().out
+
+
+def served_logits(folder: Path) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = AutoModelForCausalLM.from_pretrained(folder)(input_ids=IDS).logits
+    return logits
+
+
+def test_an_adapter_whose_base_cannot_be_had_names_both(tmp_path: Path) -> None:
+    base = save("LlamaForCausalLM", tmp_path / "base")
+    folder = adapter(base, tmp_path / "model", target_modules=["q_proj"], **CAUSAL)
+    base.rename(tmp_path / "gone")
+    with pytest.raises(ModelError, match="the base model") as caught:
+        Origin.find(str(folder), {})
+    for word in (str(folder), str(base), "folder 'base' beside", "HF_MODEL_ID"):
+        assert word in str(caught.value)
+
+
+def test_a_classifiers_adapter_has_the_labels_of_its_own_head(tmp_path: Path) -> None:
+    """The base has none, and a configuration without labels stands for two."""
+    base = save("BertModel", tmp_path / "base")
+
+    class OfThreeLabels:
+        from_pretrained = partial(AutoModelForSequenceClassification.from_pretrained, num_labels=3)
+
+    folder = adapter(
+        base, tmp_path / "a", OfThreeLabels, 0, task_type="SEQ_CLS", target_modules=["query"]
+    )
+    (answer,) = Handlers(folder).ask({"inputs": ["who"], "parameters": {"top_k": None}})
+    assert {entry["label"] for entry in answer} == {"LABEL_0", "LABEL_1", "LABEL_2"}

@@ -95,6 +95,10 @@ def test_a_model_that_cannot_be_right_is_refused_at_start(
         ("LayoutLMv2ForQuestionAnswering", "document-question-answering"),
         ("TapasForQuestionAnswering", "table-question-answering"),
         ("BertForMaskedLM", "fill-mask"),
+        ("XLMWithLMHeadModel", "fill-mask"),
+        ("BartForConditionalGeneration", "text2text-generation"),
+        ("MBartForConditionalGeneration", "text2text-generation"),
+        ("MvpForConditionalGeneration", "text2text-generation"),
         ("GPT2LMHeadModel", "text-generation"),
         ("LlamaForCausalLM", "text-generation"),
         ("T5ForConditionalGeneration", "text2text-generation"),
@@ -127,6 +131,67 @@ def test_each_head_has_its_task(kind: str, task: str | None, tmp_path: Path) -> 
             registry.task_of(origin)
     else:
         assert registry.task_of(origin) == task
+
+
+@pytest.mark.parametrize(
+    ("kind", "auto_map", "task"),
+    [
+        ("MyBertForSequenceClassification", {"AutoConfig": "mine.Config"}, "text-classification"),
+        ("MyForTokenClassification", {"AutoConfig": "mine.Config"}, "token-classification"),
+        ("MyForImageClassification", {"AutoConfig": "mine.Config"}, "image-classification"),
+        ("MyForConditionalGeneration", {"AutoModelForSeq2SeqLM": "mine.MyForConditionalGeneration"},
+         "text2text-generation"),
+        ("MyWriter", {"AutoModelForCausalLM": "mine.MyWriter"}, "text-generation"),
+        ("MyForConditionalGeneration", {"AutoConfig": "mine.Config"}, None),
+        ("MyForSequenceClassification", {}, None),
+    ],
+)  # fmt: skip
+def test_a_class_whose_code_comes_with_the_model_has_its_task(
+    kind: str, auto_map: dict[str, str], task: str | None, tmp_path: Path
+) -> None:
+    from recipe.errors import ModelError
+    from recipe.inference import registry
+    from recipe.inference.saved.origin import Origin
+
+    settings = {"model_type": "mine", "architectures": [kind], "auto_map": auto_map}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "mine.py").write_text(
+        "from transformers import PretrainedConfig\n"
+        "class Config(PretrainedConfig):\n    model_type = 'mine'\n"
+    )
+    if "AutoConfig" not in auto_map:
+        settings["model_type"] = "bert"
+        (tmp_path / "config.json").write_text(json.dumps(settings))
+    origin = Origin.find(str(tmp_path), {"HF_TRUST_REMOTE_CODE": "true"})
+    if task is None:
+        with pytest.raises(ModelError, match=kind):
+            registry.task_of(origin)
+    else:
+        assert registry.task_of(origin) == task
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("sub/config.json", ["A model lies in", "/sub", "tar -C sub", "HF_MODEL_ID="]),
+        ("weights.gguf", ["weights.gguf is a GGUF file", "save_pretrained"]),
+        ("quantized/weights.gguf", ["weights.gguf is a GGUF file"]),
+        ("model.tar.gz", ["model.tar.gz is an archive inside the archive"]),
+        ("notes.txt", ["holds notes.txt", "Pack the files that save_pretrained wrote"]),
+    ],
+)
+def test_a_folder_without_a_model_is_named_for_what_it_holds(
+    file: str, words: list[str], tmp_path: Path
+) -> None:
+    from recipe.errors import ModelError
+    from recipe.inference.saved.origin import Origin
+
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(ModelError, match=r"no config\.json") as caught:
+        Origin.find(str(tmp_path), {})
+    for word in words:
+        assert word in str(caught.value)
 
 
 def test_what_a_request_may_not_hold_is_told(tmp_path: Path) -> None:

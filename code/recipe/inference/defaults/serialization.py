@@ -149,17 +149,30 @@ def unwritable(value: Any, place: str = "prediction") -> str:
     return next(filter(None, (unwritable(part, f"{place}[{key!r}]") for key, part in entries)), "")
 
 
-def plain(value: Any) -> Any:
-    """A value of dicts, lists, strings, numbers, booleans and None only. Raises Unencodable."""
+def plain(value: Any, rounded: bool = False) -> Any:
+    """A value of dicts, lists, strings, numbers, booleans and None only.
+
+    Args:
+        value: What a handler returned.
+        rounded: Whether numbers of arrays and tensors have the shortest digits that tell them apart
+            in their own precision: 0.1 for the float32 nearest to it, not 0.10000000149011612.
+
+    Raises:
+        Unencodable: A value has a type that no answer can hold.
+    """
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
-        return {_key(key): plain(entry) for key, entry in value.items()}
+        return {_key(key): plain(entry, rounded) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(entry) for entry in value]
+        return [plain(entry, rounded) for entry in value]
     if isinstance(value, (str, int, float)) and not isinstance(value, (Enum, np.generic)):
         return value
-    return plain(_simpler(value))
+    if rounded and (is_tensor(value) or isinstance(value, (np.ndarray, np.generic))):
+        array = array_of_tensor(value) if is_tensor(value) else np.asanyarray(value)
+        if array.dtype in (np.float16, np.float32):
+            return array.astype(str).astype(np.float64).tolist()
+    return plain(_simpler(value), rounded)
 
 
 def _key(key: Any) -> str:
@@ -326,7 +339,7 @@ def to_csv(prediction: Any) -> bytes:
     Raises:
         Unencodable: A value has a type that no answer can hold, or is None as a whole.
     """
-    value = plain(prediction)
+    value = plain(prediction, rounded=True)
     if value is None:
         raise Unencodable("The prediction is None, which CSV cannot hold.")
     rows = value if isinstance(value, list) else [value]

@@ -18,9 +18,9 @@ from transformers import AutoModel, GenerationConfig
 from recipe.compat import in_precision
 from recipe.compat.new_weights import check_layers, unread
 from recipe.errors import UNLOADABLE, ModelError, listed, why_unloadable
+from recipe.inference.saved.origin import ADAPTER as CONFIG
 from recipe.inference.saved.origin import Origin
 
-CONFIG = "adapter_config.json"
 _LORA = "LORA"
 # Of peft's LoraConfig: what changes nothing but an adapter's own matrices and their sum with the
 # base's. Others (arrow, KaSA, activated LoRA ...) need more than the base's own forward pass, or
@@ -106,8 +106,10 @@ def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
 
     from recipe.models.lora import tied
 
-    base = origin.adapter["base_model_name_or_path"]
+    base = origin.base or origin.adapter["base_model_name_or_path"]
     config = origin.config()
+    if origin.base:
+        _fit_labels(config, origin.place)
     try:
         model, report = architecture.from_pretrained(
             base, config=config, output_loading_info=True, **in_precision(dtype), **origin.options
@@ -147,3 +149,20 @@ def merged(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
             "Train with lora_save=merged, or save the adapter with its head (modules_to_save).",
         )
     return merged
+
+
+def _fit_labels(config: Any, adapter: str) -> None:
+    """Give a base's configuration as many labels as the classifier's head in the adapter has: their
+    names stand in the config.json that peft does not write."""
+    from peft.utils import load_peft_weights
+
+    heads = (".classifier.weight", ".classifier.out_proj.weight", ".score.weight")
+    weights = load_peft_weights(adapter, device="cpu")
+    counts = {len(weight) for name, weight in weights.items() if name.endswith(heads)}
+    if len(counts) == 1 and counts != {config.num_labels}:
+        (config.num_labels,) = counts
+        print(
+            f"labels: {config.num_labels} without names, since {adapter} has no config.json "
+            "(model.config.save_pretrained writes it)",
+            flush=True,
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,11 @@ _TOKENIZER_REMEDY = (
     "tokenizer_config.json) beside config.json; or, if the model reads no text, name its task in "
     "HF_TASK."
 )
+_MARKS = ("config.json", "modules.json")
+ADAPTER = "adapter_config.json"
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 _ABSENCES = ("gated_repo", "missing_entries", "connection_errors")
 
 
@@ -33,6 +39,8 @@ class Origin:
     """Gives the model, by its Auto class and type, where its weights are shared with others."""
     tokenizer_place: str = ""
     """Where the tokenizer lies, if not beside the model."""
+    base: str = ""
+    """The base model of an adapter without a config.json, a folder or a name on the Hub."""
 
     @classmethod
     def find(cls, model_dir: str, environ: Mapping[str, str]) -> Origin:
@@ -43,28 +51,31 @@ class Origin:
         """
         trust = environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true")
         options: dict[str, Any] = {"trust_remote_code": True} if trust else {}
-        if any((Path(model_dir) / name).is_file() for name in ("config.json", "modules.json")):
+        if any((Path(model_dir) / name).is_file() for name in _MARKS):
             return cls(model_dir, options)
         name = environ.get("HF_MODEL_ID", "")
+        if token := environ.get("HF_API_TOKEN") or environ.get("HF_TOKEN"):
+            options["token"] = token
+        if (Path(model_dir) / ADAPTER).is_file():
+            return cls(model_dir, options, base=_base_of(Path(model_dir), name, environ, options))
+        if (Path(name) / ADAPTER).is_file() and not (Path(name) / "config.json").is_file():
+            return cls(name, options, base=_base_of(Path(name), "", environ, options))
         if not name:
             files = ", ".join(sorted(path.name for path in Path(model_dir).glob("*"))[:10])
-            # Not in the error, which may reach whoever asked for a folder to be loaded.
+            # The error may reach whoever asked for a folder to be loaded: it names model files only.
             print(f"{model_dir} holds {files or 'nothing'}", flush=True)
             raise ModelError(
                 f"There is no config.json in {model_dir} (the log lists what it holds).",
-                "Pack the files that save_pretrained wrote at the top of model.tar.gz, or set "
-                "HF_MODEL_ID.",
+                _advice(Path(model_dir)),
             )
         if revision := environ.get("HF_MODEL_REVISION"):
             options["revision"] = revision
-        if token := environ.get("HF_API_TOKEN") or environ.get("HF_TOKEN"):
-            options["token"] = token
         return cls(name, options)
 
     @property
     def adapter(self) -> dict[str, Any]:
         """The settings of the LoRA adapter, if only that was saved; else empty."""
-        path = Path(self.place) / "adapter_config.json"
+        path = Path(self.place) / ADAPTER
         settings: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
         return settings
 
@@ -86,19 +97,14 @@ class Origin:
         if Path(self.place).is_dir():
             path: str | None = str(Path(self.place) / name)
         else:
-            silent = {f"_raise_exceptions_for_{absence}": False for absence in _ABSENCES}
-            options = {k: v for k, v in self.options.items() if k != "trust_remote_code"}
-            try:
-                path = cached_file(self.place, name, **silent, **options)
-            except OSError:
-                # What loads the model says whether there is one at all.
-                path = None
+            # What loads the model says whether there is one at all.
+            path = _on_hub(self.place, name, self.options)
         return json.loads(Path(path).read_text()) if path and Path(path).is_file() else None
 
     def config(self) -> Any:
         """The model's configuration."""
         try:
-            return AutoConfig.from_pretrained(self.place, **self.options)
+            return AutoConfig.from_pretrained(self.base or self.place, **self.options)
         except OSError as error:
             raise ModelError(
                 f"The model {self.place!r} cannot be read: {str(error).splitlines()[0]}",
@@ -115,6 +121,8 @@ class Origin:
         """
         try:
             place = self.tokenizer_place or self.place
+            if self.base and not any((Path(place) / name).is_file() for name in _TOKENIZERS):
+                place = self.base
             tokenizer = AutoTokenizer.from_pretrained(place, **self.options)
         except UNLOADABLE as error:
             raise ModelError(
@@ -123,6 +131,80 @@ class Origin:
             ) from error
         refuse_empty(tokenizer, place)
         return cast("PreTrainedTokenizerBase", tokenizer)
+
+
+def _on_hub(place: str, name: str, options: Mapping[str, Any]) -> str | None:
+    """Return the path of a downloaded file of the Hub; None if it cannot be had."""
+    silent = {f"_raise_exceptions_for_{absence}": False for absence in _ABSENCES}
+    options = {key: value for key, value in options.items() if key != "trust_remote_code"}
+    try:
+        path: str | None = cached_file(place, name, **silent, **options)
+    except OSError:
+        return None
+    return path
+
+
+def _base_of(
+    adapter: Path, named: str, environ: Mapping[str, str], options: Mapping[str, Any]
+) -> str:
+    """Return the base model of an adapter: the one that HF_MODEL_ID names, else what the adapter's
+    base_model_name_or_path stands for.
+
+    A path is looked up as it is and inside the adapter's folder, its last part (or that of a name
+    on the Hub) inside that folder and among the endpoint's additional model data; then the Hub.
+
+    Raises:
+        ModelError: None of these holds a model.
+    """
+    base = str(json.loads((adapter / ADAPTER).read_text()).get("base_model_name_or_path") or "")
+    root = Path(environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
+    last = Path(base).name
+    places = [adapter / base, adapter / last, root / "additional-model-data-sources" / last]
+    if named:
+        places = [Path(named)]
+    elif not base:
+        places = []
+    for place in places:
+        if (place / "config.json").is_file():
+            print(f"adapter: {adapter} is merged into its base {place}", flush=True)
+            return str(place)
+    name = named or base
+    if _HUB_NAME.fullmatch(name) and _on_hub(name, "config.json", options):
+        print(f"adapter: {adapter} is merged into its base {name}", flush=True)
+        return name
+    looked = "".join(f" There is no model in {place}." for place in dict.fromkeys(places))
+    raise ModelError(
+        f"{adapter} holds an adapter of peft, whose {ADAPTER} names the base model {base!r}."
+        f" That cannot be read.{looked}",
+        f"Pack the base as the folder {last or 'base'!r} beside {ADAPTER}, or set HF_MODEL_ID to "
+        "the base's folder; or merge both before (merge_and_unload).",
+    )
+
+
+def _advice(folder: Path) -> str:
+    """What to do about a folder that holds no model, by what it holds instead."""
+    below = sorted(path for path in folder.glob("*/*") if path.is_file())
+    files = [path for path in sorted(folder.glob("*")) if path.is_file()] + below
+    nested = sorted({str(path.parent) for path in below if path.name in (*_MARKS, ADAPTER)})
+    if nested:
+        return (
+            f"A model lies in {' and '.join(nested)}: pack that folder's content at the top of "
+            f"model.tar.gz (tar -C {Path(nested[0]).name} -czf model.tar.gz .), or set "
+            f"HF_MODEL_ID={' or '.join(nested)}."
+        )
+    if found := [path for path in files if path.suffix == ".gguf"]:
+        return (
+            f"{found[0]} is a GGUF file, llama.cpp's format, which is not served here: pack the "
+            "original model, as save_pretrained wrote it."
+        )
+    if found := [path for path in files if path.name.endswith(_ARCHIVES)]:
+        return (
+            f"{found[0]} is an archive inside the archive: pack its content at the top of "
+            "model.tar.gz."
+        )
+    return (
+        "Pack the files that save_pretrained wrote at the top of model.tar.gz, or set HF_MODEL_ID."
+    )
 
 
 def refuse_empty(tokenizer: Any, place: str) -> None:

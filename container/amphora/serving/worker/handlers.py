@@ -90,14 +90,18 @@ class Handler:
             return self.function(*args, context)
         return self.function(*args)
 
-    def body(self, body: bytes, content_type: str) -> str | bytes:
-        """The body in the form that this function takes: text for JSON and CSV, as AWS's toolkits
-        hand it over, and for every textual type if the function asks for `str`."""
+    def body(self, body: bytes, content_type: str) -> str | bytes | bytearray:
+        """Return the body in the form that this function takes.
+
+        As in AWS's toolkits that is text for JSON and CSV, and a bytearray for other types. An
+        annotation changes it: `bytes` gives bytes, `str` gives text for every textual type.
+        """
         if self.body_type is bytes:
             return body
         if self.body_type is str or media_types.media_type(content_type) in media_types.DECODED:
-            return media_types.as_text(body, content_type)
-        return body
+            text = media_types.as_text(body, content_type)
+            return text if isinstance(text, str) else bytearray(text)
+        return bytearray(body)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,7 +95,7 @@ def call_service(
     Raises:
         Fault: The service set a status of 400 or more; its text is in the log.
     """
-    result = entry([{"body": body}], context)
+    result = entry([{"body": bytearray(body)}], context)
     if not isinstance(result, (list, tuple)) or len(result) != 1:
         raise TypeError(f"handle returned {str(result)[:80]!r}, not a list with one answer")
     status, phrase = context.get_response_status(0)

@@ -321,10 +321,11 @@ def test_a_tensor_over_http(start: Start) -> None:
 @pytest.mark.parametrize(
     ("annotation", "content_type", "kind"),
     [
-        ("", JSON, "str"), ("", "text/csv; charset=utf-8", "str"), ("", "text/plain", "bytes"),
-        ("", "application/jsonlines", "bytes"), ("", "text/libsvm", "bytes"),
+        ("", JSON, "str"), ("", "text/csv; charset=utf-8", "str"), ("", "text/plain", "bytearray"),
+        ("", "application/jsonlines", "bytearray"), ("", "text/libsvm", "bytearray"),
         (": bytes", JSON, "bytes"), (": str", "text/plain", "str"), (": 'str'", "text/html", "str"),
-        (": str", "application/x-npy", "bytes"), (": object", "text/plain", "bytes"),
+        (": str", "application/x-npy", "bytearray"), (": object", "text/plain", "bytearray"),
+        (": bytes", "application/x-npy", "bytes"),
     ],
 )  # fmt: skip
 def test_bodies_are_text_for_json_and_csv(
