@@ -30,6 +30,7 @@ _HUB_LIBRARIES = {
     "transformers", "sentence_transformers", "diffusers", "optimum", "peft", "setfit",
     "huggingface_hub", "sagemaker_huggingface_inference_toolkit",
 }  # fmt: skip
+_TENSOR_METHODS = {"to", "shape", "size", "dim", "long", "int", "float", "cuda", "cpu", "unsqueeze"}
 _PRIVATE_TO_IMAGE = {
     "model_fn",
     "predict_fn",
@@ -138,6 +139,15 @@ class Defaults:
 
         return {"input_fn": input_fn, "predict_fn": predict, "output_fn": output_fn}
 
+    def advice(self, model: Any, model_dir: str) -> str:
+        """Return what an error of the file's own predict_fn adds: which input_fn gave it its data,
+        and how to have the other one; "" if there is no other."""
+        if self.setting or {"input_fn", "transform_fn"} & self.own or "predict_fn" not in self.own:
+            return ""
+        if self.family(model, model_dir)[0] == PYTORCH:
+            return f"Its data is a tensor; {VARIABLE}={HUGGING_FACE} leaves JSON as it is."
+        return f"Its data is JSON as it is; {VARIABLE}={PYTORCH} makes a tensor of numbers."
+
     def family(self, model: Any, model_dir: str) -> tuple[str, str]:
         """Which image the file was written for, HUGGING_FACE or PYTORCH, and why."""
         if self.setting:
@@ -148,6 +158,8 @@ class Defaults:
         elif isinstance(model, (list, tuple)):
             parts = list(model)
         name = type(model).__name__
+        if "torch" in packages_of(model) and takes_tensor(self.path):
+            return PYTORCH, f"predict_fn of {Path(self.path).name} uses its data as a tensor"
         if isinstance(model, huggingface.TaskPipeline):
             return HUGGING_FACE, f"the model answers {model.task} as a pipeline"
         if any(packages_of(part) & _HUB_LIBRARIES for part in parts):
@@ -175,7 +187,8 @@ def predict(data: Any, model: Any) -> Any:
     """
     function = library_call(model) or model
     arguments: tuple[Any, ...] = (data,)
-    named: Mapping[str, Any] = {}
+    named: dict[str, Any] = {}
+    is_nested = False
     if isinstance(data, Mapping):
         data = dict(data)
         if data and all("torch" in packages_of(value) for value in data.values()):
@@ -187,7 +200,12 @@ def predict(data: Any, model: Any) -> Any:
                 raise BadRequest(
                     '"parameters" must be an object, as in {"parameters": {"top_k": 2}}.'
                 )
-            named = parameters or {}
+            named = dict(parameters or {})
+            if named.get("return_all_scores") and "transformers" in packages_of(function):
+                # transformers 5 would drop it. Version 4 answers one text with a list of lists.
+                del named["return_all_scores"]
+                is_nested = "top_k" not in named and isinstance(arguments[0], str)
+                named["top_k"] = None
     elif "torch" in packages_of(function) and isinstance(data, list):
         raise BadRequest("The model takes a tensor: send a JSON array of numbers.")
     torch = sys.modules.get("torch")
@@ -196,7 +214,8 @@ def predict(data: Any, model: Any) -> Any:
     if "torch" in packages_of(model):
         model.eval()
     with torch.no_grad():
-        return function(*arguments, **named)
+        prediction = function(*arguments, **named)
+    return [prediction] if is_nested else prediction
 
 
 def library_call(model: Any) -> Callable[..., Any] | None:
@@ -225,6 +244,36 @@ def imports_of(path: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module)
     return {name.partition(".")[0] for name in names}
+
+
+def takes_tensor(path: str) -> bool:
+    """Whether predict_fn of a file uses its data as a tensor, and never as JSON: it calls the model
+    with it as it is, or one of a tensor's methods."""
+    tree = ast.parse(Path(path).read_bytes()) if Path(path).is_file() else ast.Module([], [])
+    for function in tree.body:
+        if not isinstance(function, ast.FunctionDef) or function.name != "predict_fn":
+            continue
+        data, model = ([each.arg for each in function.args.args] + ["", ""])[:2]
+        as_tensor = False
+        for node in ast.walk(function):
+            value: Any = getattr(node, "value", None)
+            of_data = isinstance(value, ast.Name) and value.id == data
+            if isinstance(node, ast.Assign) and data in map(ast.unparse, node.targets):
+                # `data = data.to(device)`, and nothing else that is made of it
+                made_by = getattr(value, "func", None)
+                if not ast.unparse(made_by or value).startswith(f"{data}."):
+                    return False
+            if isinstance(node, ast.Subscript) and of_data:
+                return False
+            if isinstance(node, ast.Attribute) and of_data:
+                if node.attr not in _TENSOR_METHODS:
+                    return False
+                as_tensor = True
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                given = [each.id for each in node.args if isinstance(each, ast.Name)]
+                as_tensor |= node.func.id == model and data in given
+        return as_tensor
+    return False
 
 
 def image_functions(own: frozenset[str]) -> Mapping[str, Callable[..., Any]]:

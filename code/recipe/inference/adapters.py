@@ -25,7 +25,7 @@ from recipe.errors import ModelError, listed, why_unloadable
 from recipe.inference.apis.openai_forms import served_name
 from recipe.inference.payloads import BadRequest, Document, Request
 from recipe.inference.saved import adapter_files, weights
-from recipe.inference.saved.origin import Origin
+from recipe.inference.saved.origin import ADAPTER, Origin
 
 ROUTE = "/adapters"
 """Where the front asks a worker to load one."""
@@ -215,7 +215,7 @@ class AdaptedTask:
     def _tell_of_another_base(self, adapter: Adapter) -> None:
         """Print that an adapter names another base on the Hub, or another revision: the shapes of
         weights do not tell."""
-        settings = json.loads((Path(adapter.path) / adapter_files.CONFIG).read_text())
+        settings = json.loads((Path(adapter.path) / ADAPTER).read_text())
         own = settings.get("base_model_name_or_path") or "", settings.get("revision") or ""
         place, options = self._origin.place, self._origin.options
         if not own[0] or any(

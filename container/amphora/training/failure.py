@@ -283,7 +283,13 @@ def describe(ended: Ended, records: Sequence[Record]) -> Failure:
         head += [_before(found)] if found else []
     if ended.stop_signal is None:
         head_text = "\n".join(head)
-        head += [hint for pattern, hint in _HINTS if re.search(pattern, head_text)][:1]
+        hints = [hint for pattern, hint in _HINTS if re.search(pattern, head_text)]
+        from amphora.common import (
+            transformers4,
+        )  # whose patterns a job that goes well has no use for
+
+        advice = transformers4.remedy(head[0])
+        head += [advice] if advice else hints[:1]
     rank = record.rank if record else worker and worker["rank"]
     parts = [f"exit code {code}" if code >= 0 else _signal_name(-code)]
     parts += [f"rank {rank}"] if rank is not None else []

@@ -34,6 +34,9 @@ CASES = {
     "exception in a library": Case(
         "import json\ndef load(): json.loads('{')\nload()", 1, ("script.py:2 in load",), "json.decoder.JSONDecodeError"
     ),
+    "a name that transformers 5 has not": Case(
+        "from transformers import AutoModelWithLMHead", 1, ("AutoModelForCausalLM", "--transformers 4"),
+    ),
     "exception with a cause": Case(
         "try:\n    1/0\nexcept ZeroDivisionError as e:\n    raise ValueError('second') from e",
         1, ("script.py:2", "raised as ValueError: second"), "ZeroDivisionError: division by zero\n",

@@ -18,8 +18,7 @@ from transformers import AutoModel, GenerationConfig
 from recipe.compat import in_precision
 from recipe.compat.new_weights import check_layers, unread
 from recipe.errors import UNLOADABLE, ModelError, listed, why_unloadable
-from recipe.inference.saved.origin import ADAPTER as CONFIG
-from recipe.inference.saved.origin import Origin
+from recipe.inference.saved.origin import ADAPTER, Origin
 
 _LORA = "LORA"
 # Of peft's LoraConfig: what changes nothing but an adapter's own matrices and their sum with the
@@ -45,9 +44,9 @@ def read_config(folder: Path) -> Any:
         ModelError: There is none, or it is one that would change the base, or for which the base
             computes otherwise.
     """
-    if not (folder / CONFIG).is_file():
-        raise ModelError(f"it has no {CONFIG}.", "Give the folder that peft wrote.")
-    settings = json.loads((folder / CONFIG).read_text())
+    if not (folder / ADAPTER).is_file():
+        raise ModelError(f"it has no {ADAPTER}.", "Give the folder that peft wrote.")
+    settings = json.loads((folder / ADAPTER).read_text())
     kind = settings.get("peft_type")
     if kind != _LORA:
         raise ModelError(
@@ -65,7 +64,7 @@ def read_config(folder: Path) -> Any:
     others = [shown for shown in others if shown.partition("=")[0] not in _PLAIN]
     if others:
         raise ModelError(
-            f"its {CONFIG} has {listed(others, 3)}, which a shared base does not do.",
+            f"its {ADAPTER} has {listed(others, 3)}, which a shared base does not do.",
             "Merge it into its base, and serve that.",
         )
     import peft  # takes a second, and a model without adapters needs none of it

@@ -54,6 +54,9 @@ class Defaults(Protocol):
     def complete(self, model: Any, model_dir: str) -> Mapping[str, Callable[..., Any]]:
         """The missing functions, by their names, for the loaded model."""
 
+    def advice(self, model: Any, model_dir: str) -> str:
+        """What an error of the file's own predict_fn may come from; "" if that is not known."""
+
 
 @dataclass(frozen=True)
 class Handler:
@@ -64,6 +67,8 @@ class Handler:
     takes_context: bool
     body_type: type[str] | type[bytes] | None = None
     """What its body parameter is annotated with, if with `str` or `bytes`."""
+    advice: str = ""
+    """What an error that it raises may come from."""
 
     @classmethod
     def of(cls, file: str, name: str, function: Any) -> Handler:
@@ -144,6 +149,9 @@ class Handlers:
             for name, function in functions.items()
             if getattr(self, name) is None
         }
+        if self.predict_fn is not None:
+            advice = self.defaults.advice(model, model_dir)
+            added["predict_fn"] = replace(self.predict_fn, advice=advice)
         return replace(self, defaults=None, **added)
 
 

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from amphora.common import transformers4
 from amphora.common.errors import CodeError, near
 from amphora.serving import programs
 
@@ -67,6 +68,7 @@ def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
 def _import_by_name(name: str, path: Path, code_dir: Path) -> ModuleType:
     """A module of a package, whose relative imports then work."""
     _put_first(code_dir)
+    transformers4.check(path, code_dir)
     try:
         return importlib.import_module(name)
     except Exception as error:
@@ -80,6 +82,7 @@ def load(path: Path, name: str, folder: Path) -> ModuleType:
         CodeError: It cannot be imported; the message has the place.
     """
     _put_first(folder)
+    transformers4.check(path, folder)
     return _execute(path, name, importlib.util.spec_from_file_location(name, path))
 
 
@@ -218,7 +221,8 @@ def _import_error(path: Path, error: Exception) -> CodeError:
         own = [frame for frame in frames if Path(frame.filename).is_relative_to(path.parent)]
         frame = (own or frames)[-1]
         place = f"{frame.filename}, line {frame.lineno}"
-    if isinstance(error, ModuleNotFoundError):
+    advice = transformers4.remedy(str(error))
+    if isinstance(error, ModuleNotFoundError) and not advice:
         return CodeError(
             f"{path} cannot be imported: it needs the module {error.name!r}, which is not installed"
             f" ({place}).",
@@ -226,5 +230,5 @@ def _import_error(path: Path, error: Exception) -> CodeError:
         )
     return CodeError(
         f"{path} cannot be imported: {type(error).__name__}: {error} ({place}).",
-        "The fault is inside that code, not in finding it.",
+        advice or "The fault is inside that code, not in finding it.",
     )

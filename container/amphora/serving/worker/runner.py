@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import amphora
-from amphora.common import logs
+from amphora.common import logs, transformers4
+from amphora.common.errors import CodeError
 from amphora.serving.protocol import batching, media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.worker.context import Context
@@ -201,7 +202,12 @@ def load(handlers: Handlers, settings: RunnerSettings) -> ModelRunner:
     context = runner.context("load", {})
     if handlers.pre_model_fn is not None:
         handlers.pre_model_fn(settings.model_dir, context=context)
-    model = handlers.model_fn(settings.model_dir, context=context)
+    try:
+        model = handlers.model_fn(settings.model_dir, context=context)
+    except Exception as error:
+        if not (advice := transformers4.remedy_of(error)):
+            raise
+        raise CodeError(f"model_fn: {type(error).__name__}: {error}.", advice) from error
     handlers = handlers.completed(model, settings.model_dir)
     describe = handlers.describe_fn
     description = {} if describe is None else describe(settings.model_dir, model, context=context)
@@ -278,7 +284,10 @@ def _fault_of(handler: Handler, error: Exception) -> Fault:
     if not isinstance(code, str):
         codes = {400: "bad_request", 406: "not_acceptable", 415: "unsupported_content_type"}
         code = "out_of_memory" if status == _FULL else codes.get(status, "handler_failed")
-    reason = str(error) if status < 500 else f"failed: {type(error).__name__}: {error}"
+    reason = str(error)
+    if status >= 500:
+        advice = transformers4.remedy_of(error) or handler.advice
+        reason = f"failed: {type(error).__name__}: {error} {advice}".rstrip()
     fault = Fault(status, code, logs.mask(f"{handler.name}: {reason}"))
     fault.__cause__ = error
     return fault

@@ -92,6 +92,118 @@ def test_the_model_and_the_file_decide(
     assert answer(loaded, b"[1, 2]")[0] == expected
 
 
+BERT = (
+    "import torch, transformers\n"
+    "def model_fn(model_dir):\n"
+    "  torch.manual_seed(0)\n"
+    "  sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=9)\n"
+    "  return transformers.BertForSequenceClassification(transformers.BertConfig(**sizes)).eval()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("predict", "is_tensor"),
+    [
+        ("return model(data.long()).logits", True),
+        ("data = data.to('cpu').long()\n  return model(data).logits", True),
+        ("return model(data).logits", True),
+        ("data = torch.tensor(data)\n  return model(data).logits", False),
+        ("return model(torch.tensor(data)).logits", False),
+        ("return model(torch.tensor(data['inputs'])).logits", False),
+        ("return model(torch.tensor(data.pop('inputs', data))).logits", False),
+    ],
+)
+def test_what_predict_fn_does_with_its_data_decides_for_a_model_of_transformers(
+    predict: str, is_tensor: bool, load: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Written for PyTorch's image it calls the model with a tensor, which Hugging Face's image
+    does not make of JSON."""
+    loaded = load(f"{BERT}def predict_fn(data, model):\n  {predict}")
+    said = capsys.readouterr().out
+    assert ("as in the PyTorch image, since predict_fn of inference.py" in said) == is_tensor
+    wrapped = "['inputs']" in predict or "'inputs'" in predict
+    body = {"inputs": [[1, 2, 3]]} if wrapped else [[1, 2, 3]]
+    if predict == "return model(data).logits":  # of float32, as in PyTorch's image
+        with pytest.raises(Fault, match="AMPHORA_HANDLER_DEFAULTS=huggingface"):
+            answer(loaded, json.dumps(body).encode())
+    else:
+        (logits,) = json.loads(answer(loaded, json.dumps(body).encode())[0])
+        assert len(logits) == 2
+
+
+def test_an_error_of_predict_fn_names_the_setting_that_gives_other_data(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = f"{BERT}def call(model, data): return model(data)\n"
+    code += "def predict_fn(data, model): return call(model, data).logits"
+    with pytest.raises(Fault, match="AMPHORA_HANDLER_DEFAULTS=pytorch makes a tensor") as caught:
+        answer(load(code), b"[[1, 2, 3]]")
+    assert caught.value.status == 500
+    monkeypatch.setenv("AMPHORA_HANDLER_DEFAULTS", "pytorch")
+    with pytest.raises(Fault) as caught:  # it was chosen: float32 is what that image gives
+        answer(load(code), b"[[1, 2, 3]]")
+    assert "AMPHORA_HANDLER_DEFAULTS" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "nested"), [({"inputs": "a"}, True), ({"inputs": ["a", "b"]}, False)]
+)
+def test_a_requests_return_all_scores_gives_all_as_transformers_4(
+    body: dict[str, Any], nested: bool, load: Load, tmp_path: Path, tokenizer: Any
+) -> None:
+    """transformers 5 drops the parameter: the answer would hold one label."""
+    from tests.support.serving_kit import save
+
+    save("BertForSequenceClassification", tmp_path / "model", num_labels=3)
+    loaded = load(
+        "from transformers import pipeline\n"
+        "def model_fn(d): return pipeline('text-classification', model=d, device='cpu')"
+    )
+    ask = json.dumps({**body, "parameters": {"return_all_scores": True}}).encode()
+    answered = json.loads(answer(loaded, ask)[0])
+    assert [len(each) for each in answered] == [3] * (1 if nested else 2)
+
+
+@pytest.mark.parametrize(
+    ("predict", "words"),
+    [
+        ("from transformers import AutoModelWithLMHead", "AutoModelForCausalLM"),
+        ("return getattr(model[1], 'encode_plus')('a')", "tokenizer(text, ...)"),
+        ("return model[0](task='summarization')", "HF_TASK"),
+        ("ids = model[2](model[1])\n  return ids.shape", "return_dict=False"),
+    ],
+)
+def test_what_only_a_request_shows_of_transformers_4_has_its_remedy(
+    predict: str, words: str, load: Load, tmp_path: Path
+) -> None:
+    from tests.support.serving_kit import tokenizer
+
+    tokenizer().save_pretrained(tmp_path / "model")
+    loaded = load(
+        "import functools\nfrom transformers import AutoTokenizer, pipeline\n"
+        "def ids(tok): return functools.partial(tok.apply_chat_template, [{'role': 'user',"
+        " 'content': 'a'}], chat_template='{{ messages[0].content }}', return_tensors='pt')()\n"
+        "def model_fn(d): return (pipeline, AutoTokenizer.from_pretrained(d), ids)\n"
+        f"def predict_fn(data, model):\n  {predict}"
+    )
+    with pytest.raises(Fault) as caught:
+        answer(loaded, b"[1]")
+    assert words in str(caught.value) and "--transformers 4" in str(caught.value)
+
+
+def test_code_for_transformers_4_ends_the_start_with_each_line(load: Load) -> None:
+    with pytest.raises(CodeError) as caught:
+        load(
+            "from transformers import pipeline\n"
+            "def model_fn(d):\n"
+            "  return pipeline('summarization', model=d)\n"
+            "def predict_fn(data, model):\n"
+            "  return model(data, return_all_scores=True)\n"
+        )
+    for word in ("inference.py, line 3: ", "inference.py, line 5: ", "top_k=None", "HF_TASK"):
+        assert word in str(caught.value)
+
+
 def test_a_pair_of_a_model_and_a_tokenizer_is_hugging_faces(load: Load) -> None:
     loaded = load(
         "import torch\nfrom transformers import PreTrainedTokenizerFast as T\n"

@@ -1,0 +1,289 @@
+"""Finds code that was written for transformers 4 where version 5 is installed.
+
+Version 5 removed some names and ignores some arguments without a warning. `check` reads the user's
+files before they run and raises an error that names each use with its file and line. `remedy` adds
+what to do to an error that was raised at run time. Files are parsed, and nothing is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.metadata
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from amphora.common.errors import CodeError
+
+IMAGE = "build the image with transformers 4 (./build_and_push.sh gpu|cpu --transformers 4)"
+_OWN_TASK = "leave out model_fn: the image's own handlers answer this task (HF_TASK)"
+TASKS: Mapping[str, str] = {
+    "question-answering": _OWN_TASK,
+    "summarization": _OWN_TASK,
+    "translation": _OWN_TASK,
+    "text2text-generation": _OWN_TASK,
+    "image-to-text": 'write pipeline("image-text-to-text")',
+    "visual-question-answering": 'write pipeline("image-text-to-text")',
+    "image-to-image": "call the model and its image processor",
+}
+"""Tasks of `pipeline` that transformers 5 has removed, and what to do instead."""
+METHODS: Mapping[str, str] = {
+    "encode_plus": "call the tokenizer itself: tokenizer(text, ...)",
+    "batch_encode_plus": "call the tokenizer itself: tokenizer(texts, ...)",
+    "prepare_seq2seq_batch": "write tokenizer(texts, text_target=targets, ...)",
+    "as_target_tokenizer": "write tokenizer(text_target=targets, ...)",
+    "prepare_for_model": "call the tokenizer itself: tokenizer(text, ...)",
+    "build_inputs_with_special_tokens": "call the tokenizer itself: tokenizer(text, ...)",
+    "create_token_type_ids_from_sequences": "call the tokenizer itself: tokenizer(a, b, ...)",
+    "special_tokens_map_extended": "write special_tokens_map",
+}
+ARGUMENTS: Mapping[str, str] = {
+    "return_all_scores": "write top_k=None (the answer for one text is then a flat list)",
+    "multi_class": "write multi_label",
+    "pad_to_max_length": 'write padding="max_length"',
+    "grouped_entities": 'write aggregation_strategy="simple"',
+    "ignore_subwords": 'write aggregation_strategy="first"',
+    "head_mask": "",
+    "torchscript": "call torch.jit.trace on a model with return_dict=False",
+    "resume_download": "leave it out",
+    "use_auth_token": "write token",
+    "load_in_8bit": "write quantization_config=BitsAndBytesConfig(load_in_8bit=True)",
+    "load_in_4bit": "write quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
+}
+"""Arguments that 5 refuses, or ignores without a word (the first three and `head_mask`)."""
+NAMES: Mapping[str, str] = {
+    "AdamW": "import it from torch.optim",
+    "AutoModelWithLMHead": "use AutoModelForCausalLM, ...MaskedLM or ...Seq2SeqLM",
+    "AutoModelForVision2Seq": "use AutoModelForImageTextToText",
+    "TextDataset": "use the datasets library",
+    "LineByLineTextDataset": "use the datasets library",
+    "SummarizationPipeline": _OWN_TASK,
+    "TranslationPipeline": _OWN_TASK,
+    "Text2TextGenerationPipeline": _OWN_TASK,
+    "QuestionAnsweringPipeline": _OWN_TASK,
+}
+NOT_IN_4 = frozenset({"AdamW", "pad_to_max_length"})
+"""What the last transformers 4 has not either, so that its image is no remedy."""
+_TEMPLATE = "apply_chat_template"
+_TEMPLATE_CHANGE = (
+    f"{_TEMPLATE} returns a dict of tensors, where transformers 4 returned the token ids:"
+    " pass return_dict=False for the ids, or return_dict=True and write generate(**inputs)"
+)
+_TENSORS = frozenset({"input_ids", "attention_mask", "items", "keys", "values", "data", "get"})
+_RAISED = (
+    re.compile(r"cannot import name '(\w+)' from '?transformers"),
+    re.compile(r"module transformers(?:\.\w+)* has no attribute (\w+)"),
+    re.compile(r"module 'transformers[\w.]*' has no attribute '(\w+)'"),
+    re.compile(r"No module named 'transformers\.([\w.]+)"),
+    re.compile(r"The task ([\w-]+) has been removed from transformers"),
+    re.compile(r"Unknown task ([\w-]+), available tasks are"),
+    re.compile(r"\w+ has no attribute (\w+)$"),
+    re.compile(r"unexpected keyword argument '(\w+)'"),
+)
+_ALWAYS = 4
+"""The first of these are transformers' own, whatever the name; others need one of the tables."""
+
+
+@functools.cache
+def installed() -> str:
+    """Return the version of the installed transformers; "" if there is none, or one before 5."""
+    try:
+        version = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    return version if int(version.partition(".")[0]) >= 5 else ""
+
+
+def check(path: Path, folder: Path) -> None:
+    """Raise CodeError if a file, or one of `folder` that it imports, uses what version 5 lacks.
+
+    What a file tries and catches (ImportError and the like), or does under a condition on the
+    version or on hasattr, is left alone.
+    """
+    files = dict(_sources(path, folder))
+    defined = {
+        node.name
+        for tree in files.values()
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
+    if not any(_imports(tree, "transformers") for tree in files.values()) or not installed():
+        return
+    found = [
+        f"{file}, line {line}: {what}"
+        for file, tree in files.items()
+        for line, name, what in sorted(_uses(tree))
+        if name not in defined
+    ]
+    if found:
+        raise CodeError(
+            f"Code for transformers 4, and {installed()} is installed. {' '.join(found)}",
+            f"Change these lines, or {IMAGE}.",
+        )
+
+
+def remedy(text: str) -> str:
+    """Return what to do about an error's text that says what transformers 5 lacks; "" if it does
+    not."""
+    for place, pattern in enumerate(_RAISED):
+        match = pattern.search(text.strip().strip("'\""))
+        name = match.group(1) if match else ""
+        instead = {**TASKS, **METHODS, **ARGUMENTS, **NAMES}.get(name)
+        if name and (instead is not None or place < _ALWAYS) and installed():
+            image = "" if name in NOT_IN_4 else f"if the code was written for version 4, {IMAGE}"
+            advice = "; or ".join(part for part in (instead, image) if part)
+            return f"transformers {installed()} is installed, which has no {name}: {advice}."
+    return ""
+
+
+def remedy_of(error: BaseException) -> str:
+    """Return `remedy` of an exception; also of the one without a text that the result of a chat
+    template raises in version 5 if it is used as a tensor."""
+    if isinstance(error, AttributeError) and not str(error) and installed():
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        code = trace.tb_frame.f_code if trace is not None else None
+        if code and code.co_name == "__getattr__" and "tokenization_utils" in code.co_filename:
+            return f"{_TEMPLATE_CHANGE}; or {IMAGE}."
+    return remedy(str(error))
+
+
+def _sources(path: Path, folder: Path) -> Iterator[tuple[Path, ast.Module]]:
+    """The file and those of the folder that it imports, parsed."""
+    waiting, seen = [path], set()
+    while waiting:
+        file = waiting.pop()
+        if file in seen or not file.is_file() or file.suffix != ".py":
+            continue
+        seen.add(file)
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (SyntaxError, ValueError):  # the import says so, with its place
+            continue
+        yield file, tree
+        for node in ast.walk(tree):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                module = node.module or ""
+                inner = [f"{module}.{alias.name}".strip(".") for alias in node.names]
+                names = [module, *inner]
+            for name in filter(None, names):
+                for root in (folder, file.parent):
+                    place = root.joinpath(*name.split("."))
+                    waiting += [place.with_name(f"{place.name}.py"), place / "__init__.py"]
+
+
+def _imports(tree: ast.AST, package: str) -> bool:
+    return any(
+        (isinstance(node, ast.Import) and any(a.name.startswith(package) for a in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").startswith(package))
+        for node in ast.walk(tree)
+    )
+
+
+def _uses(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
+    """Line, name and description of each use of what version 5 lacks."""
+    as_dict = _dict_names(tree)
+    for node, parent in _unguarded(tree):
+        line = getattr(node, "lineno", 0)
+        if isinstance(node, ast.Attribute) and node.attr in METHODS:
+            yield line, node.attr, f"{node.attr} is gone: {METHODS[node.attr]}."
+        if isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == "return_all_scores":
+                    yield from _argument(line, str(key.value), value)
+        if not isinstance(node, ast.Call):
+            continue
+        for keyword in node.keywords:
+            yield from _argument(keyword.value.lineno, keyword.arg or "", keyword.value)
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        called = node.func.id if isinstance(node.func, ast.Name) else called
+        if called == "pipeline":
+            named = [keyword.value for keyword in node.keywords if keyword.arg == "task"]
+            for task in [*node.args[:1], *named]:
+                name = str(task.value) if isinstance(task, ast.Constant) else ""
+                name = "translation" if name.startswith("translation_") else name
+                if name in TASKS:
+                    yield line, name, f'pipeline("{name}") is gone: {TASKS[name]}.'
+        if called == _TEMPLATE and _gives_ids_in_4(node) and not _is_dict(node, parent, as_dict):
+            yield line, called, f"{_TEMPLATE_CHANGE}."
+
+
+def _argument(line: int, name: str, value: ast.expr) -> Iterator[tuple[int, str, str]]:
+    if name not in ARGUMENTS or (isinstance(value, ast.Constant) and value.value is not True):
+        return
+    if isinstance(value, ast.Name) and value.id == name != "return_all_scores":
+        return  # handed on from a parameter, where None or False is usual
+    instead = f": {ARGUMENTS[name]}" if ARGUMENTS[name] else ""
+    yield line, name, f"{name} has no effect, or is refused{instead}."
+
+
+def _gives_ids_in_4(call: ast.Call) -> bool:
+    """Whether a call of apply_chat_template leaves the kind of its result to the version."""
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    tokenize = given.get("tokenize")
+    is_text = isinstance(tokenize, ast.Constant) and not tokenize.value
+    return not is_text and "return_dict" not in given and None not in given
+
+
+def _is_dict(call: ast.AST, parents: list[ast.AST], as_dict: set[str]) -> bool:
+    """Whether the result of a call is used as the dict that version 5 returns."""
+    node = call
+    for parent in reversed(parents):
+        if isinstance(parent, ast.keyword) and parent.arg is None:
+            return True
+        if isinstance(parent, ast.Attribute) and parent.attr in _TENSORS:
+            return True
+        if isinstance(parent, ast.Subscript) and isinstance(parent.slice, ast.Constant):
+            return isinstance(parent.slice.value, str)
+        if isinstance(parent, ast.Assign):
+            return any(isinstance(to, ast.Name) and to.id in as_dict for to in parent.targets)
+        is_moved = isinstance(parent, ast.Attribute) and parent.attr in ("to", "cuda")
+        if not is_moved and not (isinstance(parent, ast.Call) and parent.func is node):
+            return False
+        node = parent
+    return False
+
+
+def _dict_names(tree: ast.AST) -> set[str]:
+    """Variables that are used as dicts of tensors somewhere."""
+    names = set()
+    for node in ast.walk(tree):
+        is_dict = (
+            (isinstance(node, ast.keyword) and node.arg is None)
+            or (isinstance(node, ast.Attribute) and node.attr in _TENSORS)
+            or (
+                isinstance(node, ast.Subscript)
+                and isinstance(node.slice, ast.Constant)
+                and isinstance(node.slice.value, str)
+            )
+        )
+        value = getattr(node, "value", None)
+        if is_dict and isinstance(value, ast.Name):
+            names.add(value.id)
+    return names
+
+
+def _unguarded(tree: ast.AST) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
+    """Each node with those around it, without what a file does only if its version has it."""
+    waiting: list[tuple[ast.AST, list[ast.AST]]] = [(tree, [])]
+    while waiting:
+        node, parents = waiting.pop()
+        yield node, parents
+        children = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.If) and re.search("version|hasattr", ast.unparse(node.test)):
+            children = []
+        if isinstance(node, ast.Try):
+            caught = {
+                name.id
+                for handler in node.handlers
+                for name in ast.walk(handler.type or ast.Constant(None))
+                if isinstance(name, ast.Name)
+            }
+            if caught & {"ImportError", "AttributeError", "KeyError", "TypeError"}:
+                children = [*node.orelse, *node.finalbody]
+        waiting += [(child, [*parents, node]) for child in children]

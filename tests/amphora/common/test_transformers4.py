@@ -1,0 +1,141 @@
+"""What transformers 5 removed or ignores is found in a user's files before they run."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from amphora.common import transformers4
+from amphora.common.errors import CodeError
+
+HEAD = "from transformers import pipeline, AutoTokenizer\n"
+GENERATE = """
+    def predict_fn(data, model):
+        model, tok = model
+        ids = tok.apply_chat_template(data, return_tensors="pt"{more}){moved}
+        return model.generate({star}ids, max_new_tokens=4)
+"""
+
+
+def check(folder: Path, code: str, **others: str) -> str:
+    """The error's text; "" if the file is left alone."""
+    for name, text in {"inference": HEAD + textwrap.dedent(code), **others}.items():
+        (folder / f"{name}.py").write_text(textwrap.dedent(text))
+    try:
+        transformers4.check(folder / "inference.py", folder)
+    except CodeError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "words"),
+    [
+        ("p = pipeline('text-classification', return_all_scores=True)", 2, ["top_k=None"]),
+        ("def predict_fn(d, m):\n  return m(d, return_all_scores=True)", 3, ["top_k=None"]),
+        ("options = {'return_all_scores': True}", 2, ["return_all_scores", "top_k=None"]),
+        ("def f(m, all):\n  return m('a', return_all_scores=all)", 3, ["top_k=None"]),
+        ("p = pipeline('summarization', model=d)", 2, ["summarization", "HF_TASK"]),
+        ("p = pipeline(task='question-answering')", 2, ["question-answering", "HF_TASK"]),
+        ("p = pipeline('translation_en_to_de')", 2, ["translation", "HF_TASK"]),
+        ("p = pipeline('text2text-generation')", 2, ["text2text-generation"]),
+        ("p = pipeline('image-to-text')", 2, ["image-text-to-text"]),
+        ("def f(t):\n\n  return t.encode_plus('a')", 4, ["encode_plus", "tokenizer(text"]),
+        ("def f(t): return t.batch_encode_plus(['a'])", 2, ["tokenizer(texts"]),
+        ("def f(t): return t('a', pad_to_max_length=True)", 2, ['padding="max_length"']),
+        ("def f(p): return p('a', ['b'], multi_class=True)", 2, ["multi_label"]),
+        ("p = pipeline('ner', grouped_entities=True)", 2, ['aggregation_strategy="simple"']),
+        ("def f(m, i): return m(i, head_mask=make())", 2, ["head_mask"]),
+        (GENERATE.format(more="", moved="", star=""), 5, ["return_dict=False"]),
+        (GENERATE.format(more="", moved=".to('cpu')", star=""), 5, ["return_dict=False"]),
+        ("def f(m, t): return m.generate(t.apply_chat_template([], return_tensors='pt'))", 2,
+         ["return_dict"]),
+        ("def count(t, m): return len(t.apply_chat_template(m))", 2, ["return_dict"]),
+    ],
+)  # fmt: skip
+def test_a_use_is_named_with_its_line_and_both_remedies(
+    code: str, line: int, words: list[str], tmp_path: Path
+) -> None:
+    said = check(tmp_path, code)
+    for word in [f"{tmp_path}/inference.py, line {line}: ", "--transformers 4", *words]:
+        assert word in said
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "p = pipeline('text-classification', top_k=None, return_all_scores=False)",
+        "p = pipeline('image-text-to-text')",
+        "from sklearn.linear_model import LogisticRegression as L\nL(multi_class='ovr')",
+        "class T:\n  def encode_plus(self, text): return text\n\nT().encode_plus('a')",
+        "def f(m, head_mask=None): return m(head_mask=head_mask)",
+        "try:\n  x = t.encode_plus('a')\nexcept AttributeError:\n  x = t('a')",
+        "import transformers\nif transformers.__version__ < '5':\n  x = t.encode_plus('a')",
+        "def f(t): return t.apply_chat_template([], tokenize=False)",
+        "def f(m, t): return m.generate(**t.apply_chat_template([], return_tensors='pt'))",
+        "def f(m, t): return m(t.apply_chat_template([], return_tensors='pt')['input_ids'])",
+        "def f(m, t): return m(t.apply_chat_template([], return_tensors='pt').to(0).input_ids)",
+        GENERATE.format(more=", return_dict=False", moved="", star=""),
+        GENERATE.format(more=", return_dict=True", moved="", star="**"),
+        GENERATE.format(more="", moved=".to('cpu')", star="**"),
+    ],
+)
+def test_what_5_does_as_well_is_left_alone(code: str, tmp_path: Path) -> None:
+    assert check(tmp_path, code) == ""
+
+
+def test_files_that_the_file_imports_are_read_and_others_are_not(tmp_path: Path) -> None:
+    old = "def f(t): return t.encode_plus('a')"
+    assert check(tmp_path, "import json", train=old) == ""
+    said = check(tmp_path, "def f():\n  from helpers import f", helpers=old)
+    assert f"{tmp_path}/helpers.py, line 1: encode_plus" in said
+
+
+def test_a_file_without_transformers_or_beside_version_4_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text("def f(t): return t.encode_plus('a')")
+    transformers4.check(tmp_path / "own.py", tmp_path)
+    monkeypatch.setattr(transformers4, "installed", lambda: "")
+    assert check(tmp_path, "def f(t): return t.encode_plus('a')") == ""
+    assert transformers4.remedy("cannot import name 'AdamW' from 'transformers'") == ""
+
+
+def test_the_tables_hold_for_the_installed_version() -> None:
+    """Each entry is gone: one that came back would refuse a file that works."""
+    import transformers
+    from transformers.pipelines import PIPELINE_REGISTRY
+
+    assert transformers4.installed() == transformers.__version__
+    assert not set(transformers4.TASKS) & set(PIPELINE_REGISTRY.supported_tasks)
+    tokenizer = transformers.PreTrainedTokenizerFast
+    assert not [name for name in transformers4.METHODS if name in dir(tokenizer)]
+    assert not [name for name in transformers4.NAMES if name in dir(transformers)]
+
+
+@pytest.mark.parametrize(
+    ("raised", "words", "has_image"),
+    [
+        ("from transformers import AdamW", ["no AdamW", "torch.optim"], False),
+        ("from transformers import AutoModelWithLMHead", ["AutoModelForCausalLM"], True),
+        ("import transformers; transformers.TextDataset", ["no TextDataset", "datasets"], True),
+        ("import transformers.modeling_tf_utils", ["no modeling_tf_utils"], True),
+        ("from transformers import pipeline; pipeline('summarization')", ["HF_TASK"], True),
+        ("from transformers import TFBertModel", ["no TFBertModel"], True),
+        ("import nothing_of_ours", [], False),
+        ("[].encode", [], False),
+        ("dict(a=1).get(b=2)", [], False),
+    ],
+)
+def test_an_error_of_transformers_5_has_its_remedy(
+    raised: str, words: list[str], has_image: bool
+) -> None:
+    with pytest.raises((ImportError, AttributeError, KeyError, TypeError)) as caught:
+        exec(raised, {})
+    said = transformers4.remedy_of(caught.value)
+    assert ("--transformers 4" in said) == has_image
+    assert bool(said) == bool(words)
+    for word in words:
+        assert word in said
