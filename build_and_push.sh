@@ -3,6 +3,7 @@
 #
 #   ./build_and_push.sh gpu|cpu|neuron [options]
 #
+#   --transformers 4|5   gpu and cpu: the major version of transformers; default: 5
 #   --stack xla|native   neuron only: the frozen XLA stack (default) or native TorchNeuron
 #   --tag T              the image's tag; default: the version and the kind, as in 0.1.0-gpu
 #   --region R           of the ECR repository; default: AWS_REGION, or the AWS CLI's own
@@ -26,11 +27,11 @@ die() {
     say "$1 $2"
     exit 1
 }
-usage() { sed -n '4,14s/^# \{0,1\}//p' "$0" >&2; }
+usage() { sed -n '4,15s/^# \{0,1\}//p' "$0" >&2; }
 
 parse_arguments() {
     kind=${1:-}
-    stack='' tag='' region='' repository=amphora base_image='' key='' push=yes
+    stack='' transformers='' tag='' region='' repository=amphora base_image='' key='' push=yes
     case $kind in
         gpu | cpu | neuron) shift ;;
         -h | --help) usage; exit 0 ;;
@@ -39,12 +40,13 @@ parse_arguments() {
     while [ $# -gt 0 ]; do
         case $1 in
             --no-push) push=no; shift; continue ;;
-            --stack | --tag | --region | --repository | --base-image | --attest)
+            --stack | --transformers | --tag | --region | --repository | --base-image | --attest)
                 [ -n "${2:-}" ] || die "$1 has no value." "Write it after $1, as in the usage above the script." ;;
             *) usage; die "'$1' is no option." "The options are listed above." ;;
         esac
         case $1 in
             --stack) stack=$2 ;;
+            --transformers) transformers=$2 ;;
             --tag) tag=$2 ;;
             --region) region=$2 ;;
             --repository) repository=$2 ;;
@@ -59,12 +61,19 @@ parse_arguments() {
         neuron:*) die "--stack '$stack' is unknown." "Say xla or native." ;;
         *) die "--stack goes with neuron only." "Leave it out for $kind." ;;
     esac
+    case $kind:$transformers in
+        gpu:4 | cpu:4 | gpu:5 | cpu:5 | neuron:) ;;
+        gpu: | cpu:) transformers=5 ;;
+        neuron:*) die "--transformers goes with gpu and cpu only." "Leave it out for neuron." ;;
+        *) die "--transformers '$transformers' is unknown." "Say 4 or 5." ;;
+    esac
 }
 
 # What the arguments mean: a Dockerfile, a target in it, a base and a tag.
 resolve() {
     dockerfile=Dockerfile.gpu target=image
     local suffix=$kind
+    if [ "$transformers" = 4 ]; then suffix=$kind-transformers4; fi
     if [ "$kind" = neuron ]; then
         dockerfile=Dockerfile.neuron target=$stack suffix=neuron-$stack
         if [ "$stack" = native ] && [ -z "$base_image" ]; then
@@ -160,7 +169,7 @@ source_url() { git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|' || 
 build() {
     say "building $image from $base_image"
     "$docker" build -f "$dockerfile" --target "$target" --build-arg "BASE_IMAGE=$base_image" \
-        --build-arg "KIND=$kind" -t "$image" \
+        --build-arg "KIND=$kind" --build-arg "TRANSFORMERS=$transformers" -t "$image" \
         --label "org.opencontainers.image.version=$version" \
         --label "org.opencontainers.image.revision=$(revision)" \
         --label "org.opencontainers.image.source=$(source_url)" \
@@ -217,14 +226,15 @@ try_image() {
 }
 
 # Runs in the image: SLSA's provenance, version 1. Arguments: kind, stack, dockerfile, target, base,
-# its digest, remote, commit, when it began, when it ended.
+# its digest, remote, commit, when it began, when it ended, transformers.
 provenance='
 import json, sys
-kind, stack, dockerfile, target, base, base_digest, source, commit, began, ended = sys.argv[1:]
+kind, stack, dockerfile, target, base, base_digest, source, commit, began, ended, transformers = sys.argv[1:]
 materials = [{"uri": f"git+{source}", "digest": {"gitCommit": commit}}, {"uri": f"docker://{base}"}]
 if base_digest:
     materials[1]["digest"] = dict([base_digest.split(":", 1)])
-asked = {"kind": kind, "stack": stack, "dockerfile": dockerfile, "target": target, "base": base}
+asked = {"kind": kind, "stack": stack, "dockerfile": dockerfile, "target": target, "base": base,
+         "transformers": transformers}
 print(json.dumps({
     "buildDefinition": {
         "buildType": "urn:amphora:build_and_push:1",
@@ -256,7 +266,8 @@ attest() {
     "$docker" run --rm --entrypoint cat "$image" /opt/amphora/sbom.cdx.json >"$scratch/sbom" ||
         die "$image has no bill of materials." "It lies at /opt/amphora/sbom.cdx.json in an image of this script."
     "$docker" run --rm --entrypoint python3 "$image" -c "$provenance" "$kind" "$stack" "$dockerfile" "$target" \
-        "$base_image" "$base_digest" "$(source_url)" "$(revision)" "$began" "$(now)" >"$scratch/provenance" ||
+        "$base_image" "$base_digest" "$(source_url)" "$(revision)" "$began" "$(now)" "$transformers" \
+        >"$scratch/provenance" ||
         die "The provenance of $image could not be written." "The last lines above say why."
     say "signing $subject, attesting what is in it and where it comes from"
     { cosign sign "${options[@]}" "$subject" &&

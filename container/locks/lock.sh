@@ -33,6 +33,8 @@ lock dev 3.11 recipe image cpu test docs
 also_out=
 lock gpu 3.11 recipe image gpu
 lock cpu 3.11 recipe image gpu cpu
+lock gpu-transformers4 3.11 recipe-transformers4 image gpu
+lock cpu-transformers4 3.11 recipe-transformers4 image gpu cpu
 lock neuron-native 3.11 recipe image
 lock neuron-xla 3.10 recipe-xla image
 
@@ -61,6 +63,8 @@ check_wheels() {
 }
 check_wheels gpu 3.12 2_34
 check_wheels cpu 3.12 2_34
+check_wheels gpu-transformers4 3.12 2_34
+check_wheels cpu-transformers4 3.12 2_34
 check_wheels neuron-xla 3.10 2_35
 check_wheels neuron-xla 3.12 2_39
 check_wheels neuron-native 3.12 2_39

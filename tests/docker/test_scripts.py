@@ -71,6 +71,8 @@ def test_dockerfiles_are_hadolint_clean(dockerfile: str) -> None:
         (["gpu", "--tag"], "--tag has no value."),
         (["gpu", "--attest", "cosign.key"], "There is no 'cosign'."),
         (["gpu", "--stack", "xla"], "--stack goes with neuron only."),
+        (["gpu", "--transformers", "6"], "--transformers '6' is unknown. Say 4 or 5."),
+        (["neuron", "--transformers", "4"], "--transformers goes with gpu and cpu only."),
         (["neuron", "--stack", "cuda"], "--stack 'cuda' is unknown."),
         (["neuron", "--stack", "native"], "Name a TorchNeuron training image with --base-image."),
         (["cpu", "--no-push"], "Install Docker"),
@@ -192,6 +194,23 @@ def test_the_cpu_image_takes_the_cpu_base(calls: Path) -> None:
     assert "aws" not in told.replace(".aws", "")
     assert uri.startswith("amphora:")
     assert uri.endswith("-cpu")
+
+
+@pytest.mark.parametrize("kind", ["gpu", "cpu"])
+def test_the_image_with_transformers_4_takes_its_own_lock(calls: Path, kind: str) -> None:
+    told, uri = calls_of(calls, kind, "--no-push", "--transformers", "4")
+    assert "--build-arg TRANSFORMERS=4 " in told
+    assert uri.endswith(f"-{kind}-transformers4")
+    told, uri = calls_of(calls, kind, "--no-push")
+    assert "--build-arg TRANSFORMERS=5 " in told
+    assert uri.endswith(f"-{kind}")
+    dockerfile = (ROOT / "Dockerfile.gpu").read_text()
+    for version, name in [("5", kind), ("4", f"{kind}-transformers4")]:
+        mount = f"source=container/locks/{name}.txt,target=/dev/lock{version}.txt"
+        assert dockerfile.count(mount) == 1
+        lock = (LOCKS / f"{name}.txt").read_text()
+        assert re.search(rf"^transformers=={version}\.", lock, re.MULTILINE)
+    assert dockerfile.count("-r /dev/lock${TRANSFORMERS}.txt") == 2
 
 
 def test_a_private_base_is_logged_in_to(calls: Path) -> None:

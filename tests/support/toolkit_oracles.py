@@ -92,7 +92,7 @@ class TransformerOracle:
     def answer(self, question: Question) -> tuple[int, Any]:
         """The status and the body."""
         context = ServersContext(self._model_dir, question)
-        (body,) = self._transformer.transform([{"body": question.body}], context)
+        (body,) = self._transformer.transform([{"body": bytearray(question.body)}], context)
         return context.status, body
 
 
@@ -110,7 +110,7 @@ class HuggingFaceOracle:
         """The status and the body; every error is 400 there."""
         try:
             (body,) = self._service.handle(
-                [{"body": question.body}], ServersContext(self._model_dir, question)
+                [{"body": bytearray(question.body)}], ServersContext(self._model_dir, question)
             )
         except Exception as error:
             return 400, str(error)
@@ -132,7 +132,7 @@ class ServiceOracle:
     def answer(self, question: Question) -> tuple[int, Any]:
         """The status and the body."""
         context = ServersContext(self._model_dir, question)
-        (body,) = self._handle([{"body": question.body}], context)
+        (body,) = self._handle([{"body": bytearray(question.body)}], context)
         return context.status, body
 
 

@@ -19,8 +19,9 @@ def pins(path: Path) -> dict[str, str]:
     return dict(line.strip().split("==") for line in lines)
 
 
-def test_the_versions_of_the_xla_image_are_its_locks() -> None:
-    lock = pins(ROOT / "container" / "locks" / "neuron-xla.txt")
+@pytest.mark.parametrize("name", ["neuron-xla", "gpu-transformers4", "cpu-transformers4"])
+def test_the_versions_of_images_with_transformers_4_are_their_locks(name: str) -> None:
+    lock = pins(ROOT / "container" / "locks" / f"{name}.txt")
     here = pins(HERE / "4.57.txt")
     assert here == {name: lock[name] for name in here}
 
