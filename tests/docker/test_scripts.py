@@ -205,11 +205,11 @@ def test_the_image_with_transformers_4_takes_its_own_lock(calls: Path, kind: str
     assert "--build-arg TRANSFORMERS=5 " in told
     assert uri.endswith(f"-{kind}")
     dockerfile = (ROOT / "Dockerfile.gpu").read_text()
-    for version, name in [("5", kind), ("4", f"{kind}-transformers4")]:
-        mount = f"source=container/locks/{name}.txt,target=/dev/lock{version}.txt"
+    for major, name in [("5", kind), ("4", f"{kind}-transformers4")]:
+        mount = f"source=container/locks/{name}.txt,target=/dev/lock{major}.txt"
         assert dockerfile.count(mount) == 1
         lock = (LOCKS / f"{name}.txt").read_text()
-        assert re.search(rf"^transformers=={version}\.", lock, re.MULTILINE)
+        assert re.search(rf"^transformers=={major}\.", lock, re.MULTILINE)
     assert dockerfile.count("-r /dev/lock${TRANSFORMERS}.txt") == 2
 
 
