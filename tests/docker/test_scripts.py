@@ -283,6 +283,7 @@ def test_what_was_pushed_is_signed_by_its_digest_and_attested(
     definition = written["buildDefinition"]
     assert definition["externalParameters"] == {
         "kind": "cpu", "dockerfile": "Dockerfile.gpu", "target": "image", "base": base,
+        "transformers": "5",
     }  # fmt: skip
     assert definition["resolvedDependencies"] == [
         {"uri": "git+https://host/amphora.git", "digest": {"gitCommit": "c0ffee"}},
@@ -353,6 +354,28 @@ def test_base_lists_torch_and_notices_when_it_moves(tmp_path: Path) -> None:
     moved = base_script("check", listed)
     assert moved.returncode == 1
     assert "packages were replaced: torch==1.0." in moved.stderr
+
+
+def test_torchvision_and_torchaudio_of_a_base_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stand-ins: nothing but their metadata, since no build of theirs fits this machine's torch."""
+    for name, number in [("torchvision", "0.28.0"), ("torchaudio", "2.11.0")]:
+        folder = tmp_path / "packages" / f"{name}-{number}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n"
+        )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    kept = base_script("keep").stdout
+    assert "torchvision==0.28.0\n" in kept and "torchaudio==2.11.0\n" in kept
+    (tmp_path / "base.txt").write_text(kept)
+    (tmp_path / "packages" / "torchvision-0.28.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.29.0\n"
+    )
+    moved = base_script("check", tmp_path / "base.txt")
+    assert moved.returncode == 1
+    assert "packages were replaced: torchvision==0.28.0." in moved.stderr
 
 
 def test_base_leaves_out_of_a_lock_what_it_has(tmp_path: Path) -> None:
