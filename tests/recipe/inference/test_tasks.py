@@ -177,7 +177,7 @@ def test_a_class_whose_code_comes_with_the_model_has_its_task(
         ("weights.gguf", ["weights.gguf is a GGUF file", "save_pretrained"]),
         ("quantized/weights.gguf", ["weights.gguf is a GGUF file"]),
         ("model.tar.gz", ["model.tar.gz is an archive inside the archive"]),
-        ("notes.txt", ["holds notes.txt", "Pack the files that save_pretrained wrote"]),
+        ("notes.txt", ["the log lists", "Pack the files that save_pretrained wrote"]),
     ],
 )
 def test_a_folder_without_a_model_is_named_for_what_it_holds(

@@ -62,7 +62,7 @@ class Origin:
             return cls(name, options, base=_base_of(Path(name), "", environ, options))
         if not name:
             files = ", ".join(sorted(path.name for path in Path(model_dir).glob("*"))[:10])
-            # The error may reach whoever asked for a folder to be loaded: it names model files only.
+            # Whoever asked for a folder may read the error, which names model files only.
             print(f"{model_dir} holds {files or 'nothing'}", flush=True)
             raise ModelError(
                 f"There is no config.json in {model_dir} (the log lists what it holds).",
