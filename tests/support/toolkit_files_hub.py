@@ -156,7 +156,7 @@ def predict_fn(data, model):
     _hub(
         "input-only-plain-text",
         "def input_fn(input_data, content_type):\n"
-        "    assert isinstance(input_data, bytes)\n"
+        "    assert isinstance(input_data, bytearray)\n"
         "    return {'inputs': input_data.decode('utf-8')}",
         ask_bytes(b"good film", "text/plain"), ask_bytes(b"bad", "application/x-text"),
         ask_bytes(b"good\nbad", "application/jsonlines"),
