@@ -235,9 +235,9 @@ def _column(split: datasets.Dataset) -> Array:
 def recognise(evidence: Evidence) -> Recognised | None:
     """Whether the first rows have texts and a label for each.
 
-    Not certain are completions of prompts, as labels or beside them, labels beside lists of texts,
-    numbers for pairs of texts, labels that may be about the text (its author, language, place),
-    and columns that have to be named first.
+    Not certain are completions of prompts, as labels or beside them, labels beside lists of texts
+    or preferences, numbers for pairs of texts, labels that may be about the text (its author,
+    language, place), and columns that have to be named first.
     """
     part, hyperparameters = evidence.part, evidence.hyperparameters
     if part is None:
@@ -264,6 +264,7 @@ def recognise(evidence: Evidence) -> Recognised | None:
     is_other = bool({*chosen.read, chosen.label} & {*(evidence.prompts or ())[1:]})
     if chosen.pair is not None and plain(chosen.label) not in SURE_LABELS:
         is_other |= labels.shape_of([(part, chosen.label)]).problem == labels.NUMBER
+    is_other |= {"chosen", "rejected"} <= evidence.columns.keys()
     for name in set(part.table.column_names) - {*chosen.read, chosen.label}:
         kind = part.table.schema.field(name).type
         is_other |= is_list(kind) and (
