@@ -16,7 +16,7 @@ from recipe.inference.payloads import BadRequest, Text
 from recipe.tokenization import encoding
 
 _PIECE_TEXTS, _PIECE_BYTES = 512, 65536
-"""Of what becomes tokens between two pauses: about 0.1 s (1 µs a byte, docs/LAB.md)."""
+"""Of what becomes tokens between two pauses: about 0.1 s of CPU."""
 
 
 class TooCostly(BadRequest):
