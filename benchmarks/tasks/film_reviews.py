@@ -14,15 +14,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from samples import JUDGED_FROM
+
 IMDB, SENTENCES = "imdb", "rotten_tomatoes"
 ARGUMENTS = ["--max_length", "128"]
-SCORE = "accuracy"
-_JUDGED_FROM = 1000
-"""Seeds from this one on draw from other reviews than those below it."""
 
 
-def data(rows: int, seed: int) -> list[dict[str, Any]]:
-    """Sentences."""
+def data(rows: int, seed: int, source: Path | None) -> list[dict[str, Any]]:
+    """Draw sentences of the package; `source` is not read."""
     return drawn(SENTENCES, rows, seed)
 
 
@@ -32,7 +31,7 @@ def drawn(source: str, rows: int, seed: int) -> list[dict[str, Any]]:
     chosen = []
     for label, texts in sides.items():
         middle = len(texts) // 2
-        half = texts[:middle] if seed < _JUDGED_FROM else texts[middle:]
+        half = texts[:middle] if seed < JUDGED_FROM else texts[middle:]
         for text in random.Random(seed).sample(half, rows // 2):
             chosen.append({"text": text, "label": label})
     random.Random(seed).shuffle(chosen)
@@ -56,8 +55,14 @@ def _reviews(source: str) -> dict[str, list[str]]:
     return listed
 
 
+def _encoded(tokenizer: Any, rows: list[dict[str, Any]], **options: Any) -> Any:
+    """Tokenise all columns but the label, as a text or as a pair of texts."""
+    columns = [[row[name] for row in rows] for name in rows[0] if name != "label"]
+    return tokenizer(*columns, truncation=True, max_length=128, **options)
+
+
 def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) -> Any:
-    """The Trainer with batches padded to their longest text."""
+    """Make the Trainer with batches padded to their longest text."""
     from transformers import (
         AutoModelForSequenceClassification,
         AutoTokenizer,
@@ -67,7 +72,7 @@ def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) 
     )
 
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
-    texts = tokenizer([row["text"] for row in rows], truncation=True, max_length=128)
+    texts = _encoded(tokenizer, rows)
     return Trainer(
         model=AutoModelForSequenceClassification.from_pretrained(
             model, num_labels=2, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1}
@@ -75,34 +80,28 @@ def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) 
         args=TrainingArguments(**settings),
         processing_class=tokenizer,
         train_dataset=[  # type: ignore[arg-type]
-            {
-                "input_ids": texts["input_ids"][number],
-                "attention_mask": texts["attention_mask"][number],
-                "labels": int(row["label"] == "yes"),
-            }
+            {name: texts[name][number] for name in texts} | {"labels": int(row["label"] == "yes")}
             for number, row in enumerate(rows)
         ],
         data_collator=DataCollatorWithPadding(tokenizer),
     )
 
 
-def judge(folder: Path, rows: list[dict[str, Any]]) -> float:
-    """The share of rows that a saved model, in float32, answers rightly."""
+def judge(folder: Path, rows: list[dict[str, Any]], _before: str) -> dict[str, float]:
+    """Score a saved model, in float32."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
     model: Any = AutoModelForSequenceClassification.from_pretrained(str(folder)).eval()
-    right = 0
-    rows = sorted(rows, key=lambda row: len(row["text"]))
+    right, loss = 0, 0.0
+    rows = sorted(rows, key=lambda row: sum(map(len, row.values())))
     for start in range(0, len(rows), 32):
         batch = rows[start : start + 32]
-        encoded = tokenizer(
-            [row["text"] for row in batch], return_tensors="pt", padding=True, truncation=True,
-            max_length=128,
-        )  # fmt: skip
+        encoded = _encoded(tokenizer, batch, return_tensors="pt", padding=True)
+        labels = torch.tensor([model.config.label2id[row["label"]] for row in batch])
         with torch.no_grad():
-            best = model(**encoded).logits.argmax(dim=-1).tolist()
-        said = [model.config.id2label[at] for at in best]
-        right += sum(one == row["label"] for one, row in zip(said, batch, strict=True))
-    return right / len(rows)
+            logits = model(**encoded).logits
+        right += int((logits.argmax(dim=-1) == labels).sum())
+        loss += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
+    return {"accuracy": right / len(rows), "loss": loss / len(rows)}

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 ARGUMENTS = ["--task", "image-classification"]
-SCORE = "accuracy"
 _SIZE = 32
 
 
-def data(rows: int, seed: int) -> list[dict[str, Any]]:
+def data(rows: int, seed: int, source: Path | None) -> list[dict[str, Any]]:
     """Files of pictures, twice as large as the model reads, and their digits. Seeds from 1000 on
     have digits that the others have not."""
     import numpy as np
@@ -86,19 +85,21 @@ def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) 
     )
 
 
-def judge(folder: Path, rows: list[dict[str, Any]]) -> float:
-    """The accuracy of the saved model."""
+def judge(folder: Path, rows: list[dict[str, Any]], _before: str) -> dict[str, float]:
+    """Score the saved model, in float32."""
     import torch
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 
     processor: Any = AutoImageProcessor.from_pretrained(str(folder))
     model: Any = AutoModelForImageClassification.from_pretrained(str(folder)).eval()
-    right = 0
+    right, loss = 0, 0.0
     for row in rows:
+        label = torch.tensor([model.config.label2id[row["label"]]])
         with torch.no_grad():
             logits = model(**processor(_opened(row), return_tensors="pt")).logits
-        right += model.config.id2label[int(logits.argmax())] == row["label"]
-    return right / len(rows)
+        right += int(logits.argmax() == label)
+        loss += float(torch.nn.functional.cross_entropy(logits, label))
+    return {"accuracy": right / len(rows), "loss": loss / len(rows)}
 
 
 def make(folder: str) -> None:

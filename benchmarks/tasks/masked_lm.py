@@ -23,9 +23,9 @@ _SECTION = 2000
 """Characters of a text."""
 
 
-def data(rows: int, seed: int) -> list[dict[str, Any]]:
+def data(rows: int, seed: int, source: Path | None) -> list[dict[str, Any]]:
     """Texts of the documentation that pydoc carries. Seeds from 1000 on have texts that the others
-    have not."""
+    have not; `source` is not read."""
     from pydoc_data.topics import topics
 
     whole = "\n\n".join(" ".join(text.split()) for _, text in sorted(topics.items()))
@@ -69,7 +69,7 @@ def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) 
     )
 
 
-def judge(folder: Path, rows: list[dict[str, Any]]) -> dict[str, float]:
+def judge(folder: Path, rows: list[dict[str, Any]], _before: str) -> dict[str, float]:
     """What the saved model says of the same masks in other texts."""
     import torch
     from transformers import AutoModelForMaskedLM, AutoTokenizer
@@ -88,7 +88,9 @@ def judge(folder: Path, rows: list[dict[str, Any]]) -> dict[str, float]:
         losses += torch.nn.functional.cross_entropy(logits, ids[at], reduction="none").tolist()
         right += (logits.argmax(-1) == ids[at]).tolist()
     mean = sum(losses) / len(losses)
-    return {"perplexity": math.exp(mean), "loss": mean, "share of tokens": sum(right) / len(right)}
+    return {
+        "share of tokens": sum(right) / len(right), "perplexity": math.exp(mean), "loss": mean
+    }  # fmt: skip
 
 
 def frequencies(encoder: str) -> None:
@@ -97,7 +99,7 @@ def frequencies(encoder: str) -> None:
 
     tokenizer: Any = AutoTokenizer.from_pretrained(encoder)
     first, other = (
-        Counter(token for piece in _pieces(tokenizer, data(1000, seed)) for token in piece)
+        Counter(token for piece in _pieces(tokenizer, data(1000, seed, None)) for token in piece)
         for seed in (0, 1000)
     )
     for token in (tokenizer.cls_token_id, tokenizer.sep_token_id):

@@ -1,32 +1,41 @@
-"""Passages of queries with labels; the reference is sentence-transformers' CrossEncoderTrainer.
+"""Which sentences answer a question? TREC's, `train.csv` of github.com/brmson/dataset-sts
+(data/anssel/wang); the reference is sentence-transformers' CrossEncoderTrainer.
 
-Both learn a logit of each pair by binary cross-entropy. `rows` are pairs, four for a query.
+Both learn a logit of each pair by binary cross-entropy. `--rows` are pairs; `--test-rows` too, but
+all of a question's are taken together.
 """
 
 from __future__ import annotations
 
+import csv
+import itertools
 from pathlib import Path
 from typing import Any
 
-from retrieval import LENGTH, NEGATIVES, queries
+from samples import JUDGED_FROM, drawn
 
+LENGTH = 64
 ARGUMENTS = ["--task", "reranking", "--max_length", str(LENGTH)]
-SCORE = "nDCG@10"
 
 
-def data(rows: int, seed: int) -> list[dict[str, Any]]:
-    """A row for each passage of a query; for the test, one for each query."""
-    if seed >= 1000:
-        return queries(rows, seed, for_tests=True)
-    return [
-        {"query": row["query"], "passage": text, "label": int(at == 0)}
-        for row in queries(rows // (NEGATIVES + 1), seed, for_tests=False)
-        for at, text in enumerate(row["documents"])
-    ]
+def data(rows: int, seed: int, source: Path) -> list[dict[str, Any]]:
+    """Read the questions that have a right and a wrong sentence, 30 sentences each at most."""
+    with source.open(encoding="utf-8", newline="") as stream:
+        listed = list(csv.DictReader(stream))
+    lists = []
+    for _, group in itertools.groupby(listed, key=lambda row: row["qtext"]):
+        pairs = [
+            {"query": row["qtext"], "passage": row["atext"], "label": int(row["label"])}
+            for row in group
+        ][:30]
+        if len({pair["label"] for pair in pairs}) == 2:
+            lists.append(pairs)
+    chosen = list(itertools.chain.from_iterable(drawn(lists, len(lists), seed)))
+    return chosen[:rows] if seed >= JUDGED_FROM else drawn(chosen, rows, seed + JUDGED_FROM)
 
 
 def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) -> Any:
-    """The CrossEncoderTrainer."""
+    """Make the CrossEncoderTrainer."""
     import datasets
     from sentence_transformers import (
         CrossEncoder,
@@ -44,14 +53,21 @@ def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) 
     )
 
 
-def judge(folder: Path, rows: list[dict[str, Any]]) -> float:
-    """nDCG@10 of each query's own passages, by the library's evaluator."""
+def judge(folder: Path, rows: list[dict[str, Any]], _before: str) -> dict[str, float]:
+    """Rank each question's own sentences, and measure the loss of all pairs."""
+    import numpy as np
+    import torch
     from sentence_transformers import CrossEncoder
-    from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
+    from sklearn.metrics import ndcg_score
 
-    samples: Any = [
-        {"query": row["query"], "positive": row["documents"][:1], "negative": row["documents"][1:]}
-        for row in rows
-    ]
-    scores = CrossEncoderRerankingEvaluator(samples)(CrossEncoder(str(folder), device="cpu"))
-    return next(value for name, value in scores.items() if name.endswith("ndcg@10"))
+    ranker = CrossEncoder(str(folder), device="cpu")
+    pairs = [(row["query"], row["passage"]) for row in rows]
+    logits = ranker.predict(pairs, activation_fn=torch.nn.Identity(), convert_to_tensor=True)
+    labels = torch.tensor([float(row["label"]) for row in rows])
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), labels)
+    found = []
+    for _, group in itertools.groupby(range(len(rows)), key=lambda at: rows[at]["query"]):
+        own = list(group)
+        if labels[own].any() and len(own) > 1:
+            found.append(ndcg_score([labels[own].numpy()], [logits[own].numpy()], k=10))
+    return {"nDCG@10": float(np.mean(found)), "loss": float(loss)}

@@ -1,11 +1,11 @@
 """A task of the recipe beside its reference: the Trainer of an example script, of
 sentence-transformers or of TRL.
 
-    python benchmarks/tasks/run.py token_classification --model FOLDER
-    python benchmarks/tasks/run.py question_answering --model FOLDER --rows 2000 --dtype float32
+    python benchmarks/tasks/run.py token_classification --model FOLDER --data wnut17train.conll
+    python benchmarks/tasks/run.py question_answering --model FOLDER --data dev-v1.1.json
 
 Needs the recipe's environment and the folder of an encoder (such as MiniLM's), or of what the
-task's module makes. A module beside this file has a task's data, whose truth is known; its
+task's module makes. A module beside this file has a task's data, and where its file is from; its
 reference; and what judges both. Both learn the same rows in as many steps of as many samples, by
 the same rate and schedule and at the same precision (bfloat16 is torch's autocast), taking turns
 seed by seed; a seed draws other rows, also to judge by, so that the spread over seeds has all that
@@ -28,14 +28,19 @@ from pathlib import Path
 from typing import Any
 
 from recipe_training import cpu_seconds
+from samples import JUDGED_FROM
 
 OURS, THEIRS = "recipe", "reference"
 SPEED = "rows/CPU-s"
 TASKS = [
-    *("token_classification", "question_answering", "sentence_embedding", "reranking"),
-    *("masked_lm", "summarization", "image_classification", "preference", "film_reviews"),
+    *("film_reviews", "text_pairs", "token_classification", "question_answering"),
+    *("sentence_embedding", "reranking", "summarization", "causal_lm", "masked_lm"),
+    *("preference", "image_classification"),
 ]
-GROUPED = {"token_classification", "question_answering", "summarization", "film_reviews"}
+GROUPED = {
+    *("token_classification", "question_answering", "summarization", "film_reviews"),
+    *("text_pairs", "causal_lm"),
+}
 """Tasks whose reference can draw texts of like length together: sentence-transformers' trainers
 cannot, and the samples of the others are of one length."""
 LIBRARIES = {
@@ -79,7 +84,7 @@ def trained(variant: str, seed: int, options: argparse.Namespace, folder: Path) 
 
     torch.set_num_threads(1)
     task = importlib.import_module(options.task)
-    rows = task.data(options.rows, seed)
+    rows = task.data(options.rows, seed, options.data)
     (folder / "data").mkdir()
     (folder / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     if variant == OURS:
@@ -91,8 +96,8 @@ def trained(variant: str, seed: int, options: argparse.Namespace, folder: Path) 
         trainer.train()
         seconds = time.process_time() - start
         trainer.save_model(str(folder / "model"))
-    judged = task.judge(folder / "model", task.data(options.test_rows, seed + 1000))
-    scores = judged if isinstance(judged, dict) else {task.SCORE: judged}
+    unseen = task.data(options.test_rows, seed + JUDGED_FROM, options.data)
+    scores = task.judge(folder / "model", unseen, options.model)
     return {**scores, SPEED: len(rows) * options.epochs / seconds}
 
 
@@ -128,13 +133,14 @@ def main() -> None:
     parser.add_argument(
         "--model", required=True, help="folder of an encoder, or of what a task's module makes"
     )
+    parser.add_argument("--data", type=Path, help="the file that the task's module names")
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--test-rows", type=int, default=200)
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--lr", type=float, default=2e-4)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument(
         "--grouped", action="store_true", help="the reference draws texts of like length together"
     )

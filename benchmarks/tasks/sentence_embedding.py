@@ -1,6 +1,6 @@
-"""Vectors of queries and their passages; the reference is sentence-transformers' trainer.
-
-Both learn by the negatives of the batch (MultipleNegativesRankingLoss).
+"""How alike are two sentences? Scored pairs of SemEval's STS, `2015.train.tsv` of
+github.com/brmson/dataset-sts (data/sts/semeval-sts/all); the reference is sentence-transformers'
+trainer. Both learn by CoSENT.
 """
 
 from __future__ import annotations
@@ -8,22 +8,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from retrieval import LENGTH, queries
+from samples import drawn
 
-ARGUMENTS = ["--task", "sentence-embedding", "--max_length", str(LENGTH)]
-SCORE = "nDCG@10"
+LENGTH, SCALE, JUDGED_TOGETHER = 64, 20, 32
+ARGUMENTS = [
+    *("--task", "sentence-embedding", "--max_length", str(LENGTH)),
+    *("--text_column", "sentence1", "--text_pair_column", "sentence2", "--label_column", "score"),
+]
 
 
-def data(rows: int, seed: int) -> list[dict[str, Any]]:
-    """Pairs; for the test, each query's other passages too."""
-    if seed >= 1000:
-        return queries(rows, seed, for_tests=True)
-    return [{"query": row["query"], "positive": row["documents"][0]}
-            for row in queries(rows, seed, for_tests=False)]  # fmt: skip
+def data(rows: int, seed: int, source: Path) -> list[dict[str, Any]]:
+    """Read a score from 0 to 5 and two sentences a line."""
+    listed = [line.split("\t") for line in source.read_text(encoding="utf-8").splitlines()]
+    pairs = [
+        {"sentence1": row[1], "sentence2": row[2], "score": float(row[0]) / 5}
+        for row in listed
+        if len(row) == 3
+    ]
+    return drawn(pairs, rows, seed)
 
 
 def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) -> Any:
-    """The SentenceTransformerTrainer."""
+    """Make the SentenceTransformerTrainer."""
     import datasets
     from sentence_transformers import (
         SentenceTransformer,
@@ -34,28 +40,33 @@ def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) 
 
     encoder = SentenceTransformer(model, device="cpu")
     encoder.max_seq_length = LENGTH
-    arguments = SentenceTransformerTrainingArguments(**settings, batch_sampler="no_duplicates")
     return SentenceTransformerTrainer(
         model=encoder,
-        args=arguments,
+        args=SentenceTransformerTrainingArguments(**settings),
         train_dataset=datasets.Dataset.from_list(rows),
-        loss=losses.MultipleNegativesRankingLoss(encoder),
+        loss=losses.CoSENTLoss(encoder, scale=SCALE),
     )
 
 
-def judge(folder: Path, rows: list[dict[str, Any]]) -> float:
-    """nDCG@10 over the passages of all queries, by the library's evaluator."""
+def judge(folder: Path, rows: list[dict[str, Any]], _before: str) -> dict[str, float]:
+    """Correlate the cosines of other pairs with their scores; CoSENT's loss of 32 pairs each."""
+    import torch
+    from scipy.stats import spearmanr  # type: ignore[import-untyped]
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.evaluation import (
-        InformationRetrievalEvaluator,
-    )
 
-    corpus = {str(n): text for n, text in enumerate(t for row in rows for t in row["documents"])}
-    each = len(rows[0]["documents"])
-    evaluator: Any = InformationRetrievalEvaluator(
-        {str(n): row["query"] for n, row in enumerate(rows)},
-        corpus,
-        {str(n): {str(n * each)} for n in range(len(rows))},
+    encoder = SentenceTransformer(str(folder), device="cpu")
+    first, second = (
+        encoder.encode([row[name] for row in rows], convert_to_tensor=True)
+        for name in ("sentence1", "sentence2")
     )
-    scores = evaluator(SentenceTransformer(str(folder), device="cpu"))
-    return next(value for name, value in scores.items() if name.endswith("ndcg@10"))
+    cosines = torch.nn.functional.cosine_similarity(first, second)
+    scores = torch.tensor([row["score"] for row in rows])
+    found = []
+    for at in range(0, len(rows), JUDGED_TOGETHER):
+        own, true = SCALE * cosines[at : at + JUDGED_TOGETHER], scores[at : at + JUDGED_TOGETHER]
+        wrong = (own[:, None] - own[None])[true[:, None] < true[None]]
+        found.append(float(torch.cat([torch.zeros(1), wrong]).logsumexp(0)))
+    return {
+        "Spearman": float(spearmanr(cosines.numpy(), scores.numpy()).statistic),
+        "loss": sum(found) / len(found),
+    }

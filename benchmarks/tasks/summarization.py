@@ -18,11 +18,10 @@ from teaching import STEPS, TEXTS_A_STEP, teach
 from words import ANIMALS, FILLERS
 
 ARGUMENTS = ["--task", "summarization", "--max_length", "128", "--max_target_length", "16"]
-SCORE = "ROUGE-L"
 COLOURS = ["red", "green", "blue", "black"]
 
 
-def data(rows: int, seed: int) -> list[dict[str, Any]]:
+def data(rows: int, seed: int, source: Path | None) -> list[dict[str, Any]]:
     """Texts of 6 to 30 words with their lines, of 1 to 5 words."""
     drawn = random.Random(seed)
     return [_row(drawn, drawn.choice([0, 1, 2, 3]), ["red"]) for _ in range(rows)]
@@ -71,8 +70,9 @@ def reference(model: str, rows: list[dict[str, Any]], settings: dict[str, Any]) 
     )
 
 
-def judge(folder: Path, rows: list[dict[str, Any]]) -> float:
-    """ROUGE-L (from 0 to 1) of what the saved model writes, text by text, without beams."""
+def judge(folder: Path, rows: list[dict[str, Any]], _before: str) -> dict[str, float]:
+    """Score what the saved model generates, text by text, without beams (ROUGE-L from 0 to 1), and
+    the loss of the tokens that it should have generated."""
     import torch
     from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -80,15 +80,18 @@ def judge(folder: Path, rows: list[dict[str, Any]]) -> float:
     tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(str(folder)).eval()
     scorer = RougeScorer(["rougeL"])
-    total = 0.0
+    total, losses, tokens = 0.0, 0.0, 0
     for row in rows:
         encoded = tokenizer(row["document"], return_tensors="pt", truncation=True, max_length=128)
         encoded.pop("token_type_ids", None)
+        labels = tokenizer(text_target=row["summary"], return_tensors="pt")["input_ids"]
         with torch.no_grad():
+            losses += float(model(**encoded, labels=labels).loss) * labels.numel()
             ids = model.generate(**encoded, max_new_tokens=16, num_beams=1, do_sample=False)
+        tokens += labels.numel()
         said = tokenizer.decode(ids[0], skip_special_tokens=True)
         total += scorer.score(row["summary"], said)["rougeL"].fmeasure
-    return total / len(rows)
+    return {"ROUGE-L": total / len(rows), "loss": losses / tokens}
 
 
 def make(encoder: str, folder: str) -> None:
