@@ -20,7 +20,7 @@ def main(argv: list[str]) -> None:
     """Train as `argv` says; an error is raised, with a message for the job's owner."""
     # Imports leave nothing to collect, and looking for it takes a quarter of their time.
     gc.disable()
-    from recipe import arguments, paths
+    from recipe import arguments, errors, paths
     from recipe.training import run
 
     gc.freeze()
@@ -29,7 +29,12 @@ def main(argv: list[str]) -> None:
         print(f"{__doc__}\n{arguments.describe()}")
         return
     places = paths.from_environment(os.environ)
-    run.run(arguments.parse(argv, places), places, os.environ)
+    try:
+        run.run(arguments.parse(argv, places), places, os.environ)
+    except errors.RecipeError as error:
+        if sys.excepthook is not sys.__excepthook__:  # that of a supervisor, which logs it
+            raise
+        sys.exit(f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import csv
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import socket
@@ -187,13 +188,29 @@ def report(
     say(f"trained in {seconds:.0f} s; evaluation: {json.dumps(metrics)}")
     for question, answer in zip(QUESTIONS, answers, strict=True):
         say(f"  {question!r} -> {answer['label']} ({answer['score']:.3f})")
-    places = {
-        "model": "the model, servable",
-        "input": "configuration and data",
-        "output/data": "metrics",
+    say("what to do next:")
+    for what, command in next_steps(base).items():
+        say(f"  {what}:\n{command}")
+
+
+def next_steps(base: Path) -> dict[str, str]:
+    """Commands for a shell, in the order in which a newcomer wants them."""
+    binary = shlex.quote(str(Path(sys.executable).parent))
+    own = base.parent / "own"
+    train = shlex.quote(str(Path(__file__).resolve().parents[1] / "code" / "train.py"))
+    here = shlex.quote(str(base))
+    return {
+        "open the report in a browser": f"{binary}/python -m webbrowser -t "
+        f"{shlex.quote((base / 'output' / 'data' / 'report.html').as_uri())}",
+        "serve the model, and open http://localhost:8080/ in a browser; Ctrl-C ends it": (
+            f"SAGEMAKER_BASE_DIR={here} {binary}/amphora serve"
+        ),
+        "train on a CSV of your own (columns text and label; here the demo's)": (
+            f"SM_CHANNEL_TRAIN={here}/input/data/train/sentences.csv "
+            f"SAGEMAKER_BASE_DIR={shlex.quote(str(own))} HF_HUB_OFFLINE=1 "
+            f"{binary}/python {train} --model_name_or_path {shlex.quote(str(encoder()))} --epochs 1"
+        ),
     }
-    for place, what in places.items():
-        say(f"  {base / place}: {what}")
 
 
 def say(text: str) -> None:

@@ -231,6 +231,8 @@ class Job:
         losses: dict[int, set[float]] = {}
         for path in (self.log, *self.base.glob("log-*.txt")):
             text = path.read_text(errors="replace") if path.exists() else ""
-            for step, loss in re.findall(r"^metric step=(\d+) .*\bloss=(\S+)", text, re.MULTILINE):
+            for step, loss in re.findall(
+                r"^metric step=(\d+) .*'loss': ([^,}]+)", text, re.MULTILINE
+            ):
                 losses.setdefault(int(step), set()).add(float(loss))
         return losses

@@ -18,6 +18,9 @@ class RecipeError(Exception):
         remedy: What to do instead, as a sentence; empty where the message says it.
     """
 
+    is_users_mistake = True
+    """A supervisor that records it shows the message alone, without the frames of the recipe."""
+
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(f"{message} {remedy}".strip())
         self.message, self.remedy = message, remedy

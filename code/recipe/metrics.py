@@ -3,18 +3,14 @@
     python code/recipe/metrics.py [TASK]
 
 prints the list to pass to an estimator as `metric_definitions`; of some tasks (`OF_TASKS`) another
-one than of the rest. A line is the word `metric`
-followed by `name=value` pairs:
+one than of the rest. The recipe prints one line for each step that is logged:
 
-    metric step=40 epoch=0.5 loss=0.4127
+    metric step=40 {'loss': 0.4127, 'learning_rate': 0.000025, 'epoch': 0.5}
 
-The recipe prints a line for each metric, so that a regex that takes what stands between a name and
-the line's end takes its value, and before them a line of all of them as HF Trainer prints it:
-
-    log: {'loss': 0.4127, 'learning_rate': 0.000025, 'epoch': 0.5}
-
-The regexes read HF Trainer's own lines as well, of transformers 4 and 5, in a user's script. This
-file needs the standard library only, so that a notebook can load it by path.
+Its dict is that of HF Trainer, so that the regexes that circulate for Hugging Face's images read
+it, too. The summary at the end is that of their example scripts (`eval_loss = 0.31`). The regexes
+below also read HF Trainer's own lines of transformers 4 and 5, and `metric loss=0.4127` of a user's
+script. This file needs the standard library only, so that a notebook can load it by path.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ import decimal
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 SCORES = ("accuracy", "precision", "recall", "f1_weighted", "f1_macro")
 """What evaluation computes of classes, beside the loss; precision, recall: means over labels."""
@@ -66,29 +62,23 @@ _OF_SPLITS = ("loss", *SCORES, *OTHER_SCORES)
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 
 
-def metric_line(values: Mapping[str, object]) -> str:
-    """The line that reports `values`; what is no finite number is left out.
+def metric_line(step: int, epoch: float | None, values: Mapping[str, object]) -> str:
+    """Return the line that reports what a Trainer logs at a step.
 
-    Numbers have six significant digits, small ones in scientific notation (`2.5e-05`).
+    What is not a finite number is left out. Numbers have six significant digits and no exponent,
+    since regexes that circulate read 2.5 of `2.5e-05`.
     """
-    pairs = [f"{name}={value:.6g}" for name, value in values.items() if _is_finite(value)]
-    return " ".join(["metric", *pairs])
+    reported = {**values, "epoch": epoch}
+    pairs = [
+        f"'{name}': {_written_out(value)}" for name, value in reported.items() if _is_finite(value)
+    ]
+    return f"metric step={step} {{{', '.join(pairs)}}}"
 
 
-def log_lines(step: int, epoch: float | None, values: Mapping[str, object]) -> Iterator[str]:
-    """The lines that report what a Trainer logs at a step: its own, and one for each metric.
-
-    In the Trainer's line numbers are written out, since regexes that circulate for it read 2.5 of
-    `2.5e-05`.
-    """
-    at = {"step": step, "epoch": epoch}
-    finite = {name: value for name, value in values.items() if _is_finite(value)}
-    written = [f"'{name}': {_written_out(value)}" for name, value in finite.items()]
-    if _is_finite(epoch):
-        written.append(f"'epoch': {_written_out(epoch)}")
-    yield f"log: {{{', '.join(written)}}}"
-    for name, value in finite.items():
-        yield metric_line({**at, name: value})
+def result_lines(values: Mapping[str, float]) -> list[str]:
+    """Return the lines that end a job, one for each metric, as Hugging Face's example scripts write
+    them: `eval_loss = 0.31`."""
+    return [f"  {name} = {_written_out(value)}" for name, value in values.items()]
 
 
 def _written_out(value: object) -> str:
@@ -114,13 +104,13 @@ def metric_names(task: str = "") -> list[str]:
 def metric_definitions(task: str = "") -> list[dict[str, str]]:
     """The estimator's `metric_definitions`: one `{"Name", "Regex"}` for each metric.
 
-    Each reads our lines, and HF Trainer's: `{'loss': 0.4127, ...}` of transformers 4,
-    `{'loss': '0.4127', ...}` of transformers 5.
+    Each reads our lines, HF Trainer's (`{'loss': 0.4127, ...}` of transformers 4,
+    `{'loss': '0.4127', ...}` of transformers 5), and `metric loss=0.4127` of a script.
     """
     return [
         {
             "Name": name,
-            "Regex": rf"(?:\bmetric (?:\S+ )*{name}=|(?<!log: )\{{(?:[^{{}}]*, )?'{name}': '?)"
+            "Regex": rf"(?:\bmetric (?:\S+ )*{name}=|\{{(?:[^{{}}]*, )?'{name}': '?)"
             rf"{_NUMBER}(?![^\s,'}}])",
         }
         for name in metric_names(task)

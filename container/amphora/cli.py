@@ -22,7 +22,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"amphora {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    train = commands.add_parser("train", help="run the training job under /opt/ml")
+    train = commands.add_parser(
+        "train",
+        help="run the training job under /opt/ml",
+        epilog="Hyperparameters stand in /opt/ml/input/config/hyperparameters.json (another folder "
+        "than /opt/ml: SAGEMAKER_BASE_DIR). `python /opt/amphora/code/train.py --help`, in a "
+        "checkout `python code/train.py --help`, lists those of the recipe.",
+    )
     train.add_argument(
         "--sdk-command",
         metavar="COMMAND",

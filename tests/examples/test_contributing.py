@@ -114,7 +114,7 @@ def test_a_task(follow: Callable[[str], Copy], tiny_model: Path, tmp_path: Path)
         *("--epochs", "4"),
         SM_CHANNEL_TRAIN=str(tmp_path / "train.jsonl"),
     )
-    scores = [float(score) for score in re.findall(r"eval_accuracy=(\S+)", output)]
+    scores = [float(score) for score in re.findall(r"'eval_accuracy': ([^,}]+)", output)]
     assert scores[-1] > 0.95, output
     saved = json.loads((tmp_path / "ml" / "model" / "config.json").read_text())
     assert saved["architectures"] == ["BertForTokenClassification"]

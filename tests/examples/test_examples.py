@@ -166,7 +166,7 @@ def test_tune(aws: Aws, example: Example, kind: str) -> None:
     regexes = {
         d["Name"]: d["Regex"] for d in training["AlgorithmSpecification"]["MetricDefinitions"]
     }
-    line = "metric step=40 eval_loss=0.31 eval_f1_macro=0.875"
+    line = "metric step=40 {'eval_loss': 0.31, 'eval_f1_macro': 0.875, 'epoch': 1.0}"
     found = re.search(regexes[objective["MetricName"]], line)
     assert found
     assert found[1] == "0.875"

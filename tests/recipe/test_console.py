@@ -59,11 +59,16 @@ def test_a_terminal_has_a_bar_and_a_log_has_lines(
     }
     shown = output_of(command, environment)
     assert re.search(r"100%\|.+\| 9/9 ", shown), shown
-    assert re.search(r"metric step=9 \S+ eval_loss=", shown)
+    assert re.search(r"metric step=9 \{'eval_loss': ", shown)
     assert "\rmetric" in shown or "\nmetric" in shown, "a metric line starts a line of its own"
-    assert "log: {'loss'" in shown and not re.search(r"(?<!log: )\{'loss'", shown)
+    assert not re.search(r"(?<!metric step=\d )\{'(eval_)?loss'", shown)
     assert not re.search(r"step \d+ of 9", shown)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "%|" not in done.stdout
-    assert re.search(r"metric step=9 \S+ eval_loss=", done.stdout)
+    assert "exit code" not in done.stderr
+    command[-1] = "sometimes"
+    mistaken = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert mistaken.returncode == 1 and mistaken.stderr.count("sometimes") == 1, mistaken.stderr
+    assert "Traceback" not in mistaken.stderr
+    assert re.search(r"metric step=9 \{'eval_loss': ", done.stdout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -14,13 +15,18 @@ UNBOUNDED = 1 << 30
 """Tokens that a model reads which says no number."""
 
 
-def quieten() -> None:
+def quieten(bars: bool = True) -> None:
     """Only errors from transformers, and its progress bars only where somebody watches them.
 
     What its warnings tell of a new head, `modeling.load` says in one line.
+
+    Args:
+        bars: Whether there may be progress bars at all; a server shows none.
     """
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    if not (has_terminal() and is_first_process()):
+    # The Trainer sets it where several processes train; nobody else can do anything about it.
+    warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+    if not (bars and has_terminal() and is_first_process()):
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 

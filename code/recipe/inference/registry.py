@@ -109,7 +109,7 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
             answers with its head, or this host's device cannot compute it.
         ValueError: HF_TASK names a task that these handlers cannot do.
     """
-    quieten()
+    quieten(bars=False)
     origin = Origin.find(model_dir, environ)
     with checksums.verified(origin.place):
         name = chosen(origin, environ)

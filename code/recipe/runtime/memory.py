@@ -19,6 +19,14 @@ _GROUPS = (
 _M_ARENA_MAX = -8
 
 
+def size(count: float) -> str:
+    """Write a number of bytes in the largest unit that leaves a digit before the point."""
+    for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
+        if count >= 10**power:
+            return f"{count / 10**power:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
 def share_freed() -> None:
     """Let threads that begin from now on take what any thread has freed, where the C library is
     glibc: it else keeps freed memory apart for up to eight threads a core."""

@@ -404,9 +404,11 @@ def layouts(
     places = sum(layout.places(samples, rows) for samples, rows in drawn if len(rows))
     real = sum(int(samples.lengths[rows].sum()) for samples, rows in drawn) / places
     why = f" ({model.config.model_type} cannot be packed)" if asked is None else ""
+    together = training.samples_of_a_step
+    of_a_step = f"{together} texts a step; " if together != training.size else ""
     say(
-        f"batches: {training.size} texts {layout.describe()}{'' if layout.balanced else why}, "
-        f"{real:.1%} of them real; evaluation {said}"
+        f"batches: {of_a_step}{training.size} texts {layout.describe()}"
+        f"{'' if layout.balanced else why}, {real:.1%} of them real; evaluation {said}"
     )
     return layout, evaluation
 

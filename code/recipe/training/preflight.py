@@ -223,17 +223,17 @@ def _memory(
     if args.device.type == "cuda":
         # What this process has taken of it for its own context, each process of a training takes.
         there, whole = torch.cuda.mem_get_info(args.device)
-        name = f"the GPU has {there / 1e9:.1f} GB free of {whole / 1e9:.1f} GB"
+        name = f"the GPU has {memory.size(there)} free of {memory.size(whole)}"
     else:
         there = (memory.available() or 0) // job.processes
-        name = f"this host or its container, shared by its processes, has {there / 1e9:.1f} GB"
-    giga = {
+        name = f"this host or its container, shared by its processes, has {memory.size(there)}"
+    parts = {
         "weights": estimate.weights,
         "the optimizer's state": estimate.optimizer,
         f"gradients and a batch of {training.size}": estimate.gradients + estimate.step,
     }
-    shown = ", ".join(f"{what} {count / 1e9:.2f}" for what, count in giga.items())
-    detail = f"about {estimate.total / 1e9:.2f} GB for each process ({shown}); {name}"
+    shown = ", ".join(f"{what} {memory.size(count)}" for what, count in parts.items())
+    detail = f"about {memory.size(estimate.total)} for each process ({shown}); {name}"
     if estimate.total <= there:
         return Finding(level=OK, what="memory", detail=detail)
     remedies = "; or ".join(_remedies(estimate, there, job))

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from recipe.console import say
-from recipe.metrics import log_lines
+from recipe.metrics import metric_line
 
 _NOT_METRICS = ("total_flos", "epoch")
 
@@ -41,7 +41,7 @@ class ProgressFile(TrainerCallback):
 
 
 class MetricLines(TrainerCallback):
-    """Prints what the Trainer logs as metric lines."""
+    """Prints each log entry of the Trainer as a metric line."""
 
     def on_log(
         self,
@@ -51,10 +51,9 @@ class MetricLines(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Print the lines of a log entry."""
+        """Print a log entry."""
         values = {key: value for key, value in (logs or {}).items() if key not in _NOT_METRICS}
-        for line in log_lines(state.global_step, state.epoch, values):
-            say(line)
+        say(metric_line(state.global_step, state.epoch, values))
 
 
 class Bar(ProgressCallback):

@@ -99,6 +99,10 @@ class Resumable(XlaTrainer):
             self._restore_beside(checkpoint.path)
         if checkpoint is not None and checkpoint.finished and not self.is_fsdp_enabled:
             self._take_over(checkpoint)
+            say(
+                f"this job was finished before, at step {self.state.global_step}: nothing is "
+                "trained. To train anew, start with another checkpoints folder"
+            )
             return {}
         try:
             trained: TrainOutput = super().train(
@@ -121,9 +125,11 @@ class Resumable(XlaTrainer):
         """
         self._writer.wait()
         kept = (
-            f"resume from {self._folder}" if self._saves else "nothing is saved: save_strategy=no"
+            f"checkpoint saved in {self._folder}; start again to continue"
+            if self._saves
+            else "nothing is saved: save_strategy=no"
         )
-        say(f"stopped after step {self.state.global_step} of {self.state.max_steps}; {kept}")
+        say(f"stopped at step {self.state.global_step} of {self.state.max_steps}; {kept}")
         leave_world()
         raise SystemExit(EXIT_CODE)
 

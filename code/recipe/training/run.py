@@ -33,10 +33,11 @@ from recipe.console import has_terminal, is_first_process, say
 from recipe.data import shards
 from recipe.errors import DistributedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
+from recipe.metrics import result_lines
 from recipe.models import cpu_kernels, loading, lora, quantized
 from recipe.paths import Places
 from recipe.reports import answers, model_card, report
-from recipe.runtime import device, distribution, graph_extraction, turns, xla
+from recipe.runtime import device, distribution, graph_extraction, memory, turns, xla
 from recipe.runtime.device import Device
 from recipe.runtime.distribution import Distribution
 from recipe.runtime.timer import Stopwatch
@@ -118,7 +119,7 @@ def run(
     if chosen.kind == "xla":
         say("torch-xla compiled {} graphs in {:.0f} s".format(*xla.compiled()))
     if chosen.kind == "cuda":
-        say(f"device memory: {torch.cuda.max_memory_allocated() / 1e9:.2f} GB at most")
+        say(f"device memory: {memory.size(torch.cuda.max_memory_allocated())} at most")
     device.leave_world()
     if pushing:
         pushing.push(places.model_dir)
@@ -360,4 +361,6 @@ def _write(
     output = places.output_data_dir
     with atomic.results("metrics.json", output, len(metrics), _REMEDY) as folder:
         (folder / "metrics.json").write_text(metrics)
-    say(f"metrics written to {output}/metrics.json")
+    say(f"metrics written to {output}/metrics.json:")
+    for line in result_lines(facts.metrics):
+        say(line)

@@ -6,9 +6,34 @@ import math
 from collections.abc import Mapping
 from typing import TypeVar
 
-from amphora.common.errors import ConfigError
+from amphora.common.errors import ConfigError, near
 
 T = TypeVar("T", int, float)
+
+PREFIX = "AMPHORA_"
+SETTINGS = frozenset(
+    PREFIX + name
+    for name in (
+        *("ADAPTERS", "ANSWERS", "BATCH_TOKENS", "BIND", "BLOCKED_WEIGHTS", "BODY_RATE"),
+        *("BODY_SECONDS", "BUCKETS", "CACHE_TOKENS", "CODE_DIR", "COMPILE", "CONNECTIONS"),
+        *("CONTINUOUS", "DTYPE", "ENGINE", "HANDLER_DEFAULTS", "HEADER_BYTES", "HEADER_COUNT"),
+        *("HEADER_SECONDS",),
+        *("HOST_WAIT_SECONDS", "KEEP_ALIVE_SECONDS", "LONG_PROMPTS", "MAX_ANSWER_VALUES"),
+        *("MAX_PIXELS", "MAX_RESTARTS", "MAX_ROWS", "MAX_SAMPLES", "MAX_SCORES", "MAX_TEXT_BYTES"),
+        *("MAX_TOKENS_READ", "MAX_TOKENS_WRITTEN", "MAX_WINDOWS", "MODEL_NAME", "NPROC_PER_NODE"),
+        *("PACKING", "QUEUE_LIMIT", "SESSIONS", "SESSION_SECONDS", "STALL_SECONDS"),
+        *("STOP_SECONDS", "UI"),
+    )
+)
+"""What users set: of training, of serving, and of the image's own code."""
+_INTERNAL = frozenset(
+    PREFIX + name
+    for name in (
+        *("ADAPTERS_FILE", "ERROR_DIR", "EVALUATE_MODULES", "LAUNCHER", "NEURON_STACK"),
+        *("PROGRESS_DIR", "PROGRESS_FILE", "RESTART_COUNT", "SCRIPT_DIR", "SHARERS"),
+    )
+)
+"""What an image sets, or one process for another."""
 
 
 class Variables:
@@ -62,6 +87,10 @@ class Variables:
         self._problems.append(problem)
 
     def check(self) -> None:
-        """Raises ConfigError that names every variable that was read and is wrong."""
+        """Raise ConfigError that names each variable that was read and is wrong, and each that no
+        part of the image reads."""
+        for name in sorted(self._environ):
+            if name.startswith(PREFIX) and name not in SETTINGS | _INTERNAL:
+                self.refuse(f"{name} is not a variable of this image.{near(name, SETTINGS)}")
         if self._problems:
             raise ConfigError(" ".join(self._problems))

@@ -174,12 +174,13 @@ def read_job(environ: Mapping[str, str]) -> Job:
         )
     notes: list[str] = []
     raw = _read_object(paths.config / "hyperparameters.json", notes, dict)
+    # A local run has neither of the next two files.
     input_data_config = _read_object(
-        paths.config / "inputdataconfig.json", notes, lambda: _channels_found(paths.data)
+        paths.config / "inputdataconfig.json", [], lambda: _channels_found(paths.data)
     )
     resources = _read_object(
         paths.config / "resourceconfig.json",
-        notes,
+        [],
         lambda: {"current_host": "algo-1", "hosts": ["algo-1"]},
     )
     raw = {**_config_channel(raw, input_data_config, paths, notes), **raw}

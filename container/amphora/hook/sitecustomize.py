@@ -39,6 +39,8 @@ def _record(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     import traceback
 
     chain, handled = _behind(error)
+    if _is_mistake(error):
+        chain, handled, trace = [error.with_traceback(None)], None, None
     # Which workers torchrun saw fail: the exception that ends it carries them.
     failures = getattr(error, "failures", None)
     failures = failures if isinstance(failures, dict) else {}
@@ -54,7 +56,7 @@ def _record(kind: type[BaseException], error: BaseException, trace: TracebackTyp
         "errors": [_told(each) for each in chain],
         "handled": handled and _told(handled),
         "command": command if isinstance(command, str) else list(map(str, command or ())),
-        "traceback": "".join(traceback.format_exception(kind, error, trace)),
+        "traceback": "".join(traceback.format_exception(kind, error, trace)) if trace else "",
         "workers": [
             {"rank": rank, "pid": f.pid, "exit_code": f.exitcode, "time": f.timestamp}
             for rank, f in failures.items()
@@ -130,15 +132,25 @@ def _parents() -> list[tuple[int, list[str]]]:
     return chain
 
 
+def _is_mistake(error: BaseException) -> bool:
+    """Whether the message is all that its reader needs: an error that the recipe marks so, which
+    the supervisor logs. A user's own script may call the recipe, and go on."""
+    is_marked = bool(getattr(error, "is_users_mistake", False))
+    return is_marked and not os.environ.get("SM_USER_ENTRY_POINT")
+
+
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    is_shown = True
     try:
         # An interrupt has its own exit status, which running code here would take from it.
         if not issubclass(kind, KeyboardInterrupt):
             _record(kind, error, trace)
+            is_shown = not _is_mistake(error)  # Else the supervisor logs the message.
     except Exception:
         pass  # On another host of mpirun's the folder is not there. Nothing hides the traceback.
     finally:
-        _previous_hook(kind, error, trace)
+        if is_shown:
+            _previous_hook(kind, error, trace)
 
 
 def _record_at_exit() -> None:

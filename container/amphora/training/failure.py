@@ -243,6 +243,8 @@ class Failure:
     """Whether an exception of this host's own is known."""
     is_consequence: bool
     """Whether it only tells of a peer that was lost: then another host knows the cause."""
+    is_stopped: bool
+    """Whether it ended because the job was asked to stop."""
     is_fault: bool
     """Whether a device, a collective or the host failed: a restart may go well. An exception of the
     script's own, or an exit code that it chose, would come again."""
@@ -316,6 +318,7 @@ def describe(ended: Ended, records: Sequence[Record]) -> Failure:
         rest=mask("\n".join(rest)),
         raised=record is not None,
         is_consequence=record is not None and record.lost_a_peer,
+        is_stopped=ended.stop_signal is not None and not ended.out_of_budget,
         is_fault=is_fault,
     )
 

@@ -308,7 +308,10 @@ def _report(job: Job, code: int, failed: failure.Failure, link: cluster.Link, st
         return 0
     if link.max_restarts:
         failed = replace(failed, head=f"{failed.head}\n({restarts})")
-    log.error("training failed with exit code %d: %s", code, failed.head)
+    if failed.is_stopped:
+        log.warning("training was stopped, exit code %d: %s", code, failed.head)
+    else:
+        log.error("training failed with exit code %d: %s", code, failed.head)
     _write_failure(job.paths, failed.text)
     return code
 

@@ -52,8 +52,16 @@ def test_a_job_that_would_run(tree: Tree) -> None:
     assert "longest 5 tokens (of 54 texts)" in found["lengths"][0]["detail"]
     # 54 rows are left after the hold-out, 16 texts a step, 3 epochs.
     assert found["steps"][0]["detail"].startswith("4 an epoch, 12 in all")
-    assert "GB for each process" in found["memory"][0]["detail"]
+    assert "MB for each process" in found["memory"][0]["detail"]
+    assert "0.00" not in found["memory"][0]["detail"]
     assert not (tree.base / "model").exists() and not (tree.base / "output").exists()
+    told = [each for every in found.values() for each in every if each["level"] != "ok"]
+    assert not told, "a local run has no inputdataconfig.json and resourceconfig.json"
+
+
+def test_an_unknown_variable_is_an_error(tree: Tree) -> None:
+    code, found = doctor(recipe_job(tree), AMPHORA_STALL_SECOND="9")
+    assert code == 1 and "Did you mean AMPHORA_STALL_SECONDS" in found["start"][-1]["detail"]
 
 
 def test_what_the_recipe_warned_of_before_it_was_killed_is_told(tree: Tree) -> None:

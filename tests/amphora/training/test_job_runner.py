@@ -57,6 +57,21 @@ def test_an_exception_is_the_first_line_of_the_failure(scripted: Tree) -> None:
     assert "Traceback" in scripted.failure
 
 
+@pytest.mark.parametrize("cause", ["", "from ValueError('an inner reason')"])
+def test_a_mistake_in_a_recipes_job_is_told_once_and_without_frames(tree: Tree, cause: str) -> None:
+    tree.configure({}).script(
+        "class Mistake(Exception):\n    is_users_mistake = True\n"
+        f"raise Mistake('lr is 0; ' + 'give more') {cause}",
+        "train.py",
+    )
+    result = tree.train(AMPHORA_CODE_DIR=str(tree.base / "code"))
+    assert result.returncode == 1 and tree.failure
+    assert tree.failure.startswith("Mistake: lr is 0; give more")
+    for text in (result.stdout + result.stderr, tree.failure):
+        assert text.count("lr is 0; give more") == 1, text
+        assert "Traceback" not in text and "train.py:" not in text and "inner" not in text
+
+
 def test_the_users_frame_is_named_not_the_librarys(scripted: Tree) -> None:
     scripted.script("import json\n\ndef load():\n    return json.loads('{')\n\nload()\n")
     scripted.train()
@@ -261,9 +276,10 @@ class TestStop:
         process = scripted.start()
         wait_for(scripted.base / "code" / "ready")
         process.terminate()
-        process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=60)
         assert process.returncode == 143
         assert scripted.failure and scripted.failure.startswith("Stopped by SIGTERM")
+        assert "WARNING training was stopped, exit code 143" in output and "ERROR" not in output
 
     def test_out_of_budget_it_is_killed_with_all_its_children(self, scripted: Tree) -> None:
         scripted.script(

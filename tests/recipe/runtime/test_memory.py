@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from recipe.runtime import memory
 
 GB = 1000**3
@@ -37,3 +39,10 @@ def test_control_groups_of_version_1(tmp_path: Path) -> None:
 
 def test_nothing_to_read(tmp_path: Path) -> None:
     assert memory.available(tmp_path / "none", tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(12, "12 B"), (4_200, "4.2 kB"), (85_000_000, "85 MB"), (1.5e10, "15 GB")]
+)
+def test_a_size_is_never_zero_of_a_large_unit(count: float, shown: str) -> None:
+    assert memory.size(count) == shown

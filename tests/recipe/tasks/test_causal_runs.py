@@ -81,12 +81,14 @@ def test_processes_accumulation_and_shards_train_the_same(
         done = train(base, data, *arguments, *more, processes=processes)
         assert done.returncode == 0, done.stderr
         assert ("sharded over 2 processes" in done.stdout) == (name == "sharded")
-        lines[name] = re.findall(r"metric step=.* (?:eval_)?loss=.*", done.stdout)
+        lines[name] = re.findall(r"metric step=.*'(?:eval_)?loss': .*", done.stdout)
         weights[name] = load_file(base / "model" / "model.safetensors")
     assert len(lines["one"]) == 12
     for name in ("two", "sharded"):
         for one, other in zip(lines["one"], lines[name], strict=True):
-            expected, found = (dict(re.findall(r" (\w+)=(\S+)", line)) for line in (one, other))
+            expected, found = (
+                dict(re.findall(r"'(\w+)': ([^,}]+)", line)) for line in (one, other)
+            )
             for key in set(expected) - {"eval_runtime", "grad_norm"}:
                 if "per_second" not in key:
                     assert float(found[key]) == pytest.approx(float(expected[key]), rel=5e-5), key

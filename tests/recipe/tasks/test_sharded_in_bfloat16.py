@@ -23,8 +23,8 @@ IN_EVERY_CHECK = ("completions, LoRA",)
 
 def losses(training: Training) -> tuple[dict[int, float], list[float]]:
     """Those of each step, and of the evaluations."""
-    trained = re.findall(r"metric step=(\d+) \S+ loss=(\S+)", training.log())
-    evaluated = re.findall(r"eval_loss=(\S+)", training.log())
+    trained = re.findall(r"metric step=(\d+) \{'loss': ([^,}]+)", training.log())
+    evaluated = re.findall(r"'eval_loss': ([^,}]+)", training.log())
     return {int(step): float(loss) for step, loss in trained}, list(map(float, evaluated))
 
 

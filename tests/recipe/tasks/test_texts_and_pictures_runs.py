@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -68,8 +69,7 @@ def test_ddp_in_bfloat16_with_adapters_trains(tmp_path: Path, train: Run, task: 
     assert "LoRA: rank 4" in done.stdout
     model = tmp_path / "two" / "model"
     assert (model / "adapter_model.safetensors").is_file() and (model / "SHA256SUMS").is_file()
-    history = [float(line.split("eval_loss=")[1]) for line in done.stdout.splitlines()
-               if "metric" in line and "eval_loss=" in line]  # fmt: skip
+    history = [float(loss) for loss in re.findall(r"'eval_loss': ([^,}]+)", done.stdout)]
     assert history[-1] < history[0]
 
 

@@ -183,7 +183,7 @@ def still_model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> P
 
 
 def losses(training: Training) -> dict[int, float]:
-    found = re.findall(r"metric step=(\d+) \S+ loss=(\S+)", training.log())
+    found = re.findall(r"metric step=(\d+) \{'loss': ([^,}]+)", training.log())
     return {int(step): float(loss) for step, loss in found}
 
 

@@ -155,7 +155,7 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     from recipe.inference.tasks import pipelines
     from recipe.storage import checksums
 
-    quieten()
+    quieten(bars=False)
     origin = Origin.find(model_dir, environ)
     name = environ.get("HF_TASK") or registry.task_of(origin)
     try:

@@ -60,9 +60,10 @@ def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
     settings = read_settings(base_dir, environ, host_devices)
     settings = replace(settings, worker_open_files=acceptor.raise_limit())
     LOG.info(
-        "Serving on %s, port %d, on %s (%s), with %d workers of %d threads.",
+        "Starting on %s, port %d, on %s (%s), with %d workers of %d threads; batches of up to %d"
+        " requests, time-out %g s, queue limit %d. /ping answers 200 once the model is loaded.",
         settings.address, settings.port, host_devices.kind, host_devices.reason, settings.workers,
-        settings.threads,
+        settings.threads, settings.batch_size, settings.timeout, settings.queue_limit,
     )  # fmt: skip
     # The protocol is named because asyncio turns Nagle's delay off only if it is.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as sock:

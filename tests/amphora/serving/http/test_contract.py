@@ -40,6 +40,9 @@ def test_ping_says_503_until_the_model_is_loaded_then_200_with_an_empty_body(
     until(lambda: server.ping() == 200)
     answer = server.http.post("/ping")
     assert (answer.status_code, answer.content) == (200, b"")
+    assert "Serving" not in server.log
+    told = "batches of up to 32 requests, time-out 60 s, queue limit 512"
+    assert server.log.count(told) == 1, server.log
 
 
 def test_a_request_before_the_model_is_loaded_is_503_with_retry_after(
