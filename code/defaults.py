@@ -279,6 +279,7 @@ def takes_tensor(path: str) -> bool:
 def image_functions(own: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
     """The image's own handlers around a user's input_fn or output_fn, or both."""
     from recipe.inference import answers, bodies, payloads
+    from recipe.inference.apis import lines
 
     def predict_batch_fn(inputs: list[Any], model: Any) -> list[Any]:
         requests = [
@@ -288,11 +289,8 @@ def image_functions(own: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
             for data in inputs
         ]
         for request in requests:
-            model.measure(request)  # which refuses parameters that the task does not have
-        predictions = [
-            payloads.with_faults(answer, request)
-            for answer, request in zip(model.predict(requests), requests, strict=True)
-        ]
+            lines.measure(request, model.measure)  # which refuses parameters of other tasks
+        predictions = lines.predicted(requests, model.predict, payloads.with_faults)
         if "output_fn" not in own:
             return predictions
         # A user's function gets plain values; an error in an answer's place stays one.

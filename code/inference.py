@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from recipe.late_imports import imported_by_call
@@ -26,7 +25,7 @@ with (
     imported_by_call("boto3", "Session"),
 ):
     from recipe.inference import adapters, answers, bounds, payloads, registry, turns
-    from recipe.inference.apis import description, reading
+    from recipe.inference.apis import description, lines, reading, tokens
     from recipe.inference.engines import choice as engines
     from recipe.inference.payloads import Request
     from recipe.inference.registry import ServedTask
@@ -79,7 +78,8 @@ def input_fn(body: bytes, content_type: str, context: Any = None) -> Request:
     if path == adapters.ROUTE:
         return adapters.load_request(body)
     request = reading.read(body, content_type, path)
-    request.adapter = getattr(context, "headers", {}).get(adapters.HEADER, "")
+    for part in {id(each): each for each in (request, *request.asked)}.values():
+        part.adapter = getattr(context, "headers", {}).get(adapters.HEADER, "")
     return request
 
 
@@ -94,7 +94,9 @@ def tokens_fn(data: Request, model: ServedTask) -> list[int]:
         adapters.refuse(data)
     if data.route != adapters.ROUTE:
         description.refuse_other_apis(getattr(model, "base", model), data)
-    return model.measure(data)
+    if data.route in tokens.ROUTES:
+        return [1] * len(data.texts)
+    return lines.measure(data, model.measure)
 
 
 def predict_fn(data: Request, model: ServedTask) -> Any:
@@ -111,20 +113,13 @@ def predict_fn(data: Request, model: ServedTask) -> Any:
 def predict_batch_fn(inputs: Sequence[Request], model: ServedTask) -> list[Any]:
     """What `predict_fn` returns for each request, all of them through the model together; a
     function without arguments that returns it where that takes many turns."""
-    predictions = zip(model.predict(inputs), inputs, strict=True)
+    asked = [request for request in inputs if request.route not in tokens.ROUTES]
+    told = iter(lines.predicted(asked, model.predict, reading.in_form))
+    base = getattr(model, "base", model)
     return [
-        partial(_later, prediction, request)
-        if callable(prediction)
-        else reading.in_form(prediction, request)
-        for prediction, request in predictions
+        tokens.answer(request, base) if request.route in tokens.ROUTES else next(told)
+        for request in inputs
     ]
-
-
-def _later(prediction: Callable[[], Any], request: Request) -> Any:
-    answer = reading.in_form(prediction(), request)
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
 
 
 def output_fn(prediction: Any, accept: str, context: Any = None) -> tuple[Any, str]:
@@ -133,7 +128,7 @@ def output_fn(prediction: Any, accept: str, context: Any = None) -> tuple[Any, s
     Raises:
         UnsupportedContentType: `accept` names another type.
     """
-    for name in ("truncated", "failed"):
+    for name in ("truncated", "failed", "unfinished"):
         if context is not None and (places := getattr(prediction, name, ())):
             header = f"X-Amphora-{name.capitalize()}"
             context.set_response_header(0, header, ",".join(map(str, places)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -79,11 +80,12 @@ def read_request(body: bytes, content_type: str) -> Request:
         except UnicodeError as error:
             raise BadRequest(f"The body is not text in {charset}: {error}.") from error
     request = _READERS[kind](body)
-    if not request.texts and not request.faults:
+    if not request.texts and not request.faults and not request.parts:
         raise BadRequest(f"The request holds no text. {EXAMPLE}")
     # Only escapes make half of a pair of what is UTF-8 otherwise, and an NPY array has it as it is.
     if kind == NPY or _ESCAPED_HALF.search(body):
-        check_encodable([request.texts, dict(request.parameters)])
+        for part in request.asked:
+            check_encodable([part.texts, dict(part.parameters)])
     return request
 
 
@@ -197,12 +199,20 @@ class _Records:
         self._count += 1
 
     def request(self) -> Request:
-        """All of them. Raises BadRequest if their parameters differ."""
-        parameters = self._requests[0].parameters if self._requests else {}
-        if any(request.parameters != parameters for request in self._requests):
-            raise BadRequest("The lines have different parameters. Send one request for each.")
-        texts = [text for request in self._requests for text in request.texts]
-        return Request(texts=texts, parameters=parameters, records=True, faults=self._faults)
+        """All of them, those of equal parameters as a part if they differ."""
+        alike: dict[str, tuple[list[int], Request]] = {}
+        places = (place for place in range(self._count) if place not in self._faults)
+        for request in self._requests:
+            key = json.dumps(request.parameters, sort_keys=True)
+            own = Request(texts=[], parameters=request.parameters, records=True)
+            taken, part = alike.setdefault(key, ([], own))
+            taken += itertools.islice(places, len(request.texts))
+            part.texts = [*part.texts, *request.texts]
+        parts = list(alike.values())
+        if len(parts) == 1:
+            parts[0][1].faults = self._faults
+            return parts[0][1]
+        return Request(texts=[], records=True, faults=self._faults, parts=parts)
 
 
 def _read_json_lines(body: bytes) -> Request:
@@ -214,7 +224,7 @@ def _read_json_lines(body: bytes) -> Request:
             except BadRequest as error:
                 records.fail(f"Line {number}: {error}")
     request = records.request()
-    if request.faults and not request.texts:
+    if request.faults and not request.texts and not request.parts:
         raise BadRequest(request.faults[0])
     return request
 

@@ -16,7 +16,7 @@ from recipe.inference.packed_rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request, Text
 from recipe.inference.rows import Coming, Reading, TokenRow, Values, of_padded, padded
 from recipe.inference.static.programs import Programs
-from recipe.tokenization.encoding import encode, encode_pairs
+from recipe.tokenization.encoding import cutting, encode, encode_pairs
 
 BATCH = 32
 """Texts that go through a model at once."""
@@ -28,9 +28,11 @@ CALLS_AHEAD: Mapping[str, int] = {"cuda": 1}
 """Calls that a device computes while another one is laid out; on others none."""
 _STEP = 8
 """Lengths are multiples of it: each shape has kernels of its own to make (docs/LAB.md)."""
-PARAMETERS = {"truncation", "max_length", "padding"}
+PARAMETERS = {"truncation", "truncation_direction", "max_length", "padding"}
 """What says how texts become tokens. `padding` changes no answer: rows are padded as it suits a
 batch, and what is padded is masked."""
+UNCUT = (False, "do_not_truncate")
+"""Values of `truncation` that let no text be cut."""
 PADDED, EQUAL, ALONE = "texts of any length", "texts of one length", "one text at a time"
 """What goes through a model together."""
 INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
@@ -45,6 +47,8 @@ class LoadedModel:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     max_length: int
+    positions: int = 0
+    """How many the model has, which may be more than its tokenizer says; 0: as many."""
     merging: str = PADDED
     """Which rows may go through the model together."""
     typed: bool = False
@@ -80,21 +84,22 @@ class LoadedModel:
         if request.token_ids is None:
             texts: Sequence[Text] = request.texts
             read = 0
-            limit = min(self.max_length, request.parameters.get("max_length") or self.max_length)
+            limit, side = self.limit(request.parameters), side_of(request.parameters)
             bounds.hold(Bound.ROWS, len(texts))
             ids: list[list[int]] = []
             types: list[list[int] | None] = []
             is_plain = not self.typed and all(isinstance(text, str) for text in texts)
             for piece in bounds.pieces(texts):
-                if is_plain:
-                    some = cast("Sequence[str]", texts[piece.start : piece.stop])
-                    heads = [bounds.beginning(self.tokenizer, text, limit) for text in some]
-                    ids += encode(self.tokenizer, heads, limit)
-                else:
-                    for place in piece:
-                        row, row_types = self._encode_one(texts[place], limit)
-                        ids.append(row)
-                        types.append(row_types)
+                with cutting(self.tokenizer, side):
+                    if is_plain:
+                        some = cast("Sequence[str]", texts[piece.start : piece.stop])
+                        heads = [bounds.beginning(self.tokenizer, text, limit) for text in some]
+                        ids += encode(self.tokenizer, heads, limit)
+                    else:
+                        for place in piece:
+                            row, row_types = self._encode_one(texts[place], limit)
+                            ids.append(row)
+                            types.append(row_types)
                 read += sum(map(len, ids[piece.start :]))
                 bounds.hold(Bound.READ, read)
             if not is_plain:
@@ -119,6 +124,14 @@ class LoadedModel:
         bounds.hold_text(*text)
         (row,), types = encode_pairs(self.tokenizer, [text[0]], [text[1]], limit)
         return row, types[0] if types is not None else None
+
+    def limit(self, parameters: Mapping[str, Any]) -> int:
+        """Tokens that are read of each text of a request: where the tokenizer says less than the
+        model has positions, the request may ask for more."""
+        most = max(self.positions, self.max_length)
+        if asked := parameters.get("max_length"):
+            return min(most, int(asked))
+        return most if parameters.get("truncation") in UNCUT else self.max_length
 
     def is_longer(self, text: Text, limit: int) -> bool:
         """Whether a text or a pair has more than `limit` tokens."""
@@ -187,7 +200,8 @@ class LoadedModel:
             return self.packed.values(self.model, rows, reading)
         longest = max(len(row.ids) for row in rows)
         if self.merging == PADDED:
-            longest = min(self.max_length, -(-longest // _STEP) * _STEP)
+            most = max(self.positions, self.max_length)
+            longest = min(most, -(-longest // _STEP) * _STEP)
         batch = padded(rows, longest, self.tokenizer.pad_token_id or 0, self.model.device)
         taken = {name: tensor for name, tensor in batch.items() if name in self.inputs}
         return of_padded(reading, self.model(**taken), batch["attention_mask"], rows)
@@ -222,9 +236,14 @@ class LoadedModel:
         return TokenRow(ids)
 
 
+def side_of(parameters: Mapping[str, Any]) -> str:
+    """Where a request's texts are cut if they are too long: left or right."""
+    return str(parameters.get("truncation_direction", "right")).lower()
+
+
 def refuse_uncut(request: Request, limit: int) -> None:
     """Raises BadRequest if a text was cut at `limit` tokens, and the request forbids that."""
-    if request.truncated and request.parameters.get("truncation") in (False, "do_not_truncate"):
+    if request.truncated and request.parameters.get("truncation") in UNCUT:
         raise BadRequest(
             f"Input {request.truncated[0] + 1} is longer than the {limit} tokens that are read. "
             "Shorten it, or leave truncation out: it is then cut."

@@ -86,6 +86,7 @@ def load(
         tokenizer=tokenizer,
         # Tokenizers without a limit of their own say 1e30.
         max_length=int(min(tokenizer.model_max_length, positions_of(model))),
+        positions=positions_of(model),
         inputs=INPUTS if takes_all else INPUTS & set(arguments),
         typed=has_types and types_alone(tokenizer),
     )

@@ -67,6 +67,30 @@ TEXT = Rule(lambda value: isinstance(value, str), "a text")
 TEXT_OR_TEXTS = Rule(
     lambda value: isinstance(value, str) or are_texts(value), "a text or a list of texts"
 )
+
+
+def are_ids(value: Any) -> bool:
+    """Whether a value of JSON is one text's token ids."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(number) is int and 0 <= number < _MOST for number in value)
+    )
+
+
+TEXTS_OR_IDS = Rule(
+    lambda value: (
+        TEXT_OR_TEXTS.is_right(value)
+        or are_ids(value)
+        or (
+            isinstance(value, list)
+            and bool(value)
+            and all(isinstance(part, str) or are_ids(part) for part in value)
+        )
+    ),
+    "a text, the token ids of one, or a list of these",
+)
+SIDE = Rule(lambda value: str(value).lower() in ("left", "right"), '"Left" or "Right"')
 OBJECT = Rule(lambda value: isinstance(value, dict), "an object")
 _NAMES = Rule(lambda value: value != "" and TEXT_OR_TEXTS.is_right(value), TEXT_OR_TEXTS.words)
 _SHARE = number(0, 1, above=True)
@@ -74,6 +98,8 @@ _SHARE = number(0, 1, above=True)
 RULES: Mapping[str, Rule] = {
     # What is read, and how much of it.
     "truncation": one_of(True, False, "longest_first", "do_not_truncate"),
+    "truncate": FLAG,
+    "truncation_direction": SIDE,
     "max_length": whole(1),
     "padding": one_of(True, False, "longest", "max_length", "do_not_pad"),
     "stride": whole(0),
@@ -108,6 +134,7 @@ RULES: Mapping[str, Rule] = {
     "align_to_words": FLAG,
     "normalize": FLAG,
     "truncate_dim": whole(1),
+    "dimensions": whole(1),
     "return_text": FLAG,
     "clean_up_tokenization_spaces": FLAG,
     # How a text is written.
@@ -122,7 +149,8 @@ RULES: Mapping[str, Rule] = {
     "temperature": number(0, above=True),
     "top_p": _SHARE,
     "typical_p": _SHARE,
-    "repetition_penalty": number(0, above=True),
+    # Beyond it scores may exceed float32.
+    "repetition_penalty": number(0.001, 1000),
     "length_penalty": number(-1e6, 1e6),
     "no_repeat_ngram_size": whole(0),
     "seed": whole(0, 2**64 - 1),

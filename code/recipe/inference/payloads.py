@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from recipe.inference.parameters import RULES
+from recipe.inference.parameters import RULES, Rule, are_ids
 
 JSON, JSON_LINES, CSV = "application/json", "application/jsonlines", "text/csv"
 NPY, TEXT, EVENTS = "application/x-npy", "text/plain", "text/event-stream"
@@ -32,6 +33,36 @@ class BadRequest(ValueError):
     """The request's body cannot be read; the message says what would be right."""
 
     status_code = 400
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        """The key that is wrong, as OpenAI's errors name it."""
+
+
+class TokenIds(tuple[int, ...]):
+    """An input that came as tokens of the model's own vocabulary."""
+
+
+def refuse(wrong: Sequence[str], body: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
+    """Raises BadRequest if anything is `wrong` with a body, with the first key that is."""
+    if wrong:
+        own = [name for name in body if name not in rules or not rules[name].is_right(body[name])]
+        missing = re.match(r"(\w+) is not there", wrong[-1])
+        raise BadRequest(". ".join(wrong) + ".", own[0] if own else missing and missing[1])
+
+
+def texts_or_ids(value: Any) -> list[Any]:
+    """The inputs of a body whose value is one of `TEXTS_OR_IDS`."""
+    parts = value if isinstance(value, list) and not are_ids(value) else [value]
+    return [TokenIds(part) if isinstance(part, list) else part for part in parts]
+
+
+def check_ids(ids: TokenIds, size: int) -> TokenIds:
+    """`ids`, all of a vocabulary of that size. Raises BadRequest if one is not."""
+    if unknown := [number for number in ids if number >= size]:
+        raise BadRequest(f"Token id {unknown[0]} is not one of the model's {size} tokens.")
+    return ids
 
 
 class NotTakenHere(BadRequest):
@@ -59,10 +90,14 @@ class Request:
     """The texts' token ids, once they are known."""
     type_ids: list[list[int] | None] | None = None
     """Which part of a pair each token is of; None if the model does not ask for it."""
+    of_tokens: bool = False
+    """Whether vectors are wanted of each token, and not of each text."""
     truncated: Sequence[int] = ()
     """Places of the texts that were longer than the model can read, and were cut."""
     faults: dict[int, str] = field(default_factory=dict)
     """Records that hold no input: their places in the answer, and why."""
+    parts: Sequence[tuple[list[int], Request]] = ()
+    """Of JSON Lines with different parameters: the places of equal lines, and their request."""
     by_columns: Callable[[Sequence[str]], Request | None] | None = None
     """Reads a CSV body again, by columns of these names; None if its header lacks one of them."""
     is_read: bool = False
@@ -78,13 +113,31 @@ class Request:
     """How texts are to be generated, if another API than pipelines' says it."""
     form: Callable[[Any, Request], Any] | None = None
     """What makes another API's answer of the task's; None: the task's own is the answer."""
+    prefill: Sequence[list[dict[str, Any]]] = ()
+    """The tokens of each prompt as TGI tells them, if they are asked for."""
     prepared: Any = None
     """What a task has made of the inputs for its model."""
+
+    @property
+    def asked(self) -> list[Request]:
+        """What a task is asked: its parts, or itself."""
+        return [part for _, part in self.parts] or [self]
 
     @property
     def streams(self) -> bool:
         """Whether the answer is to come piece by piece."""
         return bool(self.parameters.get("stream"))
+
+    def rename_parameters(self, names: Mapping[str, str]) -> None:
+        """Let the parameters that another server calls otherwise have our names.
+
+        Raises:
+            BadRequest: One is there by both names.
+        """
+        if both := [old for old, new in names.items() if {old, new} <= set(self.parameters)]:
+            raise BadRequest(f"{both[0]} and {names[both[0]]} mean the same: give one of them.")
+        if not names.keys().isdisjoint(self.parameters):
+            self.parameters = {names.get(k, k): value for k, value in self.parameters.items()}
 
     def check_parameters(
         self, known: Set[str], task: str, nullable: Set[str] = frozenset()
@@ -237,6 +290,8 @@ class Answers(list[Any]):
         """Places of the texts that were cut."""
         self.failed: Sequence[int] = ()
         """Places of the records that could not be read."""
+        self.unfinished: Sequence[int] = ()
+        """Places of the prompts whose texts end at the most tokens, and not by themselves."""
 
     @property
     def document(self) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,17 @@ def beginning(
         if len(ids) == enough:
             return head
     return text
+
+
+@contextmanager
+def cutting(tokenizer: PreTrainedTokenizerBase, side: str) -> Iterator[None]:
+    """Let the tokenizer cut long texts at this side (left, right); nobody may have a turn within,
+    since others share it."""
+    own, tokenizer.truncation_side = tokenizer.truncation_side, side
+    try:
+        yield
+    finally:
+        tokenizer.truncation_side = own
 
 
 def ending(

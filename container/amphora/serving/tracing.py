@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 LOG = logging.getLogger("amphora.server")
-_QUIET = {"/ping", "/ping/", "/metrics"}
+_QUIET = {"/ping", "/ping/", "/health", "/metrics"}
 # What is not sent by then is lost: the platform kills soon.
 _LAST_SECONDS = 2.0
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

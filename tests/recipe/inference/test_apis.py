@@ -131,15 +131,15 @@ def test_texts_are_ranked_as_the_pairs_are_scored(ranker: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
-        ("/v1/embeddings", {"input": [1, 2, 3]}, ["input", "token ids"]),
+        ("/v1/embeddings", {"input": [1, 2, 3]}, ["token ids are not what"]),
         ("/v1/embeddings", {"input": ["a", ""]}, ["empty"]),
-        ("/v1/embeddings", {"input": "a", "dimensions": 8}, ["dimensions is 8", "have 32"]),
+        ("/v1/embeddings", {"input": "a", "dimensions": 64}, ["64 dimensions", "have 32"]),
         (
             "/v1/embeddings",
             {"input": "a", "encoding_format": "int8"},
             ["encoding_format", "base64"],
         ),
-        ("/v1/embeddings", {"model": "a"}, ["no 'input'"]),
+        ("/v1/embeddings", {"model": "a"}, ["input is not there"]),
         ("/v1/embeddings", ["a"], ["not an object"]),
         (
             "/embed",
@@ -188,7 +188,7 @@ def test_a_description_says_the_task_the_form_and_the_routes(
     environ = {"HF_MODEL_ID": "someone/some-model"}
     said = description.describe(labels, "text-classification", environ)
     assert said["model"] == "someone/some-model"
-    assert (said["form"], said["routes"]) == ("pair", ["/predict"])
+    assert (said["form"], said["routes"]) == ("pair", ["/predict", "/tokenize", "/decode"])
     assert said["architecture"] == "BertForSequenceClassification"
     assert said["max_length"] == 48
     said = description.describe(ranker, "text-classification", {"AMPHORA_MODEL_NAME": "mine"})

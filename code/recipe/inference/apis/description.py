@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from recipe.inference.apis import openai, openai_forms, tei
+from recipe.compat import UNBOUNDED
+from recipe.inference.apis import openai, openai_forms, tei, tgi, tokens
 from recipe.inference.generation.generator import Generator
 from recipe.inference.payloads import BadRequest, Request
 from recipe.inference.tasks.classifier import Classifier
@@ -69,10 +70,14 @@ def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> 
     # Rows without padding; or calls cut by what theirs costs, which nobody needs to do before.
     if any(getattr(computes, name, None) is not None for name in ("packed", "cuts")):
         described["padding"] = False
+    reads = model.vectors if isinstance(model, Embedder) else loaded
+    limit = None if reads is None else reads.max_length
+    if limit is not None and limit < UNBOUNDED:
+        described["max_length"] = limit
+        if isinstance(model, Generator):
+            described |= {"max_input_tokens": limit - 1, "max_total_tokens": limit}
     if loaded is not None:
         described["architecture"] = type(loaded.model).__name__
-        if loaded.max_length < 1 << 30:
-            described["max_length"] = loaded.max_length
         if task == "fill-mask":
             described["example_text"] = f"Paris is the {loaded.tokenizer.mask_token} of France."
     return described
@@ -91,11 +96,13 @@ def refuse_other_apis(model: Any, request: Request) -> None:
 def routes(model: Any) -> list[str]:
     """The routes of clients' APIs that a model answers."""
     if isinstance(model, Generator):
-        chat = [openai.CHAT] if model.has_template else []
-        return [*chat, openai.COMPLETIONS]
+        chat = [openai.CHAT, openai.RESPONSES] if model.has_template else []
+        return [*chat, openai.COMPLETIONS, *tgi.ROUTES, *tokens.ROUTES]
     if isinstance(model, (Embedder, TokenFeatures)):
-        return [openai.EMBEDDINGS, tei.EMBED, tei.SIMILARITY]
+        embeds = [openai.EMBEDDINGS, tei.EMBED, tei.EMBED_ALL, tei.SIMILARITY]
+        return [*embeds, *tokens.ROUTES]
     if isinstance(model, Classifier):
         ranks = model.loaded.model.config.num_labels == 1
-        return [tei.PREDICT, *([tei.RERANK] if ranks else [])]
+        ranking = [tei.RERANK, tei.RERANK_DOCUMENTS] if ranks else []
+        return [tei.PREDICT, *ranking, *tokens.ROUTES]
     return []

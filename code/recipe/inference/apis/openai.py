@@ -15,6 +15,7 @@ from recipe.inference.apis.openai_forms import (
     ChatChoices,
     CompletionChoices,
     EmbeddingsForm,
+    ResponseForm,
     TextsForm,
 )
 from recipe.inference.generation import options
@@ -22,6 +23,7 @@ from recipe.inference.generation.options import REFUSE, GenerationSettings
 from recipe.inference.parameters import (
     FLAG,
     TEXT,
+    TEXTS_OR_IDS,
     Rule,
     are_texts,
     faults,
@@ -29,9 +31,10 @@ from recipe.inference.parameters import (
     one_of,
     whole,
 )
-from recipe.inference.payloads import BadRequest, Request
+from recipe.inference.payloads import BadRequest, Request, refuse, texts_or_ids
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+RESPONSES = "/v1/responses"
 _CHAT_TOKENS, _COMPLETION_TOKENS = 1024, 16
 """New tokens if a request does not say, at most; the second as the API documents it."""
 
@@ -89,7 +92,7 @@ _CHAT_RULES: Mapping[str, Rule] = {
     ),
     "modalities": one_of(["text"]),
     "store": _OFF,
-    "tools": _OFF,
+    "tools": Rule(lambda value: isinstance(value, list), "a list"),
     "functions": _OFF,
     "tool_choice": one_of("none", "auto"),
     "parallel_tool_calls": FLAG,
@@ -97,20 +100,35 @@ _CHAT_RULES: Mapping[str, Rule] = {
 _COMPLETION_RULES: Mapping[str, Rule] = {
     **_REMARKS,
     **_GENERATION,
-    "prompt": Rule(
-        lambda value: isinstance(value, str) or are_texts(value),
-        "a text or a list of texts: token ids are not taken",
-    ),
+    "prompt": TEXTS_OR_IDS,
     "logprobs": whole(0, 5),
     "echo": FLAG,
     "best_of": whole(1),
 }
+_RESPONSE_RULES: Mapping[str, Rule] = {
+    **_REMARKS,
+    **{name: _GENERATION[name] for name in ("temperature", "top_p")},
+    "input": Rule(
+        lambda value: isinstance(value, (str, list)) and bool(value),
+        "a text or a list of messages",
+    ),
+    "instructions": TEXT,
+    "max_output_tokens": whole(1),
+    "store": FLAG,
+    "stream": Rule(lambda value: value is False, f"false: {CHAT} streams"),
+    "background": _OFF,
+    "tools": _CHAT_RULES["tools"],
+    "tool_choice": _CHAT_RULES["tool_choice"],
+    "parallel_tool_calls": FLAG,
+    "text": Rule(
+        lambda value: value == {"format": {"type": "text"}},
+        '{"format": {"type": "text"}}: other formats are not supported',
+    ),
+    "truncation": one_of("disabled"),
+}
 _EMBEDDING_RULES: Mapping[str, Rule] = {
     **_REMARKS,
-    "input": Rule(
-        lambda value: isinstance(value, str) or are_texts(value),
-        "a text or a list of texts: token ids of another model's tokenizer mean nothing here",
-    ),
+    "input": TEXTS_OR_IDS,
     "encoding_format": one_of("float", "base64"),
     "dimensions": whole(1),
 }
@@ -136,15 +154,14 @@ def read(path: str, document: Any) -> Request:
             f" {path} takes {', '.join(sorted(rules))}"
         )
     if needed not in body:
-        wrong.append(f"there is no {needed!r}")
-    if wrong:
-        raise BadRequest(". ".join(wrong) + ".")
+        wrong.append(f"{needed} is not there")
+    refuse(wrong, body, rules)
     return make(body)
 
 
 def _settings(body: Mapping[str, Any], *, default: int, logprobs: int | None) -> GenerationSettings:
     if "stream_options" in body and not body.get("stream"):
-        raise BadRequest("stream_options needs stream: true.")
+        raise BadRequest("stream_options needs stream: true.", "stream_options")
     most = body.get("max_completion_tokens", body.get("max_tokens"))
     if most is not None and (least := body.get("min_tokens", 0)) > most:
         raise BadRequest(
@@ -152,7 +169,7 @@ def _settings(body: Mapping[str, Any], *, default: int, logprobs: int | None) ->
             "min_tokens, or a larger max_tokens."
         )
     temperature = body.get("temperature", 1)
-    samples = temperature != 0
+    samples = temperature >= options.GREEDY_BELOW
     # The API's own values, not those of the model's generation_config.json.
     chosen: dict[str, Any] = {"top_k": max(0, body.get("top_k", 0)), "top_p": body.get("top_p", 1)}
     if "repetition_penalty" in body:
@@ -182,8 +199,12 @@ def _settings(body: Mapping[str, Any], *, default: int, logprobs: int | None) ->
 
 
 def _chat(body: Mapping[str, Any]) -> Request:
+    if body.get("tools") and body.get("tool_choice") != "none":
+        raise BadRequest(
+            'tools are not supported: leave them out, or give tool_choice "none".', "tools"
+        )
     if body.get("top_logprobs") and not body.get("logprobs"):
-        raise BadRequest("top_logprobs needs logprobs: true.")
+        raise BadRequest("top_logprobs needs logprobs: true.", "top_logprobs")
     if {"max_tokens", "max_completion_tokens"} <= set(body):
         raise BadRequest("max_tokens and max_completion_tokens mean the same: give one of them.")
     logprobs = body.get("top_logprobs", 0) if body.get("logprobs") else None
@@ -194,18 +215,46 @@ def _chat(body: Mapping[str, Any]) -> Request:
     return Request(texts=[messages], parameters=streams, settings=settings, form=form)
 
 
-def _message(place: int, message: Any) -> dict[str, Any]:
-    key = f"messages[{place}]"
+def _part(part: Any) -> Any:
+    """A part of a message of the Responses API as one of a chat's."""
+    is_text = isinstance(part, dict) and part.get("type") in ("input_text", "output_text")
+    return {"type": "text", "text": part.get("text")} if is_text else part
+
+
+def _response(body: Mapping[str, Any]) -> Request:
+    said: Any = body["input"]
+    messages = []
+    if "instructions" in body:
+        messages.append({"role": "system", "content": body["instructions"]})
+    for place, item in enumerate(
+        [{"role": "user", "content": said}] if isinstance(said, str) else said
+    ):
+        if isinstance(item, dict) and item.get("type", "message") == "message":
+            item = {name: item[name] for name in item if name not in ("type", "id", "status")}
+            if isinstance(parts := item.get("content"), list):
+                item["content"] = [_part(part) for part in parts]
+        messages.append(_message(place, item, "input"))
+    chat = {name: body[name] for name in ("temperature", "top_p", "tools", "tool_choice")
+            if name in body}  # fmt: skip
+    chat |= {"messages": messages, "max_tokens": body.get("max_output_tokens", _CHAT_TOKENS)}
+    request = _chat(chat)
+    request.form = ResponseForm(body)
+    return request
+
+
+def _message(place: int, message: Any, name: str = "messages") -> dict[str, Any]:
+    key = f"{name}[{place}]"
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise BadRequest(
             f"{key} is {json.dumps(message)[:60]}: give"
-            f' {{"role": "user", "content": "a text"}}; roles are {", ".join(_ROLES)}.'
+            f' {{"role": "user", "content": "a text"}}; roles are {", ".join(_ROLES)}.',
+            key,
         )
     message = {name: value for name, value in message.items() if value not in (None, [])}
     if extra := sorted(set(message) - {"role", "content", "name", "refusal", "annotations"}):
-        raise BadRequest(f"{key} has {', '.join(extra)}, which is not supported.")
+        raise BadRequest(f"{key} has {', '.join(extra)}, which is not supported.", key)
     if "content" not in message:
-        raise BadRequest(f"{key} has no content.")
+        raise BadRequest(f"{key} has no content.", key)
     # OpenAI's name for what the templates of all other models call the system.
     role = "system" if message["role"] == "developer" else message["role"]
     names = ("content", "name")
@@ -217,7 +266,9 @@ def _completion(body: Mapping[str, Any]) -> Request:
         raise BadRequest("best_of is supported only if it is n.")
     if body.get("echo") and "logprobs" in body:
         raise BadRequest("echo and logprobs together are not supported: prompts are not scored.")
-    prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
+    prompts = texts_or_ids(body["prompt"])
+    if body.get("echo") and not are_texts(prompts):
+        raise BadRequest("echo needs prompts that are texts, and not token ids.", "echo")
     settings = _settings(body, default=_COMPLETION_TOKENS, logprobs=body.get("logprobs"))
     echoed = prompts if body.get("echo") else None
     form = TextsForm(body=body, settings=settings, writer=CompletionChoices(echoed))
@@ -226,10 +277,12 @@ def _completion(body: Mapping[str, Any]) -> Request:
 
 
 def _embeddings(body: Mapping[str, Any]) -> Request:
-    texts = body["input"] if isinstance(body["input"], list) else [body["input"]]
+    texts = texts_or_ids(body["input"])
     if not all(texts):
-        raise BadRequest("A text of the input is empty.")
-    parameters = {"normalize": True}
+        raise BadRequest("A text of the input is empty.", "input")
+    parameters: dict[str, Any] = {"normalize": True}
+    if "dimensions" in body:
+        parameters["dimensions"] = body["dimensions"]
     return Request(texts=texts, parameters=parameters, form=EmbeddingsForm(body))
 
 
@@ -237,5 +290,6 @@ _ROUTES: Mapping[str, tuple[Mapping[str, Rule], str, Callable[[Mapping[str, Any]
     CHAT: (_CHAT_RULES, "messages", _chat),
     COMPLETIONS: (_COMPLETION_RULES, "prompt", _completion),
     EMBEDDINGS: (_EMBEDDING_RULES, "input", _embeddings),
+    RESPONSES: (_RESPONSE_RULES, "input", _response),
 }
 """Of each route what a body may hold, what it must, and what makes a request of it."""

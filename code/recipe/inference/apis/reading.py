@@ -5,11 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from recipe.inference import bodies, payloads
-from recipe.inference.apis import openai, tei
+from recipe.inference.apis import openai, tei, tgi, tokens
 from recipe.inference.payloads import BadRequest, Request, UnsupportedContentType
 
-_OPENAI = (openai.CHAT, openai.COMPLETIONS, openai.EMBEDDINGS)
-_TEI = (tei.EMBED, tei.RERANK, tei.PREDICT, tei.SIMILARITY)
+_OPENAI = (openai.CHAT, openai.COMPLETIONS, openai.EMBEDDINGS, openai.RESPONSES)
+_TEI = (
+    tei.EMBED, tei.EMBED_ALL, tei.RERANK, tei.RERANK_DOCUMENTS, tei.PREDICT, tei.SIMILARITY,
+)  # fmt: skip
+_READERS = {
+    **dict.fromkeys(_OPENAI, openai.read),
+    **dict.fromkeys(_TEI, tei.read),
+    **dict.fromkeys(tgi.ROUTES, tgi.read),
+    **dict.fromkeys(tokens.ROUTES, tokens.read),
+}
 # A body without `inputs` that has this key is one of this route.
 _KEYS = {
     "messages": openai.CHAT,
@@ -27,7 +35,7 @@ def read(body: bytes, content_type: str, path: str) -> Request:
         UnsupportedContentType: The content type is not supported.
     """
     kind = payloads.media_type(content_type)
-    if path in _OPENAI or path in _TEI:
+    if path in _READERS:
         if kind != payloads.JSON:
             raise UnsupportedContentType(f"{path} takes {payloads.JSON}, not {content_type!r}.")
         route, document = path, bodies.parsed(body)
@@ -39,9 +47,9 @@ def read(body: bytes, content_type: str, path: str) -> Request:
         route, document = "", None
     if not route:
         return bodies.read_request(body, content_type)
-    request: Request = (openai if route in _OPENAI else tei).read(route, document)
+    request = _READERS[route](route, document)
     request.route = route
-    if route in _OPENAI:
+    if route in _OPENAI or route == tei.RERANK_DOCUMENTS:
         request.model = document.get("model") or ""
     bodies.check_encodable([request.texts, dict(request.parameters)])
     return request
@@ -69,6 +77,8 @@ def in_form(prediction: Any, request: Request) -> Any:
     """A task's answer in the form that the request's API has; an exception if there is none."""
     if isinstance(prediction, Exception):
         return prediction
+    if request.route in tgi.ROUTES:
+        return tgi.in_form(prediction)
     if request.form is None:
         return payloads.with_faults(prediction, request)
     try:

@@ -1,31 +1,30 @@
-"""TEI's API (text-embeddings-inference): embed, rerank, predict and similarity."""
+"""TEI's API (text-embeddings-inference): embed, rerank, predict and similarity; and reranking as
+Jina's API and vLLM have it."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from recipe.inference.apis.openai_forms import check_dimensions
+from recipe.inference.apis.openai_forms import served_name
 from recipe.inference.parameters import (
     FLAG,
     OBJECT,
+    SIDE,
     TEXT,
-    TEXT_OR_TEXTS,
+    TEXTS_OR_IDS,
     Rule,
     are_texts,
     faults,
     whole,
 )
-from recipe.inference.payloads import Answers, BadRequest, Document, Request
+from recipe.inference.payloads import Answers, BadRequest, Document, Request, refuse, texts_or_ids
 
-EMBED, RERANK, PREDICT, SIMILARITY = "/embed", "/rerank", "/predict", "/similarity"
+EMBED, EMBED_ALL, RERANK, PREDICT = "/embed", "/embed_all", "/rerank", "/predict"
+SIMILARITY, RERANK_DOCUMENTS = "/similarity", "/v1/rerank"
 
-_LENGTHS: Mapping[str, Rule] = {
-    "truncate": FLAG,
-    "truncation_direction": Rule(
-        lambda value: str(value).lower() == "right", '"Right": texts are cut at their ends'
-    ),
-}
+_LENGTHS: Mapping[str, Rule] = {"truncate": FLAG, "truncation_direction": SIDE}
 
 
 def is_sequence(value: Any) -> bool:
@@ -33,9 +32,28 @@ def is_sequence(value: Any) -> bool:
     return isinstance(value, str) or (are_texts(value) and len(value) <= 2)
 
 
+def _text(document: Any) -> Any:
+    """The text of a document, which may be an object with it."""
+    is_object = isinstance(document, dict) and set(document) == {"text"}
+    return document["text"] if is_object else document
+
+
 _RULES: Mapping[str, Mapping[str, Rule]] = {
+    EMBED_ALL: {"inputs": TEXTS_OR_IDS, "prompt_name": TEXT, **_LENGTHS},
+    RERANK_DOCUMENTS: {
+        "query": TEXT,
+        "documents": Rule(
+            lambda value: isinstance(value, list) and are_texts([_text(part) for part in value]),
+            'a list of texts or of {"text": "a text"}',
+        ),
+        "model": TEXT,
+        "user": TEXT,
+        "top_n": whole(1),
+        "return_documents": FLAG,
+        **_LENGTHS,
+    },
     EMBED: {
-        "inputs": TEXT_OR_TEXTS,
+        "inputs": TEXTS_OR_IDS,
         "normalize": FLAG,
         "prompt_name": TEXT,
         "dimensions": whole(1),
@@ -76,8 +94,10 @@ _RULES: Mapping[str, Mapping[str, Rule]] = {
         "parameters": OBJECT,
     },
 }
-_NEEDED = {EMBED: {"inputs"}, RERANK: {"query", "texts"}, PREDICT: {"inputs"},
-           SIMILARITY: {"inputs"}}  # fmt: skip
+_NEEDED = {
+    EMBED: {"inputs"}, EMBED_ALL: {"inputs"}, RERANK: {"query", "texts"}, PREDICT: {"inputs"},
+    SIMILARITY: {"inputs"}, RERANK_DOCUMENTS: {"query", "documents"},
+}  # fmt: skip
 
 
 def read(path: str, document: Any) -> Request:
@@ -87,6 +107,8 @@ def read(path: str, document: Any) -> Request:
         BadRequest: A key is unknown, or has a value that it may not have; all that is wrong is
             said.
     """
+    if path == RERANK and isinstance(document, dict) and "documents" in document:
+        path = RERANK_DOCUMENTS
     rules = _RULES[path]
     if not isinstance(document, dict):
         raise BadRequest(f"The body is not an object with {', '.join(sorted(_NEEDED[path]))}.")
@@ -98,28 +120,52 @@ def read(path: str, document: Any) -> Request:
     wrong = faults(body, rules)
     if unknown := sorted(set(body) - set(rules)):
         wrong.append(f"{path} does not take {', '.join(unknown)}, but {', '.join(sorted(rules))}")
-    wrong += [f"there is no {name!r}" for name in sorted(_NEEDED[path] - set(body))]
-    if wrong:
-        raise BadRequest(". ".join(wrong) + ".")
+    wrong += [f"{name} is not there" for name in sorted(_NEEDED[path] - set(body))]
+    refuse(wrong, body, rules)
     parameters: dict[str, Any] = {}
     if body.get("truncate") is False:
         parameters["truncation"] = False
     if "prompt_name" in body:
         parameters["prompt_name"] = body["prompt_name"]
+    if "truncation_direction" in body:
+        parameters["truncation_direction"] = body["truncation_direction"]
     if body.get("raw_scores"):
         parameters["function_to_apply"] = "none"
     return _READERS[path](body, parameters)
 
 
 def _embed(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
-    texts = body["inputs"] if isinstance(body["inputs"], list) else [body["inputs"]]
     parameters["normalize"] = body.get("normalize", True)
+    if "dimensions" in body:
+        parameters["dimensions"] = body["dimensions"]
+    return Request(texts=texts_or_ids(body["inputs"]), parameters=parameters, form=as_document)
+
+
+def _embed_all(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
+    texts = texts_or_ids(body["inputs"])
+    return Request(texts=texts, parameters=parameters, form=as_document, of_tokens=True)
+
+
+def _rerank_documents(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
+    inputs = {"query": body["query"], "texts": [_text(each) for each in body["documents"]]}
 
     def form(prediction: Answers, request: Request) -> Document:
-        check_dimensions(prediction, body.get("dimensions"))
-        return as_document(prediction, request)
+        results = [
+            {"index": each["index"], "relevance_score": each["score"]}
+            | (
+                {"document": {"text": inputs["texts"][each["index"]]}}
+                if body.get("return_documents", True)
+                else {}
+            )
+            for each in prediction[: body.get("top_n")]
+        ]
+        count = sum(map(len, request.token_ids or []))
+        head = {"id": f"rerank-{uuid.uuid4().hex}", "model": request.served_by or served_name()}
+        return Document(
+            {**head, "usage": {"total_tokens": count}, "results": results}, prediction.truncated
+        )
 
-    return Request(texts=texts, parameters=parameters, form=form)
+    return Request(texts=[inputs], raw=inputs, single=True, parameters=parameters, form=form)
 
 
 def _rerank(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
@@ -153,5 +199,6 @@ def as_document(prediction: Answers, request: Request) -> Document:
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any], dict[str, Any]], Request]] = {
-    EMBED: _embed, RERANK: _rerank, PREDICT: _predict, SIMILARITY: _similarity,
+    EMBED: _embed, EMBED_ALL: _embed_all, RERANK: _rerank, PREDICT: _predict,
+    SIMILARITY: _similarity, RERANK_DOCUMENTS: _rerank_documents,
 }  # fmt: skip

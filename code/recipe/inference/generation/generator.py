@@ -10,12 +10,14 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM
 
+from recipe.compat import UNBOUNDED
 from recipe.inference import loading, turns
 from recipe.inference.generation import calls, groups, shapes
 from recipe.inference.generation.continuous import Continuous, probe_tokens
 from recipe.inference.generation.decoding import Completion
 from recipe.inference.generation.engine import Row
 from recipe.inference.generation.options import CUT, REFUSE
+from recipe.inference.generation.prefill import prefill
 from recipe.inference.generation.prompts import Prompt, Prompts
 from recipe.inference.loaded_model import PADDED, LoadedModel
 from recipe.inference.payloads import Answers, Request
@@ -46,6 +48,9 @@ class Generator:
         if long_prompts not in ("", CUT, REFUSE):
             raise ValueError(f"AMPHORA_LONG_PROMPTS is {long_prompts!r}. Give {CUT} or {REFUSE}.")
         loaded = loading.load(origin, AutoModelForCausalLM)
+        if loaded.positions < UNBOUNDED:
+            # What a tokenizer says beside is of the texts that it was made of.
+            loaded = replace(loaded, max_length=loaded.positions)
         model: Any = loaded.model
         calls.settle(model, origin.place)
         # Its own criterion reads all of a vocabulary for each text.
@@ -104,13 +109,18 @@ class Generator:
                     )
                     answers.append(_shaped(events, request))
                 else:
-                    later = partial(_answered, texts[id(request)], request)
+                    later = partial(self._answered, texts[id(request)], request)
                     answers.append(later if turns.are_taken() else later())
         finally:
             if rows and self.continuous is not None:
                 # If one has failed, nobody waits for the others.
                 self.continuous.engine.leave(rows)
         return answers
+
+    def _answered(self, texts: Callable[[], list[Texts]], request: Request) -> Any:
+        if request.parameters.get("decoder_input_details") and request.settings is None:
+            request.prefill = prefill(self.loaded, self.prompts.of(request))
+        return _shaped(Answers(texts(), request.truncated, request.single), request)
 
     def _engine(self, request: Request) -> Continuous | None:
         """What writes the request's texts token by token beside others'; None if `generate` does,
@@ -162,10 +172,6 @@ class Generator:
 
 def _each(parts: Sequence[Callable[[], Texts]]) -> list[Texts]:
     return [part() for part in parts]
-
-
-def _answered(texts: Callable[[], list[Texts]], request: Request) -> Any:
-    return _shaped(Answers(texts(), request.truncated, request.single), request)
 
 
 def _shaped(answer: Any, request: Request) -> Any:

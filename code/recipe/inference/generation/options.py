@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recipe.inference.parameters import FLAG, Rule, faults, number, whole
+from recipe.inference.parameters import FLAG, RULES, Rule, faults, number, whole
 from recipe.inference.payloads import BadRequest
 
 DEFAULT_NEW_TOKENS = 64
@@ -15,6 +15,9 @@ MOST_SEQUENCES = 32
 MOST_STOPS = 64
 """Texts that end a generated text: each is looked for after each token."""
 CUT, REFUSE = "cut", "refuse"
+GREEDY_BELOW = 1e-5
+"""A temperature: what is divided by less would exceed float32, and all but the likeliest is as good
+as impossible long before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +86,7 @@ PARAMETERS: Mapping[str, Rule] = {
     "top_k": whole(0),
     "typical_p": number(0, 1, above=True),
     "min_p": number(0, 1),
-    "repetition_penalty": number(0, above=True),
+    "repetition_penalty": RULES["repetition_penalty"],
     "no_repeat_ngram_size": whole(0),
     "length_penalty": number(-1e6, 1e6),
     "early_stopping": FLAG,
@@ -98,10 +101,11 @@ PARAMETERS: Mapping[str, Rule] = {
     "truncation": FLAG,
     "return_full_text": FLAG,
     "details": FLAG,
+    "decoder_input_details": FLAG,
+    "top_n_tokens": whole(0, 5),
     "stream": FLAG,
     # What older clients send in every request, as false.
     "watermark": _UNLIT,
-    "decoder_input_details": _UNLIT,
     "best_of": Rule(lambda value: value == 1, "1: for several texts there is num_return_sequences"),
 }
 """What each parameter may be."""
@@ -121,11 +125,11 @@ def settings_of(parameters: Mapping[str, Any], long_prompts: str = CUT) -> Gener
         BadRequest: A parameter is unknown, or its value is not of its kind, or they contradict each
             other; all that is wrong is said.
     """
-    if unknown := ", ".join(repr(name) for name in parameters if name not in PARAMETERS):
+    values = {name: value for name, value in parameters.items() if value is not None}
+    if unknown := ", ".join(repr(name) for name in values if name not in PARAMETERS):
         raise BadRequest(
             f"text-generation does not take {unknown}, but {', '.join(sorted(PARAMETERS))}."
         )
-    values = {name: value for name, value in parameters.items() if value is not None}
     if wrong := faults(values, PARAMETERS):
         raise BadRequest(". ".join(wrong) + ".")
     stops = {name: values[name] for name in _STOPS if name in values}
@@ -134,12 +138,15 @@ def settings_of(parameters: Mapping[str, Any], long_prompts: str = CUT) -> Gener
     samples = values.get("do_sample")
     if samples is None:
         samples = any(name in values for name in SAMPLING)
-    if values.get("temperature") == 0:
-        if values.get("do_sample"):
+    if values.get("temperature", 1) < GREEDY_BELOW:
+        if values["temperature"] == 0 and values.get("do_sample"):
             raise BadRequest("temperature is 0, which samples nothing, and do_sample is true.")
         samples = False
     if "truncation" in values:
         long_prompts = CUT if values["truncation"] else REFUSE
+    if values.get("decoder_input_details") and values.get("stream"):
+        raise BadRequest("decoder_input_details cannot be streamed: leave one of them out.")
+    top, has_details = values.get("top_n_tokens", 0), values.get("details")
     same = ("max_new_tokens", "max_length", "frequency_penalty", "num_beams", "seed", "truncate")
     stop: str | list[str] = next(iter(stops.values()), [])
     settings = GenerationSettings(
@@ -148,7 +155,7 @@ def settings_of(parameters: Mapping[str, Any], long_prompts: str = CUT) -> Gener
         do_sample=samples,
         sequences=values.get("num_return_sequences", 1),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        logprobs=0 if values.get("details") else None,
+        logprobs=top if has_details or top else None,
         long_prompts=long_prompts,
     )
     refuse_contradictions(settings)

@@ -13,7 +13,14 @@ from recipe.inference.bounds import Bound
 from recipe.inference.generation import options
 from recipe.inference.generation.options import CUT, GenerationSettings
 from recipe.inference.loaded_model import LoadedModel
-from recipe.inference.payloads import BadRequest, Request, a_text, is_conversation
+from recipe.inference.payloads import (
+    BadRequest,
+    Request,
+    TokenIds,
+    a_text,
+    check_ids,
+    is_conversation,
+)
 from recipe.inference.saved.weights import embeddings_of
 from recipe.inference.static import programs
 from recipe.inference.static.buckets import NAME
@@ -48,13 +55,14 @@ class Prompt:
     @property
     def is_chat(self) -> bool:
         """Whether it is a conversation."""
-        return not isinstance(self.owner.texts[self.place], str)
+        return not isinstance(self.owner.texts[self.place], (str, TokenIds))
 
     @property
     def goes_on(self) -> bool:
         """Whether what is written goes on with a text, and is not an answer to it."""
         source = self.owner.texts[self.place]
-        return bool(source) if isinstance(source, str) else _continues(self.owner, source)
+        is_text = isinstance(source, (str, TokenIds))
+        return bool(source) if is_text else _continues(self.owner, source)
 
 
 @dataclass(frozen=True)
@@ -135,6 +143,12 @@ class Prompts:
         """
         tokenizer: Any = self.loaded.tokenizer
         source = request.texts[place]
+        if isinstance(source, TokenIds):
+            ids = list(check_ids(source, embeddings_of(self.loaded.model)))
+            kept, new = self._fit(len(ids), settings, is_whole=True)
+            if kept < len(ids):
+                cut.append(place)
+            return Prompt(request, place, ids[-kept:], settings, new)
         specials = isinstance(source, str)
         if not specials:
             if not self.has_template:
@@ -180,18 +194,25 @@ class Prompts:
             text = text_of(messages)
         except (TemplateError, TypeError, ValueError) as error:
             raise BadRequest(f"The model's chat template refuses the messages: {error}") from error
+
+        def is_read(place: int, **otherwise: str) -> bool:
+            """Whether the template looks at a part of a message: it makes another text of it if
+            that part is another one."""
+            other = [*messages[:place], {**messages[place], **otherwise}, *messages[place + 1 :]]
+            try:
+                return text_of(other) != text
+            except (TemplateError, TypeError, ValueError):
+                return True
+
         for place, message in enumerate(messages):
             turns.pause()
-            if message["content"].strip() in text:
-                continue
-            # A template may write a content otherwise; one that does not look at it makes the same
-            # text of any other.
-            other = [*messages[:place], {**message, "content": "-"}, *messages[place + 1 :]]
-            try:
-                is_read = text_of(other) != text
-            except (TemplateError, TypeError, ValueError):
-                is_read = True
-            if not is_read:
+            if "name" in message and not is_read(place, name=f"{message['name']}-"):
+                raise BadRequest(
+                    f"The model's chat template leaves out the name of messages[{place}]: the model"
+                    " would not read it. Leave it out, or say it in the content.",
+                    f"messages[{place}]",
+                )
+            if message["content"].strip() not in text and not is_read(place, content="-"):
                 raise BadRequest(
                     f"The model's chat template leaves out messages[{place}], of role"
                     f" {message['role']!r}: the model would not read it. Leave it out, or say it in"
@@ -250,6 +271,8 @@ def a_prompt(value: Any) -> Any:
     Raises:
         BadRequest: It is neither.
     """
+    if isinstance(value, TokenIds):
+        return value
     if not is_conversation(value):
         return a_text(value)
     messages = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from recipe.inference.generation.decoding import Completion, Event, Token
+from recipe.inference.generation.decoding import LENGTH, Completion, Event, Token
 from recipe.inference.payloads import Answers, Request
 
 
@@ -27,16 +27,23 @@ def shaped(answer: Any, request: Request) -> Any:
     if full is None:
         full = not has_details
     entries = []
-    for texts, prompt in zip(answer, request.texts, strict=True):
+    for place, (texts, prompt) in enumerate(zip(answer, request.texts, strict=True)):
+        prefill = request.prefill[place] if request.prefill else []
         alternatives = []
         for text in texts:
             entry = {"generated_text": _with_prompt(prompt, text.text) if full else text.text}
             if has_details:
                 tokens = [_token(token, token.text) for token in text.tokens]
-                entry["details"] = {**_details(text, request), "prefill": [], "tokens": tokens}
+                entry["details"] = {**_details(text, request), "prefill": prefill, "tokens": tokens}
+                if parameters.get("top_n_tokens"):
+                    entry["details"]["top_tokens"] = [_likeliest(token) for token in text.tokens]
             alternatives.append(entry)
         entries.append(alternatives)
-    return Answers(entries, answer.truncated, answer.single)
+    shown = Answers(entries, answer.truncated, answer.single)
+    shown.unfinished = [
+        place for place, texts in enumerate(answer) if any(text.finish == LENGTH for text in texts)
+    ]
+    return shown
 
 
 def _with_prompt(prompt: Any, text: str) -> Any:
@@ -61,6 +68,10 @@ def _token(token: Token, text: str) -> dict[str, Any]:
     return {"id": token.id, "text": text, "logprob": token.logprob, "special": token.is_special}
 
 
+def _likeliest(token: Token) -> list[dict[str, Any]]:
+    return [_token(likely, likely.text) for likely in token.likeliest]
+
+
 def _events(events: Iterator[Event], request: Request, full: bool) -> Iterator[dict[str, Any]]:
     """TGI's events: one for each token, with the whole text in the last one."""
     for number, event in enumerate(events, 1):
@@ -70,9 +81,11 @@ def _events(events: Iterator[Event], request: Request, full: bool) -> Iterator[d
             whole = _with_prompt(request.texts[0], text.text) if full else text.text
             prompt_ids: Sequence[Any] = (request.token_ids or [[]])[0]
             details = {**_details(text, request), "input_length": len(prompt_ids)}
+        top = {"top_tokens": _likeliest(event.token)} if event.token.likeliest else {}
         yield {
             "index": number,
             "token": _token(event.token, event.text),
+            **top,
             "generated_text": whole,
             "details": details,
         }

@@ -180,9 +180,12 @@ class Classifier:
             if isinstance(request.raw, Ranking):
                 answers.append(request.raw.answers([float(row[0]) for row in rows], request))
                 continue
-            # The pipeline answers a text in no list by a list of one label; a pair by the label.
+            # The pipeline answers a text in no list by a list of one label; a pair, or an object
+            # with a text, by the label.
             chooses = not {"top_k", "threshold"}.isdisjoint(request.parameters)
-            is_bare = chooses or not isinstance(request.texts[0], str)
+            is_bare = (
+                chooses or isinstance(request.raw, dict) or not isinstance(request.texts[0], str)
+            )
             entries = [self._labels(row, request.parameters) for row in rows]
             answers.append(Answers(entries, request.truncated, single=request.single and is_bare))
         return answers

@@ -13,13 +13,22 @@ from transformers import AutoModel
 from recipe.inference import bounds, loading, turns
 from recipe.inference.bounds import Bound
 from recipe.inference.loaded_model import PARAMETERS, LoadedModel
-from recipe.inference.payloads import Answers, BadRequest, Request, a_text
+from recipe.inference.payloads import (
+    Answers,
+    BadRequest,
+    Request,
+    TokenIds,
+    a_text,
+    check_ids,
+)
 from recipe.inference.rows import Reading
 from recipe.inference.saved.origin import Origin
 from recipe.inference.tasks import ranking
 from recipe.inference.tasks.ranking import Ranking
 from recipe.inference.tasks.sentences import SentenceVectors
 
+_SAME = {"truncate": "truncation", "dimensions": "truncate_dim"}
+"""What TEI and its clients call parameters of vectors."""
 TOKENS, VECTORS = "huggingface", "vectors"
 """What AMPHORA_ANSWERS may be: a vector of each token, as Hugging Face's image answers, or one of
 each text."""
@@ -44,7 +53,30 @@ class Vectors(Protocol):
         """Tokens of each text; what is cut is noted in the request."""
 
     def rows(self, requests: Sequence[Request]) -> list[list[torch.Tensor]]:
-        """A vector for each text of each request, float32 on the CPU."""
+        """A vector for each text of each request, float32 on the CPU, as the model computes it."""
+
+    def states(self, request: Request) -> list[torch.Tensor]:
+        """The last hidden state of each token of each text, float32 on the CPU."""
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether vectors have length 1 unless a request says otherwise."""
+
+    @property
+    def shortened(self) -> int | None:
+        """How many numbers of a vector are given unless a request says; None: all."""
+
+    @property
+    def max_length(self) -> int:
+        """How many tokens of a text are read."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """What makes tokens of texts."""
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """What may stand before texts, by its names."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +84,24 @@ class Means:
     """The mean of a text's last hidden states, as sentence encoders are trained."""
 
     loaded: LoadedModel
-    parameters: frozenset[str] = frozenset({"normalize"} | PARAMETERS)
+    parameters: frozenset[str] = frozenset({"normalize", "truncate_dim"} | PARAMETERS)
+    normalizes: bool = False
+    shortened: int | None = None
+
+    @property
+    def max_length(self) -> int:
+        """How many tokens of a text are read."""
+        return self.loaded.max_length
+
+    @property
+    def tokenizer(self) -> Any:
+        """What makes tokens of texts."""
+        return self.loaded.tokenizer
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """What may stand before texts: nothing."""
+        return {}
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -69,12 +118,12 @@ class Means:
         return [len(ids) for ids in self.loaded.encode(request)]
 
     def rows(self, requests: Sequence[Request]) -> list[list[torch.Tensor]]:
-        """The means; with `normalize` of length 1."""
-        means = self.loaded.rows(requests, Reading.MEAN)
-        return [
-            [_normalized(row) for row in rows] if request.parameters.get("normalize") else rows
-            for request, rows in zip(requests, means, strict=True)
-        ]
+        """The means."""
+        return self.loaded.rows(requests, Reading.MEAN)
+
+    def states(self, request: Request) -> list[torch.Tensor]:
+        """The last hidden state of each token of each text."""
+        return self.loaded.rows([request], Reading.TOKENS)[0]
 
 
 @dataclass(frozen=True)
@@ -93,6 +142,7 @@ class Embedder:
         Raises:
             BadRequest: A parameter or an input is not one of this task's.
         """
+        request.rename_parameters(_SAME)
         request.check_parameters(self.vectors.parameters, "feature-extraction")
         compared = (
             ranking.parts(request.texts[0]) if request.single and not request.is_read else None
@@ -106,18 +156,53 @@ class Embedder:
                 )
             request.texts, request.is_read = [source, *texts], True
             request.raw = Ranking(texts, ranked=False)
-        request.read(a_text, self.vectors.columns)
+        request.read(self._text, self.vectors.columns)
+        if request.of_tokens:
+            tokens = self.vectors.count(request)
+            read, width = sum(tokens), self.vectors.width
+            bounds.hold(Bound.ANSWER, read * width, f"{read:,} tokens of {width:,} numbers")
+            return tokens
         if not isinstance(request.raw, Ranking):
             count, width = len(request.texts), self.vectors.width
             width = min(width, request.parameters.get("truncate_dim", width))
             bounds.hold(Bound.ANSWER, count * width, f"{count:,} vectors of {width:,}")
         return self.vectors.count(request)
 
+    def _text(self, value: Any) -> str:
+        """A text, or the one that token ids were made of.
+
+        Raises:
+            BadRequest: It is neither, or the ids are not those of the model's tokenizer: a model
+                would make a vector of any.
+        """
+        if not isinstance(value, TokenIds):
+            return a_text(value)
+        tokenizer = self.vectors.tokenizer
+        text: str = tokenizer.decode(check_ids(value, len(tokenizer)), skip_special_tokens=True)
+        if tokenizer(text, verbose=False)["input_ids"] != list(value):
+            raise BadRequest(
+                "The token ids are not what the model's tokenizer makes of a text, with its "
+                "special tokens. Send the text."
+            )
+        return text
+
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """For each request a vector for each text; of `{"source_sentence", "sentences"}` the cosine
         of each sentence's vector to the source's."""
-        answers = []
-        for request, vectors in zip(requests, self.vectors.rows(requests), strict=True):
+        answers: list[Any] = []
+        pooled = [request for request in requests if not request.of_tokens]
+        rows_of = iter(self.vectors.rows(pooled))
+        for request in requests:
+            if request.of_tokens:
+                states = [state.tolist() for state in self.vectors.states(request)]
+                answers.append(Answers(states, request.truncated))
+                continue
+            rows = next(rows_of)
+            try:
+                vectors = self._finished(rows, request.parameters)
+            except BadRequest as error:
+                answers.append(error)
+                continue
             if isinstance(request.raw, Ranking):
                 source, *others = [_normalized(vector) for vector in vectors]
                 cosines = [float(source @ other) for other in others]
@@ -125,6 +210,26 @@ class Embedder:
             else:
                 answers.append(Answers([vector.tolist() for vector in vectors], request.truncated))
         return answers
+
+    def _finished(
+        self, vectors: Sequence[torch.Tensor], parameters: Mapping[str, Any]
+    ) -> torch.Tensor:
+        """The vectors [texts, width] as a request wants them: shortened, of length 1.
+
+        Raises:
+            BadRequest: More numbers are asked for than a vector has.
+        """
+        whole = torch.stack(list(vectors))
+        if self.vectors.normalizes and "normalize" not in parameters:
+            whole = _normalized(whole)
+        width = parameters.get("truncate_dim", self.vectors.shortened)
+        if width is not None and width > (own := whole.shape[1]):
+            raise BadRequest(
+                f"The vectors are to have {width} dimensions, and the model's have {own}.",
+                "dimensions",
+            )
+        shortened = whole[:, :width]
+        return _normalized(shortened) if parameters.get("normalize") else shortened
 
 
 @dataclass(frozen=True)
@@ -150,7 +255,8 @@ class TokenFeatures:
         """
         if request.form is not None:
             return self.embedder.measure(request)
-        known = {"truncation", "max_length", "tokenize_kwargs"}
+        request.rename_parameters({"truncate": "truncation"})
+        known = {"truncation", "truncation_direction", "max_length", "tokenize_kwargs"}
         request.check_parameters(known, "feature-extraction")
         if nested := request.parameters.get("tokenize_kwargs"):
             flat = {k: v for k, v in request.parameters.items() if k != "tokenize_kwargs"}

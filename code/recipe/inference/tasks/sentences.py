@@ -4,33 +4,43 @@ dense layers, normalisation, prompts, the longest text)."""
 from __future__ import annotations
 
 import inspect
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from recipe.compat import attend_fully, in_precision, new_weights, positions_of
+from recipe.compat import UNBOUNDED, attend_fully, in_precision, new_weights, positions_of
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.inference import bounds, loaded_model, packed_rows, precision, turns
 from recipe.inference.bounds import Bound
 from recipe.inference.engines import choice as engines
 from recipe.inference.engines.batches import PaddedRows
-from recipe.inference.loaded_model import BATCH, LoadedModel
+from recipe.inference.loaded_model import BATCH, LoadedModel, side_of
 from recipe.inference.packed_rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request
-from recipe.inference.rows import Coming, TokenRow, Values, lay_out, sent
+from recipe.inference.rows import (
+    Coming,
+    Reading,
+    TokenRow,
+    Values,
+    lay_out,
+    of_padded,
+    padded,
+    sent,
+)
 from recipe.inference.saved import weights
 from recipe.inference.saved.origin import Origin, refuse_empty
 from recipe.inference.static import programs as static
 from recipe.inference.static.buckets import Buckets
 from recipe.inference.static.programs import Programs
 from recipe.models import packed_encoders
+from recipe.tokenization.encoding import cutting
 
 _AFTER_POOLING = {"Dense", "Normalize", "LayerNorm", "Dropout"}
 """Modules that read the pooled vector alone."""
@@ -46,9 +56,34 @@ class SentenceVectors:
     programs: Programs | None = None
     """What computes on a device that compiles a program for each shape; None on others."""
     parameters: frozenset[str] = frozenset(
-        {"normalize", "prompt", "prompt_name", "truncate_dim", "truncation"}
+        {
+            "normalize",
+            "prompt",
+            "prompt_name",
+            "truncate_dim",
+            "truncation",
+            "truncation_direction",
+        }
     )
     columns: tuple[str, ...] = ()
+    normalizes: bool = False
+    """Whether the model ends in a Normalize, which is left to what finishes the vectors."""
+
+    @property
+    def max_length(self) -> int:
+        """How many tokens of a text are read."""
+        return int(self.model.max_seq_length or UNBOUNDED)
+
+    @property
+    def tokenizer(self) -> Any:
+        """What makes tokens of texts."""
+        return self.model.tokenizer
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """What may stand before texts, by its names."""
+        prompts: Mapping[str, str] = self.model.prompts
+        return prompts
 
     @classmethod
     def load(cls, origin: Origin, environ: Mapping[str, str] = os.environ) -> SentenceVectors:
@@ -101,14 +136,25 @@ class SentenceVectors:
             f"{model.max_seq_length} tokens at most",
             flush=True,
         )
+        # A request may say `normalize: false`, so that the last module is not for the model to run.
+        normalizes = type(model[-1]).__name__ == "Normalize"
+        if normalizes:
+            model.pop(-1)
+        served = partial(cls, model, normalizes=normalizes)
         if is_static:
-            return cls(model, programs=_programs(model, kind, environ))
+            return served(programs=_programs(model, kind, environ))
         if _is_openvinos(model):
-            return cls(model, PaddedRows(_longest(model)))
+            return served(PaddedRows(_longest(model)))
         packed = _laid_out(model, environ)
         if packed is None and isinstance(encoder, PreTrainedModel):
             packed_encoders.take_lengths(encoder)
-        return cls(model, packed)
+        return served(packed)
+
+    @property
+    def shortened(self) -> int | None:
+        """How many numbers of a vector are given unless a request says."""
+        width: int | None = self.model.truncate_dim
+        return width
 
     @property
     def width(self) -> int:
@@ -134,16 +180,18 @@ class SentenceVectors:
                     f"The prompt_name {name!r} is not one of the model, which {known}."
                 )
             prompt = self._prompt(request.parameters)
-            tokenizer, limit = self.model.tokenizer, self.model.max_seq_length or 1 << 30
+            tokenizer, limit = self.model.tokenizer, self.max_length
+            side = side_of(request.parameters)
             bounds.hold(Bound.ROWS, len(request.texts))
             # Of a prompt that fills what is read, nothing else would be read.
             bounds.hold_text(prompt)
             request.token_ids, heads, read = [], [], 0
             for piece in bounds.pieces(request.texts, len(prompt)):
-                some = [
-                    bounds.beginning(tokenizer, prompt + text, limit)
-                    for text in request.texts[piece.start : piece.stop]
-                ]
+                with cutting(tokenizer, side):
+                    some = [
+                        bounds.beginning(tokenizer, prompt + text, limit)
+                        for text in request.texts[piece.start : piece.stop]
+                    ]
                 heads += [text[len(prompt) :] for text in some]
                 request.token_ids += tokenizer(some, verbose=False)["input_ids"]
                 read += sum(min(limit, len(ids)) for ids in request.token_ids[piece.start :])
@@ -157,12 +205,13 @@ class SentenceVectors:
         return [len(ids) for ids in request.token_ids]
 
     def rows(self, requests: Sequence[Request]) -> list[list[torch.Tensor]]:
-        """What `SentenceTransformer.encode` makes of each text: requests of equal parameters go
-        through the model together."""
-        alike: dict[str, list[Request]] = {}
+        """What the model makes of each text, not shortened and not normalized at the end: requests
+        of one prompt go through the model together."""
+        alike: dict[tuple[str, str], list[Request]] = {}
         for request in requests:
             self.count(request)
-            alike.setdefault(json.dumps(request.parameters, sort_keys=True), []).append(request)
+            asked = self._prompt(request.parameters), side_of(request.parameters)
+            alike.setdefault(asked, []).append(request)
         rows: dict[int, list[torch.Tensor]] = {}
         for group in alike.values():
             texts = [text for request in group for text in request.texts]
@@ -170,40 +219,76 @@ class SentenceVectors:
             rows |= {id(request): [next(vectors) for _ in request.texts] for request in group}
         return [rows[id(request)] for request in requests]
 
-    def encode(self, texts: Sequence[str], parameters: Mapping[str, Any]) -> torch.Tensor:
-        """The vectors [texts, width] of texts, all with a request's parameters."""
+    def states(self, request: Request) -> list[torch.Tensor]:
+        """The last hidden state of each token of each text, before they are pooled.
+
+        Raises:
+            BadRequest: The device computes whole vectors only.
+        """
         if self.programs is not None:
-            tokens = self.model.preprocess(list(texts), prompt=self._prompt(parameters))
-            vectors = self.programs.values(_rows(self.model, tokens))
-            return self._finished(torch.stack(vectors), parameters)
-        if self.packed is not None:
-            # A single text, too: the library's `encode` moves a model whose weights are not all on
-            # one device, and those that are laid out for the CPU's kernels are on none.
-            return self._encode_packed(self.packed, texts, parameters)
-        encoded: torch.Tensor = self.model.encode(
-            list(texts),
-            batch_size=BATCH,
-            show_progress_bar=False,
-            convert_to_tensor=True,
-            normalize_embeddings=parameters.get("normalize", False),
-            prompt=parameters.get("prompt"),
-            prompt_name=parameters.get("prompt_name"),
-            truncate_dim=parameters.get("truncate_dim"),
-        )
-        return encoded
+            raise BadRequest("The vectors of tokens are not computed on this device.")
+        self.count(request)
+        rows = [
+            replace(row, keep=None)
+            for tokens in self._tokens(request.texts, request.parameters)
+            for row in _rows(self.model, tokens)
+        ]
+        encoder = self.model[0].auto_model
+        states: list[torch.Tensor] = []
+        for start in range(0, len(rows), BATCH):
+            some = rows[start : start + BATCH]
+            longest = max(len(row.ids) for row in some)
+            batch = padded(some, longest, self.tokenizer.pad_token_id or 0, encoder.device)
+            states += self._states(encoder, batch, some)
+            turns.pause()
+        return states
+
+    @torch.inference_mode()
+    def _states(
+        self, encoder: Any, batch: dict[str, torch.Tensor], rows: Sequence[TokenRow]
+    ) -> list[torch.Tensor]:
+        values = of_padded(Reading.TOKENS, encoder(**batch), batch["attention_mask"], rows)
+        return Coming(values).wait()
+
+    def encode(self, texts: Sequence[str], parameters: Mapping[str, Any]) -> torch.Tensor:
+        """The vectors [texts, width] of texts, all with a request's prompt and side."""
+        if self.programs is None and self.packed is None:
+            # The library's `encode` does this for each batch, which then has its own turn.
+            return torch.cat(
+                [self._encode_padded(some) for some in self._tokens(texts, parameters)]
+            )
+        rows: list[TokenRow] = []
+        prompt_length = None
+        for tokens in self._tokens(texts, parameters):
+            rows += _rows(self.model, tokens)
+            prompt_length = tokens.get("prompt_length")
+        if self.programs is not None:
+            return torch.stack(self.programs.values(rows))
+        assert self.packed is not None
+        return self._encode_packed(self.packed, rows, prompt_length)
+
+    @torch.inference_mode()
+    def _encode_padded(self, tokens: Mapping[str, Any]) -> torch.Tensor:
+        """The vectors of texts that are padded, as the library's own `encode` computes them."""
+        lengths = tokens["attention_mask"].sum(1)
+        order, parts = lengths.argsort(), []
+        for places in order.split(BATCH):
+            longest = int(lengths[places].max())
+            batch = {
+                name: value[places][:, :longest].to(self.model.device)
+                if isinstance(value, torch.Tensor)
+                else value
+                for name, value in tokens.items()
+            }
+            parts.append(self.model(batch)["sentence_embedding"])
+        back = order.argsort()
+        return torch.cat(parts)[sent(back, parts[0].device)]
 
     @torch.inference_mode()
     def _encode_packed(
-        self, packed: PackedRows | PaddedRows, texts: Sequence[str], parameters: Mapping[str, Any]
+        self, packed: PackedRows | PaddedRows, rows: Sequence[TokenRow], prompt_length: Any
     ) -> torch.Tensor:
-        """The same, without the library's padding: it makes the texts' tokens, and vectors of the
-        tokens' states."""
-        prompt = self._prompt(parameters)
-        rows: list[TokenRow] = []
-        for piece in bounds.pieces(texts, len(prompt)):
-            # The library pads all of a call to its longest text.
-            tokens = self.model.preprocess(list(texts[piece.start : piece.stop]), prompt=prompt)
-            rows += _rows(self.model, tokens)
+        """The same, without the library's padding, of what it has made of the texts."""
         parts, order, tokens_of = [], [], [len(row.ids) for row in rows]
         for places in packed.cuts(tokens_of):
             together = [rows[place] for place in places]
@@ -214,22 +299,27 @@ class SentenceVectors:
                 "token_embeddings": states[None],
                 "cu_seq_lens_q": sent(starts, states.device),
             }
-            if "prompt_length" in tokens:
-                features["prompt_length"] = tokens["prompt_length"]
+            if prompt_length is not None:
+                features["prompt_length"] = prompt_length
             for module in list(self.model)[1:]:
                 features = module(features)
             parts.append(features["sentence_embedding"])
             order += places
             turns.pause()
         back = torch.tensor(order).argsort()
-        return self._finished(torch.cat(parts)[sent(back, parts[0].device)], parameters)
+        return torch.cat(parts)[sent(back, parts[0].device)]
 
-    def _finished(self, vectors: torch.Tensor, parameters: Mapping[str, Any]) -> torch.Tensor:
-        """The vectors as a request's parameters want them: shortened, of length 1."""
-        width = parameters.get("truncate_dim") or self.model.truncate_dim
-        is_normal = parameters.get("normalize", False)
-        shortened = vectors[:, :width]
-        return torch.nn.functional.normalize(shortened, dim=1) if is_normal else shortened
+    def _tokens(
+        self, texts: Sequence[str], parameters: Mapping[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        """What the library makes of texts for its model, piece by piece: it pads all of a call to
+        its longest text."""
+        prompt = self._prompt(parameters)
+        for piece in bounds.pieces(texts, len(prompt)):
+            with cutting(self.model.tokenizer, side_of(parameters)):
+                some = list(texts[piece.start : piece.stop])
+                tokens: dict[str, Any] = self.model.preprocess(some, prompt=prompt)
+            yield tokens
 
     def _prompt(self, parameters: Mapping[str, Any]) -> str:
         """What stands before each text of a request with these parameters."""

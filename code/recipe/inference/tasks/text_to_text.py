@@ -21,6 +21,7 @@ from recipe.inference.bounds import Bound
 from recipe.inference.generation import calls
 from recipe.inference.generation.decoding import Finite, Pauses
 from recipe.inference.generation.gathering import Gathering, Piece
+from recipe.inference.generation.options import GREEDY_BELOW
 from recipe.inference.loaded_model import BATCH, LoadedModel
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
 from recipe.inference.saved.origin import Origin
@@ -116,7 +117,7 @@ class TextGenerator:
             request.read(a_text, self.loaded.columns)
             options = self._options(request.parameters)
             tokenizer: Any = self.loaded.tokenizer
-            limit = self.loaded.max_length
+            limit = self.loaded.limit({"truncation": request.parameters.get("truncation")})
             prefix = request.parameters.get("prefix", self.defaults.get("prefix", ""))
             source = request.parameters.get("src_lang") or self.defaults.get("src_lang")
             self._hold_written(len(request.texts), options)
@@ -169,6 +170,9 @@ class TextGenerator:
         if self.languages:
             options |= self._first_token(parameters)
         own: Any = self.loaded.model.generation_config
+        if options.get("temperature", 1) < GREEDY_BELOW:
+            del options["temperature"]
+            options["do_sample"] = False
         if not options.get("do_sample", own.do_sample):
             options.pop("seed", None)
         positions = getattr(self.loaded.model.config, "max_position_embeddings", None)

@@ -17,7 +17,14 @@ from starlette.routing import Route
 
 from amphora import __version__
 from amphora.serving.http.adapters import Adapters
-from amphora.serving.http.invocations import OPENAI_ROUTES, TEI_ROUTES, Invocations
+from amphora.serving.http.invocations import (
+    CLIENT_ROUTES,
+    OPENAI_ROUTES,
+    PREFIX,
+    Invocations,
+    absent,
+    route_of,
+)
 from amphora.serving.http.multi_model import TARGET_MODEL, MultiModel
 from amphora.serving.pool.pool import Pool
 from amphora.serving.protocol.media_types import Fault
@@ -42,10 +49,17 @@ class ClientRoutes:
     @property
     def routes(self) -> list[Route]:
         """For Starlette."""
+        prefixed = [PREFIX + path for path in OPENAI_ROUTES]
         return [
-            *(Route(path, self.invoke, methods=["POST"]) for path in (*OPENAI_ROUTES, *TEI_ROUTES)),
-            Route("/v1/models", self.list_models, methods=["GET"]),
-            Route("/v1/models/{name:path}", self.show_model, methods=["GET"]),
+            *(Route(path, self.invoke, methods=["POST"]) for path in (*CLIENT_ROUTES, *prefixed)),
+            *(
+                route
+                for prefix in ("", PREFIX)
+                for route in (
+                    Route(f"{prefix}/v1/models", self.list_models, methods=["GET"]),
+                    Route(f"{prefix}/v1/models/{{name:path}}", self.show_model, methods=["GET"]),
+                )
+            ),
             Route("/info", self.info, methods=["GET"]),
         ]
 
@@ -54,7 +68,7 @@ class ClientRoutes:
 
         Of several models the body's `model` (OpenAI's API) or the target model's header chooses.
         """
-        path = request.scope["path"]
+        path = route_of(request)
         if isinstance(self._models, Pool):
             pool, body, headers = self._models, None, {}
         else:
@@ -68,10 +82,7 @@ class ClientRoutes:
             model = self._models.select(str(name))
             pool, headers = model.pool, model.headers
         if pool.is_ready and path not in (routes := pool.description.get("routes", [])):
-            known = ", ".join(["/invocations", *routes])
-            raise Fault(
-                404, "not_found", f"The model that is loaded does not answer {path}, but {known}."
-            )
+            raise absent(path, routes)
         return await self._invocations.invoke(request, pool, body, headers)
 
     async def list_models(self, request: Request) -> Response:

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import urllib.parse
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -31,8 +31,17 @@ _MOST_ATTRIBUTES = 1024
 # Clients that ask again at once instead of after Retry-After would be refused thousands of times a
 # second, by the very process that the good answers go through.
 _REFUSAL_SECONDS = 0.1
-OPENAI_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-TEI_ROUTES = ("/embed", "/rerank", "/predict", "/similarity")
+OPENAI_ROUTES = (
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/responses",
+)  # fmt: skip
+TEI_ROUTES = (
+    "/embed", "/embed_all", "/embed_sparse", "/rerank", "/predict", "/similarity", "/tokenize",
+    "/decode",
+)  # fmt: skip
+TGI_ROUTES = ("/generate", "/generate_stream")
+CLIENT_ROUTES = (*OPENAI_ROUTES, *TEI_ROUTES, *TGI_ROUTES)
+PREFIX = "/openai"
+"""Before the routes of OpenAI's API where SageMaker's own client for it calls them."""
 _OPENAI_ERRORS = {404: "not_found_error", 503: "overloaded_error"}
 _TEI_ERRORS = {503: "Overloaded", 504: "Overloaded"}
 # As nginx counts a client that left before its answer.
@@ -49,6 +58,8 @@ class Invocations:
         self._settings = settings
         self.draining = False
         """Whether every answer asks its client to close the connection."""
+        self.answered: Callable[[], Sequence[str]] = tuple
+        """Gives the routes of clients' APIs that the model answers."""
 
     @property
     def exception_handlers(self) -> dict[Any, ExceptionHandler]:
@@ -84,6 +95,7 @@ class Invocations:
         """
         if body is None:
             body = await self.body(request)
+        _follow_attribute(request, pool.description.get("routes", ()))
         call = self.call(request, request_id(request), body)
         call.headers.update(headers or {})
         try:
@@ -165,7 +177,7 @@ class Invocations:
             content_type=headers.get("content-type", media_types.JSON),
             accept=media_types.accepted(headers.get("accept", ""), self._settings.default_accept),
             headers=dict(headers),
-            path=connection.scope["path"],
+            path=route_of(connection),
             deadline=loop.time() + self._settings.timeout,
             reply=loop.create_future(),
             trace=connection.scope.get("state", {}).get("trace"),
@@ -208,13 +220,17 @@ class Invocations:
         if isinstance(error, sessions.SessionGone):
             safe = (sign for sign in error.session if sign.isascii() and sign.isprintable())
             headers[sessions.CLOSED_HEADER] = "".join(safe)[:256]
-        return self._error(request, error.status, error.code, str(error), headers)
+        return self._error(
+            request, error.status, error.code, str(error), headers, param=error.param
+        )
 
     async def answer_http_error(self, request: Request, error: Exception) -> Response:
         """Answer a request that has no route, or not with that method."""
         assert isinstance(error, HTTPException)
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
         message = f"{request.method} {request.scope['path']}: {error.detail}."
+        if error.status_code == 404:
+            message += f" There are {', '.join(self._routes(request))}."
         headers = dict(error.headers or {})
         if error.status_code == 405:
             # The route that refused names its own methods; a path may have several routes. Others
@@ -228,6 +244,19 @@ class Invocations:
             headers["Allow"] = ", ".join(sorted(own))
         return self._error(request, error.status_code, code, message, headers)
 
+    def _routes(self, request: Request) -> list[str]:
+        """The routes that there are, without those of clients' APIs that the model lacks."""
+        answered = set(self.answered())
+        absent = {
+            prefix + path
+            for path in CLIENT_ROUTES
+            if path not in answered
+            for prefix in ("", PREFIX)
+        }
+        paths = {route.path for route in request.app.routes if isinstance(route, Route)} - absent
+        # With a slash at its end a route is the same.
+        return sorted(path for path in paths if path == "/" or not path.endswith("/"))
+
     async def answer_disconnect(self, request: Request, error: Exception) -> Response:
         """Give the log of requests its status; nobody reads this answer."""
         status = request.scope.get("state", {}).get("refused", _CLIENT_GONE)
@@ -239,25 +268,75 @@ class Invocations:
         return self._error(request, 500, "internal_error", "See the server's log.", {})
 
     def _error(
-        self, request: Request, status: int, code: str, message: str, headers: dict[str, str]
+        self,
+        request: Request,
+        status: int,
+        code: str,
+        message: str,
+        headers: dict[str, str],
+        *,
+        param: str | None = None,
     ) -> Response:
-        body = error_body(code, message, request_id(request), status, request.scope["path"])
+        path = route_of(request)
+        body = error_body(code, message, request_id(request), status, path, param=param)
         headers = {**headers, "content-type": media_types.JSON, "x-request-id": request_id(request)}
         return Response(body, status, {**headers, **self._closing()})
 
 
+def route_of(connection: HTTPConnection) -> str:
+    """The route that a request means: its path, unless a custom attribute names another one."""
+    path: str = connection.scope["path"]
+    if path.startswith(f"{PREFIX}/v1/"):
+        path = path.removeprefix(PREFIX)
+    named: str = connection.scope.get("state", {}).get("route", path)
+    return named
+
+
+def _follow_attribute(request: Request, answered: Sequence[str]) -> None:
+    """Note the route that the custom attribute `route` names, as in AWS's vLLM image: SageMaker
+    passes on nothing else that would tell.
+
+    Raises Fault (404) if the model answers such routes, but not this one. Handlers that answer none
+    may mean something else by the attribute.
+    """
+    pairs = (pair.partition("=") for pair in request.headers.get(_ATTRIBUTES, "").split(","))
+    named = {name.strip(): value.strip() for name, _, value in pairs}.get("route", "")
+    if not answered or not named.startswith("/") or route_of(request) in CLIENT_ROUTES:
+        return
+    named = named.removeprefix(PREFIX)
+    if named not in ("/invocations", *answered):
+        raise absent(named, answered)
+    request.state.route = named
+
+
+def absent(path: str, answered: Sequence[str]) -> Fault:
+    """The answer to a route of a client's API that the model lacks."""
+    known = ", ".join(["/invocations", *answered])
+    return Fault(404, "not_found", f"The model that is loaded does not answer {path}, but {known}.")
+
+
 def error_body(
-    code: str, message: str, identifier: str, status: int = 500, path: str = "/invocations"
+    code: str,
+    message: str,
+    identifier: str,
+    status: int = 500,
+    path: str = "/invocations",
+    *,
+    param: str | None = None,
 ) -> bytes:
-    """The JSON of every error; on a route of OpenAI's or TEI's API in the form of that API."""
+    """The JSON of every error; on a route of OpenAI's, TEI's or TGI's API in that API's form."""
     error: dict[str, Any] = {"code": code, "message": message, "request_id": identifier}
     document: dict[str, Any] = {"error": error}
     if path.startswith("/v1/"):
         other = "invalid_request_error" if status < 500 else "server_error"
-        error.update({"type": _OPENAI_ERRORS.get(status, other), "param": None})
+        error.update({"type": _OPENAI_ERRORS.get(status, other), "param": param})
     elif path in TEI_ROUTES:
         other = "Validation" if status < 500 else "Backend"
         document = {"error": message, "error_type": _TEI_ERRORS.get(status, other), **error}
+    elif path in TGI_ROUTES:
+        other = "validation" if status < 500 else "generation"
+        kind = _TEI_ERRORS.get(status, other).lower()
+        document = {"error": message, "error_type": kind, **error}
     return json.dumps(document, ensure_ascii=False).encode()
 
 

@@ -84,7 +84,10 @@ class MultiModel:
     @property
     def routes(self) -> list[Route]:
         """For Starlette."""
+        # Clients that cannot name the model in the path name it in the header.
+        own = ("/invocations", "/invocations/", "/")
         return [
+            *(Route(path, self.invoke_named, methods=["POST"]) for path in own),
             Route("/models", self.list_models, methods=["GET"]),
             Route("/models", self.load, methods=["POST"]),
             Route("/models/{name:path}/invoke", self.invoke, methods=["POST"]),
@@ -164,16 +167,24 @@ class MultiModel:
         model = self.find(request.path_params["name"])
         return await self._invocations.invoke(request, model.pool, headers=model.headers)
 
+    async def invoke_named(self, request: Request) -> Response:
+        """POST /invocations: the header names the model, unless only one is loaded."""
+        model = self.select(request.headers.get(TARGET_MODEL, ""))
+        return await self._invocations.invoke(request, model.pool, headers=model.headers)
+
     async def load(self, request: Request) -> Response:
         """POST /models."""
         body = await self._invocations.order(request)
         try:
             order = json.loads(body)
-            name, url = str(order["model_name"]), str(order["url"])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            name, url = order["model_name"], order["url"]
+            is_order = isinstance(name, str) and bool(name.strip()) and Path(url).is_absolute()
+        except (ValueError, KeyError, TypeError, RecursionError):
+            is_order = False
+        if not is_order:
             raise Fault(
                 400, "bad_request", 'Send {"model_name": "a name", "url": "/path/to/its/folder"}.'
-            ) from error
+            )
         for what, text, most in (("model_name", name, _LONGEST_NAME), ("url", url, _LONGEST_URL)):
             if not 0 < len(text) <= most or not text.isprintable():
                 raise Fault(

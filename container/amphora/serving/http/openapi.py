@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from amphora import __version__
-from amphora.serving.http.invocations import OPENAI_ROUTES, TEI_ROUTES
+from amphora.serving.http.invocations import OPENAI_ROUTES, PREFIX, TEI_ROUTES, TGI_ROUTES
 from amphora.serving.settings import MIB, ServerSettings
 
 _JSON, _EVENTS = "application/json", "application/vnd.amazon.eventstream"
@@ -39,6 +39,7 @@ def _object(**properties: Any) -> dict[str, Any]:
 _SCHEMAS = {
     "Error": _object(error=_object(code=_TEXT, message=_TEXT, request_id=_TEXT)),
     "TEIError": _object(error=_TEXT, error_type=_TEXT, code=_TEXT, message=_TEXT, request_id=_TEXT),
+    "TGIError": _object(error=_TEXT, error_type=_TEXT, code=_TEXT, message=_TEXT, request_id=_TEXT),
     "ModelError": _object(
         Message=_TEXT, OriginalStatusCode={"type": "integer"}, OriginalMessage=_TEXT
     ),
@@ -57,6 +58,7 @@ def describe(settings: ServerSettings) -> dict[str, Any]:
         info["parameters"] = [{"name": "model", "in": "query", "schema": _TEXT}]
     paths = {
         "/ping": {"get": alive, "post": alive},
+        "/health": {"get": alive},
         "/metrics": {"get": _operation("Prometheus metrics.", (200,), answers="text/plain")},
         "/openapi.json": {"get": _operation("This document.", (200,))},
         "/endpoints/{name}/invocations": {
@@ -69,21 +71,27 @@ def describe(settings: ServerSettings) -> dict[str, Any]:
         },
         **{
             path: {"post": _operation(f"OpenAI's API: {path}.", _INVOKED, body=True, answers="*/*")}
-            for path in OPENAI_ROUTES
+            for route in OPENAI_ROUTES
+            for path in (route, PREFIX + route)
         },
         **{
             path: {"post": _operation(f"TEI's API: {path}.", _INVOKED, body=True, error="TEIError")}
             for path in TEI_ROUTES
         },
-        "/v1/models": {"get": listed},
-        "/v1/models/{name}": {"get": shown},
+        **{
+            path: {"post": _operation(f"TGI's API: {path}.", _INVOKED, body=True, error="TGIError")}
+            for path in TGI_ROUTES
+        },
+        **{f"{prefix}/v1/models": {"get": listed} for prefix in ("", PREFIX)},
+        **{f"{prefix}/v1/models/{{name}}": {"get": shown} for prefix in ("", PREFIX)},
         "/info": {"get": info},
     }
+    most = f"An invocation, of at most {settings.max_body / MIB:g} MiB."
+    invocation = {"post": _operation(most, _INVOKED, body=True, answers="*/*")}
+    paths |= {"/invocations": invocation, "/": invocation}
     if settings.is_multi_model:
         paths.update(_multi_model_paths())
     else:
-        most = f"An invocation, of at most {settings.max_body / MIB:g} MiB."
-        invocation = {"post": _operation(most, _INVOKED, body=True, answers="*/*")}
         parameters = {"get": _operation("What batch transform asks for.", (200,))}
         listed = _operation("The LoRA adapters that are loaded.", (200,))
         loaded = _operation(
@@ -93,8 +101,8 @@ def describe(settings: ServerSettings) -> dict[str, Any]:
         paths |= {
             "/adapters": {"get": listed, "post": loaded},
             "/adapters/{name}": {"delete": removed},
-            "/invocations": invocation, "/": invocation, "/execution-parameters": parameters
-        }  # fmt: skip
+            "/execution-parameters": parameters,
+        }
     if settings.shows_page:
         page = _operation("A page to try the model.", (200,), answers="text/html")
         paths["/"] = {**paths.get("/", {}), "get": page}

@@ -97,13 +97,15 @@ class Front:
             self.adapters = Adapters(settings, self.invocations)
             variables = {**environ, **self.adapters.variables}
             self.pool = Pool(settings, variables, self.metrics)
-            self.adapters.pool = self.pool
+            self.adapters.pool = pool = self.pool
+            self.invocations.answered = lambda: pool.description.get("routes", [])
 
     def application(self) -> ASGIApp:
         """The ASGI application."""
         routes: list[BaseRoute] = [
             Route("/ping", self.ping, methods=["GET", "POST"]),
             Route("/ping/", self.ping, methods=["GET", "POST"]),
+            Route("/health", self.ping, methods=["GET"]),
             Route("/metrics", self.show_metrics, methods=["GET"]),
             Route("/openapi.json", self.describe, methods=["GET"]),
             *RuntimeApi(self.invocations, self.target_of).routes,
@@ -150,9 +152,9 @@ class Front:
 
     def target_of(self, request: Request) -> tuple[Pool, Mapping[str, str]]:
         """The pool of the one model, or of the one that the header names, and what tells the pool
-        which model is meant. Raises Fault (404)."""
+        which model is meant. Raises Fault as `MultiModel.select`."""
         if self.models is not None:
-            model = self.models.find(request.headers.get(TARGET_MODEL, ""))
+            model = self.models.select(request.headers.get(TARGET_MODEL, ""))
             return model.pool, model.headers
         assert self.pool is not None
         return self.pool, {}

@@ -32,7 +32,7 @@ _MAX_PIPELINED = 64
 # Of a body whose request is answered already.
 _MAX_DISCARDED_BYTES = 1 << 20
 # What a server over its bound for connections still answers, and for how long it waits for it.
-_ALWAYS_ANSWERED = (b"/ping", b"/metrics")
+_ALWAYS_ANSWERED = (b"/ping", b"/health", b"/metrics")
 _CROWDED_SECONDS = 2.0
 # For the request of a connection that is about to be closed for another one.
 _NEW_SECONDS = 0.1
@@ -267,6 +267,9 @@ class HttpProtocol(HttpToolsProtocol):
         """Start to answer, unless the server has too much to do."""
         self._in_head = False
         self._began = None
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            self._stop(400, "bad_request", f"The request has {hosts} Host headers, and not one.")
         if self._crowded and self.url.partition(b"?")[0].rstrip(b"/") not in _ALWAYS_ANSWERED:
             self._stop(503, "overloaded", "Too many connections are open.")
         if len(self.pipeline) >= _MAX_PIPELINED:

@@ -232,7 +232,7 @@ class Pool:
             elif "status" in header:
                 call.trace.streams()
         if "error" in header:
-            call.fail(Fault(header["status"], header["error"]["code"], header["error"]["message"]))
+            call.fail(Fault(header["status"], **header["error"]))
         elif "status" in header:
             if not call.reply.done():
                 call.reply.set_result(Reply.of(header, body))

@@ -22,10 +22,12 @@ _TEXT_TYPES = {JSON, "application/jsonlines", "application/x-jsonlines", "applic
 class Fault(Exception):
     """An answer that is an error: its status, a code for programs, a message for people."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
+        self.param = param
+        """The key of the body that is wrong, as OpenAI's API names it."""
 
 
 def media_type(header: str) -> str:

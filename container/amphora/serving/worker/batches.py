@@ -383,7 +383,7 @@ class Conversation:
             LOG.error("Request %s: %s", item.id, error, exc_info=error.__cause__ or error)
         header = {
             "id": item.id, "status": error.status, "headers": item.reply_headers,
-            "error": {"code": error.code, "message": str(error)},
+            "error": {"code": error.code, "message": str(error), "param": error.param},
         }  # fmt: skip
         self._tell(header)
 

@@ -288,6 +288,10 @@ def _fault_of(handler: Handler, error: Exception) -> Fault:
     if status >= 500:
         advice = transformers4.remedy_of(error) or handler.advice
         reason = f"failed: {type(error).__name__}: {error} {advice}".rstrip()
-    fault = Fault(status, code, logs.mask(f"{handler.name}: {reason}"))
+    # An error that declares its status is written for clients, who know no functions.
+    if status >= 500 or declared != status:
+        reason = f"{handler.name}: {reason}"
+    param = getattr(error, "param", None)
+    fault = Fault(status, code, logs.mask(reason), param if status < 500 else None)
     fault.__cause__ = error
     return fault

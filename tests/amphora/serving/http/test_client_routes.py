@@ -24,6 +24,7 @@ ROUTED = (
         if data == "refused":
             error = ValueError("as asked")
             error.status_code, error.code = 422, "context_length_exceeded"
+            error.param = "prompt"
             raise error
         return {"echo": data, "path": context.path}
 """
@@ -50,6 +51,35 @@ def test_only_the_described_routes_are_answered(shared: Start) -> None:
     assert (info["model_id"], info["task"], info["answer"]) == ("mine", "echo", 42)
 
 
+def test_sagemakers_openai_path_and_the_custom_attribute_name_the_route(shared: Start) -> None:
+    server = shared(ROUTED).ready()
+    answer = server.http.post("/openai/v1/completions", json={"model": "", "prompt": "x"})
+    assert answer.json()["path"] == "/v1/completions"
+    assert server.http.get("/openai/v1/models").json() == server.http.get("/v1/models").json()
+    named = {"X-Amzn-SageMaker-Custom-Attributes": "trace=1, route=/v1/completions"}
+    for path in ("/invocations", "/endpoints/any/invocations"):
+        answer = server.http.post(path, json="x", headers=named)
+        assert answer.json() == {"echo": "x", "path": "/v1/completions"}
+    refused = server.http.post("/invocations", json="refused", headers=named).json()["error"]
+    assert refused["type"] == "invalid_request_error"
+    absent = {"X-Amzn-SageMaker-Custom-Attributes": "route=/v1/embeddings"}
+    answer = server.http.post("/invocations", json="x", headers=absent)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    assert "but /invocations, /v1/completions" in answer.text
+    # What an attribute means to a user's own handlers is theirs to say.
+    own = shared().ready()
+    assert own.http.post("/invocations", json="x", headers=absent).status_code == 200
+
+
+def test_an_unknown_route_names_those_that_exist(shared: Start) -> None:
+    server = shared(ROUTED).ready()
+    assert server.http.get("/health").status_code == 200
+    message = server.http.post("/v1/complete", json={}).json()["error"]["message"]
+    assert "/v1/completions" in message
+    assert "/invocations," in message
+    assert "/v1/embeddings" not in message
+
+
 def test_an_error_has_the_form_of_its_routes_api_and_the_code_of_its_exception(
     shared: Start,
 ) -> None:
@@ -58,6 +88,7 @@ def test_an_error_has_the_form_of_its_routes_api_and_the_code_of_its_exception(
     assert answer.status_code == 422
     error = answer.json()["error"]
     assert (error["code"], error["type"]) == ("context_length_exceeded", "invalid_request_error")
+    assert (error["param"], error["message"]) == ("prompt", "as asked")
     assert server.invoke("refused").json()["error"].keys() == {"code", "message", "request_id"}
 
 
@@ -143,6 +174,36 @@ def test_teis_routes_and_info_of_several_models(several: Running) -> None:
     assert (info["model_id"], info["task"]) == ("b/second", "echo")
     assert several.http.post(info["invocations"], json=5).json() == ["second", 5]
     assert several.http.get("/info", headers=to_first).json()["model_id"] == "first"
+
+
+def test_the_header_names_the_model_on_every_route(several: Running) -> None:
+    for name, said in (("first", "first"), ("b/second", "second")):
+        headers = {TARGET_MODEL: name}
+        for path in ("/invocations", "/", "/endpoints/any/invocations", "/embed"):
+            assert several.http.post(path, json=5, headers=headers).json() == [said, 5], path
+    for path in ("/invocations", "/", "/embed"):
+        assert several.http.post(path, json=5).status_code == 400
+        assert several.http.post(path, json=5, headers={TARGET_MODEL: "x"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        {"model_name": "", "url": "/tmp"},
+        {"model_name": " ", "url": "/tmp"},
+        {"model_name": 5, "url": "/tmp"},
+        {"model_name": "a", "url": ""},
+        {"model_name": "a", "url": "."},
+        {"model_name": "a", "url": None},
+        {"model_name": "a"},
+    ],
+)
+def test_a_model_without_a_name_or_an_absolute_folder_is_refused(
+    several: Running, order: dict[str, Any]
+) -> None:
+    answer = several.http.post("/models", json=order)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_request")
+    assert len(several.http.get("/models").json()["models"]) == 3
 
 
 def test_the_only_loaded_model_answers_without_a_name(tmp_path: Path) -> None:

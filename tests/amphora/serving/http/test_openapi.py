@@ -53,7 +53,7 @@ def test_an_error_has_the_form_that_is_described_for_its_route(tmp_path: Path) -
     )
     document = openapi.describe(settings)
     seen = set()
-    for path in ("/invocations", "/v1/chat/completions", "/embed", "/rerank", "/predict"):
+    for path in ("/invocations", "/v1/chat/completions", "/embed", "/rerank", "/generate"):
         (content,) = document["paths"][path]["post"]["responses"]["400"]["content"].values()
         name = content["schema"]["$ref"].rpartition("/")[2]
         schema = document["components"]["schemas"][name]
@@ -63,4 +63,4 @@ def test_an_error_has_the_form_that_is_described_for_its_route(tmp_path: Path) -
             kinds = {"string": str, "object": dict}
             assert isinstance(error[key], kinds[expected["type"]]), (path, key)
         seen.add(name)
-    assert seen == {"Error", "TEIError"}
+    assert seen == {"Error", "TEIError", "TGIError"}

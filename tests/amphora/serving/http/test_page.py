@@ -50,8 +50,13 @@ DESCRIBED = """
             return data
         return [{"label": "<b>storm</b>", "score": 0.75}, {"label": "calm", "score": 0.25}]
 
-    def output_fn(prediction, accept):
+    def output_fn(prediction, accept, context):
+        if model_is_chat(prediction):
+            context.set_response_header(0, "X-Amphora-Unfinished", "0")
         return json.dumps(prediction)
+
+    def model_is_chat(prediction):
+        return isinstance(prediction, list) and "generated_text" in str(prediction)
 """
 
 
@@ -205,7 +210,26 @@ def test_a_conversation_goes_on(start: Start, browser: Browser) -> None:
     roles = [turn["role"] for turn in asked(server)[-1]["inputs"]]
     assert roles == ["user", "assistant", "user"]
     assert "parameters" not in asked(server)[-1], "nothing is sampled unless somebody asks for it"
+    assert "answer was cut at its most tokens" in shown
     assert "chat.completions.create" in browser.code("openai")
+    assert "max_tokens=64,\n    temperature=0," in browser.code("openai")
+    # Until a field is changed, programs show what was sent, and sending it again is the same.
+    said = subprocess.run(browser.code("curl"), shell=True, capture_output=True, check=True)
+    assert json.loads(said.stdout)
+    assert asked(server)[-1] == asked(server)[-2]
+    browser.run(
+        "$('text').value = 'third'; $('text').dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    assert "third" in browser.code("curl")
+
+
+def test_long_lines_of_programs_wrap(start: Start, browser: Browser) -> None:
+    server = start(of("pair"), AMPHORA_UI="1").ready()
+    browser.open(server)
+    browser.ask(text="a" * 400)
+    for tab in ("curl", "Python", "boto3"):
+        assert "a" * 400 in browser.code(tab)
+        assert browser.run("$('code').scrollWidth <= $('code').clientWidth")
 
 
 def test_a_file_is_sent_as_it_is(start: Start, browser: Browser, tmp_path: Path) -> None:

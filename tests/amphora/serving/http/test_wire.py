@@ -430,3 +430,19 @@ def test_what_uvicorn_lacks_is_named_at_start(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delattr(uvicorn_compat.HttpToolsProtocol, "on_message_begin")
     with pytest.raises(AmphoraError, match=r"HttpToolsProtocol\._start_asgi_task"):
         uvicorn_compat.check()
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /ping HTTP/1.1\r\nhost: a\r\n", b"200"),
+        (b"GET /ping HTTP/1.1\r\n", b"400"),
+        (b"GET /ping HTTP/1.1\r\nhost: a\r\nHost: b\r\n", b"400"),
+        (b"GET /ping HTTP/1.0\r\nhost: a\r\nhost: a\r\n", b"400"),
+        (b"GET /ping HTTP/1.0\r\n", b"200"),
+    ],
+)
+def test_a_request_has_one_host(shared: Start, head: bytes, status: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", shared().ready().port), timeout=30) as sock:
+        sock.sendall(head + b"connection: close\r\n\r\n")
+        assert sock.recv(12) == b"HTTP/1.1 " + status

@@ -1,0 +1,37 @@
+"""TGI's API (text-generation-inference): generate, whole and as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from recipe.inference import bodies
+from recipe.inference.payloads import BadRequest, Document, EventStream, Request
+
+GENERATE, GENERATE_STREAM = "/generate", "/generate_stream"
+ROUTES = (GENERATE, GENERATE_STREAM)
+
+
+def read(path: str, document: Any) -> Request:
+    """The request that a body of one of the routes makes.
+
+    Raises:
+        BadRequest: It is not such a body.
+    """
+    if not isinstance(document, dict) or not isinstance(document.get("inputs"), str):
+        raise BadRequest('Send {"inputs": "a text", "parameters": {...}}.', "inputs")
+    if set(document) - {"inputs", "parameters", "stream"}:
+        raise BadRequest(f"{path} takes inputs and parameters, and nothing beside them.")
+    request = bodies.of_document({name: document[name] for name in document if name != "stream"})
+    if request.streams:
+        raise BadRequest(f"{GENERATE_STREAM} streams: leave stream out.", "stream")
+    streams = {"stream": True} if path == GENERATE_STREAM else {}
+    request.parameters = {"return_full_text": False, **request.parameters, **streams}
+    return request
+
+
+def in_form(prediction: Any) -> Document | EventStream:
+    """The one text as an object, or the events of its tokens."""
+    if isinstance(prediction, Iterator):
+        return EventStream(prediction)
+    return Document(prediction[0][0], prediction.truncated)

@@ -1,0 +1,298 @@
+"""Bodies of other servers' clients: answered as by those servers, or refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recipe.inference.payloads import BadRequest
+from tests.support.serving_kit import TEXTS, Handlers, save
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }} {% if message.role == 'user' %}"
+    "{{ message.get('name', '') }} {% endif %}: {{ message['content'] }} . {% endfor %}"
+)
+TEXT = "the film was good"
+
+
+class Served(Handlers):
+    """The image's handlers, by a path."""
+
+    def __call__(self, path: str, body: Any, kind: str = "application/json") -> Any:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        context = SimpleNamespace(path=path, headers={}, set_response_header=lambda *_: None)
+        request = self._functions.input_fn(data, kind, context)
+        self._functions.tokens_fn(request, self.model)
+        answer = self._functions.predict_fn(request, self.model)
+        written, self.type = self._functions.output_fn(answer, "application/json", context)
+        if not isinstance(written, bytes):
+            lines = b"".join(written).decode().split("\n\n")[:-1]
+            return [json.loads(line.removeprefix("data: ")) for line in lines]
+        return json.loads(written)
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    folder = save("LlamaForCausalLM", tmp_path_factory.mktemp("llama") / "m", seed=9)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return Served(folder)
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return Served(save("BertModel", tmp_path_factory.mktemp("bert") / "m", seed=4))
+
+
+@pytest.fixture(scope="module")
+def ranker(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    folder = tmp_path_factory.mktemp("ranker") / "m"
+    return Served(save("BertForSequenceClassification", folder, seed=4, num_labels=1))
+
+
+@pytest.fixture(scope="module")
+def labels(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    folder = tmp_path_factory.mktemp("labels") / "m"
+    names = {0: "sad", 1: "glad", 2: "neither"}
+    return Served(save("BertForSequenceClassification", folder, seed=4, id2label=names))
+
+
+def text_of(writer: Served, **parameters: Any) -> str:
+    asked = {"max_new_tokens": 5, "return_full_text": False, **parameters}
+    written: str = writer("/invocations", {"inputs": TEXT, "parameters": asked})[0][
+        "generated_text"
+    ]
+    return written
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-300, 1e-38, 1e-6])
+def test_temperatures_near_zero_are_greedy(writer: Served, temperature: float) -> None:
+    greedy = text_of(writer)
+    assert text_of(writer, temperature=temperature) == greedy
+    body = {"prompt": TEXT, "max_tokens": 5, "temperature": temperature}
+    assert writer("/v1/completions", body)["choices"][0]["text"] == greedy
+    for name in ("/generate", "/invocations"):
+        asked = {"temperature": temperature, "max_new_tokens": 5, "return_full_text": False}
+        answer = writer(name, {"inputs": TEXT, "parameters": asked})
+        (answer,) = answer if isinstance(answer, list) else [answer]
+        assert answer["generated_text"] == greedy
+
+
+def test_generate_is_tgis(writer: Served) -> None:
+    parameters = {
+        "max_new_tokens": 5, "details": True, "decoder_input_details": True, "top_n_tokens": 3,
+        "grammar": None, "adapter_id": None, "best_of": 1, "watermark": False, "do_sample": False,
+    }  # fmt: skip
+    answer = writer("/generate", {"inputs": TEXT, "parameters": parameters})
+    assert answer["generated_text"] == text_of(writer)
+    details = answer["details"]
+    assert details["generated_tokens"] == len(details["tokens"]) == len(details["top_tokens"]) == 5
+    for token, likely in zip(details["tokens"], details["top_tokens"], strict=True):
+        assert len(likely) == 3
+        assert likely[0]["id"] == token["id"]
+        assert likely[0]["logprob"] == pytest.approx(token["logprob"], abs=1e-4)
+        assert likely[0]["logprob"] >= likely[1]["logprob"] >= likely[2]["logprob"]
+    # The prompt's own tokens, as the model scores them in one pass.
+    loaded = writer.model.loaded  # type: ignore[attr-defined]
+    ids = loaded.tokenizer(TEXT)["input_ids"]
+    with torch.inference_mode():
+        scores = loaded.model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+    prefill = details["prefill"]
+    assert [each["id"] for each in prefill] == ids
+    assert prefill[0]["logprob"] is None
+    expected = [float(scores[at, number]) for at, number in enumerate(ids[1:])]
+    assert [each["logprob"] for each in prefill[1:]] == pytest.approx(expected, abs=1e-4)
+
+
+def test_generate_stream_is_tgis(writer: Served) -> None:
+    body = {"inputs": TEXT, "parameters": {"max_new_tokens": 5, "top_n_tokens": 2}}
+    events = writer("/generate_stream", body)
+    assert [event["index"] for event in events] == [1, 2, 3, 4, 5]
+    assert all(len(event["top_tokens"]) == 2 for event in events)
+    assert events[-1]["generated_text"] == text_of(writer)
+
+
+def test_prompts_may_be_token_ids(writer: Served) -> None:
+    loaded = writer.model.loaded  # type: ignore[attr-defined]
+    ids = [loaded.tokenizer(text)["input_ids"] for text in TEXTS]
+    body = {"max_tokens": 5, "temperature": 0}
+    expected = writer("/v1/completions", {**body, "prompt": TEXTS})
+    answer = writer("/v1/completions", {**body, "prompt": ids})
+    assert [each["text"] for each in answer["choices"]] == [
+        each["text"] for each in expected["choices"]
+    ]
+    assert answer["usage"] == expected["usage"]
+    one = writer("/v1/completions", {**body, "prompt": ids[0]})
+    assert one["choices"][0]["text"] == expected["choices"][0]["text"]
+
+
+def test_responses_are_the_chats_texts(writer: Served) -> None:
+    said = [{"role": "system", "content": "be good"}, {"role": "user", "content": TEXT}]
+    chat = writer("/v1/chat/completions", {"messages": said, "max_tokens": 5, "temperature": 0})
+    written = chat["choices"][0]["message"]["content"]
+    plain = {"input": TEXT, "instructions": "be good", "max_output_tokens": 5, "temperature": 0}
+    parts = {
+        **plain,
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": TEXT}]}],
+    }
+    for body in (plain, parts):
+        answer = writer("/v1/responses", body)
+        assert answer["output"][0]["content"][0]["text"] == written
+        assert (answer["object"], answer["status"]) == ("response", "incomplete")
+        assert answer["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+
+
+def test_tools_that_are_not_to_be_called_are_no_error(writer: Served) -> None:
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "who"}], "max_tokens": 3,
+                            "temperature": 0}  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    told = writer("/v1/chat/completions", {**body, "tools": tools, "tool_choice": "none"})
+    assert told["choices"] == writer("/v1/chat/completions", body)["choices"]
+
+
+def test_a_name_is_read_or_refused(writer: Served) -> None:
+    user = {"role": "user", "content": "who", "name": "anna"}
+    writer("/v1/chat/completions", {"messages": [user], "max_tokens": 2})
+    system = {"role": "system", "content": "good", "name": "paris"}
+    with pytest.raises(BadRequest, match=r"leaves out the name of messages\[0\]"):
+        writer("/v1/chat/completions", {"messages": [system, user], "max_tokens": 2})
+
+
+def test_tokens_are_told_as_by_tei_and_tgi(writer: Served, vectors: Served) -> None:
+    tokenizer = vectors.model.vectors.tokenizer  # type: ignore[attr-defined]
+    text = "Anna said: Paris, é!"
+    (tokens,) = vectors("/tokenize", {"inputs": text})
+    assert [each["id"] for each in tokens] == tokenizer(text)["input_ids"]
+    assert tokens[0] == {"id": 2, "text": "[CLS]", "special": True, "start": None, "stop": None}
+    assert tokens[1] == {"id": 12, "text": "Anna", "special": False, "start": 0, "stop": 4}
+    (bare,) = vectors("/tokenize", {"inputs": [text], "add_special_tokens": False})
+    assert bare == tokens[1:-1]
+    ids = [each["id"] for each in tokens]
+    assert vectors("/decode", {"ids": ids}) == [tokenizer.decode(ids, skip_special_tokens=True)]
+    assert vectors("/decode", {"ids": [ids, ids], "skip_special_tokens": False})[0].startswith(
+        "[CLS]"
+    )
+    flat = writer("/tokenize", {"inputs": TEXT})
+    assert [(each["text"], each["start"], each["stop"]) for each in flat[1:3]] == [
+        ("the", 0, 3), ("film", 4, 8),
+    ]  # fmt: skip
+
+
+def test_vectors_of_all_tokens(vectors: Served) -> None:
+    matrices = vectors("/embed_all", {"inputs": TEXTS})
+    means = np.array([np.mean(matrix, axis=0) for matrix in matrices])
+    expected = vectors("/embed", {"inputs": TEXTS, "normalize": False})
+    assert np.allclose(means, expected, atol=1e-4)
+
+
+def test_rerank_with_documents_is_vllms_and_jinas(ranker: Served) -> None:
+    plain = ranker("/rerank", {"query": "who", "texts": TEXTS})
+    for path in ("/v1/rerank", "/rerank"):
+        documents = [TEXTS[0], {"text": TEXTS[1]}, *TEXTS[2:]]
+        answer = ranker(path, {"model": "m", "query": "who", "documents": documents, "top_n": 2})
+        assert [each["index"] for each in answer["results"]] == [
+            each["index"] for each in plain[:2]
+        ]
+        for each, own in zip(answer["results"], plain, strict=False):
+            assert each["relevance_score"] == pytest.approx(own["score"], abs=1e-5)
+            assert each["document"] == {"text": TEXTS[own["index"]]}
+        assert answer["usage"]["total_tokens"] > 0
+
+
+def test_an_object_is_answered_as_the_pipeline_answers_it(labels: Served) -> None:
+    (alone,) = labels("/invocations", {"inputs": TEXT})
+    assert labels("/invocations", {"inputs": {"text": TEXT}}) == alone
+    best = labels("/invocations", {"inputs": {"text": TEXT}, "parameters": {"top_k": 1}})
+    assert best == [alone]
+
+
+def test_a_text_of_predict_is_cut_where_the_request_says(labels: Served) -> None:
+    words = ["anna"] * 40 + ["film"] * 40
+    right, left = (
+        labels("/predict", {"inputs": " ".join(words), "truncate": True, **side})
+        for side in ({}, {"truncation_direction": "Left"})
+    )
+    ends = [labels("/predict", {"inputs": " ".join(part)}) for part in (words[:46], words[-46:])]
+    for answer, expected in zip((right, left), ends, strict=True):
+        scores = [[each["score"] for each in one] for one in (answer, expected)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    assert right != left
+
+
+def test_lines_of_different_parameters_are_answered_line_by_line(labels: Served) -> None:
+    lines = [
+        {"inputs": TEXT, "parameters": {"top_k": 2}},
+        {"inputs": TEXTS[1]},
+        {"inputs": TEXTS[2], "parameters": {"top_k": 2}},
+        {"inputs": TEXT, "parameters": {"top_p": 2}},
+        {"inputs": 5, "parameters": {"top_k": 2}},
+    ]
+    data = "\n".join([*map(json.dumps, lines), "{"]).encode()
+    answers = labels("/invocations", data, "application/jsonlines")
+    for place, body in enumerate(lines[:3]):
+        (own,) = labels("/invocations", {**body, "inputs": [body["inputs"]]})
+        told, expected = ([one] if isinstance(one, dict) else one for one in (answers[place], own))
+        assert [each["label"] for each in told] == [each["label"] for each in expected]
+    assert [list(each) == ["error"] for each in answers[3:]] == [True] * 3
+    words = ["top_p", "not a text", "not valid JSON"]
+    for answer, word in zip(answers[3:], words, strict=True):
+        assert word in answer["error"]["message"]
+    with pytest.raises(BadRequest):
+        labels("/invocations", b'{"inputs": 5}\n{"inputs": 5, "top_k": 2}', "application/jsonlines")
+
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "who"}]}
+REFUSED = [
+    ("writer", "/generate", {"inputs": [TEXT]}, "Send", "inputs"),
+    ("writer", "/generate", {"inputs": TEXT, "parameters": {"stream": True}}, "stream", "stream"),
+    ("writer", "/generate", {"inputs": TEXT, "parameters": {"grammar": {}}}, "grammar", None),
+    ("writer", "/generate", {"inputs": TEXT, "parameters": {"top_n_tokens": 6}}, "from 0 to 5", None),
+    ("writer", "/generate", {"inputs": TEXT, "parameters": {"repetition_penalty": 1e-40}}, "0.001", None),
+    ("writer", "/generate", {"inputs": TEXT, "parameters": {"watermark": True}}, "watermark", None),
+    ("writer", "/generate_stream", {"inputs": TEXT, "parameters": {"decoder_input_details": True}}, "streamed", None),
+    ("writer", "/v1/completions", {"prompt": "a", "repetition_penalty": 1e-40}, "0.001", "repetition_penalty"),
+    ("writer", "/v1/completions", {"prompt": [1, 90000]}, "90000", None),
+    ("writer", "/v1/completions", {"prompt": [1, -1]}, "token ids", "prompt"),
+    ("writer", "/v1/completions", {"prompt": [[]]}, "token ids", "prompt"),
+    ("writer", "/v1/completions", {"prompt": [1, 2], "echo": True}, "echo", "echo"),
+    ("writer", "/v1/completions", {"model": "m"}, "prompt is not there", "prompt"),
+    ("writer", "/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix", "suffix"),
+    ("writer", "/v1/chat/completions", {**CHAT, "tools": [{"type": "function"}]}, "tool_choice", "tools"),
+    ("writer", "/v1/chat/completions", {**CHAT, "temperature": 3}, "temperature", "temperature"),
+    ("writer", "/v1/chat/completions", {"messages": [{"role": "x"}]}, "roles are", "messages[0]"),
+    ("writer", "/v1/chat/completions", {**CHAT, "top_logprobs": 2}, "logprobs", "top_logprobs"),
+    ("writer", "/v1/responses", {"input": "a", "stream": True}, "streams", "stream"),
+    ("writer", "/v1/responses", {"input": "a", "previous_response_id": "x"}, "previous", "previous_response_id"),
+    ("writer", "/v1/responses", {"input": [{"type": "image"}]}, "roles are", "input[0]"),
+    ("writer", "/v1/responses", {"input": ""}, "input", "input"),
+    ("writer", "/embed", {"inputs": "a"}, "answers /v1/chat/completions", None),
+    ("writer", "/decode", {"ids": [90000]}, "90000", None),
+    ("vectors", "/tokenize", {"inputs": 5}, "inputs is 5", "inputs"),
+    ("vectors", "/tokenize", {"inputs": "a", "prompt_name": "x"}, "has none", "prompt_name"),
+    ("vectors", "/decode", {"ids": "a"}, "token ids", "ids"),
+    ("vectors", "/embed", {"inputs": "a", "dimensions": 64}, "64 dimensions", "dimensions"),
+    ("vectors", "/embed", {"inputs": "a", "dimensions": 0}, "from 1", "dimensions"),
+    ("vectors", "/embed", {"inputs": "a", "truncation_direction": "up"}, "Left", "truncation_direction"),
+    ("vectors", "/embed", {"inputs": [[1, 5, 7]]}, "not what the model's tokenizer", None),
+    ("vectors", "/v1/embeddings", {"input": "a", "dimensions": 99}, "99 dimensions", "dimensions"),
+    ("ranker", "/v1/rerank", {"query": "a", "documents": []}, "documents", "documents"),
+    ("ranker", "/v1/rerank", {"query": "a", "texts": ["b"]}, "documents is not there", "texts"),
+    ("ranker", "/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n", "top_n"),
+    ("labels", "/v1/rerank", {"query": "a", "documents": ["b"]}, "answers /predict", None),
+    ("labels", "/predict", {"inputs": "a", "truncate": 1}, "truncate is 1", "truncate"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "path", "body", "words", "param"), REFUSED)
+def test_what_is_not_honoured_is_refused_with_its_key(
+    request: pytest.FixtureRequest, name: str, path: str, body: Any, words: str, param: str | None
+) -> None:
+    served: Served = request.getfixturevalue(name)
+    with pytest.raises(BadRequest, match=words) as caught:
+        served(path, body)
+    assert caught.value.param == param
+    assert "_fn" not in str(caught.value)
