@@ -12,13 +12,14 @@ from typing import Any, NoReturn
 
 from transformers import HfArgumentParser, TrainingArguments
 
-from recipe import foreign_names
+from recipe import foreign_names, value_ranges
 from recipe.errors import HyperparameterError, near
 from recipe.hyperparameters import Hyperparameters, all_at_once, own_fields
 from recipe.paths import Places
 from recipe.secret_rules import is_secret_name, mask_shapes
 
 _TRUE = ("true", "1", "yes")
+_ALIKE = 0.85
 _KEY = re.compile(r"--?[A-Za-z]")
 
 
@@ -128,10 +129,11 @@ def _understood(
         notes.append(note)
         return "", ""
     if name not in _training_fields():
-        known = {*own_fields(), *_aliases(), *_training_fields(), *foreign_names.ADVICE}
+        # A name that is less alike means something else, as val_set_size and eval_batch_size do.
+        accepted = {*own_fields(), *_aliases(), *_training_fields()} - {*value_ranges.REFUSED}
         raise HyperparameterError(
             f"{what} is not known.",
-            near(name, known) or "python code/train.py --help lists the names.",
+            near(name, accepted, _ALIKE) or "python code/train.py --help lists the names.",
         )
     return name, value
 

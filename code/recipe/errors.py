@@ -108,7 +108,11 @@ def listed(names: Sequence[object], most: int = 20) -> str:
     return ", ".join(map(str, names[:most])) + more
 
 
-def near(name: str, known: Iterable[str]) -> str:
-    """A sentence naming what `name` may have been meant to be: 'Did you mean a or b?', or ''."""
-    matches = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.6)
+def near(name: str, known: Iterable[str], alike: float = 0.6) -> str:
+    """A sentence naming what `name` may have been meant to be: 'Did you mean a or b?', or ''.
+
+    Args:
+        alike: The share of characters in common from which it may.
+    """
+    matches = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=alike)
     return f"Did you mean {' or '.join(matches)}?" if matches else ""

@@ -1,51 +1,57 @@
 """What hyperparameters of other trainers are called here, or why this recipe has none of them.
 
-The names are those of run_glue.py, run_classification.py and run_clm.py of transformers, of older
-releases of its TrainingArguments, of TRL's DPOTrainer, AutoTrain, SetFit and SageMaker JumpStart,
-and of notebooks that Hugging Face and AWS show for SageMaker. A name is of one of three kinds: it
-means what a name of this recipe means (`RENAMED`, `REWRITTEN`); it changes nothing here, for some
-or for all of its values, which is said (`LEFTOVERS`, `PLACES`); or it asks for what is not done
-here (`ADVICE`).
+The names are those of transformers' example scripts (run_glue.py, run_clm.py, run_qa.py ...), of
+older releases of its TrainingArguments, of TRL, Axolotl, LLaMA-Factory, AutoTrain, SetFit and
+SageMaker JumpStart, and of notebooks that Hugging Face and AWS show for SageMaker. A name is of one
+of three kinds: it means what a name of this recipe means (`RENAMED`, `REWRITTEN`); it changes
+nothing here, for some or all of its values, which is said (`LEFTOVERS`, `PLACES`); or it asks for
+what is not done here (`ADVICE`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-RENAMED: Mapping[str, str] = {
-    "evaluation_strategy": "eval_strategy",
-    "no_cuda": "use_cpu",
-    "per_gpu_train_batch_size": "per_device_train_batch_size",
-    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
-    "valid_batch_size": "per_device_eval_batch_size",
-    "test_batch_size": "per_device_eval_batch_size",
-    "gradient_accumulation": "gradient_accumulation_steps",
-    "num_epochs": "num_train_epochs",
-    "model_checkpoint": "model_name_or_path",
-    "pretrained_model_name_or_path": "model_name_or_path",
-    "label_column_name": "label_column",
-    "image_column_name": "image_column",
-    "target_column": "label_column",
-    "text_column_name": "text_column",
-    "max_input_length": "max_length",
-    "max_source_length": "max_length",
-    "generation_max_length": "max_target_length",
-    "val_max_target_length": "max_target_length",
-    "max_sequence_length": "max_length",
-    "prompt_text_column": "prompt_column",
-    "rejected_text_column": "rejected_column",
-    "dpo_beta": "beta",
-    "scheduler": "lr_scheduler_type",
-    "lr_scheduler": "lr_scheduler_type",
-    "optimizer": "optim",
-    "adam_beta_1": "adam_beta1",
-    "adam_beta_2": "adam_beta2",
-    "target_modules": "lora_target_modules",
-    "log": "report_to",
-    "token": "hf_token",
-    "access_token": "hf_token",
-}
+
+def _rows(table: str) -> Iterator[list[str]]:
+    """Each name of a row with the row's cells; a row goes on where the next line is indented."""
+    for line in re.sub(r"\n +", " ", table.strip()).splitlines():
+        names, *cells = line.split(" | ")
+        for name in names.split():
+            yield [name, *cells]
+
+
+RENAMED: Mapping[str, str] = {name: new[0] for name, *new in _rows("""
+evaluation_strategy | eval_strategy
+no_cuda | use_cpu
+per_gpu_train_batch_size micro_batch_size | per_device_train_batch_size
+per_gpu_eval_batch_size valid_batch_size test_batch_size | per_device_eval_batch_size
+gradient_accumulation | gradient_accumulation_steps
+num_epochs | num_train_epochs
+model_checkpoint pretrained_model_name_or_path base_model | model_name_or_path
+label_column_name target_column | label_column
+image_column_name | image_column
+text_column_name dataset_text_field | text_column
+max_input_length max_source_length max_sequence_length sequence_length sequence_len cutoff_len
+  | max_length
+generation_max_length val_max_target_length | max_target_length
+prompt_text_column | prompt_column
+rejected_text_column | rejected_column
+dpo_beta rl_beta pref_beta | beta
+scheduler lr_scheduler | lr_scheduler_type
+optimizer | optim
+adam_beta_1 | adam_beta1
+adam_beta_2 | adam_beta2
+target_modules | lora_target_modules
+log | report_to
+token access_token hf_hub_token | hf_token
+lora_rank | lora_r
+dpo_loss_type pref_loss | loss_type
+dpo_label_smoothing | label_smoothing
+sample_packing neat_packing | packing
+""")}  # fmt: skip
 """Names of the same meaning."""
 
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
@@ -90,8 +96,10 @@ REWRITTEN: Mapping[str, tuple[Callable[[str], tuple[str, str] | None], str]] = {
         ("warmup_ratio", "warmup_proportion"),
         (_share_of_steps, "Give a share of all steps, from 0 to below 1; or warmup_steps."),
     ),
-    "merge_adapter": (_switch("lora_save", "merged", "adapter"), "Give True or False."),
-    "merge_weights": (_switch("lora_save", "merged", "adapter"), "Give True or False."),
+    **dict.fromkeys(
+        ("merge_adapter", "merge_weights"),
+        (_switch("lora_save", "merged", "adapter"), "Give True or False."),
+    ),
     "do_regression": (_switch("problem_type", "regression", ""), "Give True or False."),
     "text_column_names": (
         _one_column,
@@ -99,223 +107,218 @@ REWRITTEN: Mapping[str, tuple[Callable[[str], tuple[str, str] | None], str]] = {
         "text_column=a,b for a pair of texts.",
     ),
     "adafactor": (_switch("optim", "adafactor", ""), "Give True or False."),
-    "checkpoints": (_folder, "Give a folder, or leave it out: /opt/ml/checkpoints."),
-    "checkpoint_dir": (_folder, "Give a folder, or leave it out: /opt/ml/checkpoints."),
-    "checkpoint_path": (_folder, "Give a folder, or leave it out: /opt/ml/checkpoints."),
+    **dict.fromkeys(
+        ("checkpoints", "checkpoint_dir", "checkpoint_path"),
+        (_folder, "Give a folder, or leave it out: /opt/ml/checkpoints."),
+    ),
 }
 """Names that are another name with another value, and what to give where the value has none."""
 
-_ANY = None
-_OFF = (*_FALSE, "-1", "no", "off")
-_ON = _TRUE
-_CHOSEN = "a text becomes tokens by the tokenizer that comes with the model"
-_REFERENCES = "what the model says before training is computed once"
-_BY_NAMES = "channels and files say what is which"
+_WORDS: Mapping[str, tuple[str, ...]] = {"on": _TRUE, "off": (*_FALSE, "-1", "off")}
 _BY_CHANNELS = "Data comes in channels: give the file in a channel called {}, and leave this out."
 LEFTOVERS: Mapping[str, tuple[tuple[str, ...] | None, str, str]] = {
-    "overwrite_output_dir": (
-        _ANY,
-        "a stopped job goes on from its checkpoints, and resume_from_checkpoint=False starts anew",
-        "",
-    ),
-    "logging_dir": (_ANY, "TensorBoard's files go to output/tensorboard", ""),
-    "save_safetensors": (
-        _ON,
-        "weights are saved as safetensors",
-        "Leave it out: pickled weights are not written.",
-    ),
-    "group_by_length": (_ANY, "batches are balanced by length already", ""),
-    "pad_to_max_length": (_ANY, "texts are packed, or padded to few lengths", ""),
-    "overwrite_cache": (_ANY, "nothing is cached between jobs", ""),
-    "cache_dir": (_ANY, "the variable HF_HOME says where the hub's files are kept", ""),
-    "preprocessing_num_workers": (_ANY, "the tokenizer takes all cores by itself", ""),
-    "use_auth_token": (
-        (*_TRUE, *_FALSE),
-        "a model that needs a token takes it from hf_token or the variable HF_TOKEN",
-        "Give it as hf_token.",
-    ),
-    "use_fast_tokenizer": (_ON, _CHOSEN, "Leave it out: only fast tokenizers are used."),
-    "use_fast": (_ON, _CHOSEN, "Leave it out: only fast tokenizers are used."),
-    "ignore_mismatched_sizes": (_ANY, "a head that does not fit the labels is made anew", ""),
-    "ignore_pad_token_for_loss": (_ON, "padding is never learned", "Leave it out."),
-    "resize_position_embeddings": (_OFF, "positions are the model's", "Leave it out."),
-    "line_by_line": (
-        _ANY,
-        "sample_by says what is a text of a .txt file, and several texts are packed into one row",
-        "",
-    ),
-    "mlm": (_ON, "the task says so", "Give task=masked-lm, or task=causal-lm."),
-    "shuffle_train_dataset": (_ANY, "the texts of each epoch are shuffled", ""),
-    "low_cpu_mem_usage": (_ANY, "the model is loaded once for each process", ""),
-    "model_revision": (
-        ("main",),
-        "main is what is loaded",
-        "Download that revision and give it as the channel model.",
-    ),
-    "load_in_8bit": (
-        _OFF,
-        "no weights are quantized",
-        "Leave it out: lora_r trains with little memory, and load_in_4bit=True with less.",
-    ),
-    "torch_dtype": (
-        ("auto", "float32", "torch.float32", "fp32"),
-        "weights are loaded in float32",
-        "Leave it out: weights are loaded in float32, and bf16=True computes in bfloat16.",
-    ),
-    "use_flash_attention_2": (
-        _OFF,
-        "attention is chosen by what the device and the packing need",
-        "Leave it out: attention is chosen by what the device and the packing need.",
-    ),
-    "use_peft": (_OFF, "all weights are trained", "Give lora_r, the rank of LoRA's adapters."),
-    "train_only_top_layer": (
-        _OFF,
-        "all weights are trained",
-        "Leave it out: all weights are trained, or LoRA's with lora_r.",
-    ),
-    "reinitialize_top_layer": (
-        ("auto", *_TRUE),
-        "a head that does not fit the labels is made anew",
-        "Leave it out: a head that fits the labels is kept, another one made anew.",
-    ),
-    "train_from_scratch": (_OFF, "training starts from the model's weights", "Leave it out."),
-    "instruction_tuned": (
-        _OFF,
-        "the columns say what is learned",
-        "Give task=causal-lm and a channel with columns prompt and completion.",
-    ),
-    "precompute_ref_log_probs": (_ON, _REFERENCES, f"Leave it out: {_REFERENCES}."),
-    "precompute_ref_batch_size": (_ANY, "it is computed in the batches of the training", ""),
-    "padding_free": (_ANY, "several texts are packed into one row", ""),
-    "disable_dropout": (_ON, "dropout is off in task=preference", "Leave it out."),
-    "truncation_mode": (("keep_start",), "what is long is cut at its end", "Leave it out."),
-    "dataset_num_proc": (_ANY, "the tokenizer takes all cores by itself", ""),
-    "f_divergence_type": (("reverse_kl",), "it is the divergence of DPO", "Leave it out."),
-    "reference_free": (_OFF, "the reference is the model before training", "Leave it out."),
-    "sync_ref_model": (_OFF, _REFERENCES, f"Leave it out: {_REFERENCES}."),
-    "use_weighting": (_OFF, "each pair counts alike", "Leave it out."),
-    "chat_dataset": (
-        _OFF,
-        "the columns say what is learned",
-        "Give task=causal-lm and a channel with a column messages.",
-    ),
-    "enable_fsdp": (_OFF, "weights are not sharded", "Give fsdp=True."),
-    "validation_split_ratio": (
-        ("0.1",),
-        "a tenth of the training data is held out where there is no evaluation data",
-        "Leave it out (a tenth is held out), or give evaluation data in a channel called test.",
-    ),
-    "add_eos_token": (_ON, "the end token follows each text", "Leave it out."),
-    "local_rank": (_ANY, "torchrun says which process this is", ""),
-    "tpu_num_cores": (_ANY, "there is no TPU", ""),
-    "past_index": (_OFF, "no state is kept between batches", "Leave it out."),
-    "fp16_opt_level": (_ANY, "torch's own mixed precision is used", ""),
-    "half_precision_backend": (_ANY, "torch's own mixed precision is used", ""),
-    "fp16_backend": (_ANY, "torch's own mixed precision is used", ""),
-    "jit_mode_eval": (_OFF, "compile=True compiles the model", "Give compile=True."),
-    "use_ipex": (_OFF, "torch's own kernels are used", "Leave it out."),
-    "save_steps_to_hub": (_OFF, "nothing is pushed", "Leave it out."),
-    "project_name": (_ANY, "the model goes where SageMaker keeps the job's", ""),
-    "train_split": (("train",), _BY_NAMES, _BY_CHANNELS.format("train")),
-    "train_split_name": (
-        ("train",),
-        _BY_NAMES,
-        _BY_CHANNELS.format("train"),
-    ),
-    "valid_split": (
-        ("validation", "valid", "test"),
-        _BY_NAMES,
-        _BY_CHANNELS.format("test"),
-    ),
-    "validation_split_name": (
-        ("validation", "valid", "test"),
-        _BY_NAMES,
-        _BY_CHANNELS.format("test"),
-    ),
-    "test_split_name": (("test",), _BY_NAMES, _BY_CHANNELS.format("test")),
-    "n_gpu": (_ANY, "there is a process for each GPU that is there", ""),
-    "num_gpus": (_ANY, "there is a process for each GPU that is there", ""),
-    "use_cuda": (_ON, "a GPU that is there is used", "Give use_cpu=True."),
-}  # fmt: skip
-"""Values that change nothing here (None: all), what is said of them, what to do with another."""
-for _name, _like in {
-    "int8_quantization": "load_in_8bit",
-    "quantization": "load_in_8bit",
-    "use_int4": "load_in_8bit",
-    "dtype": "torch_dtype",
-    "peft": "use_peft",
-    "use_lora": "use_peft",
-    "peft_type": "use_peft",
-}.items():
-    LEFTOVERS = {**LEFTOVERS, _name: LEFTOVERS[_like]}
-
-_FEWER = "Give a channel with as many rows as you want to use."
-_SETFIT = "This recipe trains the whole classifier; SetFit's contrastive phase has no part in it."
-ADVICE: Mapping[str, str] = {
-    "dataset_name": "Data comes in channels: save the data set (to_parquet, save_to_disk) to S3 "
-    "and give that prefix as the channel called train.",
-    "dataset": "Save the data set to S3 and give that prefix as the channel called train.",
-    "task_name": "The data says what the task is: give GLUE's files as channels train and test.",
-    "tokenizer_name": f"Leave it out: {_CHOSEN}.",
-    "config_name": "Leave it out: the configuration is the model's.",
-    "config_overrides": "Change config.json in the channel called model.",
-    "model_type": "Give the model itself by model_name_or_path.",
-    "attn_implementation": "Leave it out: it is chosen by what the device and the packing need.",
-    "block_size": "Give max_length: texts are split at that many tokens, and the pieces packed.",
-    "model_max_length": "Give max_length.",
-    "log_interval": "Give logging_steps: a share of all steps below 1, steps from 1.",
-    "log_interval_steps": "Give logging_steps: a share of all steps below 1, steps from 1.",
-    "evaluate_during_training": "Give eval_strategy: no, steps or epoch.",
-    "max_train_samples": _FEWER,
-    "max_eval_samples": _FEWER,
-    "max_val_samples": _FEWER,
-    "max_test_samples": _FEWER,
-    "max_predict_samples": _FEWER,
-    "validation_split_percentage": "Leave it out (a tenth is held out), or give evaluation data in "
-    "a channel called test.",
-    "metric_name": "Give metric_for_best_model: all metrics of the task are computed.",
-    "metric": "Give metric_for_best_model: all metrics of the task are computed.",
-    "shuffle_seed": "Give seed, or data_seed for the order of the texts alone.",
-    "train_data_split_seed": "Give seed, which the hold-out is drawn by.",
-    "text_column_delimiter": "Put the texts together in the data, or name columns of a pair.",
-    "remove_columns": "Leave it out: columns that are not named are not used.",
-    "remove_splits": "Take the files out of the channel.",
-    "lang": "Give source_lang and target_lang.",
-    "forced_bos_token": "Give target_lang.",
-    "keep_linebreaks": "Give sample_by: line, paragraph or document.",
-    "labels": "Leave it out: the labels are found in the data.",
-    "label_list": "Leave it out: the labels are found in the data.",
-    "num_classes": "Give num_labels, or leave it out: the labels are found in the data.",
-    "num_iterations": _SETFIT,
-    "head_learning_rate": _SETFIT,
-    "body_learning_rate": _SETFIT,
-    "end_to_end": _SETFIT,
-    "l2_weight": "Give weight_decay.",
-    "use_amp": "Give bf16=True or fp16=True.",
-    "backend": "Leave it out, or give ddp_backend.",
-    "dist_backend": "Leave it out, or give ddp_backend.",
-    "world_size": "The instances and their devices say how many processes there are.",
-    "nproc_per_node": "Set the variable AMPHORA_NPROC_PER_NODE.",
-    "username": "Leave it out: nothing is pushed to the hub.",
-    "repo_id": "Leave it out: nothing is pushed to the hub.",
-    "chat_template": "Put it into the tokenizer_config.json of the model.",
-    "trainer": (
-        "Give task=causal-lm, and columns by their names. NeuronTrainer, which neither evaluates "
-        "nor resumes, takes a script of your own (docs/TRAINIUM.md)."
-    ),
-    "disable_gradient_checkpointing": "Give gradient_checkpointing.",
-    "chunk_size": "Give max_length.",
-    "max_prompt_length": "Give max_length: prompt and answer together are cut at its end.",
-    "max_completion_length": "Give max_length: prompt and answer together are cut at its end.",
-    "ref_model": "Leave it out: the reference is the model before training.",
-    "model_ref": "Leave it out: the reference is the model before training.",
-    "rpo_alpha": "Train on the chosen answers by task=causal-lm first.",
-    "loss_weights": "Give one loss_type.",
-    "stride": "Leave it out: a text is cut at max_length.",
-    "freeze_embeddings": "Leave it out: all weights are trained, or LoRA's with lora_r.",
-    "dropout": "Change the model's config.json; lora_dropout is that of LoRA.",
-    "momentum": "Give adam_beta1, or optim and optim_args.",
+    name: (
+        None
+        if values == "any"
+        else tuple(value for word in values.split() for value in _WORDS.get(word, (word,))),
+        line,
+        "".join(remedy),
+    )
+    for name, values, line, *remedy in _rows("""
+overwrite_output_dir | any | a stopped job goes on from its checkpoints, and
+  resume_from_checkpoint=False starts anew
+logging_dir | any | TensorBoard's files go to output/tensorboard
+save_safetensors | on | weights are saved as safetensors | Leave it out: pickled weights are not
+  written.
+group_by_length | any | batches are balanced by length already
+pad_to_max_length pad_to_multiple_of pad_to_sequence_len | any | texts are packed, or padded to few
+  lengths
+overwrite_cache skip_prepare_dataset | any | nothing is cached between jobs
+cache_dir dataset_prepared_path | any | the variable HF_HOME says where the hub's files are kept
+preprocessing_num_workers dataset_num_proc dataset_processes | any | the tokenizer takes all cores
+  by itself
+use_auth_token hf_use_auth_token | on off | a model that needs a token takes it from hf_token or the
+  variable HF_TOKEN | Give it as hf_token.
+use_fast_tokenizer use_fast tokenizer_use_fast | on | a text becomes tokens by the tokenizer that
+  comes with the model | Leave it out: only fast tokenizers are used.
+ignore_mismatched_sizes | any | a head that does not fit the labels is made anew
+ignore_pad_token_for_loss | on | padding is never learned | Leave it out.
+resize_position_embeddings | off | positions are the model's | Leave it out.
+line_by_line | any | sample_by says what is a text of a .txt file, and several texts are packed into
+  one row
+mlm | on | the task says so | Give task=masked-lm, or task=causal-lm.
+shuffle_train_dataset shuffle_dataset shuffle_merged_datasets | any | the texts of each epoch are
+  shuffled
+low_cpu_mem_usage | any | the model is loaded once for each process
+model_revision revision_of_model | main | main is what is loaded | Download that revision and give
+  it as the channel model.
+load_in_8bit int8_quantization quantization use_int4 | off | no weights are quantized | Leave it
+  out: lora_r trains with little memory, and load_in_4bit=True with less.
+torch_dtype dtype | auto float32 torch.float32 fp32 | weights are loaded in float32 | Leave it out:
+  weights are loaded in float32, and bf16=True computes in bfloat16.
+use_flash_attention_2 flash_attention flash_attn xformers_attention sdp_attention | off | attention
+  is chosen by what the device and the packing need | Leave it out: attention is chosen by what the
+  device and the packing need.
+use_peft peft use_lora peft_type adapter | off | all weights are trained | Give lora_r, the rank of
+  LoRA's adapters.
+train_only_top_layer | off | all weights are trained | Leave it out: all weights are trained, or
+  LoRA's with lora_r.
+reinitialize_top_layer | on auto | a head that does not fit the labels is made anew | Leave it out:
+  a head that fits the labels is kept, another one made anew.
+train_from_scratch | off | training starts from the model's weights | Leave it out.
+instruction_tuned | off | the columns say what is learned | Give task=causal-lm and a channel with
+  columns prompt and completion.
+precompute_ref_log_probs | on | what the model says before training is computed once | Leave it out:
+  what the model says before training is computed once.
+precompute_ref_batch_size | any | it is computed in the batches of the training
+padding_free | any | several texts are packed into one row
+disable_dropout | on | dropout is off in task=preference | Leave it out.
+truncation_mode | keep_start | what is long is cut at its end | Leave it out.
+f_divergence_type | reverse_kl | it is the divergence of DPO | Leave it out.
+reference_free | off | the reference is the model before training | Leave it out.
+sync_ref_model | off | what the model says before training is computed once | Leave it out: what the
+  model says before training is computed once.
+use_weighting | off | each pair counts alike | Leave it out.
+chat_dataset | off | the columns say what is learned | Give task=causal-lm and a channel with a
+  column messages.
+enable_fsdp | off | weights are not sharded | Give fsdp=True.
+validation_split_ratio val_set_size val_size test_split_size | 0.1 | a tenth of the training data is
+  held out where there is no evaluation data | Leave it out (a tenth is held out), or give
+  evaluation data in a channel called test.
+add_eos_token | on | the end token follows each text | Leave it out.
+local_rank | any | torchrun says which process this is
+tpu_num_cores | any | there is no TPU
+past_index | off | no state is kept between batches | Leave it out.
+fp16_opt_level half_precision_backend fp16_backend | any | torch's own mixed precision is used
+jit_mode_eval | off | compile=True compiles the model | Give compile=True.
+use_ipex | off | torch's own kernels are used | Leave it out.
+save_steps_to_hub | off | nothing is pushed | Leave it out.
+project_name | any | the model goes where SageMaker keeps the job's
+train_split train_split_name dataset_train_split | train | channels and files say what is which |
+  Data comes in channels: give the file in a channel called train, and leave this out.
+valid_split validation_split_name dataset_test_split | validation valid test | channels and files
+  say what is which | Data comes in channels: give the file in a channel called test, and leave this
+  out.
+test_split_name | test | channels and files say what is which | Data comes in channels: give the
+  file in a channel called test, and leave this out.
+n_gpu num_gpus device_map ddp | any | there is a process for each GPU that is there
+use_cuda | on | a GPU that is there is used | Give use_cpu=True.
+finetuning_type | full | all weights are trained | Give lora_r, the rank of LoRA's adapters.
+assistant_only_loss completion_only_loss | on | completions and the assistant's turns are learned |
+  Leave it out: only these are learned. To learn prompts, too, write both into a column text.
+train_on_inputs train_on_prompt | off | completions and the assistant's turns are learned | Leave it
+  out: only these are learned. To learn prompts, too, write both into a column text.
+version_2_with_negative | any | the data says which questions have no answer
+n_best_size | 20 | it is what evaluations do | Leave it out: it is 20.
+max_answer_length | 30 | it is what evaluations do | Leave it out: it is 30 tokens; a served model
+  takes max_answer_len.
+null_score_diff_threshold | 0 0.0 | it is what evaluations do | Leave it out: no answer wins if its
+  score is the highest.
+lora_target_linear | on | all linear layers are adapted | Give lora_target_modules.
+lora_task_type | any | the task says so
+use_bnb_nested_quant double_quantization | on | scales are quantized | Leave it out: scales are
+  quantized.
+bnb_4bit_quant_type quantization_type | nf4 | weights are NF4 | Leave it out: weights are NF4.
+auto_resume_from_checkpoints | on | a stopped job goes on by itself | Give
+  resume_from_checkpoint=False.
+""")
 }
+"""Values that change nothing here (None: all), what is said of them, what to do with another."""
+
+ADVICE: Mapping[str, str] = {name: advice[0] for name, *advice in _rows("""
+dataset_name dataset datasets test_datasets eval_dataset pretraining_dataset data_files
+  tokenized_path | Data comes in channels: save the data set (to_parquet, save_to_disk) to S3 and
+  give that prefix as the channel called train, evaluation data as the channel called test.
+task_name | The data says what the task is: give GLUE's files as channels train and test.
+tokenizer_name | Leave it out: a text becomes tokens by the tokenizer that comes with the model.
+config_name | Leave it out: the configuration is the model's.
+config_overrides model_init_kwargs rope_scaling overrides_of_model_config | Change config.json in
+  the channel called model.
+model_type | Give the model itself by model_name_or_path.
+attn_implementation eager_attention flex_attention | Leave it out: it is chosen by what the device
+  and the packing need.
+block_size | Give max_length: texts are split at that many tokens, and the pieces packed.
+model_max_length chunk_size | Give max_length.
+log_interval log_interval_steps | Give logging_steps: a share of all steps below 1, steps from 1.
+evaluate_during_training | Give eval_strategy: no, steps or epoch.
+max_train_samples max_eval_samples max_val_samples max_test_samples max_predict_samples max_samples
+  | Give a channel with as many rows as you want to use.
+validation_split_percentage | Leave it out (a tenth is held out), or give evaluation data in a
+  channel called test.
+metric_name metric | Give metric_for_best_model: all metrics of the task are computed.
+shuffle_seed | Give seed, or data_seed for the order of the texts alone.
+train_data_split_seed | Give seed, which the hold-out is drawn by.
+text_column_delimiter | Put the texts together in the data, or name columns of a pair.
+remove_columns | Leave it out: columns that are not named are not used.
+remove_splits | Take the files out of the channel.
+lang | Give source_lang and target_lang.
+forced_bos_token | Give target_lang.
+keep_linebreaks | Give sample_by: line, paragraph or document.
+labels label_list | Leave it out: the labels are found in the data.
+num_classes | Give num_labels, or leave it out: the labels are found in the data.
+num_iterations head_learning_rate body_learning_rate end_to_end | This recipe trains the whole
+  classifier; SetFit's contrastive phase has no part in it.
+l2_weight | Give weight_decay.
+use_amp | Give bf16=True or fp16=True.
+backend dist_backend | Leave it out, or give ddp_backend.
+world_size | The instances and their devices say how many processes there are.
+nproc_per_node | Set the variable AMPHORA_NPROC_PER_NODE.
+username repo_id | Leave it out: nothing is pushed to the hub.
+chat_template | Put it into the tokenizer_config.json of the model.
+trainer | Give task=causal-lm, and columns by their names. NeuronTrainer, which neither evaluates
+  nor resumes, takes a script of your own (docs/TRAINIUM.md).
+disable_gradient_checkpointing | Give gradient_checkpointing.
+max_prompt_length max_completion_length | Give max_length: prompt and answer together are cut at its
+  end.
+ref_model model_ref | Leave it out: the reference is the model before training.
+rpo_alpha | Train on the chosen answers by task=causal-lm first.
+loss_weights | Give one loss_type.
+stride | Leave it out: a text is cut at max_length.
+freeze_embeddings | Leave it out: all weights are trained, or LoRA's with lora_r.
+dropout | Change the model's config.json; lora_dropout is that of LoRA.
+momentum | Give adam_beta1, or optim and optim_args.
+eos_token pad_token bos_token unk_token additional_special_tokens special_tokens tokens add_tokens
+  add_special_tokens new_special_tokens_config resize_vocab tokenizer_config tokenizer_type
+  chat_template_path chat_template_jinja template | Leave it out: it is the tokenizer's own
+  (tokenizer_config.json in the channel called model).
+num_generations reward_model reward_funcs reward_weights generation_batch_size
+  steps_per_generation scale_rewards epsilon epsilon_high use_vllm vllm_mode desirable_weight
+  undesirable_weight ppo_epochs center_rewards_coefficient mask_truncated_completions temperature
+  top_p top_k min_p repetition_penalty importance_sampling_level | GRPO, PPO, KTO, reward models and
+  the texts they draw are not trained here: take a script of your own (TRL; docs/TRAINING.md, Your
+  own script).
+stage rl | Give task=causal-lm (sft, pt) or task=preference (dpo); others take a script of your own.
+use_dora use_rslora peft_use_dora peft_use_rslora use_galore use_badam use_apollo use_llama_pro
+  use_unsloth relora loraplus_lr_ratio loraplus_lr_embedding lora_modules_to_save additional_target
+  lora_target_parameters freeze_trainable_layers unfrozen_parameters lisa_n_layers embedding_lr
+  adam_beta3 adam_epsilon2 | Leave it out: the weights that are trained are all, or LoRA's by
+  lora_r; for others take a script of your own (docs/TRAINING.md).
+lora_model_dir adapter_name_or_path | Merge the adapter into its model, and give that as the channel
+  called model.
+quantization_bit qlora_sharded_model_loading | Give load_in_4bit=True with lora_r and
+  lora_save=adapter.
+pure_bf16 bfloat16 float16 | Leave it out: weights are kept in float32, and bf16=True computes in
+  bfloat16.
+wandb_project wandb_entity wandb_name wandb_mode use_wandb use_mlflow use_tensorboard use_comet
+  use_swanlab use_trackio | Give report_to, such as mlflow or tensorboard.
+saves_per_epoch evals_per_epoch | Give save_steps, or eval_steps: below 1 a share of all steps.
+profiler_steps profiler_steps_start enable_torch_profiler | Give profile_steps, such as 10-12.
+eval_packing eval_sample_packing | Leave it out: packing holds for evaluation, too.
+packing_strategy | Leave it out: whole texts are packed.
+lora_target | Give lora_target_modules: all-linear, or names with commas.
+mask_history roles_to_train train_on_eos train_on_eot | Give train: False on the turns of messages
+  that are not to be learned.
+pooling pooling_mode | Give the folder of a sentence-transformers model whose pooling is the one you
+  want; an encoder is pooled by the mean.
+fsdp_transformer_layer_cls_to_wrap transformer_layer_cls_to_wrap auto_wrap_policy
+  fsdp_auto_wrap_policy fsdp_min_num_params | Give fsdp=True: each layer of the model is sharded.
+activation_offloading layer_offloading selective_checkpointing | Give gradient_checkpointing=True.
+dataset_streaming streaming_multipack_buffer_size | Leave it out: a data set is read from the
+  channel; streaming=True makes tokens beside training.
+ms_hub_token om_hub_token | Only the Hugging Face hub is known: give hf_token.
+default_system default_system_message dataset_kwargs chat_template_kwargs tool_format
+  enable_thinking | Leave it out: the conversation's own messages are what is learned.
+""")}  # fmt: skip
 """Names that are refused, and what to do instead."""
 
 _TRAIN, _OTHER = ("train", "training"), ("test", "testing", "validation", "eval", "valid", "dev")

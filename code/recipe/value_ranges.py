@@ -73,6 +73,7 @@ REFUSED: Mapping[str, str] = {
     "auto_find_batch_size": "a batch has one size; lower per_device_train_batch_size",
     "batch_eval_metrics": "metrics are of the whole evaluation",
     "include_for_metrics": "metrics are of logits and labels",
+    "deepspeed": "weights are sharded by PyTorch's FSDP2; give fsdp=True",
     "use_liger_kernel": "it replaces the forward passes that packed batches need; "
     "torch_compile=True fuses what it fuses",
 }

@@ -142,6 +142,95 @@ RUN_GLUE = {
 }
 
 
+OTHER_TRAINERS = {
+    # run_qa.py
+    "version_2_with_negative": ("True", ""),
+    "n_best_size": ("5", "it is 20"),
+    "max_answer_length": ("50", "it is 30 tokens"),
+    "null_score_diff_threshold": ("1.0", "no answer wins"),
+    # TRL
+    "assistant_only_loss": ("False", "into a column text"),
+    "completion_only_loss": ("True", ""),
+    "num_generations": ("8", "script of your own"),
+    "eos_token": ("<|im_end|>", "'<|im_end|>'"),
+    "pad_token": ("<pad>", "the tokenizer's own"),
+    "chat_template_path": ("a/b", "the tokenizer's own"),
+    "fsdp_transformer_layer_cls_to_wrap": ("Block", "fsdp=True"),
+    "deepspeed": ("ds.json", "fsdp=True"),
+    # Axolotl
+    "datasets": ("[]", "channel called train"),
+    "val_set_size": ("0.05", "a tenth is held out"),
+    "adapter": ("lora", "lora_r"),
+    "train_on_inputs": ("True", "into a column text"),
+    "saves_per_epoch": ("1", "save_steps"),
+    "wandb_project": ("p", "report_to"),
+    "flash_attention": ("True", "chosen by what the device"),
+    "adam_beta3": ("0.9", "script of your own"),
+    # LLaMA-Factory
+    "stage": ("sft", "task=causal-lm"),
+    "finetuning_type": ("lora", "lora_r"),
+    "template": ("qwen", "the tokenizer's own"),
+    "quantization_bit": ("4", "load_in_4bit=True"),
+    "max_samples": ("100", "as many rows"),
+    "val_size": ("0.1", ""),
+    "ms_hub_token": ("x", "hf_token"),
+    # sentence-transformers
+    "pooling": ("cls", "pooling is the one you want"),
+    # in none of the tables
+    "lisa_step_interval": ("1", "--help"),
+    "sglang_maxlen": ("1", "--help"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_TRAINERS)
+def test_names_of_other_trainers_have_a_line(name: str) -> None:
+    value, words = OTHER_TRAINERS[name]
+    if not words:
+        assert arguments.parse([f"--{name}", value]).notes[0].startswith(name)
+        return
+    with pytest.raises(HyperparameterError) as caught:
+        arguments.parse([f"--{name}", value])
+    assert words in str(caught.value)
+    assert "Did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "name", "value"),
+    [
+        (["--base_model", "a/b"], "model_name_or_path", "a/b"),
+        (["--micro_batch_size", "4"], "per_device_train_batch_size", 4),
+        (["--sequence_len", "512"], "max_length", 512),
+        (["--cutoff_len", "512"], "max_length", 512),
+        (["--lora_rank", "8"], "lora_r", 8),
+        (["--pref_beta", "0.2"], "beta", 0.2),
+        (["--sample_packing", "true"], "packing", True),
+        (["--dataset_text_field", "body"], "text_column", "body"),
+    ],
+)
+def test_names_of_other_trainers_that_mean_the_same(
+    argv: list[str], name: str, value: object
+) -> None:
+    assert getattr(arguments.parse(argv), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "suggested"),
+    [
+        ("learnin_rate", "Did you mean learning_rate?"),
+        ("num_train_epoch", "Did you mean num_train_epochs?"),
+        ("weight_decy", "Did you mean weight_decay?"),
+        ("dataloader_drop_lst", ""),  # which is refused itself
+        ("eval_on_each_dataset", ""),
+        ("gradio_share", ""),
+    ],
+)
+def test_a_suggestion_is_accepted_and_means_the_same(name: str, suggested: str) -> None:
+    with pytest.raises(HyperparameterError) as caught:
+        arguments.parse([f"--{name}", "1"])
+    assert (suggested or "--help") in str(caught.value)
+    assert ("Did you mean" in str(caught.value)) == bool(suggested)
+
+
 def test_all_that_is_wrong_is_said_at_once_and_what_is_right_is_not() -> None:
     argv = [word for name, value in RUN_GLUE.items() for word in (f"--{name}", str(value))]
     with pytest.raises(HyperparameterError) as caught:
