@@ -134,6 +134,12 @@ def test_lines_of_labels_are_no_tags(tmp_path: Path) -> None:
         load(folder)
 
 
+def test_annotations_apart_from_their_text_are_no_words(tmp_path: Path) -> None:
+    folder = written(tmp_path / "d", "a.ann", "T1\tPER 0 3\tAda\nT2\tLOC 7 12\tParis\n" * 12)
+    with pytest.raises(DataError, match="is not known by its name"):
+        load(folder, "--task", "token-classification")
+
+
 def test_a_column_of_documents_is_no_column_of_words(tmp_path: Path) -> None:
     """CoNLL-2012's first column; its entities are brackets, which are no tags either."""
     rows = [("bc/cctv_0000", at, word, "(PERSON)" * (at == 0) or "*") for at, word in

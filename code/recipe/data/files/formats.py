@@ -109,11 +109,10 @@ def known_formats() -> str:
 
 
 def read_tagged(path: Path) -> Part:
-    """As `read`, where a text file is words with their tags, whatever its suffix and its tags: all
-    but JSON, lines of labels, and tables called .csv or .tsv without empty lines between rows."""
+    """As `read`, where a text file is words with their tags, whatever these look like: one without
+    a known suffix, or with empty lines between lines of as many cells."""
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
-    is_table = suffix in _DELIMITED_SUFFIXES and not has_sentences(path)
-    if is_delimited(path) and not is_table:
+    if is_delimited(path) and (suffix in (".txt", ".text", "") or has_sentences(path)):
         return _flat(_read_text(path, read_conll))
     return read(path)
 
