@@ -136,7 +136,7 @@ def test_lines_of_labels_are_no_tags(tmp_path: Path) -> None:
 
 def test_annotations_apart_from_their_text_are_no_words(tmp_path: Path) -> None:
     folder = written(tmp_path / "d", "a.ann", "T1\tPER 0 3\tAda\nT2\tLOC 7 12\tParis\n" * 12)
-    with pytest.raises(DataError, match="is not known by its name"):
+    with pytest.raises(DataError):
         load(folder, "--task", "token-classification")
 
 
