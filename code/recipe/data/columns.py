@@ -258,7 +258,7 @@ def of_documents(
                 if TEXT in chosen and requested.get(TEXT) is None:
                     _refuse_preferences(part)
                 if TEXT not in chosen and requested.get(COMPLETION) is None:
-                    _refuse_unwanted(part)
+                    refuse_unwanted(part)
                 return chosen
             if like is not None or any(requested.values()):
                 raise part.unknown(missing, f"{missing}_column")
@@ -282,8 +282,8 @@ def _refuse_preferences(part: Part) -> None:
         )
 
 
-def _refuse_unwanted(part: Part) -> None:
-    """Raises DataError where a label says that some answers are unwanted, as KTO's data does."""
+def refuse_unwanted(part: Part) -> None:
+    """Raise DataError if a label says that some answers are unwanted, as KTO's data does."""
     label = next((name for name in part.table.column_names if plain(name) == "label"), None)
     if label is None:
         return

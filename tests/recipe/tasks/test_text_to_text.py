@@ -201,6 +201,9 @@ def test_what_cannot_be_pairs(tmp_path: Path) -> None:
         read(tmp_path, [{"a": "yes", "b": "ja"}] * 4)
     with pytest.raises(DataError, match="texts and other values in column 'summary'"):
         read(tmp_path, [{"text": "a", "summary": "b"}, {"text": "a", "summary": ["x"]}])
+    with pytest.raises(DataError, match=r"which are wanted from others \(KTO\)"):
+        rows = [{"prompt": "a", "completion": "b", "label": wanted} for wanted in (True, False)]
+        read(tmp_path, rows * 4)
     found = read(tmp_path, [{"text": "a", "summary": "b"}] * 9 + [{"text": "a", "summary": None}])
     assert "1 rows of" in found.found[0] and len(found.train) + len(found.evaluation) == 9
 

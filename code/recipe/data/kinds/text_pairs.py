@@ -12,7 +12,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out
 from recipe.data.column_names import PROMPT_PARTS, plain
-from recipe.data.columns import unread_texts
+from recipe.data.columns import refuse_unwanted, unread_texts
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import spooled
@@ -107,6 +107,8 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
         with problems.noted():
             like_here = _columns(part, hyperparameters, like)
             like = like or like_here
+            if hyperparameters.completion_column is None:
+                refuse_unwanted(part)
             built.setdefault(split, []).append(_texts(part, *like_here, notes))
             source, target = like_here
             findings.setdefault(
