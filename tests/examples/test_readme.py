@@ -56,7 +56,7 @@ def shell(block: Block, folder: Path, path: Path | str) -> subprocess.CompletedP
 def test_every_block_is_found_and_has_a_language() -> None:
     assert len(BLOCKS) == len(re.findall(r"^```\w", README, re.MULTILINE)) > 5
     assert 2 * len(BLOCKS) == len(re.findall(r"^```", README, re.MULTILINE))
-    assert {block.language for block in BLOCKS} <= {"bash", "python"}
+    assert {block.language for block in BLOCKS} <= {"bash", "python", "text"}
 
 
 @pytest.mark.parametrize("block", [b for b in SHELL if not b.why_not_run], ids=str)

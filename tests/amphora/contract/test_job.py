@@ -43,10 +43,10 @@ def test_rank_is_the_place_among_sorted_hosts(tree: Tree) -> None:
     assert (read(tree).hosts, read(tree).rank) == (("algo-1", "algo-2"), 1)
 
 
-def test_missing_files_are_noted_and_assumed(tree: Tree) -> None:
+def test_files_that_no_local_run_has_are_assumed_without_a_note(tree: Tree) -> None:
     job = read(tree.configure().channel("train", **{"a.csv": "text,label\n"}))
     assert list(job.channels) == ["train"] and job.hosts == ("algo-1",)
-    assert len(job.notes) == 2
+    assert job.notes == ()
 
 
 def test_a_byte_order_mark_is_no_error(tree: Tree) -> None:

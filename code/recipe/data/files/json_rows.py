@@ -163,11 +163,11 @@ def _rows_of(path: Path, document: Any) -> list[Any]:
     are_columns = (
         all(isinstance(column, list) for column in columns) and len(set(map(len, columns))) == 1
     )
-    if are_columns and len(columns[0]) > 1 and len(tables) < len(columns):
+    is_line = path.suffix.lower() in _LINES
+    if are_columns and not is_line and len(columns[0]) > 1 and len(tables) < len(columns):
         return _rows_of_columns(document, columns)
     if any(key in _OF_ROWS for key in tables) or (
-        path.suffix.lower() in _LINES
-        and not any(key in _OF_FILES or split_of(key) is not None for key in tables)
+        is_line and not any(key in _OF_FILES or split_of(key) is not None for key in tables)
     ):
         return [document]
     if len(tables) == 1:
