@@ -92,9 +92,7 @@ def _run(
     try:
         started = _prepared(job, environ, scratch, signals, error_dir, sdk_command)
         if started.ssh_hosts:
-            key = mpi.make_key(started.ssh_dir, environ)
-            keys = link.exchange_keys(key, started.ssh_hosts, limits.host_wait_seconds)
-            mpi.trust(started.ssh_dir, keys, link.addresses, started.environ)
+            _trust_hosts(started, environ, link, limits)
         while True:
             if started.lends:
                 link.announce_done()
@@ -150,6 +148,15 @@ def _run(
         link.finish("failed", f"{type(error).__name__}: {error}")
         raise
     return _report(job, code, failed, link, stacks)
+
+
+def _trust_hosts(
+    started: launch.Launch, environ: Mapping[str, str], link: cluster.Link, limits: Limits
+) -> None:
+    """Exchange the SSH keys that mpirun uses, so that only hosts of this job may log in."""
+    key = mpi.make_key(started.ssh_dir, environ)
+    keys = link.exchange_keys(key, started.ssh_hosts, limits.host_wait_seconds)
+    mpi.trust(started.ssh_dir, keys, link.addresses, started.environ)
 
 
 def _starts_again(

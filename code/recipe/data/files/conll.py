@@ -104,17 +104,9 @@ def read_conll(path: Path, encoding: str) -> Part:
         )
     is_counted = counted == count
     is_universal = width == 10 and (path.suffix.lower() == ".conllu" or is_counted)
-    if is_universal:
-        names = dict(zip([TOKENS, "lemmas", *_UNIVERSAL], range(1, 10), strict=True))
-    else:
-        first = 1 if width > 2 and is_counted else 0
-        others = range(first + 1, width)
-        # Of entities within others, as GermEval's, neither column is the one: it must be named.
-        is_nested = width > 2 and bool(kinds[0] & kinds[1] - {""})
-        last = f"column_{width}" if is_nested else "tags"
-        known: Sequence[str] = [*(f"column_{at + 1}" for at in others[:-1]), last]
-        names = dict(zip([TOKENS, *(_OF_2003 if len(others) == 3 else known)],
-                         [first, *others], strict=True))  # fmt: skip
+    # Of entities within others, as GermEval's, neither column is the one: it must be named.
+    is_nested = width > 2 and bool(kinds[0] & kinds[1] - {""})
+    names = _names(width, is_counted, is_universal, is_nested)
     starts: list[npt.NDArray[np.int64]] = []
 
     def tables() -> Iterator[pa.Table]:
@@ -132,6 +124,18 @@ def read_conll(path: Path, encoding: str) -> Part:
     table = spooled(pa.schema([(name, kind) for name in names]), tables())
     lines = np.concatenate([np.empty(0, np.int64), *starts])
     return Part(path=path, format="CoNLL", table=table, lines=lines)
+
+
+def _names(width: int, is_counted: bool, is_universal: bool, is_nested: bool) -> dict[str, int]:
+    """The places of the columns that are read, by their names."""
+    if is_universal:
+        return dict(zip([TOKENS, "lemmas", *_UNIVERSAL], range(1, 10), strict=True))
+    first = 1 if width > 2 and is_counted else 0
+    others = range(first + 1, width)
+    last = f"column_{width}" if is_nested else "tags"
+    known: Sequence[str] = [*(f"column_{at + 1}" for at in others[:-1]), last]
+    known = _OF_2003 if len(others) == 3 else known
+    return dict(zip([TOKENS, *known], [first, *others], strict=True))
 
 
 def _lines(stream: Iterable[str]) -> Iterator[_Row]:
