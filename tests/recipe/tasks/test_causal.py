@@ -411,7 +411,7 @@ def test_a_run_whose_model_is_served_at_once(
     assert done.returncode == 0, done.stderr
     assert "prompt column 'prompt', completion column 'completion'" in done.stdout
     assert "packed into" in done.stdout
-    assert "eval_perplexity=1." in done.stdout
+    assert "'eval_perplexity': 1." in done.stdout
     values = json.loads((tmp_path / "output" / "data" / "metrics.json").read_text())
     assert values["eval_perplexity"] == pytest.approx(np.exp(values["eval_loss"]))
     assert values["eval_token_accuracy"] == 1.0
