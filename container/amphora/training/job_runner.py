@@ -117,10 +117,8 @@ def _run(
             code, failed = failure.exit_code(ended, records), failure.describe(ended, records)
             if code == 0 and records:
                 # A pipe of a shell has the exit code of its last command: `python a.py | tee log`.
-                log.warning(
-                    "exit code 0, though an exception ended a process of the script: %s",
-                    records[-1].headline,
-                )
+                headline = records[-1].headline
+                log.warning("exit code 0, but an exception ended a process: %s", headline)
             state = "stopped" if ended.stop_signal is not None else "failed" if code else "done"
             has_failed = state == "failed"
             link.finish(
