@@ -276,7 +276,7 @@ def test_an_exception_that_a_pipe_hides_is_told(scripted: Tree) -> None:
     scripted.configure({"sagemaker_program": "run.sh"}).script("raise ValueError('hidden')")
     result = scripted.script("python3 script.py 2>&1 | tee log.txt", "run.sh").train()
     assert (result.returncode, scripted.failure) == (0, None)
-    assert "an exception ended a process of the script: ValueError: hidden" in result.stderr
+    assert "an exception ended a process: ValueError: hidden" in result.stderr
 
 
 @pytest.fixture
