@@ -90,7 +90,10 @@ def test_a_head_that_nobody_brings_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["as it is named", "beside it", "additional data", "HF_MODEL_ID"])
 def test_an_adapter_as_peft_saves_it_finds_its_base(
-    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """peft writes no config.json and no tokenizer: both are the base's."""
     base = save("LlamaForCausalLM", tmp_path / "base")
@@ -107,7 +110,8 @@ def test_an_adapter_as_peft_saves_it_finds_its_base(
         base.rename(tmp_path / "ml" / "additional-model-data-sources" / "base")
     elif place == "HF_MODEL_ID":
         environ["HF_MODEL_ID"] = str(base.rename(tmp_path / "elsewhere"))
-    task = registry.load(str(folder), {**environ, "AMPHORA_DTYPE": "float32"})
+    monkeypatch.setenv("AMPHORA_DTYPE", "float32")
+    task = registry.load(str(folder), environ)
     assert isinstance(task, Generator)
     with torch.inference_mode():
         found = task.loaded.model(input_ids=IDS).logits

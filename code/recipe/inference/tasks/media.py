@@ -119,10 +119,12 @@ def sound(value: Any, rate: int) -> Any:
         raise BadRequest(f"An input is {str(value)[:60]!r}, not a sound. Send it as base64.")
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         try:
-            return _resampled(*wave_samples(data), rate)
+            samples, own = wave_samples(data)
         except (wave.Error, EOFError, ValueError) as error:
             if shutil.which("ffmpeg") is None:
                 raise BadRequest(f"The WAV file cannot be read: {error}.") from error
+        else:
+            return _resampled(samples, own, rate)
     if shutil.which("ffmpeg") is None:
         raise NotTakenHere(
             "Only WAV (PCM) is read here, since ffmpeg is not installed. Send audio/wav, or "
