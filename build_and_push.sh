@@ -4,7 +4,8 @@
 #   ./build_and_push.sh gpu|cpu|neuron [options]
 #
 #   --transformers 4|5   gpu and cpu: the major version of transformers; default: 5
-#   --stack xla|native   neuron only: the frozen XLA stack (default) or native TorchNeuron
+#   --stack native|xla   neuron only: TorchNeuron (trn2, trn3; the default), which needs --base-image,
+#                        or the legacy stack of trn1, torch-xla
 #   --tag T              the image's tag; default: the version and the kind, as in 0.1.0-gpu
 #   --region R           of the ECR repository; default: AWS_REGION, or the AWS CLI's own
 #   --repository N       default: amphora
@@ -20,6 +21,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 docker=${DOCKER:-docker}
+# The last training image with torch-xla. Hugging Face's, with optimum-neuron, is older: docs/TRAINIUM.md.
+xla_base=public.ecr.aws/neuron/pytorch-training-neuronx:2.9.0-neuronx-py312-sdk2.30.0-ubuntu24.04
 export DOCKER_BUILDKIT=1
 
 say() { echo "build_and_push: $*" >&2; }
@@ -27,7 +30,7 @@ die() {
     say "$1 $2"
     exit 1
 }
-usage() { sed -n '4,15s/^# \{0,1\}//p' "$0" >&2; }
+usage() { sed -n '4,16s/^# \{0,1\}//p' "$0" >&2; }
 
 parse_arguments() {
     kind=${1:-}
@@ -56,9 +59,9 @@ parse_arguments() {
         shift 2
     done
     case $kind:$stack in
-        neuron:xla | neuron:native | gpu: | cpu:) ;;
-        neuron:) stack=xla ;;
-        neuron:*) die "--stack '$stack' is unknown." "Say xla or native." ;;
+        neuron:native | neuron:xla | gpu: | cpu:) ;;
+        neuron:) stack=native ;;
+        neuron:*) die "--stack '$stack' is unknown." "Say native or xla." ;;
         *) die "--stack goes with neuron only." "Leave it out for $kind." ;;
     esac
     case $kind:$transformers in
@@ -69,16 +72,18 @@ parse_arguments() {
     esac
 }
 
-# What the arguments mean: a Dockerfile, a target in it, a base and a tag.
+# What the arguments mean: a Dockerfile, a base and a tag.
 resolve() {
-    dockerfile=Dockerfile.gpu target=image
+    dockerfile=Dockerfile.gpu
     local suffix=$kind
     if [ "$transformers" = 4 ]; then suffix=$kind-transformers4; fi
     if [ "$kind" = neuron ]; then
-        dockerfile=Dockerfile.neuron target=$stack suffix=neuron-$stack
-        if [ "$stack" = native ] && [ -z "$base_image" ]; then
-            die "The native stack has no default base." "Name a TorchNeuron training image with --base-image."
+        dockerfile=Dockerfile.neuron suffix=neuron-$stack
+        if [ -z "$base_image" ] && [ "$stack" = native ]; then
+            die "The native stack has no default base: the tag of AWS's TorchNeuron training image (Neuron 2.33) was not known." \
+                "Name the image with --base-image (docs/TRAINIUM.md), or build --stack xla for trn1."
         fi
+        base_image=${base_image:-$xla_base}
     fi
     if [ -z "$base_image" ]; then
         base_image=$(sed -n 's/^ARG BASE_IMAGE=//p' "$dockerfile")
@@ -168,8 +173,8 @@ source_url() { git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|' || 
 # A base may have labels of these names: each is set, if to nothing.
 build() {
     say "building $image from $base_image"
-    "$docker" build -f "$dockerfile" --target "$target" --build-arg "BASE_IMAGE=$base_image" \
-        --build-arg "KIND=$kind" --build-arg "TRANSFORMERS=$transformers" -t "$image" \
+    "$docker" build -f "$dockerfile" --build-arg "BASE_IMAGE=$base_image" \
+        --build-arg "KIND=$kind" --build-arg "STACK=$stack" --build-arg "TRANSFORMERS=$transformers" -t "$image" \
         --label "org.opencontainers.image.version=$version" \
         --label "org.opencontainers.image.revision=$(revision)" \
         --label "org.opencontainers.image.source=$(source_url)" \
@@ -225,15 +230,15 @@ try_image() {
         die "The image is not complete." "The last line above says what it lacks."
 }
 
-# Runs in the image: SLSA's provenance, version 1. Arguments: kind, stack, dockerfile, target, base,
-# its digest, remote, commit, when it began, when it ended, transformers.
+# Runs in the image: SLSA's provenance, version 1. Arguments: kind, stack, dockerfile, base, its
+# digest, remote, commit, when it began, when it ended, transformers.
 provenance='
 import json, sys
-kind, stack, dockerfile, target, base, base_digest, source, commit, began, ended, transformers = sys.argv[1:]
+kind, stack, dockerfile, base, base_digest, source, commit, began, ended, transformers = sys.argv[1:]
 materials = [{"uri": f"git+{source}", "digest": {"gitCommit": commit}}, {"uri": f"docker://{base}"}]
 if base_digest:
     materials[1]["digest"] = dict([base_digest.split(":", 1)])
-asked = {"kind": kind, "stack": stack, "dockerfile": dockerfile, "target": target, "base": base,
+asked = {"kind": kind, "stack": stack, "dockerfile": dockerfile, "base": base,
          "transformers": transformers}
 print(json.dumps({
     "buildDefinition": {
@@ -265,7 +270,7 @@ attest() {
     trap "rm -rf '$scratch'" EXIT
     "$docker" run --rm --entrypoint cat "$image" /opt/amphora/sbom.cdx.json >"$scratch/sbom" ||
         die "$image has no bill of materials." "It lies at /opt/amphora/sbom.cdx.json in an image of this script."
-    "$docker" run --rm --entrypoint python3 "$image" -c "$provenance" "$kind" "$stack" "$dockerfile" "$target" \
+    "$docker" run --rm --entrypoint python3 "$image" -c "$provenance" "$kind" "$stack" "$dockerfile" \
         "$base_image" "$base_digest" "$(source_url)" "$(revision)" "$began" "$(now)" "$transformers" \
         >"$scratch/provenance" ||
         die "The provenance of $image could not be written." "The last lines above say why."

@@ -3,7 +3,8 @@
 # POSIX sh, pip and coreutils only.
 #
 #   base.sh keep [NAME...]   `name==version` lines: its torch, what torch stands on, and the NAMEs
-#   base.sh missing LOCK     the lines of a lock file whose package it does not have
+#   base.sh missing LOCK [KEPT]
+#                            the lines of a lock file whose package it does not have, or KEPT does not
 #   base.sh check FILE       fails, naming each line of FILE that is no longer installed
 #   base.sh has NAME REMEDY, base.sh lacks NAME REMEDY
 #                            fails where that is not so
@@ -27,7 +28,8 @@ keep() {
 }
 
 missing() {
-    have=" $(installed | while IFS= read -r line; do printf '%s ' "${line%%==*}"; done)"
+    if [ -n "${2:-}" ]; then kept=$(cat "$2"); else kept=$(installed); fi
+    have=" $(echo "$kept" | while IFS= read -r line; do printf '%s ' "${line%%==*}"; done)"
     while IFS= read -r line; do
         case $have in
             *" ${line%%==*} "*) ;;
@@ -78,9 +80,9 @@ $line
 
 case ${1:-} in
     keep) shift; keep "$@" ;;
-    missing) missing "$2" ;;
+    missing) missing "$2" "${3:-}" ;;
     check) check "$2" ;;
     has) has "$2" "$3" ;;
     lacks) lacks "$2" "$3" ;;
-    *) echo "base.sh: say keep [NAME...], missing LOCK, check FILE, has or lacks NAME REMEDY." >&2; exit 2 ;;
+    *) echo "base.sh: say keep [NAME...], missing LOCK [KEPT], check FILE, has or lacks NAME REMEDY." >&2; exit 2 ;;
 esac

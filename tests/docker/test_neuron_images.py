@@ -1,4 +1,4 @@
-"""Dockerfile.neuron's two targets on stand-in bases; no Neuron device is needed, or used."""
+"""Dockerfile.neuron's two stacks on stand-in bases; no Neuron device is needed, or used."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def native_image(docker: Docker, torch_base: str) -> str:
-    return docker.image(
-        "neuron", "--stack", "native", "--tag", "test-native", "--base-image", torch_base
-    )
+    return docker.image("neuron", "--tag", "test-native", "--base-image", torch_base)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +25,7 @@ def xla_image(docker: Docker) -> str:
             f"the XLA base and image want 25 GB, and {free:.0f} are free: see docs/IMAGES.md"
         )
     base = stand_in(docker, "xla")
-    return docker.image("neuron", "--tag", "test-xla", "--base-image", base)
+    return docker.image("neuron", "--stack", "xla", "--tag", "test-xla", "--base-image", base)
 
 
 def run_python(docker: Docker, image: str, command: str) -> str:
@@ -50,7 +48,7 @@ def test_xla_computes_with_the_bases_own_torch(docker: Docker, xla_image: str) -
     assert run_python(docker, xla_image, ask).splitlines()[-1] == "2.9.0 2.0"
 
 
-def test_the_target_xla_wants_an_xla_base(docker: Docker, torch_base: str) -> None:
+def test_the_stack_xla_wants_an_xla_base(docker: Docker, torch_base: str) -> None:
     built = docker.build("neuron", "--stack", "xla", "--base-image", torch_base, "--no-push")
     assert built.returncode != 0
     assert "has no torch-xla. Give an XLA image" in built.stderr

@@ -74,7 +74,7 @@ def test_dockerfiles_are_hadolint_clean(dockerfile: str) -> None:
         (["gpu", "--transformers", "6"], "--transformers '6' is unknown. Say 4 or 5."),
         (["neuron", "--transformers", "4"], "--transformers goes with gpu and cpu only."),
         (["neuron", "--stack", "cuda"], "--stack 'cuda' is unknown."),
-        (["neuron", "--stack", "native"], "Name a TorchNeuron training image with --base-image."),
+        (["neuron"], "Name the image with --base-image (docs/TRAINIUM.md)"),
         (["cpu", "--no-push"], "Install Docker"),
     ],
 )
@@ -214,10 +214,26 @@ def test_the_image_with_transformers_4_takes_its_own_lock(calls: Path, kind: str
 
 
 def test_a_private_base_is_logged_in_to(calls: Path) -> None:
-    told, uri = calls_of(calls, "neuron", "--no-push")
-    assert re.search(r"login .*763104351884\.dkr\.ecr\.us-east-1\.amazonaws\.com", told)
-    assert "--target xla" in told
-    assert uri.endswith("-neuron-xla")
+    registry = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
+    told, _ = calls_of(calls, "neuron", "--no-push", "--base-image", f"{registry}/torchneuron:1")
+    assert f"login --username AWS --password-stdin {registry}" in told
+
+
+@pytest.mark.parametrize(
+    ("options", "stack", "base"),
+    [
+        (["--base-image", "torchneuron"], "native", "torchneuron"),
+        (["--stack", "xla", "--base-image", "mine"], "xla", "mine"),
+        (["--stack", "xla"], "xla", r"\S+-training-neuronx:2\.9\.0-neuronx-py312-sdk2\.30\.0-\S+"),
+    ],
+)
+def test_neuron_is_native_unless_the_legacy_stack_is_named(
+    calls: Path, options: list[str], stack: str, base: str
+) -> None:
+    told, uri = calls_of(calls, "neuron", "--no-push", *options)
+    assert re.search(rf"-f Dockerfile.neuron --build-arg BASE_IMAGE={base} ", told)
+    assert f"--build-arg STACK={stack} " in told
+    assert uri.endswith(f"-neuron-{stack}")
 
 
 def test_an_image_that_fails_its_try_is_not_pushed(tmp_path: Path, calls: Path) -> None:
@@ -282,7 +298,7 @@ def test_what_was_pushed_is_signed_by_its_digest_and_attested(
     (written,) = [json.loads(line) for line in after.splitlines() if line.startswith("{")]
     definition = written["buildDefinition"]
     assert definition["externalParameters"] == {
-        "kind": "cpu", "dockerfile": "Dockerfile.gpu", "target": "image", "base": base,
+        "kind": "cpu", "dockerfile": "Dockerfile.gpu", "base": base,
         "transformers": "5",
     }  # fmt: skip
     assert definition["resolvedDependencies"] == [
@@ -382,6 +398,10 @@ def test_base_leaves_out_of_a_lock_what_it_has(tmp_path: Path) -> None:
     lock = tmp_path / "lock.txt"
     lock.write_text("transformers==1.0\ntyping-extensions==1.0 ; python_version < '3'\nabsent==2\n")
     assert base_script("missing", lock).stdout == "absent==2\n"
+    kept = tmp_path / "kept.txt"
+    kept.write_text("torch==2.14.0\nabsent==1\n")
+    assert "absent" not in base_script("missing", lock, kept).stdout
+    assert base_script("missing", lock, kept).stdout.startswith("transformers==1.0\n")
 
 
 def lines(lock: str) -> set[str]:
