@@ -16,7 +16,15 @@ SETTINGS = frozenset(
     for name in (
         *("ADAPTERS", "ANSWERS", "BATCH_TOKENS", "BIND", "BLOCKED_WEIGHTS", "BODY_RATE"),
         *("BODY_SECONDS", "BUCKETS", "CACHE_TOKENS", "CODE_DIR", "COMPILE", "CONNECTIONS"),
-        *("CONTINUOUS", "DTYPE", "ENGINE", "HANDLER_DEFAULTS", "HEADER_BYTES", "HEADER_COUNT"),
+        *(
+            "CONTINUOUS",
+            "DTYPE",
+            "ENGINE",
+            "GENERATION",
+            "HANDLER_DEFAULTS",
+            "HEADER_BYTES",
+            "HEADER_COUNT",
+        ),
         *("HEADER_SECONDS",),
         *("HOST_WAIT_SECONDS", "KEEP_ALIVE_SECONDS", "LONG_PROMPTS", "MAX_ANSWER_VALUES"),
         *("MAX_PIXELS", "MAX_RESTARTS", "MAX_ROWS", "MAX_SAMPLES", "MAX_SCORES", "MAX_TEXT_BYTES"),

@@ -99,6 +99,8 @@ class ServerSettings:
     """Sessions that may be open; one more is answered 503."""
     adapters: int
     """The most LoRA adapters of the model that may be loaded at a time; 0: it takes none."""
+    generation: str = ""
+    """What generates text: vllm or transformers; '': whatever can."""
     is_multi_model: bool
     shows_page: bool
     """Whether `/` is a page to try the model: on a laptop, not on an endpoint."""
@@ -133,6 +135,9 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
     has_adapters = any(model_dir.glob(f"{ADAPTERS}/*/{ADAPTER_CONFIG}"))
     adapters = env.number("AMPHORA_ADAPTERS", _USUAL_ADAPTERS if has_adapters else 0, least=0)
     is_multi_model = env.flag("SAGEMAKER_MULTI_MODEL")
+    generation = env.text("AMPHORA_GENERATION").lower()
+    if generation not in ("", "vllm", "transformers"):
+        env.refuse(f"AMPHORA_GENERATION is {generation!r}. Give vllm or transformers.")
     if adapters and not is_multi_model:
         _check_adapters(env, model_dir / ADAPTERS, adapters)
     is_laptop = all(name in _LAPTOP_VARIABLES for name in environ if name.startswith("SAGEMAKER_"))
@@ -162,6 +167,7 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
         session_lifetime=env.number("AMPHORA_SESSION_SECONDS", 1200.0, least=0),
         most_sessions=env.number("AMPHORA_SESSIONS", 1024, least=1),
         adapters=adapters,
+        generation=generation,
         is_multi_model=is_multi_model,
         shows_page=env.flag("AMPHORA_UI") if env.text("AMPHORA_UI") else is_laptop,
     )

@@ -20,8 +20,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from amphora.serving.http.invocations import Invocations, check_origin, request_id
+from amphora.serving.pool.backend import Backend
 from amphora.serving.pool.connections import Call
-from amphora.serving.pool.pool import Pool
 from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ADAPTER_CONFIG, ADAPTERS, ServerSettings
@@ -54,7 +54,7 @@ class Adapters:
         """
         self._settings = settings
         self._invocations = invocations
-        self.pool: Pool | None = None
+        self.pool: Backend | None = None
         """The pool, once it has been made with `variables`."""
         self._adapters: dict[str, Adapter] = {}
         self._count = 0
@@ -157,7 +157,7 @@ class Adapters:
     def _file(self) -> Path | None:
         return None if self._folder is None else Path(self._folder.name) / "adapters.json"
 
-    def _taking(self) -> Pool:
+    def _taking(self) -> Backend:
         """The pool, if its model takes adapters. Raises Fault: 503 if it is not ready, else 404."""
         if self.pool is None or not self.pool.is_ready:
             raise Fault(503, "not_ready", "The model is not loaded yet.")
@@ -183,7 +183,7 @@ class Adapters:
         beside.write_text(json.dumps(entries))
         beside.replace(self._file)
 
-    async def _try(self, request: Request, pool: Pool, name: str) -> None:
+    async def _try(self, request: Request, pool: Backend, name: str) -> None:
         """Have a worker answer by an adapter of the list. Raises Fault if none does."""
         loop = asyncio.get_running_loop()
         call = Call(

@@ -26,7 +26,7 @@ from amphora.serving.http.invocations import (
     route_of,
 )
 from amphora.serving.http.multi_model import TARGET_MODEL, MultiModel
-from amphora.serving.pool.pool import Pool
+from amphora.serving.pool.backend import Backend
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
 
@@ -38,7 +38,7 @@ class ClientRoutes:
         self,
         settings: ServerSettings,
         invocations: Invocations,
-        models: Pool | MultiModel,
+        models: Backend | MultiModel,
         adapters: Adapters | None = None,
     ) -> None:
         self._settings = settings
@@ -69,7 +69,7 @@ class ClientRoutes:
         Of several models the body's `model` (OpenAI's API) or the target model's header chooses.
         """
         path = route_of(request)
-        if isinstance(self._models, Pool):
+        if not isinstance(self._models, MultiModel):
             pool, body, headers = self._models, None, {}
         else:
             body = await self._invocations.body(request)
@@ -102,7 +102,7 @@ class ClientRoutes:
 
         Of several models the query's `model` or the target model's header chooses.
         """
-        if isinstance(self._models, Pool):
+        if not isinstance(self._models, MultiModel):
             (name, *_), pool, route = self._entries(), self._models, "/invocations"
         else:
             named = request.query_params.get("model") or request.headers.get(TARGET_MODEL, "")
@@ -124,7 +124,7 @@ class ClientRoutes:
 
     def _entries(self) -> dict[str, dict[str, Any]]:
         """The loaded models by their names, as OpenAI's API describes them. Raises Fault (503)."""
-        if not isinstance(self._models, Pool):
+        if isinstance(self._models, MultiModel):
             names = self._models.names
         elif self._models.is_ready:
             names = [self._models.description.get("model", "model")]

@@ -19,8 +19,9 @@ from starlette.types import ExceptionHandler
 from amphora.serving.http import content_coding
 from amphora.serving.http.transport import GONE
 from amphora.serving.pool import sessions
+from amphora.serving.pool.backend import Backend
 from amphora.serving.pool.connections import Call, Reply
-from amphora.serving.pool.pool import Pool, too_late
+from amphora.serving.pool.pool import too_late
 from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import MIB, ServerSettings
@@ -81,7 +82,7 @@ class Invocations:
     async def invoke(
         self,
         request: Request,
-        pool: Pool,
+        pool: Backend,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Response:
@@ -183,7 +184,7 @@ class Invocations:
             trace=connection.scope.get("state", {}).get("trace"),
         )
 
-    async def wait(self, request: Request, pool: Pool, call: Call) -> Reply:
+    async def wait(self, request: Request, pool: Backend, call: Call) -> Reply:
         """Wait for the worker, the deadline, or the client's leaving, whatever comes first."""
 
         def give_up(error: Exception) -> None:
@@ -367,7 +368,7 @@ def request_id(request: HTTPConnection) -> str:
     return identifier
 
 
-async def chunks(call: Call, reply: Reply, pool: Pool) -> AsyncGenerator[bytes, None]:
+async def chunks(call: Call, reply: Reply, pool: Backend) -> AsyncGenerator[bytes, None]:
     """A streamed reply's chunks; leaving early tells the worker. Raises Fault if the stream broke:
     its status is sent already, so that breaking the connection is the only honest end."""
     assert reply.chunks is not None

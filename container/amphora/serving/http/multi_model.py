@@ -26,6 +26,7 @@ from amphora.serving.http.adapters import Adapters
 from amphora.serving.http.invocations import Invocations, check_origin
 from amphora.serving.metrics import Metrics
 from amphora.serving.pool import spawner
+from amphora.serving.pool.backend import Backend
 from amphora.serving.pool.pool import Pool
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ADAPTER_CONFIG, MIB, ServerSettings
@@ -48,7 +49,7 @@ class LoadedModel:
 
     name: str
     url: str
-    pool: Pool
+    pool: Backend
     base: str = ""
     """The folder of the model whose adapter it is, in a pool that it shares; empty: it is none."""
 
@@ -96,7 +97,7 @@ class MultiModel:
         ]
 
     @property
-    def pools(self) -> list[Pool]:
+    def pools(self) -> list[Backend]:
         """The loaded models' pools."""
         shared = [base.pool for base in self._bases.values() if base.pool is not None]
         return [*shared, *(model.pool for model in self._models.values() if not model.base)]
@@ -219,7 +220,7 @@ class MultiModel:
             return ""
         return str(base) if isinstance(base, str) and Path(base, "config.json").is_file() else ""
 
-    async def _open_adapter(self, name: str, folder: Path, base: str, request: Request) -> Pool:
+    async def _open_adapter(self, name: str, folder: Path, base: str, request: Request) -> Backend:
         """Load an adapter beside others of its base. Raises Fault: that of `_open`, or of
         `Adapters.load`."""
         if base not in self._bases:
@@ -239,7 +240,7 @@ class MultiModel:
 
     async def _open(
         self, name: str, folder: Path, variables: Mapping[str, str] | None = None
-    ) -> Pool:
+    ) -> Backend:
         """Load a model. Raises Fault: 404 without its folder, 507 if it does not fit, else 500."""
         if not folder.is_dir():
             raise Fault(404, "model_not_found", f"Model {name!r}: {folder} is not a folder.")

@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from amphora.serving.http.invocations import Invocations, error_body, request_id
-from amphora.serving.pool.pool import Pool
+from amphora.serving.pool.backend import Backend
 from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import Fault
 
@@ -32,7 +32,7 @@ class RuntimeApi:
     def __init__(
         self,
         invocations: Invocations,
-        target_of: Callable[[Request], tuple[Pool, Mapping[str, str]]],
+        target_of: Callable[[Request], tuple[Backend, Mapping[str, str]]],
     ) -> None:
         self._invocations = invocations
         self._target_of = target_of

@@ -14,7 +14,8 @@ from contextlib import aclosing
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from amphora.serving.http.invocations import Invocations, chunks, error_body
-from amphora.serving.pool.pool import Pool, too_late
+from amphora.serving.pool.backend import Backend
+from amphora.serving.pool.pool import too_late
 from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
@@ -28,7 +29,7 @@ class WebSocketInvocations:
     """The WebSocket route of one model."""
 
     def __init__(
-        self, settings: ServerSettings, invocations: Invocations, pool: Pool, tracing: Tracing
+        self, settings: ServerSettings, invocations: Invocations, pool: Backend, tracing: Tracing
     ) -> None:
         self._settings = settings
         self._tracing = tracing

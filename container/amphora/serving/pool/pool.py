@@ -154,6 +154,10 @@ class Pool:
             if connection.calls.get(call.id) is call:
                 connection.note_taken(call)
 
+    async def metrics_text(self) -> bytes:
+        """Empty: all is counted in the server's own metrics."""
+        return b""
+
     async def _keep(self, index: int) -> None:
         """Keep one worker alive, for as long as the pool is open."""
         while not self._closing:

@@ -1,0 +1,190 @@
+"""Which engine generates text, and with which arguments vLLM's server is started."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amphora.common import devices
+from amphora.common.errors import ConfigError
+from amphora.serving import settings as settings_module
+from amphora.serving.settings import ServerSettings
+from amphora.serving.vllm import selection, server_arguments
+from amphora.serving.vllm.selection import Selection
+from amphora.serving.vllm.server_process import reason
+
+REGISTRY = (
+    '_TEXT_GENERATION_MODELS = {\n    "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),\n}\n'
+)
+
+
+@pytest.fixture(autouse=True)
+def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of vLLM's with a list of one architecture."""
+    place = tmp_path / "site" / "vllm" / "model_executor" / "models"
+    place.mkdir(parents=True)
+    (place / "registry.py").write_text(REGISTRY)
+    monkeypatch.setattr(selection, "_package", lambda: tmp_path / "site" / "vllm")
+
+
+def _settings(base: Path, environ: dict[str, str]) -> ServerSettings:
+    (base / "model").mkdir(exist_ok=True)
+    return settings_module.read(base, environ, devices.detect({}))
+
+
+def _save(base: Path, architecture: str = "LlamaForCausalLM") -> Path:
+    (base / "model").mkdir(exist_ok=True)
+    (base / "model/config.json").write_text(json.dumps({"architectures": [architecture]}))
+    return base / "model"
+
+
+def _select(base: Path, **environ: str) -> Selection:
+    return selection.select(_settings(base, environ), environ)
+
+
+def test_a_listed_architecture_is_served_by_vllm(tmp_path: Path) -> None:
+    """The reason names it."""
+    model = _save(tmp_path)
+    assert _select(tmp_path) == Selection(
+        engine="vllm", reason="it lists LlamaForCausalLM", model=str(model)
+    )
+
+
+@pytest.mark.parametrize(
+    ("environ", "architecture", "why"),
+    [
+        ({}, "BertForSequenceClassification", "does not list BertForSequenceClassification"),
+        ({"HF_TASK": "feature-extraction"}, "LlamaForCausalLM", "HF_TASK is feature-extraction"),
+        ({"AMPHORA_GENERATION": "transformers"}, "LlamaForCausalLM", "AMPHORA_GENERATION"),
+        ({"SAGEMAKER_SUBMIT_DIRECTORY": "s3://a/b.tar.gz"}, "LlamaForCausalLM", "handlers"),
+    ],
+)
+def test_everything_else_is_served_as_without_vllm(
+    tmp_path: Path, environ: dict[str, str], architecture: str, why: str
+) -> None:
+    """With the reason."""
+    _save(tmp_path, architecture)
+    chosen = _select(tmp_path, **environ)
+    assert chosen.engine == "transformers"
+    assert why in chosen.reason
+
+
+def test_handlers_of_the_model_come_before_vllm(tmp_path: Path) -> None:
+    """A wish for vLLM is then refused."""
+    code = _save(tmp_path) / "code"
+    code.mkdir()
+    (code / "inference.py").write_text("def model_fn(model_dir): ...")
+    assert _select(tmp_path).engine == "transformers"
+    with pytest.raises(ConfigError, match=r"is vllm, but the model has handlers of its own"):
+        _select(tmp_path, AMPHORA_GENERATION="vllm")
+
+
+def test_without_vllm_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But its variables are refused, by name."""
+    monkeypatch.setattr(selection, "_package", lambda: None)
+    _save(tmp_path)
+    assert _select(tmp_path) == Selection(engine="transformers", reason="")
+    with pytest.raises(ConfigError, match=r"SM_VLLM_DTYPE set .*not used: vLLM is not installed"):
+        _select(tmp_path, SM_VLLM_DTYPE="float16")
+
+
+def test_a_name_on_the_hub_needs_a_task_or_a_variable(tmp_path: Path) -> None:
+    """Its architecture is not known before it is fetched."""
+    assert _select(tmp_path, HF_MODEL_ID="a/b").engine == "transformers"
+    assert _select(tmp_path, HF_MODEL_ID="a/b", HF_TASK="text-generation").model == "a/b"
+    assert _select(tmp_path, SM_VLLM_MODEL="a/b").model == "a/b"
+
+
+def test_an_adapter_is_served_on_its_base(tmp_path: Path) -> None:
+    """Which is looked for beside it; its own name is the adapter's."""
+    folder, base = tmp_path / "model", tmp_path / "model/tiny"
+    base.mkdir(parents=True)
+    (base / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    config = {"base_model_name_or_path": "/gone/tiny", "r": 12, "rank_pattern": {"q": 40}}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    chosen = _select(tmp_path)
+    assert (chosen.model, chosen.adapter) == (str(base), folder)
+    words = _command(tmp_path, chosen)
+    assert words["--lora-modules"] == [f"model={folder}"]
+    assert words["--served-model-name"] == ["base"]
+    assert words["--max-lora-rank"] == ["64"]
+
+
+def _command(base: Path, chosen: Selection | None = None, **environ: str) -> dict[str, list[str]]:
+    """The arguments by their names."""
+    chosen = chosen or Selection(engine="vllm", reason="", model="a/b")
+    line = server_arguments.command(_settings(base, environ), environ, chosen, Path("/socket"))
+    words: dict[str, list[str]] = {}
+    for word in line[line.index("a/b" if "a/b" in line else chosen.model) + 1 :]:
+        if word.startswith("--"):
+            words[word] = []
+        else:
+            words[[*words][-1]].append(word)
+    return words
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"SM_VLLM_MAX_MODEL_LEN": "4096"}, {"--max-model-len": ["4096"]}),
+        ({"SM_VLLM_ENFORCE_EAGER": "true"}, {"--enforce-eager": []}),
+        ({"SM_VLLM_LORA_MODULES": '["a=/a", "b=/b"]'}, {"--lora-modules": ["a=/a", "b=/b"]}),
+        ({"SM_VLLM_MIDDLEWARE": '["a"]'}, {"--middleware": ['["a"]']}),
+        ({"SM_VLLM_SPECULATIVE_CONFIG": '{"a": 1}'}, {"--speculative-config": ['{"a": 1}']}),
+        ({"OPTION_TENSOR_PARALLEL_DEGREE": "4"}, {"--tensor-parallel-size": ["4"]}),
+        ({"OPTION_MAX_ROLLING_BATCH_SIZE": "8"}, {"--max-num-seqs": ["8"]}),
+        ({"OPTION_DTYPE": "fp16", "SM_VLLM_DTYPE": "half"}, {"--dtype": ["half"]}),
+        ({"OPTION_ROLLING_BATCH": "vllm", "OPTION_ASYNC_MODE": "true"}, {}),
+        ({"SM_VLLM_SERVED_MODEL_NAME": "mine"}, {"--served-model-name": ["mine"]}),
+    ],
+)
+def test_variables_become_arguments(
+    tmp_path: Path, environ: dict[str, str], expected: dict[str, Any]
+) -> None:
+    """Those of AWS's image come before those of LMI."""
+    usual = _command(tmp_path)
+    assert _command(tmp_path, **environ) == {**usual, **expected}
+
+
+def test_a_flag_that_is_false_is_left_out(tmp_path: Path) -> None:
+    """As in AWS's image."""
+    assert _command(tmp_path, SM_VLLM_ENFORCE_EAGER="false") == _command(tmp_path)
+
+
+def test_what_would_change_the_front_is_refused(tmp_path: Path) -> None:
+    """All of it at once."""
+    with pytest.raises(
+        ConfigError, match=r"SM_VLLM_PORT.*OPTION_ROLLING_BATCH is 'trtllm'"
+    ) as told:
+        _command(tmp_path, SM_VLLM_PORT="1", OPTION_ROLLING_BATCH="trtllm", SM_VLLM_API_KEY="k")
+    assert "SM_VLLM_API_KEY" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "expected"),
+    [
+        (
+            "(EngineCore pid=1) ERROR 11-24 04:32:29 [core.py:7] torch.OutOfMemoryError: CUDA out of"
+            " memory. Tried to allocate 2 GiB\n(APIServer pid=2) RuntimeError: Engine core"
+            " initialization failed. See root cause above.\n",
+            1,
+            r"^torch.OutOfMemoryError: CUDA out of memory.* Set SM_VLLM_MAX_MODEL_LEN lower",
+        ),
+        (
+            "(APIServer pid=2) pydantic_core._pydantic_core.ValidationError: 1 validation error\n"
+            "(APIServer pid=2)   Value error, no such model type\n",
+            1,
+            r"1 validation error Value error, no such model type$",
+        ),
+        ("vllm serve: error: unrecognized arguments: --foo\n", 2, r"--foo The arguments come from"),
+        ("INFO all is well\n", 3, "^exit code 3$"),
+        ("", -9, "killed"),
+    ],
+)
+def test_the_reason_of_an_end_is_the_first_cause(lines: str, code: int, expected: str) -> None:
+    """And not what another process says of it."""
+    assert re.search(expected, reason(lines.splitlines(), code))
