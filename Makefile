@@ -25,7 +25,7 @@ XLA = PJRT_DEVICE=CPU XLA_FLAGS=--xla_backend_optimization_level=0 $(XLA_BIN)/py
 XLA_PIP = $(XLA_BIN)/python -m pip --disable-pip-version-check
 # SDK v3's container drivers, whose files tests run; the SDK around them is not wanted.
 SDK_DRIVERS = $(shell sed -n 's/^    "\(sagemaker-[a-z-]*==.*\)", *\# files only/\1/p' pyproject.toml)
-SAGEMAKER_TRAINING = $(shell grep '^sagemaker-training==' container/locks/gpu.txt)
+SAGEMAKER_TRAINING = $(shell sed -n 's/^\(sagemaker-training==[^ ]*\).*/\1/p' container/locks/image.txt)
 
 export TORCH_PIP_ARGS
 

@@ -7,14 +7,14 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LOCKS = ("gpu", "cpu", "neuron-native", "neuron-xla", "dev")
+LOCKS = ("image", "gpu", "cpu", "neuron-xla", "dev")
 _KIND = "License :: OSI Approved :: "
 HEAD = """# Licences of what is installed
 
 Made by `make licences` from container/locks and the metadata of what is installed where it runs.
-Images hold what `gpu`, `cpu`, `neuron-native` or `neuron-xla` list, on top of their base image;
-`dev` is for development and tests only, and is in no image. torch and what it needs come with a
-base image.
+Images hold what `image` lists, those for GPUs and CPUs what `gpu` and `cpu` list too, the legacy
+Neuron stack what `neuron-xla` lists, on top of their base image; `dev` is for development and
+tests only, and is in no image. torch and what it needs come with a base image.
 
 | distribution | version | licence | locks |
 |---|---|---|---|

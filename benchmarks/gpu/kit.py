@@ -36,9 +36,8 @@ def main() -> None:
     shutil.rmtree(KIT, ignore_errors=True)
     wheels = KIT / "wheels"
     wheels.mkdir(parents=True)
-    locked = dict(
-        re.findall(r"^([a-z0-9._-]+)==(\S+)", (ROOT / "container/locks/gpu.txt").read_text(), re.M)
-    )
+    lock = (ROOT / "container" / "locks" / "image.txt").read_text()
+    locked = dict(re.findall(r"^([a-z0-9._-]+)==(\S+)", lock, re.M))
     lacking = [name for name in WHEELS if name not in locked]
     wanted = [f"{name}=={locked[name]}" for name in WHEELS if name in locked]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]

@@ -5,47 +5,53 @@
 # pyproject.toml asks for moves. A lock holds for every Python from its lower bound on. Out of
 # all locks stays what an environment owns itself: torch with all it needs, and pip.
 #
-# No hashes: pip's hash mode would ask for one for each package that a base keeps at its own version,
-# and a package index of one's own may serve wheels that were built anew.
+# What images install has hashes, one line for each package: container/locks/base.sh goes by lines. pip
+# then wants a hash of all that it installs, and none of what a base has (--require-hashes). Not
+# neuron-xla: whether the legacy bases satisfy all that it takes from them could not be tried.
 set -eu
 
 uv=$1
 options=${2:-}
 cd "$(dirname "$0")/../.."
 
-lock() {
+lock() { # name, lowest Python, dependency groups...
     name=$1
     python=$2
     shift 2
     groups=
     for group in "$@"; do groups="$groups --group pyproject.toml:$group"; done
     # shellcheck disable=SC2086 # one word for each group and option
-    printf 'torch\npip\n' | "$uv" pip compile container/pyproject.toml $groups --universal --python-version "$python" \
-        --excludes - --no-annotate --quiet $options \
-        ${also_out:+--no-emit-package "$also_out"} \
+    printf 'torch\npip\n%s' "$present" | "$uv" pip compile $project $groups --universal --python-version "$python" \
+        --excludes - --no-annotate --quiet $with $options \
         --custom-compile-command "make lock" --output-file "container/locks/$name.txt" >/dev/null
+    sed -i -E ':next;/\\$/{N;s/ *\\\n */ /;t next}' "container/locks/$name.txt"
     echo "container/locks/$name.txt: $(grep -c == "container/locks/$name.txt") packages, Python $python and later"
 }
 
+project=container/pyproject.toml present=
 # The development environment installs sagemaker-training apart, since it needs a C compiler.
-also_out=sagemaker-training
+with="--no-emit-package sagemaker-training"
 lock dev 3.11 recipe image cpu test docs
-also_out=
-lock gpu 3.11 recipe image gpu
-lock cpu 3.11 recipe image gpu cpu
-lock gpu-transformers4 3.11 recipe-transformers4 image gpu
-lock cpu-transformers4 3.11 recipe-transformers4 image gpu cpu
-lock neuron-native 3.11 recipe image
+with=
 lock neuron-xla 3.10 recipe-xla image
+with=--generate-hashes
+lock image 3.11 recipe image
+lock image-transformers4 3.11 recipe-transformers4 image
+# What the images for GPUs and CPUs have beside either.
+project='' present=$(sed -n 's/==.*//p' container/locks/image.txt)
+lock gpu 3.11 gpu
+lock cpu 3.11 cpu
+# The tool that lists an image's packages, in a folder of its own.
+present=
+lock sbom 3.10 sbom
 
-# Environments that hold nothing of ours: the tool that lists an image's packages, and the SDKs.
+# Environments that hold nothing of ours.
 lock_alone() {
     # shellcheck disable=SC2086 # one word for each option
     "$uv" pip compile --group "pyproject.toml:$1" --universal --python-version "$2" --no-annotate --quiet $options \
         --custom-compile-command "make lock" --output-file "$3" >/dev/null
     echo "$3: $(grep -c == "$3") packages, Python $2 and later"
 }
-lock_alone sbom 3.10 container/locks/sbom.txt
 lock_alone fuzz 3.11 tests/locks/fuzz.txt
 lock_alone sdk2 3.11 tests/locks/sdk2.txt
 lock_alone sdk3 3.11 tests/locks/sdk3.txt
@@ -53,19 +59,21 @@ lock_alone sdk3 3.11 tests/locks/sdk3.txt
 # That each image's Python and C library have a wheel of all that its lock names, but for those that
 # come as source alone: pure Python, except sagemaker-training, for which a base needs a C compiler.
 sources="inotify-simple rouge-score sagemaker-inference sagemaker-training seqeval"
-check_wheels() {
+check_wheels() { # Python, glibc, locks that are installed together
+    python=$1 glibc=$2
+    shift 2
     as_source=
     for package in $sources; do as_source="$as_source --no-binary $package"; done
-    # shellcheck disable=SC2086 # one word for each option
-    printf 'torch\npip\n' | "$uv" pip compile "container/locks/$1.txt" --python-version "$2" \
-        --python-platform "x86_64-manylinux_$3" --excludes - --only-binary :all: $as_source --quiet >/dev/null
-    echo "container/locks/$1.txt: wheels for Python $2, glibc $3"
+    files=
+    for name in "$@"; do files="$files container/locks/$name.txt"; done
+    # shellcheck disable=SC2086 # one word for each file and option
+    printf 'torch\npip\n' | "$uv" pip compile $files --python-version "$python" \
+        --python-platform "x86_64-manylinux_$glibc" --excludes - --only-binary :all: $as_source --quiet >/dev/null
+    echo "$*: wheels for Python $python, glibc $glibc"
 }
-check_wheels gpu 3.12 2_34
-check_wheels cpu 3.12 2_34
-check_wheels gpu-transformers4 3.12 2_34
-check_wheels cpu-transformers4 3.12 2_34
-check_wheels neuron-xla 3.10 2_35
-check_wheels neuron-xla 3.12 2_39
-check_wheels neuron-native 3.12 2_39
-check_wheels neuron-native 3.14 2_39
+check_wheels 3.12 2_34 image gpu cpu
+check_wheels 3.12 2_34 image-transformers4 gpu cpu
+check_wheels 3.10 2_35 neuron-xla
+check_wheels 3.12 2_39 neuron-xla
+check_wheels 3.12 2_39 image
+check_wheels 3.14 2_40 image

@@ -11,7 +11,7 @@ set -eu
 
 tool=$(mktemp -d)
 trap 'rm -rf "$tool"' EXIT
-python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$tool" --requirement "$1" >&2
+python3 -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target "$tool" --requirement "$1" >&2
 # Not by PYTHONPATH: the Python that is listed would inherit it.
 python3 -c 'import runpy, sys
 sys.path.insert(0, sys.argv[1])

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import quote
 
@@ -237,6 +238,32 @@ class TestPrivateIndexes:
         result = scripted.train(**pip)
         assert "by its path by a link" in result.stdout, result.stderr
 
+    @pytest.mark.parametrize("requirements", ["torch==1.0\n", "amphora-index-probe\n"])
+    def test_torch_stays_as_the_image_has_it(
+        self, scripted: Tree, pip: dict[str, str], requirements: str
+    ) -> None:
+        """By stand-ins: an empty `torch` 1.0, and a package that needs it."""
+        wheels = scripted.base / "code" / "wheels"
+        wheel(wheels, "torch")
+        wheel(wheels, PROBE, needs="torch==1.0")
+        requirements = f"--no-index\n--find-links wheels\n{requirements}"
+        del pip["PIP_TARGET"], pip["PIP_NO_DEPS"]
+        # Were it not refused, the torch that runs this test would not be replaced either.
+        result = asking(scripted, requirements).train(**pip, PIP_DRY_RUN="1")
+        assert result.returncode != 0, result.stdout
+        failure = (scripted.base / "output" / "failure").read_text()
+        assert f"(constraint) torch=={version('torch')}" in failure
+        assert "The image's torch stays" in failure and "--base-image" in failure
+
+    def test_asking_for_the_torch_that_is_there_installs_nothing(
+        self, scripted: Tree, pip: dict[str, str]
+    ) -> None:
+        del pip["PIP_TARGET"]
+        there = version("torch").partition("+")[0]
+        scripted.script(f"--no-index\ntorch>=2\ntorch=={there}\n", "requirements.txt")
+        result = scripted.script("print('started')").train(**pip)
+        assert "started" in result.stdout, result.stderr
+
     @pytest.mark.parametrize(
         ("requirements", "environ", "shown"),
         [
@@ -292,7 +319,7 @@ class TestPrivateIndexes:
     ],
 )
 def test_what_pip_says_decides_on_the_remedy(lines: list[str], remedy: str) -> None:
-    found = packages.Index(environ={}, shown="somewhere", log=Path("/nowhere"))
+    found = packages.Index(argv=(), environ={}, shown="somewhere", log=Path("/nowhere"))
     error: AmphoraError = packages.failed(REQUIREMENTS, Path("/code"), 1, lines, found)
     assert remedy in str(error)
     assert str(error).startswith(

@@ -1,14 +1,16 @@
 #!/bin/sh
 # Makes the stand-in base images that the Docker tests build on, and prints their names.
 #
-#   tests/docker/bases.sh [torch] [xla]
+#   tests/docker/bases.sh [torch] [native] [xla]
 #
-#   torch   Debian 12 with torch 2.13.0 (CPU): for Dockerfile.gpu, and Dockerfile.neuron's `native`
-#   xla     Debian 12 with torch 2.9.0 and torch-xla 2.9.0 (7 GB): for Dockerfile.neuron's `xla`
+#   torch   Debian 12, Python 3.11, torch 2.13.0 (CPU): for Dockerfile.gpu, and a small native stack
+#   native  Ubuntu 26.04, Python 3.14, torch 2.13.0: for Dockerfile.neuron's `native` (7 GB)
+#   xla     Ubuntu 24.04, Python 3.12, torch 2.9.0, torch-xla 2.9.0: for its `xla` (7 GB)
 #
-# They stand in for AWS's Deep Learning Containers where no image registry can be reached: Python,
-# pip, gcc and torch, with the same foreign ENTRYPOINT, SAGEMAKER_TRAINING_MODULE and empty folders
-# under /opt/ml. An image that exists already is used as it is. Needs root and Debian's archive.
+# They stand in for AWS's Deep Learning Containers where no image registry can be reached: the
+# system and Python of the real ones, pip, gcc and torch (no torch-neuronx, which no public index
+# has), with the same foreign ENTRYPOINT, SAGEMAKER_TRAINING_MODULE and empty folders under /opt/ml.
+# An image that exists already is used as it is. Needs root and the distributions' archives.
 # TORCH_PIP_ARGS goes to the pip that fetches torch's wheel, as in the Makefile.
 set -eu
 
@@ -19,7 +21,10 @@ export DOCKER_BUILDKIT=1
 
 # The name carries what the image is made of, so that a change of this script makes a new one.
 key=$( { cat "$0"; cat /usr/local/share/ca-certificates/*.crt 2>/dev/null || true; } | sha256sum | cut -c1-12)
-debian=amphora-stand-in/debian:$key
+mirror=http://archive.ubuntu.com/ubuntu
+# Debian's archive has no keys of Ubuntu's.
+keyring=ubuntu-keyring_2023.11.28.1_all.deb
+keyring_sha256=36de43b15853ccae0028e9a767613770c704833f82586f28eb262f0311adb8a8
 
 exists() { "$docker" image inspect "$1" >/dev/null 2>&1; }
 
@@ -30,32 +35,44 @@ trust_host() {
     chroot "$1" update-ca-certificates >/dev/null
 }
 
-make_root() {
+make_root() { # suite folder
     command -v debootstrap >/dev/null 2>&1 ||
         DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap
+    suite=$1 folder=$2
+    set -- "$suite" "$folder"
+    if [ "$suite" != bookworm ]; then
+        python3 -c 'import sys, urllib.request as of; of.urlretrieve(*sys.argv[1:])' \
+            "$mirror/pool/main/u/ubuntu-keyring/$keyring" "$work/$keyring"
+        echo "$keyring_sha256  $work/$keyring" | sha256sum --check --quiet
+        dpkg-deb -x "$work/$keyring" "$work/keyring"
+        # gutsy: debootstrap's script for every Ubuntu, also one that it does not know by name.
+        set -- --components=main,universe \
+            "--keyring=$work/keyring/usr/share/keyrings/ubuntu-archive-keyring.gpg" "$@" "$mirror" gutsy
+    fi
     debootstrap --variant=minbase \
-        --include=python3.11,python3-venv,python3-pip,python3-dev,gcc,ca-certificates,procps,iproute2 \
-        bookworm "$1" >"$work/debootstrap.log" 2>&1 </dev/null || { tail "$work/debootstrap.log"; exit 1; }
-    trust_host "$1"
-    rm -f "$1"/usr/lib/python3.11/EXTERNALLY-MANAGED "$1"/var/cache/apt/archives/*.deb
-    ln -s python3 "$1/usr/bin/python"
+        --include=python3,python3-venv,python3-pip,python3-dev,gcc,ca-certificates,procps,iproute2 \
+        "$@" >"$work/debootstrap.log" 2>&1 </dev/null || { tail "$work/debootstrap.log"; exit 1; }
+    trust_host "$folder"
+    rm -f "$folder"/usr/lib/python3.*/EXTERNALLY-MANAGED "$folder"/var/cache/apt/archives/*.deb
+    ln -sf python3 "$folder/usr/bin/python"
     # As all distributions' own images: where it is missing, each step of a build dates /etc anew.
-    echo "127.0.0.1 localhost" >"$1/etc/hosts"
-    mkdir -p "$1/opt/ml/input/data" "$1/opt/ml/model" "$1/opt/ml/output" "$1/opt/ml/code" "$1/workspace"
+    echo "127.0.0.1 localhost" >"$folder/etc/hosts"
+    mkdir -p "$folder/opt/ml/input/data" "$folder/opt/ml/model" "$folder/opt/ml/output" "$folder/opt/ml/code" \
+        "$folder/workspace"
 }
 
-make_debian() {
+make_system() { # suite
     root=$work/root
     bundle=/etc/ssl/certs/ca-certificates.crt
     rm -rf "$root"
-    make_root "$root"
+    make_root "$1" "$root"
     tar -C "$root" -c . | "$docker" import \
         -c "ENV PIP_CERT=$bundle SSL_CERT_FILE=$bundle REQUESTS_CA_BUNDLE=$bundle AWS_CA_BUNDLE=$bundle" \
         -c "ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore" \
         -c "ENV SAGEMAKER_TRAINING_MODULE=sagemaker_pytorch_container.training:main" \
         -c "WORKDIR /workspace" \
         -c 'ENTRYPOINT ["bash", "-m", "start_with_right_hostname.sh"]' \
-        -c 'CMD ["/bin/bash"]' - "$debian"
+        -c 'CMD ["/bin/bash"]' - "amphora-stand-in/$1:$key"
     rm -rf "$root"
 }
 
@@ -67,32 +84,38 @@ make_torch() {
     python3 -m pip download -q --no-deps --only-binary=:all: --python-version 3.11 -d "$wheels" \
         ${TORCH_PIP_ARGS:-} torch==2.13.0
     "$docker" build -t "$1" -f - "$wheels" <<DOCKERFILE
-FROM $debian
+FROM amphora-stand-in/bookworm:$key
 RUN --mount=type=bind,target=/wheels --mount=type=cache,target=/root/.cache/pip \
     python3 -m pip install /wheels/torch-2.13.0*.whl
 DOCKERFILE
 }
 
-make_xla() {
+make_of_index() { # image suite packages...
+    image=$1 suite=$2
+    shift 2
     mkdir -p "$work/empty"
-    "$docker" build -t "$1" -f - "$work/empty" <<DOCKERFILE
-FROM $debian
-RUN python3 -m pip install --no-cache-dir torch==2.9.0 torch-xla==2.9.0
+    "$docker" build -t "$image" -f - "$work/empty" <<DOCKERFILE
+FROM amphora-stand-in/$suite:$key
+RUN python3 -m pip install --no-cache-dir $*
 DOCKERFILE
 }
 
 mkdir -p "$work"
-if ! exists "$debian"; then
-    make_debian >&2
-fi
 for kind in "${@:-torch}"; do
     case $kind in
-        torch | xla) ;;
-        *) echo "bases: unknown stand-in '$kind'. Use torch or xla." >&2; exit 2 ;;
+        torch) suite=bookworm ;;
+        native) suite=resolute ;;
+        xla) suite=noble ;;
+        *) echo "bases: unknown stand-in '$kind'. Use torch, native or xla." >&2; exit 2 ;;
     esac
     image=amphora-stand-in/$kind:$key
     if ! exists "$image"; then
-        "make_$kind" "$image" >&2
+        exists "amphora-stand-in/$suite:$key" || make_system "$suite" >&2
+        case $kind in
+            torch) make_torch "$image" ;;
+            native) make_of_index "$image" "$suite" torch==2.13.0 ;;
+            xla) make_of_index "$image" "$suite" torch==2.9.0 torch-xla==2.9.0 ;;
+        esac >&2
     fi
     echo "$image"
 done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -111,6 +112,25 @@ def test_serve_answers_what_it_learnt_and_stops_when_told(
     assert ["1" in str(one["label"]) for one in answer.json()] == [True, False]
     docker("stop", "-t", "30", container)
     assert docker("inspect", "-f", "{{.State.ExitCode}}", container).stdout.strip() == "0"
+
+
+def test_the_image_with_transformers_4_trains_and_serves(
+    docker: Docker, torch_base: str, make_job: Callable[[], Job]
+) -> None:
+    image = docker.image(
+        "cpu", "--transformers", "4", "--tag", "test-transformers4", "--base-image", torch_base
+    )
+    job = replace(make_job(), image=image)
+    job.configure(**LEARNS)
+    done = job.train("--network", "none")
+    assert done.returncode == 0, done.stdout
+    label = '{{index .Config.Labels "amphora.version.transformers"}}'
+    assert docker("inspect", "-f", label, image).stdout.strip() == "4.57.6"
+    model = ("-v", f"{job.folder / 'model'}:/opt/ml/model:ro")
+    with endpoint_of(docker, image, *model) as (address, container):
+        wait_until_healthy(address, container, docker)
+        answer = httpx.post(f"{address}/invocations", json={"inputs": [GOOD, BAD]}, timeout=30)
+        assert ["1" in str(one["label"]) for one in answer.json()] == [True, False], answer.text
 
 
 def test_a_failing_run_says_why_and_exits_with_an_error(make_job: Callable[[], Job]) -> None:

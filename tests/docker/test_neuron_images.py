@@ -17,14 +17,18 @@ def native_image(docker: Docker, torch_base: str) -> str:
     return docker.image("neuron", "--tag", "test-native", "--base-image", torch_base)
 
 
+def large_stand_in(docker: Docker, kind: str) -> str:
+    free = shutil.disk_usage("/var/lib").free / 1e9
+    if free < 25 and not os.environ.get("AMPHORA_TEST_NEURON_BASES"):
+        pytest.skip(
+            f"the base {kind} and its image want 25 GB, and {free:.0f} are free: see docs/IMAGES.md"
+        )
+    return stand_in(docker, kind)
+
+
 @pytest.fixture(scope="module")
 def xla_image(docker: Docker) -> str:
-    free = shutil.disk_usage("/var/lib").free / 1e9
-    if free < 25 and not os.environ.get("AMPHORA_TEST_XLA"):
-        pytest.skip(
-            f"the XLA base and image want 25 GB, and {free:.0f} are free: see docs/IMAGES.md"
-        )
-    base = stand_in(docker, "xla")
+    base = large_stand_in(docker, "xla")
     return docker.image("neuron", "--stack", "xla", "--tag", "test-xla", "--base-image", base)
 
 
@@ -32,15 +36,25 @@ def run_python(docker: Docker, image: str, command: str) -> str:
     return docker("run", "--rm", "--entrypoint", "python3", image, "-c", command).stdout.strip()
 
 
+PYTHON = "import platform; print(platform.python_version().rsplit('.', 1)[0])"
+
+
 def test_native_looks_for_no_xla(docker: Docker, native_image: str) -> None:
     ask = (
-        "import importlib.util as util, os; "
-        "print(os.environ['USE_TORCH_XLA'], util.find_spec('torch_xla'))"
+        "import importlib.util as util, os; print(os.environ['USE_TORCH_XLA'], "
+        "os.environ['AMPHORA_NEURON_STACK'], util.find_spec('torch_xla'))"
     )
-    assert run_python(docker, native_image, ask) == "0 None"
+    assert run_python(docker, native_image, ask) == "0 native None"
+
+
+def test_native_builds_on_the_python_of_its_real_base(docker: Docker) -> None:
+    base = large_stand_in(docker, "native")
+    image = docker.image("neuron", "--tag", "test-native-3.14", "--base-image", base)
+    assert run_python(docker, image, PYTHON) == "3.14"
 
 
 def test_xla_computes_with_the_bases_own_torch(docker: Docker, xla_image: str) -> None:
+    assert run_python(docker, xla_image, PYTHON) == "3.12"
     ask = (
         "import os; os.environ['PJRT_DEVICE'] = 'CPU'; import torch, torch_xla; "
         "print(torch.__version__.split('+')[0], torch.ones(2, device=torch_xla.device()).sum().item())"

@@ -14,7 +14,9 @@ from tests.docker.conftest import ROOT, Docker
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 # Of the lock's 130 packages a wheel with compiled code, one without, and a source; and one of C.
 PACKAGES = ("xxhash==", "tabulate==", "inotify-simple==")
-SOURCE = "crcmod==1.7"
+SOURCE = (
+    "crcmod==1.7 --hash=sha256:dc7051a0db5f2bd48665a990d3ec1cc305a466a77358ca4492826f41f283601e"
+)
 
 
 def checkout(folder: Path, date: int, mask: int) -> Path:
@@ -24,10 +26,11 @@ def checkout(folder: Path, date: int, mask: int) -> Path:
         shutil.copytree(ROOT / name, folder / name, ignore=ignore)
     for name in ("Dockerfile.gpu", ".dockerignore"):
         shutil.copy(ROOT / name, folder)
-    lock = folder / "container" / "locks" / "gpu.txt"
+    lock = folder / "container" / "locks" / "image.txt"
     lines = [line for line in lock.read_text().splitlines() if line.startswith(PACKAGES)]
     assert len(lines) == len(PACKAGES)
     lock.write_text("\n".join([*lines, SOURCE]))
+    lock.with_name("gpu.txt").write_text("")
     # A cache of pip's own, lest the second build take the first one's wheels.
     dockerfile = folder / "Dockerfile.gpu"
     mount = "--mount=type=cache,"

@@ -205,12 +205,12 @@ def test_the_image_with_transformers_4_takes_its_own_lock(calls: Path, kind: str
     assert "--build-arg TRANSFORMERS=5 " in told
     assert uri.endswith(f"-{kind}")
     dockerfile = (ROOT / "Dockerfile.gpu").read_text()
-    for major, name in [("5", kind), ("4", f"{kind}-transformers4")]:
+    for major, name in [("5", "image"), ("4", "image-transformers4")]:
         mount = f"source=container/locks/{name}.txt,target=/dev/lock{major}.txt"
         assert dockerfile.count(mount) == 1
         lock = (LOCKS / f"{name}.txt").read_text()
         assert re.search(rf"^transformers=={major}\.", lock, re.MULTILINE)
-    assert dockerfile.count("-r /dev/lock${TRANSFORMERS}.txt") == 2
+    assert "--require-hashes -r /dev/lock${TRANSFORMERS}.txt" in dockerfile
 
 
 def test_a_private_base_is_logged_in_to(calls: Path) -> None:
@@ -404,26 +404,34 @@ def test_base_leaves_out_of_a_lock_what_it_has(tmp_path: Path) -> None:
     assert base_script("missing", lock, kept).stdout.startswith("transformers==1.0\n")
 
 
-def lines(lock: str) -> set[str]:
-    return {line for line in (LOCKS / f"{lock}.txt").read_text().splitlines() if "==" in line}
+def pins(*locks: str) -> set[str]:
+    """`name==version` of each line."""
+    texts = [(LOCKS / f"{lock}.txt").read_text() for lock in locks]
+    return {pin for text in texts for pin in re.findall(r"^[\w.-]+==[^ \n]+", text, re.M)}
 
 
 def test_locks_hold_the_decided_versions_and_agree() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     decided = set(re.findall(r'^    "([\w-]+==[\w.]+)",$', project, re.M))
-    locked = {line.split(" ")[0] for name in ("gpu", "neuron-xla") for line in lines(name)}
     assert decided
-    assert decided <= locked
-    gpu, dev = ({line.split(" ;")[0] for line in lines(name)} for name in ("gpu", "dev"))
-    assert {line.split("==")[0] for line in gpu - dev} == {"bitsandbytes", "sagemaker-training"}
+    assert decided <= pins("image", "cpu", "neuron-xla")
+    alone = pins("image", "gpu", "cpu") - pins("dev")
+    assert {pin.split("==")[0] for pin in alone} == {"bitsandbytes", "sagemaker-training"}
 
 
-@pytest.mark.parametrize("lock", ALL_LOCKS)
+@pytest.mark.parametrize("lock", ["image", "image-transformers4", "neuron-xla", "dev"])
 def test_a_lock_holds_what_the_package_needs(lock: str) -> None:
     project = (ROOT / "container" / "pyproject.toml").read_text()
     needed = set(re.findall(r'^    "([\w-]+)>=', project, re.M))
     assert {"boto3", "starlette"} <= needed
-    assert needed <= {line.split("==")[0] for line in lines(lock)}
+    assert needed <= {pin.split("==")[0] for pin in pins(lock)}
+
+
+@pytest.mark.parametrize("lock", ["image", "image-transformers4", "gpu", "cpu", "sbom"])
+def test_what_an_image_installs_is_known_by_its_hashes(lock: str) -> None:
+    lines = (LOCKS / f"{lock}.txt").read_text().splitlines()
+    without = [line for line in lines if "==" in line and " --hash=sha256:" not in line]
+    assert not without
 
 
 @pytest.mark.parametrize("lock", ALL_LOCKS)

@@ -11,6 +11,7 @@ they are.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import netrc
 import re
 import subprocess
@@ -35,10 +36,19 @@ _ARN_PARTS = re.compile(
     r":repository/(?P<domain>[a-z0-9-]+)/(?P<name>[A-Za-z0-9][\w.-]*)"
 )
 _CONNECT_SECONDS, _READ_SECONDS, _ATTEMPTS = 5, 15, 3
+_KEPT = ("torch", "torchvision", "torchaudio", "torch-xla", "torch-neuronx")
+"""What stays as the image has it: another one may compute on the CPU, in silence."""
 _TRUE = ("1", "true", "yes", "on", "t", "y")
 # What pip says of a failure, and the remedy that fits: the first that is found counts. Not compiled
 # before a failure: that would take a tenth of a job's way to its script.
 _REMEDIES: tuple[tuple[str, str], ...] = (
+    (
+        r"The user requested \(constraint\) torch",
+        "The image's torch stays, since its drivers, its other libraries and the handlers are made"
+        " for it. Leave torch out of the requirements, ask for the version named after"
+        " '(constraint)', or take a version of the other package that runs with it. For another"
+        " torch build the image on another base (./build_and_push.sh ... --base-image).",
+    ),
     (
         r"\b40[13] (?:Client )?Error|Credentials not correct|\b40[13]: ",
         "The index refuses the credentials: check the user and password in its URL, or what the"
@@ -93,16 +103,12 @@ class Install:
         """What is installed, for a message."""
         return self.requirements or "the package in the code folder"
 
-    @property
-    def argv(self) -> tuple[str, ...]:
-        asked = ("-r", self.requirements) if self.requirements else (".",)
-        return (sys.executable, "-m", "pip", "install", "--no-input", *asked)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
     """What one run of pip is given."""
 
+    argv: tuple[str, ...]
     environ: Mapping[str, str]
     shown: str
     """Where packages come from, without credentials."""
@@ -146,17 +152,25 @@ def index(environ: Mapping[str, str], folder: Path, install: Install) -> Iterato
             named = environ.get("NETRC")
             users = Path(named) if named else Path(environ.get("HOME") or Path.home()) / ".netrc"
             # Ours takes the place of the user's own; one that cannot be read is none to pip either.
-            kept = ""
+            others = ""
             with contextlib.suppress(OSError, ValueError, netrc.NetrcParseError):
                 netrc.netrc(str(users))
-                kept = users.read_text(encoding="utf-8")
+                others = users.read_text(encoding="utf-8")
             private = Path(scratch) / "netrc"
             private.touch(mode=0o600)
             login = f"machine {urlsplit(address).hostname} login aws password {token}\n"
             # A host's last entry counts.
-            private.write_text(f"{kept}\n\n{login}", encoding="utf-8")
+            private.write_text(f"{others}\n\n{login}", encoding="utf-8")
             given |= {"PIP_INDEX_URL": address, "NETRC": str(private)}
-        yield Index(environ=given, shown=shown, log=log)
+        # Not by PIP_CONSTRAINT, which would hold for the tools that build a package, too.
+        kept = Path(scratch) / "image.txt"
+        with kept.open("w", encoding="utf-8") as lines:
+            for name in _KEPT:
+                with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                    lines.write(f"{name}=={importlib.metadata.version(name)}\n")
+        asked = ("-r", install.requirements) if install.requirements else (".",)
+        argv = (sys.executable, "-m", "pip", "install", "--no-input", "-c", str(kept), *asked)
+        yield Index(argv=argv, environ=given, shown=shown, log=log)
 
 
 def described(environ: Mapping[str, str], folder: Path, install: Install) -> str:

@@ -282,7 +282,7 @@ def _prepared(
     for install in start.installs:
         with packages.index(environ, start.root, install) as index:
             log.info("installing %s from %s", install.what, index.shown)
-            ended = process_tree.run(install.argv, index.environ, start.root, signals)
+            ended = process_tree.run(index.argv, index.environ, start.root, signals)
             if ended.stop_signal is not None:
                 raise process_tree.Interrupted
             if ended.exit_code != 0:

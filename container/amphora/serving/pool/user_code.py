@@ -46,7 +46,7 @@ class UserCode:
             with packages.index(self._environ, code, install) as index:
                 LOG.info("Installing %s from %s.", code / install.requirements, index.shown)
                 self._pip = subprocess.Popen(
-                    install.argv,
+                    index.argv,
                     cwd=code,
                     env=dict(index.environ),
                     stdout=subprocess.PIPE,
