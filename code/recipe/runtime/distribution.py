@@ -44,7 +44,8 @@ def choose(
     """What the hyperparameters and SM_FRAMEWORK_PARAMS ask for.
 
     Raises:
-        HyperparameterError: mp_parameters is neither `key=value,...` nor a JSON object.
+        HyperparameterError: mp_parameters is neither `key=value,...` nor a JSON object, or the
+            device does not take both requests.
     """
     framework = json.loads(environ.get("SM_FRAMEWORK_PARAMS") or "{}")
     smddp = Distribution()
@@ -58,11 +59,16 @@ def choose(
         else:
             backend = kind_of(chosen.kind).backend
             smddp = Distribution(said=(f"{described} {backend} backend, smddp is not here",))
-    parts = (
-        _sharding(hyperparameters.mp_parameters, chosen),
-        _compilation(hyperparameters, _is_true(framework.get(_COMPILER)), chosen, environ),
-        smddp,
-    )
+    sharding = _sharding(hyperparameters.mp_parameters, chosen)
+    by_compiler = _is_true(framework.get(_COMPILER))
+    compilation = _compilation(hyperparameters, by_compiler, chosen, environ)
+    if chosen.kind == "neuron" and sharding.arguments and compilation.arguments:
+        raise HyperparameterError(
+            "mp_parameters asks for sharded weights (FSDP2), and compile for torch.compile, which "
+            "TorchNeuron takes with SimpleFSDP only.",
+            "Leave out compile, or mp_parameters.",
+        )
+    parts = (sharding, compilation, smddp)
     return Distribution(
         arguments={key: value for part in parts for key, value in part.arguments.items()},
         said=tuple(line for part in parts for line in part.said),
@@ -123,7 +129,10 @@ def _compilation(
         said = f"torch.compile is off, though {why} asked for: on a CPU it needs {cxx}, not here"
         return Distribution(said=(said,))
     said = f"torch.compile is on: {why} asked for; batch size and learning rate stay as given"
-    return Distribution(arguments={"torch_compile": True}, said=(said,))
+    compiled: dict[str, Any] = {"torch_compile": True}
+    if chosen.kind == "neuron":
+        compiled["torch_compile_backend"] = "neuron"  # transformers' default knows no such device
+    return Distribution(arguments=compiled, said=(said,))
 
 
 def shard(trainer: Trainer) -> None:

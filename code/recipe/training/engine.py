@@ -8,9 +8,7 @@ process they are) and the evaluation loop (every sample once).
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,7 +34,6 @@ from recipe.console import say
 from recipe.errors import DistributedError, DivergedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.runtime import cuda_graphs, ddp_hook, distribution, gathering
-from recipe.runtime import graph_extraction as trial
 from recipe.storage import checkpoints
 from recipe.tasks import base
 from recipe.tasks.base import LaterLayout, Objective, Referring, Writing
@@ -277,12 +274,11 @@ class Engine(Resumable):
         Raises:
             DivergedError: names the step and the rows of its batch.
         """
-        watched = [] if trial.is_on(os.environ) else self._watched
-        sums = [each for _, each, _ in watched]
+        sums = [each for _, each, _ in self._watched]
         if self.args.device.type == "cuda" and sums:
             sums = list(torch.stack(sums).cpu())  # one copy that is waited for
         totals = [each.item() for each in sums]
-        for (step, _, rows), total in zip(watched, totals, strict=True):
+        for (step, _, rows), total in zip(self._watched, totals, strict=True):
             if not math.isfinite(total):
                 real = self._training.named([row for row in rows.tolist() if row >= 0])
                 raise DivergedError(
@@ -313,8 +309,7 @@ class Engine(Resumable):
                 trains = samples is self._training.samples
                 layout = self._train_layout if trains else self._eval_layout()
                 size = self._training.size if trains else self.args.eval_batch_size
-                most = 1 if trial.is_on(os.environ) else None
-                return self._answers(samples, layout, size, most)[0]
+                return self._answers(samples, layout, size)[0]
 
             try:
                 self._objective.refer(ask)
@@ -343,14 +338,8 @@ class Engine(Resumable):
             self._has_references = True
 
     @torch.no_grad()
-    def _answers(
-        self, samples: Samples, layout: Layout, size: int, most: int | None = None
-    ) -> tuple[Any, Any]:
-        """Logits and losses of all samples, each once and in the order of the data.
-
-        Args:
-            most: Batches that are computed, if not all are.
-        """
+    def _answers(self, samples: Samples, layout: Layout, size: int) -> tuple[Any, Any]:
+        """Logits and losses of all samples, each once and in the order of the data."""
         prepared: Any = self.model_wrapped
         if not self.accelerator._models:  # it was never trained: this puts it on its device
             prepared = self.accelerator.prepare_model(self.model, evaluation_mode=True)
@@ -360,8 +349,7 @@ class Engine(Resumable):
         # program of its own to TorchNeuron.
         model = prepared if self.args.torch_compile else bare
         answered = []
-        every = batches.evaluation_batches(samples, layout, size, self._training.world)
-        for batch in itertools.islice(every, most):
+        for batch in batches.evaluation_batches(samples, layout, size, self._training.world):
             inputs = self._prepare_inputs(batch)
             if self.args.torch_compile:
                 cuda_graphs.mark_call(self.args.device)

@@ -37,7 +37,7 @@ from recipe.metrics import result_lines
 from recipe.models import cpu_kernels, loading, lora, quantized
 from recipe.paths import Places
 from recipe.reports import answers, model_card, report
-from recipe.runtime import device, distribution, graph_extraction, memory, turns, xla
+from recipe.runtime import device, distribution, memory, turns, xla
 from recipe.runtime.device import Device
 from recipe.runtime.distribution import Distribution
 from recipe.runtime.timer import Stopwatch
@@ -59,8 +59,6 @@ def run(
 ) -> dict[str, float]:
     """Train on a job's channels; write the model, its card and metrics.json.
 
-    A trial run (`recipe.runtime.graph_extraction`) writes nothing.
-
     Returns:
         The metrics, as in metrics.json.
 
@@ -69,9 +67,6 @@ def run(
     """
     watch = Stopwatch()
     parts.check()
-    is_trial = graph_extraction.is_on(environ)
-    if is_trial:
-        hyperparameters = graph_extraction.without_saving(hyperparameters)
     for line in hyperparameters.notes:
         say(line)
     if is_first_process():  # what is made at the end is seen to at the start
@@ -87,15 +82,11 @@ def run(
     chosen, arguments = _set_up(hyperparameters, places, environ)
     with contextlib.ExitStack() as stack:  # of what goes on beside training
         job = _make(hyperparameters, places, arguments, watch, environ, stack)
-        if is_trial:
-            job.trainer.add_callback(graph_extraction.FewSteps())
         with tracking.run(cast("list[str]", arguments.report_to), hyperparameters):
             metrics = _train(job, hyperparameters)
     watch.lap("training")
     weights = distribution.whole_weights(job.trainer)
-    if is_trial:
-        say("a trial run for its graphs: nothing is written")
-    elif is_first_process():
+    if is_first_process():
         facts = model_card.Facts(
             base_model=job.source.name,
             base_is_local=job.source.is_local,
@@ -223,8 +214,7 @@ def _set_up(
     quantized.check(hyperparameters, chosen, shared.arguments)
     arguments = training_arguments(hyperparameters, places, chosen, shared)
     device.settle_on_gpu(arguments.device, os.environ)
-    if not graph_extraction.is_on(environ):
-        device.check_world(arguments.device, chosen.processes)
+    device.check_world(arguments.device, chosen.processes)
     for line in (chosen.describe(), *shared.said):
         say(line)
     return chosen, arguments

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from amphora.common import devices, logs, packages
-from amphora.common.errors import AmphoraError, CodeError, ConfigError
+from amphora.common.errors import AmphoraError, ConfigError
 from amphora.contract.job import Job, Paths, read_job
 from amphora.training import (
     cluster,
@@ -21,7 +21,6 @@ from amphora.training import (
     failure,
     launch,
     mpi,
-    neuron,
     process_tree,
     sdk_v3,
     stalls,
@@ -183,10 +182,7 @@ def _supervised(
     signals: process_tree.Signals,
     link: cluster.Link,
 ) -> tuple[failure.Ended, str]:
-    """How the script ended, and the stacks of its ranks if they made no progress.
-
-    Before it, if that is asked for, its graphs are compiled.
-    """
+    """How the script ended, and the stacks of its ranks if they made no progress."""
     run = partial(
         process_tree.run,
         cwd=started.cwd,
@@ -194,19 +190,6 @@ def _supervised(
         budget=limits.stop_seconds,
         link=link,
     )
-    if started.compiles and link.attempt == 0:
-        ended = run(started.compiles, started.environ, is_launcher=True)
-        if ended.stop_signal is not None or link.decision is not None:
-            return ended, ""
-        if ended.exit_code != 0:
-            records = failure.read_records(scratch / "errors")
-            failed = failure.describe(ended, records)
-            log.error("%s", failed.rest)
-            raise CodeError(
-                f"Compiling the graphs ahead of training failed: {failed.head}",
-                f"Mend that, or leave {neuron.PARALLEL_COMPILE} out: then training compiles what it"
-                " needs.",
-            )
     if not limits.stall_seconds:
         return run(started.argv, started.environ, is_launcher=started.is_launcher), ""
     if started.ssh_hosts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,6 @@ class Launch:
     host lends its devices to."""
     ssh_dir: Path
     """The folder of this host's SSH key."""
-    compiles: tuple[str, ...] = ()
-    """What compiles the script's graphs before it trains."""
     cache: Path | None = None
     """The folder of compiled programs, to be made before."""
     notes: tuple[str, ...]
@@ -103,7 +101,7 @@ def plan(
         "AMPHORA_SCRIPT_DIR": str(source.root),
         "AMPHORA_LAUNCHER": "1" if world.launcher == "torchrun" else "",
     }
-    setup = neuron.setup(job, environ) if devices.kind == "neuron" else None
+    setup = neuron.setup(job, environ, world.processes) if devices.kind == "neuron" else None
     complete = {**_defaults(job, devices, world), **(setup.defaults if setup else {}), **environ}
     complete |= {**(setup.completed if setup else {}), **variables}
     complete |= devices.variables
@@ -116,7 +114,7 @@ def plan(
             *_command(job, source, world, devices, variables, complete, ssh_dir),
             *arguments(job),
         )
-    started = Launch(
+    return Launch(
         argv=argv,
         environ=complete,
         cwd=source.root,
@@ -130,27 +128,6 @@ def plan(
         cache=setup.cache if setup else None,
         notes=(*world.notes, *(setup.notes if setup else ()), *notes),
     )
-    return _compiled_ahead(started, job, setup)
-
-
-def _compiled_ahead(started: Launch, job: Job, setup: neuron.Setup | None) -> Launch:
-    """As RUN_NEURON_PARALLEL_COMPILE=1 asks: the recipe first compiles its graphs, then trains.
-
-    A user's script is only compiled, as in SageMaker's own images: its outputs are invalid then,
-    and it alone knows where they are.
-    """
-    before, notes = neuron.parallel_compile(setup, started.environ)
-    if not before or started.lends:
-        return replace(started, notes=(*started.notes, *notes))
-    wrapped = (*before, *started.argv)
-    if job.entry_point is None:
-        note = f"{neuron.PARALLEL_COMPILE}=1: graphs are compiled first, then the recipe trains"
-        return replace(started, compiles=wrapped, notes=(*started.notes, note))
-    note = (
-        f"{neuron.PARALLEL_COMPILE}=1: this job only compiles the script's graphs, what it writes"
-        " is invalid; run it again without to train"
-    )
-    return replace(started, argv=wrapped, is_launcher=True, notes=(*started.notes, note))
 
 
 def world_of(job: Job, devices: Devices, source: Source, environ: Mapping[str, str]) -> World:

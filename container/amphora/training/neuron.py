@@ -3,8 +3,8 @@
 Two stacks drive Trainium: torch-xla with torch-neuronx ('xla'), and TorchNeuron ('native'). Both
 compile a program for each new shape, which takes minutes, and keep what they compiled in a folder.
 
-Source: "Neuron Persistent Cache", the neuron_parallel_compile guide, "TorchNeuron environment
-variables" and the EFA guide of the AWS Neuron documentation. torchrun's processes need no
+Source: "Neuron Persistent Cache", "TorchNeuron environment variables" and the EFA guide of the AWS
+Neuron documentation. torchrun's processes need no
 NEURON_RT_VISIBLE_CORES of their own on XLA: libneuronxla gives LOCAL_RANK its place in the list.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ XLA, NATIVE = "xla", "native"
 STACK_VARIABLE = "AMPHORA_NEURON_STACK"
 PARALLEL_COMPILE = "RUN_NEURON_PARALLEL_COMPILE"
 CACHE_FOLDER = "neuron-compile-cache"
-_PROGRAM = "neuron_parallel_compile"
 _CACHE_VARIABLES = {XLA: "NEURON_COMPILE_CACHE_URL", NATIVE: "TORCH_NEURONX_NEFF_CACHE_DIR"}
 _CACHE_OPTION = re.compile(r"--cache_dir[= ](\S+)")
 _DEFAULTS: Mapping[str, Mapping[str, str]] = {
@@ -50,19 +48,20 @@ class Setup:
     """The folder of compiled programs, where it is one of this host."""
     notes: tuple[str, ...]
 
-    @property
-    def has_parallel_compile(self) -> bool:
-        """Whether graphs can be compiled ahead of a training: on XLA only."""
-        return self.stack == XLA
 
-
-def setup(job: Job, environ: Mapping[str, str]) -> Setup:
-    """The stack of this image, and the defaults that go with it.
+def setup(job: Job, environ: Mapping[str, str], processes: int) -> Setup:
+    """The stack of this image, and the defaults that go with it, for `processes` on this host.
 
     Raises:
-        ConfigError: AMPHORA_NEURON_STACK names no stack, or the recipe is to train on Neuron cores
-            that no library of this image can use.
+        ConfigError: AMPHORA_NEURON_STACK names no stack, the recipe is to train on Neuron cores
+            that no library of this image can use, or a variable cannot be honoured.
     """
+    if environ.get(PARALLEL_COMPILE) == "1":
+        raise ConfigError(
+            f"{PARALLEL_COMPILE} is 1, but this image compiles no graphs ahead of a training.",
+            "Leave it out: training compiles what it needs, and a later job with the same"
+            " checkpoint_s3_uri finds it.",
+        )
     # Told without importing anything of it.
     stack = environ.get(STACK_VARIABLE, "")
     if stack:
@@ -85,6 +84,15 @@ def setup(job: Job, environ: Mapping[str, str]) -> Setup:
         return Setup(
             stack="", defaults={}, completed={}, cache=None, notes=(f"Neuron stack: none, {why}",)
         )
+    cores = environ.get("NEURON_RT_VISIBLE_CORES", "")
+    if stack == NATIVE and cores and processes > 1:
+        # TorchNeuron gives each process its own core only where nothing names any.
+        raise ConfigError(
+            f"NEURON_RT_VISIBLE_CORES is {cores!r}, and each of {processes} processes would take"
+            " all of these cores.",
+            f"Give NEURON_RT_NUM_CORES={processes}: each process then takes the core of its number;"
+            " or name one core.",
+        )
     variable = _CACHE_VARIABLES[stack]
     # On XLA the compiler's option beats the variable.
     option = _CACHE_OPTION.search(environ.get("NEURON_CC_FLAGS", "")) if stack == XLA else None
@@ -105,22 +113,3 @@ def setup(job: Job, environ: Mapping[str, str]) -> Setup:
         cache=cache,
         notes=(f"Neuron stack: {stack}, {why}", f"compiled programs are kept in {place}"),
     )
-
-
-def parallel_compile(
-    setup: Setup | None, environ: Mapping[str, str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What to put before a command so that its graphs are compiled ahead, and what to say.
-
-    Args:
-        found: None on a host without Neuron cores.
-    """
-    if environ.get(PARALLEL_COMPILE) != "1":
-        return (), ()
-    if setup is None or not setup.has_parallel_compile:
-        return (), (f"{PARALLEL_COMPILE}=1 has no effect: it is for Neuron cores under torch-xla",)
-    program = shutil.which(_PROGRAM, path=environ.get("PATH"))
-    if program is None:
-        missing = f"there is no {_PROGRAM} on PATH; programs are compiled as training needs them"
-        return (), (f"{PARALLEL_COMPILE}=1 has no effect: {missing}",)
-    return (program,), ()

@@ -1,4 +1,4 @@
-"""What a job on Neuron cores is started with; stand-ins for neuron-ls and neuron_parallel_compile.
+"""What a job on Neuron cores is started with; a stand-in for neuron-ls.
 
 No Neuron device was here: that the variables do what AWS's documents say of them is not tested.
 """
@@ -19,7 +19,6 @@ from amphora.training import launch
 from amphora.training.entry_point import ProgramKind, Source
 from tests.support.job_tree import Tree
 from tests.support.neuron_devices import printing, trn1
-from tests.support.until import until
 
 SCRIPT = Path("/opt/amphora/code/train.py")
 SOURCE = Source(root=SCRIPT.parent, kind=ProgramKind.SCRIPT, name="train.py")
@@ -114,109 +113,41 @@ def test_efa_between_hosts_that_have_it(tree: Tree) -> None:
     assert [given[name] for name in EFA] == ["tcp", "1", "1"]
 
 
-RUN = {"RUN_NEURON_PARALLEL_COMPILE": "1", **STACK}
-# What the tool does: the trial run in graph extraction mode, then the compilation.
-TOOL = f"""#!{sys.executable}
-import os, subprocess, sys
-print("tool:", len(sys.argv) - 1, flush=True)
-if os.environ.get("FAIL"):
-    sys.exit("neuronx-cc: internal error 70")
-environ = {{**os.environ, "NEURON_EXTRACT_GRAPHS_ONLY": "1"}}
-code = subprocess.run(sys.argv[1:], env=environ).returncode
-sys.exit(code if code >= 0 else 128 - code)
-"""
-SHOWN = """
-import json, os, pathlib, sys, time
-mode = os.environ.get("NEURON_EXTRACT_GRAPHS_ONLY", "0")
-with open(os.environ["SM_OUTPUT_DIR"] + "/runs", "a") as file:
-    print(mode, os.environ.get("RANK", "-"), file=file)
-"""
+@pytest.mark.parametrize(
+    ("stack", "environ", "says"),
+    [
+        ("native", {"NEURON_RT_VISIBLE_CORES": "2-3"}, "Give NEURON_RT_NUM_CORES=2"),
+        ("xla", {"RUN_NEURON_PARALLEL_COMPILE": "1"}, "compiles no graphs ahead"),
+    ],
+)
+def test_what_would_be_done_otherwise_is_refused(
+    tree: Tree, stack: str, environ: dict[str, str], says: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        plan(tree.configure(), AMPHORA_NEURON_STACK=stack, **environ)
+    assert says in str(refused.value)
 
 
-def tools(folder: Path, with_compiler: bool = True) -> dict[str, str]:
-    """An environment in which two Neuron cores seem to be there."""
-    printing(folder, trn1(1))
-    if with_compiler:
-        (folder / "neuron_parallel_compile").write_text(TOOL)
-        (folder / "neuron_parallel_compile").chmod(0o755)
-    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+def test_named_cores_are_kept_where_each_process_gets_one(tree: Tree) -> None:
+    # libneuronxla gives each process its place in the list.
+    assert xla(tree, NEURON_RT_VISIBLE_CORES="2-3").environ["NEURON_RT_VISIBLE_CORES"] == "2-3"
+    one = plan(tree, cores=1, AMPHORA_NEURON_STACK="native", NEURON_RT_VISIBLE_CORES="3")
+    assert one.environ["NEURON_RT_VISIBLE_CORES"] == "3"
 
 
 def image(folder: Path, script: str) -> dict[str, str]:
-    """A code folder as the image's, whose recipe is `script`."""
+    """A code folder as the image's, whose recipe is `script`; two Neuron cores seem to be there."""
+    printing(folder.parent, trn1(1))
     folder.mkdir()
     (folder / "train.py").write_text(script)
     (folder / "inference.py").write_text("")
-    return {"AMPHORA_CODE_DIR": str(folder)}
-
-
-def runs(tree: Tree) -> list[str]:
-    return sorted((tree.base / "output" / "runs").read_text().splitlines())
-
-
-def test_the_recipe_compiles_first_and_trains_then(tree: Tree, tmp_path: Path) -> None:
-    done = tree.configure().train(**RUN, **tools(tmp_path), **image(tmp_path / "code", SHOWN))
-    assert done.returncode == 0, done.stderr
-    assert runs(tree) == ["0 0", "0 1", "1 0", "1 1"]
-    assert "graphs are compiled first, then the recipe trains" in done.stderr
-    assert (tree.base / "checkpoints" / "neuron-compile-cache").is_dir()
-
-
-def test_a_script_is_compiled_only_as_in_sagemakers_own_images(
-    scripted: Tree, tmp_path: Path
-) -> None:
-    done = scripted.script(SHOWN).train(**RUN, **tools(tmp_path), AMPHORA_NPROC_PER_NODE="1")
-    assert done.returncode == 0, done.stderr
-    assert runs(scripted) == ["1 -"] and "what it writes is invalid" in done.stderr
-
-
-def test_a_failed_compilation_is_the_jobs_failure(tree: Tree, tmp_path: Path) -> None:
-    environ = {**RUN, **tools(tmp_path), **image(tmp_path / "code", SHOWN)}
-    done = tree.configure().train(FAIL="1", **environ)
-    assert done.returncode == 2 and not (tree.base / "output" / "runs").exists()
-    failed = tree.failure or ""
-    assert failed.startswith("CodeError: Compiling the graphs ahead of training failed")
-    assert "neuronx-cc: internal error 70" in failed
-    assert "leave RUN_NEURON_PARALLEL_COMPILE out" in failed
-
-
-def test_what_the_recipe_raises_while_it_is_compiled_is_told(tree: Tree, tmp_path: Path) -> None:
-    code = image(tmp_path / "code", "raise ValueError('label_column is missing')")
-    done = tree.configure().train(**RUN, **tools(tmp_path), **code)
-    assert done.returncode == 2
-    assert "failed: ValueError: label_column is missing" in (tree.failure or "")
-
-
-@pytest.mark.parametrize(
-    ("environ", "compiler", "says"),
-    [
-        ({"AMPHORA_NEURON_STACK": "xla"}, False, "there is no neuron_parallel_compile on PATH"),
-        ({"AMPHORA_NEURON_STACK": "native"}, True, "it is for Neuron cores under torch-xla"),
-    ],
-)
-def test_where_nothing_can_be_compiled_ahead_training_goes_on(
-    tree: Tree, tmp_path: Path, environ: dict[str, str], compiler: bool, says: str
-) -> None:
-    found = {**RUN, **environ, **tools(tmp_path, compiler), **image(tmp_path / "code", SHOWN)}
-    done = tree.configure().train(AMPHORA_NPROC_PER_NODE="1", **found)
-    assert done.returncode == 0, done.stderr
-    assert runs(tree) == ["0 -"] and says in done.stderr
-
-
-def test_a_stop_while_graphs_are_compiled_ends_the_job(tree: Tree, tmp_path: Path) -> None:
-    found = {**RUN, **tools(tmp_path), **image(tmp_path / "code", SHOWN + "time.sleep(60)")}
-    started = tree.configure().start(AMPHORA_NPROC_PER_NODE="1", **found)
-    ran = tree.base / "output" / "runs"
-    until(lambda: started.poll() is not None or (ran.exists() and ran.read_text().endswith("\n")))
-    started.terminate()
-    said, _ = started.communicate(timeout=60)
-    assert started.returncode == 143, said
-    assert runs(tree) == ["1 -"]
+    path = f"{folder.parent}:{os.environ['PATH']}"
+    return {"AMPHORA_CODE_DIR": str(folder), "PATH": path}
 
 
 def test_a_cache_that_cannot_be_made_is_only_warned_of(tree: Tree, tmp_path: Path) -> None:
     (tree.configure().base / "checkpoints").write_text("in the way")
-    found = {**STACK, **tools(tmp_path), **image(tmp_path / "code", SHOWN)}
+    found = {**STACK, **image(tmp_path / "code", "")}
     done = tree.train(AMPHORA_NPROC_PER_NODE="1", **found)
     assert done.returncode == 0 and "compiled programs cannot be kept in" in done.stderr
 

@@ -170,6 +170,16 @@ def test_torch_xla_neither_shards_nor_takes_torch_compile() -> None:
     )
 
 
+def test_native_neuron_compiles_by_its_own_backend_and_not_what_is_sharded() -> None:
+    compiled = distribution.choose(parse(["--compile"]), device(2, "neuron"), {})
+    assert compiled.arguments == {"torch_compile": True, "torch_compile_backend": "neuron"}
+    sharded = distribution.choose(parse(["--mp_parameters", "a=2"]), device(2, "neuron"), {})
+    assert sharded.arguments["fsdp"]
+    with pytest.raises(HyperparameterError, match="with SimpleFSDP only"):
+        both = parse(["--mp_parameters", "a=2", "--compile"])
+        distribution.choose(both, device(2, "neuron"), {})
+
+
 def test_smddp_is_used_where_it_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
