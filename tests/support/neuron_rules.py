@@ -10,6 +10,7 @@ whatever it is told of their number, as torch-xla's does on a CPU.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import runpy
@@ -19,9 +20,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 TRAIN = Path(__file__).resolve().parents[2] / "code" / "train.py"
 shapes: list[list[str]] = []
+operators: dict[str, bool] = {}
+"""Of a watched run, and whether one has answered in float64."""
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes what is computed, and in float64, which TorchNeuron computes in float32."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        answer = func(*args, **(kwargs or {}))
+        every = answer if isinstance(answer, (list, tuple)) else [answer]
+        types_of = [each.dtype for each in every if isinstance(each, torch.Tensor)]
+        operators[str(func)] = operators.get(str(func), False) or torch.float64 in types_of
+        return answer
 
 
 def compile_graph(graph: Any, inputs: list[Any]) -> Any:
@@ -49,11 +64,18 @@ def main() -> None:
     else:  # accelerate compiles DDP around the model, and DDP itself is no graph
         dist.init_process_group("neuron")
         assert dist.get_backend() == "neuron"
+    watch = Watch() if os.environ.get("WATCH") else contextlib.nullcontext()  # type: ignore[no-untyped-call]
     try:
-        runpy.run_path(str(TRAIN), run_name="__main__")
+        with watch:
+            runpy.run_path(str(TRAIN), run_name="__main__")
     finally:
         breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
-        seen = {"graphs": len(shapes), "shapes": shapes, "breaks": breaks}
+        seen = {
+            "graphs": len(shapes),
+            "shapes": shapes,
+            "breaks": breaks,
+            "operators": operators,
+        }
         (output / f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(seen))
 
 

@@ -87,6 +87,18 @@ def test_a_graph_for_training_and_one_for_evaluation_whatever_the_steps(
 
 
 @pytest.mark.heavy
+def test_nothing_is_computed_in_float64(tmp_path: Path, tiny_model: Path, reviews: Reviews) -> None:
+    """TorchNeuron would compute it in float32 without a word."""
+    arguments = ("--model_id", str(tiny_model), "--max_steps", "3", "--batch_size", "4")
+    done, (seen,) = run(tmp_path, reviews(24), *arguments, WATCH="1")
+    assert done.returncode == 0, done.stderr
+    assert {"aten.embedding.default", "aten.embedding_dense_backward.default"} <= set(
+        seen["operators"]
+    )
+    assert [name for name, is_double in seen["operators"].items() if is_double] == []
+
+
+@pytest.mark.heavy
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_every_task_keeps_the_rules(name: str, tmp_path: Path, tiny_model: Path) -> None:
