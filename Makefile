@@ -6,6 +6,7 @@
 #   make test-long     those that take minutes: more processes, more tasks, full disks
 #   make test-versions the recipe under older versions of transformers
 #   make test-xla      the recipe on torch-xla, in an environment of its own (.venv-xla, 7.5 GB)
+#   make test-vllm    decoders served by vLLM's CPU build, in an environment of its own (build/vllm, 3.5 GB)
 #   make test-docker   build the images on stand-in bases, and run them
 #   make docs          the documentation site, in build/site; a warning or a broken link fails it
 #
@@ -29,7 +30,7 @@ SAGEMAKER_TRAINING = $(shell sed -n 's/^\(sagemaker-training==[^ ]*\).*/\1/p' co
 
 export TORCH_PIP_ARGS
 
-.PHONY: docs gpu-kit gpu-truth gpu-speed gpu-serve gpu-smoke ordeal licences setup demo test test-heavy test-long test-versions test-xla test-docker lint lock clean bench-serve bench-train
+.PHONY: docs gpu-kit gpu-truth gpu-speed gpu-serve gpu-smoke ordeal licences setup demo test test-heavy test-long test-versions test-vllm test-xla test-docker lint lock clean bench-serve bench-train
 
 setup: .venv/.made
 
@@ -53,16 +54,17 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: lint
-	$(BIN)/python -m pytest -m "not docker and not heavy and not xla and not versions" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not docker and not heavy and not xla and not versions and not vllm" -n 2 --dist loadfile
 
 # First, since a test that made the environments of the SDKs would run out of its time.
 test-heavy: setup build/fuzz/.made
 	@PYTHON=$(PYTHON) tests/sdk_venvs.sh >/dev/null
-	$(BIN)/python -m pytest -m "heavy and not long" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "heavy and not long and not vllm" -n 2 --dist loadfile
 
 # Half an hour. Not in .ci/run, where a sibling of each stands for it.
-test-long: setup .venv-xla/.made
-	$(BIN)/python -m pytest -m "long and not xla" -n 2 --dist loadfile
+test-long: setup .venv-xla/.made build/vllm/.made
+	$(BIN)/python -m pytest -m "long and not xla and not vllm" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "long and vllm" tests/vllm
 	$(XLA) -m pytest -m "xla and long" -n 2 --dist loadfile tests/xla
 
 test-versions: $(patsubst tests/versions/%.txt,build/versions/%/.made,$(wildcard tests/versions/*.txt))
@@ -84,6 +86,12 @@ test-xla: .venv-xla/.made
 	$(XLA_PIP) install --quiet --no-compile torch-xla==$(TORCH_XLA) --requirement .venv-xla/lock.txt
 	$(XLA_PIP) install --quiet --no-deps --editable container
 	@touch $@
+
+test-vllm: build/vllm/.made
+	$(BIN)/python -m pytest -m "vllm and not long" tests/vllm
+
+build/vllm/.made: tests/vllm/environment.sh .venv/.made
+	sh tests/vllm/environment.sh $(PYTHON) $(@D)
 
 test-docker: setup
 	$(BIN)/python -m pytest -m docker tests/docker

@@ -43,6 +43,8 @@ _GIVE_UP_AFTER = 3
 _PAUSE = 1.0
 # Bodies that are parsed between two requests; larger ones would make `/ping` wait.
 _PARSED_AT_ONCE = 65536
+_BROKEN = b'data: {"error":'
+"""How an error begins in a stream of OpenAI's API: within a text its quotes would be escaped."""
 _ERRORS = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 
 
@@ -390,6 +392,9 @@ class VllmServer:
                 _settle(call, reply)
                 if data:
                     await self._put(chunks, data)
+                if _BROKEN in data:
+                    # vLLM would end it as if it were whole.
+                    raise Fault(500, "stream_broken", "vLLM's stream broke off.")
             _settle(call, reply)
             await self._put(chunks, None)
 

@@ -1,0 +1,117 @@
+"""A tiny decoder that vLLM serves, and `amphora serve` in vLLM's environment."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.adapter_kit import adapter
+from tests.support.causal_kit import make_tokenizer
+from tests.support.paths import CODE
+from tests.support.servers import Running
+
+PYTHON = Path(__file__).parents[2] / "build/vllm/bin/python"
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
+    "{{ '<|im_start|>' + m['role'] + ' ' + (m['content'] or '') + '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}"
+)
+# A small cache, no compilation, and the numbers of the reference.
+QUICK = {
+    "VLLM_CPU_KVCACHE_SPACE": "1", "SM_VLLM_ENFORCE_EAGER": "true", "SM_VLLM_DTYPE": "float32",
+    "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "AMPHORA_CODE_DIR": str(CODE),
+}  # fmt: skip
+Serve = Callable[..., Running]
+
+
+def save_llama(folder: Path, seed: int = 0) -> Path:
+    """A Llama of two layers with heads that vLLM's kernels for CPUs take, and a chat template."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.model_max_length = 1024
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        intermediate_size=64, vocab_size=len(tokenizer), max_position_embeddings=1024,
+        initializer_range=0.2, bos_token_id=None, eos_token_id=0, pad_token_id=None,
+    )  # fmt: skip
+    made = LlamaForCausalLM(config)
+    letters = [number for number in range(len(tokenizer)) if tokenizer.decode(number).isalnum()]
+    with torch.no_grad():
+        # What it writes greedily can be read: half a character is shown otherwise by each library.
+        made.lm_head.weight[[n for n in range(len(tokenizer)) if n not in letters]] = 0
+    made.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_adapter(base: Path, folder: Path, seed: int) -> Path:
+    """A LoRA adapter that changes every answer."""
+    from transformers import AutoModelForCausalLM
+
+    return adapter(
+        base, folder, AutoModelForCausalLM, seed, target_modules=["q_proj", "v_proj", "o_proj"]
+    )
+
+
+@pytest.fixture(scope="session")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """serve(base, NAME=value): a server of vLLM's environment on the model below base."""
+    if not PYTHON.is_file():
+        pytest.fail("make test-vllm makes the environment that this needs")
+    started: list[Running] = []
+
+    def _serve(base: Path, **environ: str) -> Running:
+        command = (str(PYTHON), "-m", "amphora", "serve")
+        started.append(Running(base, {**QUICK, **environ}, command))
+        return started[-1]
+
+    yield _serve
+    for server in started:
+        if server.process.poll() is None:
+            server.process.send_signal(signal.SIGTERM)
+        try:
+            server.process.wait(40)
+        except subprocess.TimeoutExpired:
+            server.process.kill()
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The base folder of a model with one adapter beside it; another one is in `second`."""
+    base = tmp_path_factory.mktemp("llama")
+    saved = save_llama(base / "model")
+    save_adapter(saved, base / "first", 1)
+    shutil.copytree(base / "first", base / "model/adapters/first")
+    save_adapter(saved, base / "second", 2)
+    return base
+
+
+def greedy(folder: Path, prompt: str, count: int, adapted: Path | None = None) -> str:
+    """What transformers' generate goes on with."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if adapted is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by an old name
+            loaded = PeftModel.from_pretrained(loaded, str(adapted))
+    ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+    written = loaded.generate(
+        **ids, max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=0
+    )[0, ids["input_ids"].shape[1] :]
+    return str(tokenizer.decode(written, skip_special_tokens=True))
