@@ -99,7 +99,10 @@ def why_unloadable(error: Exception) -> str:
     """The first line of what loading a model raised; of a pickle torch's own advises to run it."""
     if isinstance(error, pickle.UnpicklingError):
         return "its weights are a pickle of more than tensors, which could run code."
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    if "TokenizersBackend" in reason:
+        reason += " transformers 5 has saved it: use an image without `--transformers 4`."
+    return reason
 
 
 def listed(names: Sequence[object], most: int = 20) -> str:

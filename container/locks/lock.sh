@@ -71,8 +71,10 @@ check_wheels() { # Python, glibc, locks that are installed together
         --python-platform "x86_64-manylinux_$glibc" --excludes - --only-binary :all: $as_source --quiet >/dev/null
     echo "$*: wheels for Python $python, glibc $glibc"
 }
-check_wheels 3.12 2_34 image gpu cpu
-check_wheels 3.12 2_34 image-transformers4 gpu cpu
+for image in image image-transformers4; do
+    check_wheels 3.12 2_34 $image gpu
+    check_wheels 3.12 2_34 $image cpu
+done
 check_wheels 3.10 2_35 neuron-xla
 check_wheels 3.12 2_39 neuron-xla
 check_wheels 3.12 2_39 image

@@ -90,13 +90,14 @@ RUN --mount=type=bind,target=/wheels --mount=type=cache,target=/root/.cache/pip 
 DOCKERFILE
 }
 
+# packaging anew: pip cannot replace what Ubuntu's own pip has brought.
 make_of_index() { # image suite packages...
     image=$1 suite=$2
     shift 2
     mkdir -p "$work/empty"
     "$docker" build -t "$image" -f - "$work/empty" <<DOCKERFILE
 FROM amphora-stand-in/$suite:$key
-RUN python3 -m pip install --no-cache-dir $*
+RUN python3 -m pip install --no-cache-dir --ignore-installed packaging && python3 -m pip install --no-cache-dir $*
 DOCKERFILE
 }
 

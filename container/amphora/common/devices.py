@@ -53,7 +53,7 @@ class Devices:
         return {CUDA: self.gpus, NEURON: self.neuron_cores, **self.more}
 
 
-def detect(environ: Mapping[str, str], instance_type: str = "local") -> Devices:
+def detect(environ: Mapping[str, str]) -> Devices:
     """Look at this host, for each kind of accelerator in turn.
 
     Raises:
@@ -64,7 +64,7 @@ def detect(environ: Mapping[str, str], instance_type: str = "local") -> Devices:
     variables: dict[str, str] = {}
     reasons: list[str] = []
     for kind in ACCELERATORS:
-        counts[kind.name], reason, variables = kind.count(environ, instance_type)
+        counts[kind.name], reason, variables = kind.count(environ)
         if counts[kind.name]:
             reasons = [reason]
             break
@@ -107,9 +107,8 @@ class Kind:
     """A kind of device: all that differs from kind to kind, as far as this package is asked."""
 
     name: str
-    count: Callable[[Mapping[str, str], str], tuple[int, str, dict[str, str]]]
-    """(environ, instance type) to how many this job may use, why as many, and the variables that
-    its processes need to use them."""
+    count: Callable[[Mapping[str, str]], tuple[int, str, dict[str, str]]]
+    """How many this job may use, why as many, and the variables that its processes need."""
     visible: str | None
     """The variable that shows a process only some of them."""
     call_tokens: int
@@ -122,17 +121,17 @@ KINDS: Mapping[str, Kind] = {
     for kind in (
         Kind(
             name=CUDA,
-            count=lambda environ, _: cuda.count(environ),
+            count=cuda.count,
             visible="CUDA_VISIBLE_DEVICES",
             call_tokens=4096,
         ),
         Kind(
             name=NEURON,
-            count=lambda *where: (*neuron_cores.count(*where), {}),
+            count=lambda environ: (*neuron_cores.count(environ), {}),
             visible="NEURON_RT_VISIBLE_CORES",
             call_tokens=4096,
         ),
-        Kind(name=CPU, count=lambda *_: (usable_cpus(), "", {}), visible=None, call_tokens=24),
+        Kind(name=CPU, count=lambda _: (usable_cpus(), "", {}), visible=None, call_tokens=24),
     )
 }
 """The table of devices; of accelerators the first that a host has is used."""

@@ -16,18 +16,16 @@ _SAID_CHARACTERS = 200
 _DEV = Path("/dev")
 # Where AWS's packages put it; PATH has that only in a login shell.
 _NEURON_TOOLS = "/opt/aws/neuron/bin"
-_CORES_OF_TRAINIUM2 = 8
-"""Physical cores of one trn2 or trn3 device."""
 _MOST_CORES = 4096
 
 
-def count(environ: Mapping[str, str], instance_type: str) -> tuple[int, str]:
+def count(environ: Mapping[str, str]) -> tuple[int, str]:
     """The logical cores that this job may use, and where the number comes from."""
     listing, silence = _neuron_ls(environ)
     declared = environ.get("SM_NUM_NEURONS", "")
     cores: Sequence[int]
     if listing is not None:
-        cores, reason = _neuron_cores(listing, environ, instance_type)
+        cores, reason = _neuron_cores(listing, environ)
     elif declared.isdecimal() and int(declared):
         cores, reason = range(int(declared)), f"SM_NUM_NEURONS is {declared}, as {silence}"
     else:
@@ -60,23 +58,14 @@ def _neuron_ls(environ: Mapping[str, str]) -> tuple[str | None, str]:
     return None, f"neuron-ls finds no device ({answer or 'without a word'})"
 
 
-def _neuron_cores(
-    text: str, environ: Mapping[str, str], instance_type: str
-) -> tuple[Sequence[int], str]:
+def _neuron_cores(text: str, environ: Mapping[str, str]) -> tuple[Sequence[int], str]:
     """The ids of the logical cores, as NEURON_RT_VISIBLE_CORES counts them."""
     try:
         devices = json.loads(text)
         if isinstance(devices, dict):
             # As announced for Neuron 2.34: the list stands in an object about the host.
             lists = [value for value in devices.values() if isinstance(value, list)]
-            devices = next(
-                (
-                    each
-                    for each in lists
-                    if any("nc_count" in item for item in each if isinstance(item, dict))
-                ),
-                None,
-            )
+            devices = next((each for each in lists if "nc_count" in str(each)), None)
         if not isinstance(devices, list):
             raise ValueError("no list")
         counts = [int(device["nc_count"]) for device in devices]
@@ -88,37 +77,26 @@ def _neuron_cores(
             "Run it on this host to see, and check that the Neuron driver and tools fit, or set"
             " SM_NUM_NEURONS and take neuron-ls off PATH.",
         ) from error
-    types = {str(device.get("instance_type", instance_type)) for device in devices}
-    lnc_told = max(configured, default=0)
-    joins = bool(lnc_told) or any(name in each for name in ("trn2", "trn3") for each in types)
-    lnc = _lnc(environ, joins=joins or max(counts, default=0) == _CORES_OF_TRAINIUM2)
-    if lnc is None:
-        total = sum(counts)
-        reason = f"neuron-ls lists {total} Neuron cores"
-    else:
-        # Older tools count physical cores and tell no LNC; newer ones count logical ones.
-        physical = sum(counts) * lnc_told if lnc_told else len(counts) * _CORES_OF_TRAINIUM2
-        total = physical // lnc
-        reason = f"neuron-ls lists {total} logical Neuron cores at LNC {lnc}"
-    return (ids if len(ids) == total else range(total)), reason
-
-
-def _lnc(environ: Mapping[str, str], joins: bool) -> int | None:
-    """Physical cores in a logical one; None where the hardware joins none (trn1, inf2)."""
+    # Those of one logical core; 0 where the hardware joins none (trn1, inf2).
+    joined = max(configured, default=0)
     requested = environ.get("NEURON_LOGICAL_NC_CONFIG", "")
     if requested not in ("", "1", "2"):
         raise ConfigError(
             f"NEURON_LOGICAL_NC_CONFIG is {requested!r}.",
             "Give 1 or 2, the physical cores that make one logical core.",
         )
-    if joins:
-        return int(requested or 2)
-    if requested == "2":
+    if not joined and requested == "2":
         raise ConfigError(
             "NEURON_LOGICAL_NC_CONFIG is 2, but cores are joined on trn2 and trn3 only.",
             "Leave it out on this instance type.",
         )
-    return None
+    if not joined:
+        total = sum(counts)
+        return (ids if len(ids) == total else range(total)), f"neuron-ls lists {total} Neuron cores"
+    lnc = int(requested or 2)
+    total = sum(counts) * joined // lnc
+    reason = f"neuron-ls lists {total} logical Neuron cores at LNC {lnc}"
+    return (ids if len(ids) == total else range(total)), reason
 
 
 def _chosen_cores(cores: Sequence[int], environ: Mapping[str, str]) -> tuple[int, str]:

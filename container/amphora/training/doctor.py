@@ -111,7 +111,7 @@ def examine(environ: Mapping[str, str], scratch: Path) -> Iterator[Finding]:
 def _start(job: Job, environ: Mapping[str, str], scratch: Path) -> Iterator[Finding]:
     """The device, the code, and how it would be started."""
     try:
-        host = devices.detect(environ, job.instance_type)
+        host = devices.detect(environ)
         yield Finding(level=OK, what="device", detail=f"{host.kind}: {host.reason}")
         code = entry_point.locate(job, environ, scratch, scratch / "code")
         plan = launch.plan(job, host, code, scratch, environ)

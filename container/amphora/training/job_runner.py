@@ -226,7 +226,7 @@ def _prepared(
     sdk_command: str | None,
 ) -> launch.Launch:
     """Everything up to the start of the script."""
-    host = devices.detect(environ, job.instance_type)
+    host = devices.detect(environ)
     if sdk_command is None:
         code = entry_point.locate(job, environ, scratch)
         start = sdk_v3.Start(

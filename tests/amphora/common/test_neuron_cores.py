@@ -24,14 +24,6 @@ def trn2(count: int, lnc: int, kind: str) -> list[dict[str, Any]]:
     return [device(number, 8 // lnc, 103079215104, **told) for number in range(count)]
 
 
-def old_trn2(count: int) -> list[dict[str, Any]]:
-    """As Neuron 2.21 counted: physical cores, and no word of their joining."""
-    listed = [device(number, 8, 103079215104) for number in range(count)]
-    for each in listed:
-        del each["neuroncore_ids"]
-    return listed
-
-
 @pytest.fixture(autouse=True)
 def no_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A /dev of this test's own."""
@@ -42,34 +34,27 @@ def no_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("listing", "instance_type", "environ", "cores", "says"),
+    ("listing", "environ", "cores", "says"),
     [
-        (trn1(1), "ml.trn1.2xlarge", {}, 2, "2 Neuron cores"),
-        (trn1(16), "ml.trn1.32xlarge", {}, 32, "32 Neuron cores"),
-        (trn1(1), "ml.inf2.xlarge", {}, 2, "2 Neuron cores"),
-        (trn1(12), "ml.inf2.48xlarge", {}, 24, "24 Neuron cores"),
-        (trn1(1), "local", {"NEURON_LOGICAL_NC_CONFIG": "1"}, 2, "2 Neuron cores"),
-        (trn2(1, 2, "trn2.3xlarge"), "ml.trn2.3xlarge", {}, 4, "4 logical Neuron cores at LNC 2"),
-        (trn2(16, 2, "trn2.48xlarge"), "ml.trn2.48xlarge", {}, 64, "at LNC 2"),
-        (trn2(16, 1, "trn2.48xlarge"), "ml.trn2.48xlarge", {"NEURON_LOGICAL_NC_CONFIG": "1"}, 128,
-         "at LNC 1"),
-        (trn2(16, 2, "trn2.48xlarge"), "ml.trn2.48xlarge", {"NEURON_LOGICAL_NC_CONFIG": "1"}, 128,
-         "at LNC 1"),
-        (trn2(16, 2, "trn3pd98.3xlarge"), "local", {"NEURON_LOGICAL_NC_CONFIG": "2"}, 64,
-         "at LNC 2"),
-        (old_trn2(16), "ml.trn2.48xlarge", {}, 64, "at LNC 2"),
-        (old_trn2(16), "local", {"NEURON_LOGICAL_NC_CONFIG": "1"}, 128, "at LNC 1"),
+        (trn1(1), {}, 2, "2 Neuron cores"),
+        (trn1(16), {}, 32, "32 Neuron cores"),
+        (trn1(12), {}, 24, "24 Neuron cores"),
+        (trn1(1), {"NEURON_LOGICAL_NC_CONFIG": "1"}, 2, "2 Neuron cores"),
+        (trn2(1, 2, "trn2.3xlarge"), {}, 4, "4 logical Neuron cores at LNC 2"),
+        (trn2(16, 2, "trn2.48xlarge"), {}, 64, "at LNC 2"),
+        (trn2(16, 1, "trn2.48xlarge"), {"NEURON_LOGICAL_NC_CONFIG": "1"}, 128, "at LNC 1"),
+        (trn2(16, 2, "trn2.48xlarge"), {"NEURON_LOGICAL_NC_CONFIG": "1"}, 128, "at LNC 1"),
+        (trn2(16, 2, "trn3pd98.3xlarge"), {"NEURON_LOGICAL_NC_CONFIG": "2"}, 64, "at LNC 2"),
     ],
 )  # fmt: skip
 def test_cores_are_counted_as_the_runtime_counts_them(
     tmp_path: Path,
     listing: list[dict[str, Any]],
-    instance_type: str,
     environ: dict[str, str],
     cores: int,
     says: str,
 ) -> None:
-    found = devices.detect(printing(tmp_path, listing) | environ, instance_type)
+    found = devices.detect(printing(tmp_path, listing) | environ)
     assert (found.kind, found.neuron_cores, found.accelerators) == ("neuron", cores, cores)
     assert says in found.reason
 
