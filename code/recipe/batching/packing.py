@@ -22,15 +22,13 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-VERSION = 5
+VERSION = 6
 """Of the rules in this module. Others would go on with a checkpoint's epoch in another order."""
 PORTION = 1 << 21
 """Samples that are planned together: an epoch of more is planned as it goes on."""
 ALIGNMENT = 4
 """Block lengths are multiples of this, as matrix units and attention kernels like it."""
 _JITTER = 0.1
-# From this size on, one sample of each length class balances a step (docs/LAB.md).
-_STRATA = 32
 _WANTED_FILL = 0.95
 _OF_THE_POSSIBLE = 0.99
 _COMPARED = 8
@@ -227,14 +225,6 @@ def _cut(rows: Rows, size: int) -> list[Rows]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def _deal(order: Rows, lengths: Rows, size: int, random: np.random.Generator | None) -> list[Rows]:
-    """Steps with like sums of tokens; without `random`, the same each time."""
-    rows = _longest_first(order, lengths)
-    if len(rows) <= size:
-        return [rows] if len(rows) else []
-    return (_of_strata if size >= _STRATA else _by_level)(rows, lengths, size, random)
-
-
 def _jittered(lengths: Rows, random: np.random.Generator | None) -> Rows:
     """Lengths to sort by. By length alone, the same samples would meet in every epoch."""
     if random is None:
@@ -243,14 +233,24 @@ def _jittered(lengths: Rows, random: np.random.Generator | None) -> Rows:
     return jittered
 
 
-def _of_strata(
-    rows: Rows, lengths: Rows, size: int, random: np.random.Generator | None
-) -> list[Rows]:
-    """To each step one sample of each of `size` equal parts of `rows`, which are longest first.
+def _deal(order: Rows, lengths: Rows, size: int, random: np.random.Generator | None) -> list[Rows]:
+    """Steps with like sums of tokens: one sample of each of `size` length classes in each step.
 
-    In a part, the longest goes to the step that has the fewest tokens so far. Parts whose samples
-    are all of one length need no such choice, so that the work does not grow with `size`.
+    In a class, the longest goes to the step that has the fewest tokens so far. Classes whose
+    samples are all of one length need no such choice, so that the work does not grow with `size`.
+    Sums that are more equal can be had from small steps by giving short samples to the step of a
+    long one, but a model learns worse from these: the composition of a step then depends on its
+    longest sample (docs/LAB.md).
+
+    Args:
+        order: Positions of samples, in random order.
+        lengths: Tokens of each sample.
+        size: Samples in a step; the last one may have fewer.
+        random: Draws the steps; without it they are the same each time.
     """
+    rows = _longest_first(order, lengths)
+    if len(rows) <= size:
+        return [rows] if len(rows) else []
     count, rest = divmod(len(rows), size)
     starts = np.arange(size + 1) * len(rows) // size
     larger = np.flatnonzero(np.diff(starts) > count)  # these give one to the last step, too
@@ -267,34 +267,6 @@ def _of_strata(
         sums[emptiest_first] += tokens[at, longest_first]
         strata[at, emptiest_first] = strata[at, longest_first]
     return [*strata.T.copy(), *([rows[for_last]] if rest else [])]
-
-
-def _by_level(
-    rows: Rows, lengths: Rows, size: int, random: np.random.Generator | None
-) -> list[Rows]:
-    """Each of `rows`, longest first, to the step with the fewest tokens that has room for one.
-
-    As many steps at once as get their next sample before any of them gets a second one.
-    """
-    rows = rows[np.argsort(-_jittered(lengths[rows], random), kind="stable")]
-    step_of = np.empty(len(rows), dtype=np.int64)
-    room = np.full(-(-len(rows) // size), size)
-    room[-1] -= len(room) * size - len(rows)
-    sums = np.zeros(len(room), dtype=np.int64)
-    start = 0
-    while start < len(rows):
-        emptiest_first = np.flatnonzero(room)
-        emptiest_first = emptiest_first[np.argsort(sums[emptiest_first], kind="stable")]
-        level = sums[emptiest_first[0]] + lengths[rows[start]]
-        served = emptiest_first[: np.searchsorted(sums[emptiest_first], level, side="right")]
-        served = served[: len(rows) - start]
-        end = start + len(served)
-        step_of[start:end] = served
-        sums[served] += lengths[rows[start:end]]
-        room[served] -= 1
-        start = end
-    by_step = rows[np.argsort(step_of, kind="stable")]
-    return _cut(by_step, size)
 
 
 @dataclass(frozen=True)

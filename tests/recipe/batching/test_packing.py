@@ -84,10 +84,19 @@ def test_nearly_all_tokens_are_real_in_one_shape(size: int) -> None:
         assert filled.max() <= shape.length
 
 
+@pytest.mark.parametrize("size", [2, 4, 16, 31, 64])
+def test_a_step_has_a_sample_of_each_length_class(size: int) -> None:
+    """The shortest samples are not kept for the step of the longest: what goes with length would
+    be learned worse."""
+    lengths = np.random.default_rng(0).permutation(64 * size) + 1
+    for step in plan.steps(lengths, size, 7, 0, True):
+        assert sorted((lengths[step] - 1) // 64) == list(range(size))
+
+
 def test_samples_of_nearly_one_length_get_a_block_each() -> None:
     """Four in a block would fill 95 % of it, and cost four times the attention."""
     drawn = np.random.default_rng(0)
-    windows = drawn.integers(80, 129, 2000)
+    windows = drawn.integers(114, 129, 2000)
     windows[0] = 128
     steps = plan.steps(windows, 16, 7, 0, True)
     shape = plan.shape([windows[step] for step in steps])
@@ -97,7 +106,7 @@ def test_samples_of_nearly_one_length_get_a_block_each() -> None:
     # Where most are far shorter than the longest, they share blocks as before.
     windows[1:] = drawn.integers(20, 60, 1999)
     shape = plan.shape([windows[step] for step in plan.steps(windows, 16, 7, 0, True)])
-    assert windows.mean() * 16 / shape.tokens > 0.93
+    assert windows.mean() * 16 / shape.tokens > 0.9
 
 
 @pytest.mark.parametrize("balanced", [True, False])
