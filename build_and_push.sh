@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Builds one of Amphora's images, tries it, and pushes it to Amazon ECR.
 #
-#   ./build_and_push.sh gpu|cpu|neuron [options]
+#   ./build_and_push.sh gpu|cpu|vllm|neuron [options]
+#
+#   vllm                 AWS's image of vLLM as the base: decoders on GPUs, and with the Neuron one on Trainium
 #
 #   --transformers 4|5   gpu and cpu: the major version of transformers; default: 5
 #   --stack native|xla   neuron only: TorchNeuron (trn2, trn3; the default), which needs --base-image,
@@ -21,6 +23,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 docker=${DOCKER:-docker}
+# vLLM 0.27, Python 3.12, CUDA 13.0 (August 2026).
+vllm_base=public.ecr.aws/deep-learning-containers/vllm:server-sagemaker-cuda-v2.3
 # The last training image with torch-xla. Hugging Face's, with optimum-neuron, is older: docs/TRAINIUM.md.
 xla_base=public.ecr.aws/neuron/pytorch-training-neuronx:2.9.0-neuronx-py312-sdk2.30.0-ubuntu24.04
 export DOCKER_BUILDKIT=1
@@ -30,15 +34,15 @@ die() {
     say "$1 $2"
     exit 1
 }
-usage() { sed -n '4,16s/^# \{0,1\}//p' "$0" >&2; }
+usage() { sed -n '4,18s/^# \{0,1\}//p' "$0" >&2; }
 
 parse_arguments() {
     kind=${1:-}
     stack='' transformers='' tag='' region='' repository=amphora base_image='' key='' push=yes
     case $kind in
-        gpu | cpu | neuron) shift ;;
+        gpu | cpu | vllm | neuron) shift ;;
         -h | --help) usage; exit 0 ;;
-        *) usage; die "'$kind' is no kind of image." "Say gpu, cpu or neuron." ;;
+        *) usage; die "'$kind' is no kind of image." "Say gpu, cpu, vllm or neuron." ;;
     esac
     while [ $# -gt 0 ]; do
         case $1 in
@@ -59,15 +63,15 @@ parse_arguments() {
         shift 2
     done
     case $kind:$stack in
-        neuron:native | neuron:xla | gpu: | cpu:) ;;
+        neuron:native | neuron:xla | gpu: | cpu: | vllm:) ;;
         neuron:) stack=native ;;
         neuron:*) die "--stack '$stack' is unknown." "Say native or xla." ;;
         *) die "--stack goes with neuron only." "Leave it out for $kind." ;;
     esac
     case $kind:$transformers in
-        gpu:4 | cpu:4 | gpu:5 | cpu:5 | neuron:) ;;
+        gpu:4 | cpu:4 | gpu:5 | cpu:5 | neuron: | vllm:) ;;
         gpu: | cpu:) transformers=5 ;;
-        neuron:*) die "--transformers goes with gpu and cpu only." "Leave it out for neuron." ;;
+        neuron:* | vllm:*) die "--transformers goes with gpu and cpu only." "Leave it out for $kind." ;;
         *) die "--transformers '$transformers' is unknown." "Say 4 or 5." ;;
     esac
 }
@@ -85,6 +89,7 @@ resolve() {
         fi
         base_image=${base_image:-$xla_base}
     fi
+    if [ "$kind" = vllm ]; then base_image=${base_image:-$vllm_base}; fi
     if [ -z "$base_image" ]; then
         base_image=$(sed -n 's/^ARG BASE_IMAGE=//p' "$dockerfile")
         if [ "$kind" = cpu ]; then base_image=${base_image/-cu[0-9]*-amzn/-cpu-amzn}; fi
@@ -187,7 +192,7 @@ versions='
 import platform
 from importlib.metadata import PackageNotFoundError, version
 print(f"python={platform.python_version()}")
-for name in ("amphora", "torch", "torch-xla", "torch-neuronx", "neuronx-cc", "transformers", "accelerate", "datasets"):
+for name in ("amphora", "torch", "torch-xla", "torch-neuronx", "neuronx-cc", "vllm", "transformers", "accelerate", "datasets"):
     try:
         print(f"{name}={version(name)}")
     except PackageNotFoundError:

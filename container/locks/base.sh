@@ -3,6 +3,7 @@
 # POSIX sh, pip and coreutils only.
 #
 #   base.sh keep [NAME...]   `name==version` lines: its torch, what torch stands on, and the NAMEs
+#   base.sh keep --all       ... of all that it has from an index
 #   base.sh missing LOCK [KEPT]
 #                            the lines of a lock file whose package it does not have, or KEPT does not
 #   base.sh check FILE       fails, naming each line of FILE that is no longer installed
@@ -19,6 +20,8 @@ installed() {
 }
 
 keep() {
+    # What was built where the base was made is at no index by that version.
+    if [ "${1:-}" = --all ]; then installed | grep '^[^ @]*==' ; return; fi
     installed | while IFS= read -r line; do
         case $line in
             torch==* | torch[-a-z]* | triton==* | nvidia-* | cuda-* | neuron* | libneuron* | nki==*) echo "$line" ;;

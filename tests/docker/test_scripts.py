@@ -65,13 +65,14 @@ def test_dockerfiles_are_hadolint_clean(dockerfile: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "Say gpu, cpu or neuron."),
+        ([], "Say gpu, cpu, vllm or neuron."),
         (["tpu"], "'tpu' is no kind of image."),
         (["gpu", "--tga", "x"], "'--tga' is no option."),
         (["gpu", "--tag"], "--tag has no value."),
         (["gpu", "--attest", "cosign.key"], "There is no 'cosign'."),
         (["gpu", "--stack", "xla"], "--stack goes with neuron only."),
         (["gpu", "--transformers", "6"], "--transformers '6' is unknown. Say 4 or 5."),
+        (["vllm", "--transformers", "4"], "--transformers goes with gpu and cpu only."),
         (["neuron", "--transformers", "4"], "--transformers goes with gpu and cpu only."),
         (["neuron", "--stack", "cuda"], "--stack 'cuda' is unknown."),
         (["neuron"], "Name the image with --base-image (docs/TRAINIUM.md)"),
