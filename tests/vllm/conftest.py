@@ -20,7 +20,7 @@ from tests.support.servers import Running
 PYTHON = Path(__file__).parents[2] / "build/vllm/bin/python"
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
-    "{{ '<|im_start|>' + m['role'] + ' ' + (m['content'] or '') + '<|im_end|>' }}{% endfor %}"
+    "{{ '<|im_start|>' + m['role'] + ' ' + (m['content'] or '') + '</s>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}"
 )
 # A small cache, no compilation, and the numbers of the reference.

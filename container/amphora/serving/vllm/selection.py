@@ -97,10 +97,10 @@ def _model(settings: ServerSettings, environ: Mapping[str, str]) -> tuple[str, P
     on_hub = environ.get("HF_MODEL_ID", "")
     if named:
         return named, None
-    if (folder / "config.json").is_file():
-        return str(folder), None
-    if not (folder / ADAPTER_CONFIG).is_file():
-        return on_hub, None
+    # The recipe saves an adapter with its base's config.json.
+    has_weights = any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+    if has_weights or not (folder / ADAPTER_CONFIG).is_file():
+        return (str(folder) if (folder / "config.json").is_file() else on_hub), None
     base = str(_read(folder / ADAPTER_CONFIG).get("base_model_name_or_path") or "")
     last = Path(base).name
     # As the image's own handlers look for it.

@@ -44,6 +44,7 @@ _LMI_GIVEN = {
 }
 # vLLM takes a list for these as one word of JSON, and for all others as several words.
 _ONE_WORD = {"allowed-origins", "allowed-methods", "allowed-headers", "middleware"}
+_OWN_FILES = {"tokenizer": "tokenizer_config.json", "generation-config": "generation_config.json"}
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 # The most adapters whose weights are in a device's memory together; others wait in the host's.
 _ADAPTERS_AT_ONCE = 8
@@ -74,10 +75,18 @@ def command(
         # The largest number that OpenAI's API has.
         "max-logprobs": ["20"],
     }
+    if environ.get("HF_MODEL_REVISION"):
+        usual["revision"] = [environ["HF_MODEL_REVISION"]]
+    if environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true"):
+        usual["trust-remote-code"] = []
     folders = [path.parent for path in settings.model_dir.glob(f"{ADAPTERS}/*/{ADAPTER_CONFIG}")]
     if selection.adapter is not None:
         folders.append(selection.adapter)
         usual["lora-modules"] = [f"{name}={selection.adapter}"]
+        # vLLM would take the base's tokens and settings, though the adapter has its own.
+        for argument, file in _OWN_FILES.items():
+            if (selection.adapter / file).is_file():
+                usual[argument] = [str(selection.adapter)]
     if folders or settings.adapters:
         most = max(settings.adapters, 1)
         usual["enable-lora"] = []
@@ -100,6 +109,8 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     # The front alone may call these routes.
     child["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     child.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if environ.get("HF_API_TOKEN"):
+        child.setdefault("HF_TOKEN", environ["HF_API_TOKEN"])
     return child
 
 

@@ -106,12 +106,15 @@ def test_an_adapter_is_served_on_its_base(tmp_path: Path) -> None:
     (base / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     config = {"base_model_name_or_path": "/gone/tiny", "r": 12, "rank_pattern": {"q": 40}}
     (folder / "adapter_config.json").write_text(json.dumps(config))
+    for name in ("config.json", "tokenizer_config.json"):
+        (folder / name).write_text("{}")
     chosen = _select(tmp_path)
     assert (chosen.model, chosen.adapter) == (str(base), folder)
     words = _command(tmp_path, chosen)
     assert words["--lora-modules"] == [f"model={folder}"]
     assert words["--served-model-name"] == ["base"]
     assert words["--max-lora-rank"] == ["64"]
+    assert words["--tokenizer"] == [str(folder)]
 
 
 def _command(base: Path, chosen: Selection | None = None, **environ: str) -> dict[str, list[str]]:
@@ -139,6 +142,8 @@ def _command(base: Path, chosen: Selection | None = None, **environ: str) -> dic
         ({"OPTION_MAX_ROLLING_BATCH_SIZE": "8"}, {"--max-num-seqs": ["8"]}),
         ({"OPTION_DTYPE": "fp16", "SM_VLLM_DTYPE": "half"}, {"--dtype": ["half"]}),
         ({"OPTION_ROLLING_BATCH": "vllm", "OPTION_ASYNC_MODE": "true"}, {}),
+        ({"HF_MODEL_REVISION": "v1"}, {"--revision": ["v1"]}),
+        ({"HF_TRUST_REMOTE_CODE": "true"}, {"--trust-remote-code": []}),
         ({"SM_VLLM_SERVED_MODEL_NAME": "mine"}, {"--served-model-name": ["mine"]}),
     ],
 )

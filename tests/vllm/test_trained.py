@@ -1,0 +1,54 @@
+"""Decoders that `amphora train` has left behind, served by vLLM as they were saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support import causal_kit
+from tests.support.served_jobs import trained
+from tests.vllm.conftest import Serve, greedy, save_llama
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.mark.parametrize("saved", ["adapter", pytest.param("full", marks=pytest.mark.long)])
+def test_a_trained_decoder_answers_what_it_has_learned(
+    tmp_path: Path, serve: Serve, saved: str
+) -> None:
+    """Streamed, as a chat, with its template and its end of a turn."""
+    base = save_llama(tmp_path / "base")
+    rows = [
+        {"messages": [{"role": "user", "content": row["prompt"]},
+                      {"role": "assistant", "content": row["completion"]}]}
+        for row in causal_kit.pairs(300)
+    ]  # fmt: skip
+    causal_kit.write(tmp_path / "input/data/train", rows)
+    hyperparameters = {
+        "model_id": str(base), "task": "causal-lm", "max_length": "64", "epochs": "6", "lr": "1e-2",
+        "train_batch_size": "8",
+    }  # fmt: skip
+    if saved == "adapter":
+        hyperparameters |= {"lora_r": "24", "lora_save": "adapter"}
+    trained(tmp_path, hyperparameters)
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert ("adapter_model.safetensors" in names) == (saved == "adapter")
+    server = serve(tmp_path).ready(200)
+    body = {
+        "messages": [{"role": "user", "content": "blue cat:"}], "max_tokens": 40, "temperature": 0,
+        "stream": True,
+    }  # fmt: skip
+    with server.http.stream("POST", "/v1/chat/completions", json=body) as reply:
+        lines = [line[6:] for line in reply.iter_lines() if line.startswith("data: {")]
+    choices = [json.loads(line)["choices"][0] for line in lines]
+    text = "".join(choice["delta"].get("content") or "" for choice in choices)
+    if saved == "full":
+        assert text == "catcatcat"
+        assert choices[-1]["finish_reason"] == "stop"
+    else:
+        # The base's last layer, which stays as it is, knows no end.
+        prompt = "<|im_start|>user blue cat:</s><|im_start|>assistant "
+        assert text.startswith("catcatcat")
+        assert text == greedy(base, prompt, 40, tmp_path / "model")
