@@ -1,7 +1,7 @@
 """Texts that are written for many clients at once: `amphora serve` beside `transformers serve`.
 
     .venv/bin/python benchmarks/bench_generation.py [--prompts 32] [--rounds 1] [--dtype float32]
-        [--peers transformers,transformers-joining] [--engine]
+        [--peers transformers,transformers-joining]
 
 A Llama with random weights (26 million parameters: 8 layers, 512 dimensions, grouped queries)
 continues prompts of 4 to 200 tokens by 8 to 128. All prompts come at once, each by a client of its
@@ -9,8 +9,7 @@ own that reads the stream of `/v1/completions` (temperature 0). The ways take tu
 one thread each: the image's server, `transformers serve` (installed under build/peers the first
 time) with and without its continuous batching, and plain `generate` without any server: one prompt
 after the other, in batches of 8 in the order in which they came, and all in one batch, each as long
-as its longest text. A text of a batch is there when the batch is. --engine adds the image's engine
-without a server, the steps that it makes alone.
+as its longest text. A text of a batch is there when the batch is.
 
 What the first way wrote has to be what all others write. Prints a Markdown table, of each way's
 round with the least CPU time: tokens a second of the clock and of the CPU (of a server's whole
@@ -28,7 +27,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +35,6 @@ from typing import Any
 from bench_serve import ROOT, Server, cpu_seconds
 from servers.in_python import PEERS
 from servers.peer import Launch, free_ports
-
-sys.path.insert(0, str(ROOT / "code"))
 
 JSON = {"Content-Type": "application/json"}
 WORDS = 8000
@@ -92,21 +88,17 @@ class Round:
 
 
 class Plain:
-    """`generate`, and the engine, in this process."""
+    """`generate` in this process."""
 
     def __init__(self, folder: Path, dtype: str, prompts: list[Prompt]) -> None:
         import torch
-        from transformers import AutoModelForCausalLM
-
-        from recipe.inference.generation.generator import Generator
-        from recipe.inference.saved.origin import Origin
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
         torch.set_num_threads(1)
-        os.environ["AMPHORA_DTYPE"] = dtype
-        self._served = Generator.load(Origin(str(folder), {}), {})
         # As transformers loads it: the image lays weights out for the CPU's kernels.
         precision = getattr(torch, dtype)
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=precision).eval()
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._prompts = prompts
 
     def batches(self, size: int) -> Round:
@@ -131,34 +123,11 @@ class Plain:
             now = time.monotonic()
             for row, prompt in zip(written.tolist(), batch, strict=True):
                 own = row[longest : longest + prompt.new]
-                texts.append(self._served.loaded.tokenizer.decode(own, skip_special_tokens=True))
+                texts.append(self._tokenizer.decode(own, skip_special_tokens=True))
             # One alone could be shown after its first step, as a server of one thread does.
             first = before + (now - before) / new if size == 1 else now
             firsts += [first - began] * len(batch)
         return Round(texts, firsts, time.monotonic() - began, time.process_time() - cpu)
-
-    def engine(self) -> Round:
-        """The image's engine, whose texts join and leave at every token."""
-        from recipe.inference.payloads import Request
-
-        continuous = self._served.continuous
-        assert continuous is not None
-        began, cpu = time.monotonic(), time.process_time()
-        rows: list[Any] = []
-        for prompt in self._prompts:
-            parameters = {"max_new_tokens": prompt.new, "do_sample": False}
-            request = Request(texts=[prompt.text], parameters=parameters)
-            rows += continuous.add(self._served.prompts.of(request), deque())
-        firsts: dict[int, float] = {}
-        while not all(row.is_over for row in rows):
-            continuous.engine.step()
-            for place, row in enumerate(rows):
-                if place not in firsts and row.events:
-                    firsts[place] = time.monotonic() - began
-        continuous.engine.leave(rows)
-        spent = time.monotonic() - began, time.process_time() - cpu
-        texts = [row.writer.written.text for row in rows]
-        return Round(texts, [firsts[place] for place in range(len(rows))], *spent)
 
 
 class Served:
@@ -274,8 +243,6 @@ def compare(asked: argparse.Namespace) -> str:
             f"`generate`, batches of {STATIC}": lambda: plain.batches(STATIC),
             "`generate`, one batch": lambda: plain.batches(asked.prompts),
         }
-        if asked.engine:
-            ways["the image's engine"] = plain.engine
         for server, model in servers_of(base, asked.peers, asked.dtype):
             ways[server.name] = Served(server, model, prompts).stream
         for _ in range(asked.rounds):
@@ -316,7 +283,6 @@ def main() -> None:
         default=list(PEERS),
         help="those of other workloads are left out",
     )
-    parser.add_argument("--engine", action="store_true")
     print(compare(parser.parse_args()))
 
 

@@ -128,42 +128,6 @@ def test_bfloat16_differs_by_its_rounding(tmp_path: Path, on_cpu: OnCpu) -> None
             assert abs(label["score"] - values[label["label"]]) <= 0.06 * max(largest, 1)
 
 
-WRITTEN: list[Any] = [
-    {"inputs": "who said", "parameters": {"max_new_tokens": 9, "details": True}},
-    {"inputs": TEXTS, "parameters": {"max_new_tokens": 5}},
-    {"inputs": "who", "parameters": {"max_new_tokens": 3}},
-    {"inputs": "who " * 30, "parameters": {"max_new_tokens": 9, "repetition_penalty": 1.3}},
-    {
-        "inputs": "paris",
-        "parameters": {
-            "num_return_sequences": 3, "seed": 5, "temperature": 1.5, "max_new_tokens": 30,
-        },
-    },
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["LlamaForCausalLM", "GPT2LMHeadModel"])
-@pytest.mark.parametrize("buckets", ["4x48", "1x40"])
-def test_texts_are_written_by_programs_that_were_ready(
-    kind: str, buckets: str, tmp_path: Path, on_cpu: OnCpu
-) -> None:
-    folder = save(kind, tmp_path / "model")
-    served = Handlers(folder, AMPHORA_BUCKETS=buckets)
-    ready = work()
-    answers = [served.ask(body) for body in WRITTEN]
-    together = served.ask_all(WRITTEN)
-    assert work() == ready
-    plain = on_cpu(folder)
-    for body, answer, beside in zip(WRITTEN, answers, together, strict=True):
-        assert_close(answer, plain.ask(body))
-        assert_close(beside, plain.ask(body))
-    long = {"inputs": "who", "parameters": {"max_new_tokens": 48}}
-    with pytest.raises(ValueError, match=r"the model has 4[08] positions here \(AMPHORA_BUCKETS\)"):
-        served.ask(long)
-    with pytest.raises(ValueError, match="num_beams is 2, and on xla"):
-        served.ask({"inputs": "who", "parameters": {"num_beams": 2}})
-
-
 def test_a_text_longer_than_every_bucket_is_refused(tmp_path: Path, on_cpu: OnCpu) -> None:
     served = Handlers(save("BertModel", tmp_path / "model"), AMPHORA_BUCKETS="1x8,2x16")
     ready = work()
@@ -177,7 +141,8 @@ def test_a_text_longer_than_every_bucket_is_refused(tmp_path: Path, on_cpu: OnCp
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("T5ForConditionalGeneration", "written in growing shapes"),
+        ("T5ForConditionalGeneration", "shapes that grow"),
+        ("LlamaForCausalLM", "shapes that grow"),
         # Finds the end of a text by its padding, and knows none.
         ("GPT2ForSequenceClassification", "texts are padded there"),
     ],

@@ -65,8 +65,12 @@ def load(
     gives_way = precision.may_replace(kind, name, environ)
     if gives_way and architecture is AutoModelForCausalLM and precision.is_published_in(origin):
         name, dtype = "float16", torch.float16
-    if kind in DEVICES and architecture is AutoModelForSeq2SeqLM:
-        raise static.refused(kind, "texts of encoder-decoders are written in growing shapes")
+    if kind in DEVICES and architecture in _WRITERS:
+        raise static.refused(
+            kind,
+            "it generates text, in shapes that grow with each token (docs/TRAINIUM.md names the "
+            "vLLM image that serves decoders there)",
+        )
     host = "cpu" if kind in DEVICES else kind
     model = weights.read(static.origin_for(kind, origin), architecture, dtype).eval().to(host)
     weights.refuse_broken(model, origin)

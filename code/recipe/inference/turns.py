@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -56,17 +55,6 @@ def wait(is_done: Until) -> None:
 
 
 Result = TypeVar("Result")
-_STEPS = ThreadPoolExecutor(1, "steps")
-
-
-def in_one_thread(work: Callable[[], Result]) -> Result:
-    """What `work` returns or raises. Where predictions take turns, all such work is done in one
-    thread, whosever turn it is: libraries keep memory and kernels for each thread that computes.
-
-    Args:
-        work: It does not pause.
-    """
-    return work() if _pause is None else _STEPS.submit(work).result()
 
 
 class Shared(Generic[Result]):

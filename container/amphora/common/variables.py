@@ -15,9 +15,8 @@ SETTINGS = frozenset(
     PREFIX + name
     for name in (
         *("ADAPTERS", "ANSWERS", "BATCH_TOKENS", "BIND", "BLOCKED_WEIGHTS", "BODY_RATE"),
-        *("BODY_SECONDS", "BUCKETS", "CACHE_TOKENS", "CODE_DIR", "COMPILE", "CONNECTIONS"),
+        *("BODY_SECONDS", "BUCKETS", "CODE_DIR", "COMPILE", "CONNECTIONS"),
         *(
-            "CONTINUOUS",
             "DTYPE",
             "ENGINE",
             "GENERATION",
@@ -26,7 +25,7 @@ SETTINGS = frozenset(
             "HEADER_COUNT",
         ),
         *("HEADER_SECONDS",),
-        *("HOST_WAIT_SECONDS", "KEEP_ALIVE_SECONDS", "LONG_PROMPTS", "MAX_ANSWER_VALUES"),
+        *("HOST_WAIT_SECONDS", "KEEP_ALIVE_SECONDS", "MAX_ANSWER_VALUES"),
         *("MAX_PIXELS", "MAX_RESTARTS", "MAX_ROWS", "MAX_SAMPLES", "MAX_SCORES", "MAX_TEXT_BYTES"),
         *("MAX_TOKENS_READ", "MAX_TOKENS_WRITTEN", "MAX_WINDOWS", "MODEL_NAME", "NPROC_PER_NODE"),
         *("PACKING", "QUEUE_LIMIT", "SESSIONS", "SESSION_SECONDS", "STALL_SECONDS"),
@@ -38,10 +37,26 @@ _INTERNAL = frozenset(
     PREFIX + name
     for name in (
         *("ADAPTERS_FILE", "ERROR_DIR", "EVALUATE_MODULES", "LAUNCHER", "NEURON_STACK"),
-        *("PROGRESS_DIR", "PROGRESS_FILE", "RESTART_COUNT", "SCRIPT_DIR", "SHARERS"),
+        *("PROGRESS_DIR", "PROGRESS_FILE", "RESTART_COUNT", "SCRIPT_DIR"),
     )
 )
 """What an image sets, or one process for another."""
+
+REMOVED = {
+    PREFIX + name: remedy
+    for name, remedy in (
+        (
+            "CACHE_TOKENS",
+            "Leave it out: at most 32 texts of equal settings share a batch.",
+        ),
+        ("CONTINUOUS", "Leave it out: on GPUs vLLM batches continuously, on CPUs nothing does."),
+        (
+            "LONG_PROMPTS",
+            "Send truncation: true (cut) or false (refuse) to /invocations; /v1 routes refuse.",
+        ),
+    )
+}
+"""What users could set once, and what to do instead."""
 
 
 class Variables:
@@ -98,7 +113,9 @@ class Variables:
         """Raise ConfigError that names each variable that was read and is wrong, and each that no
         part of the image reads."""
         for name in sorted(self._environ):
-            if name.startswith(PREFIX) and name not in SETTINGS | _INTERNAL:
+            if name in REMOVED:
+                self.refuse(f"{name} was removed. {REMOVED[name]}")
+            elif name.startswith(PREFIX) and name not in SETTINGS | _INTERNAL:
                 self.refuse(f"{name} is not a variable of this image.{near(name, SETTINGS)}")
         if self._problems:
             raise ConfigError(" ".join(self._problems))

@@ -40,6 +40,12 @@ def test_an_unknown_variable_is_refused_with_the_near_one(
         settings.read(tmp_path, environ, devices.detect({}))
 
 
+def test_a_removed_variable_is_refused_with_what_takes_its_place(tmp_path: Path) -> None:
+    environ = {"AMPHORA_CONTINUOUS": "0", "AMPHORA_LONG_PROMPTS": "cut"}
+    with pytest.raises(ConfigError, match=r"CONTINUOUS was removed.*PROMPTS was removed.*truncat"):
+        settings.read(tmp_path, environ, devices.detect({}))
+
+
 def test_train_refuses_it_before_the_script_starts(scripted: Tree) -> None:
     scripted.script("raise AssertionError")
     result = scripted.train(AMPHORA_NPROC_PER_NOD="2")

@@ -198,16 +198,9 @@ def test_an_encoder_is_computed_by_its_own_adapter(
     assert [ask(task, (name, body))[0] for name in names] == [answers[name] for name in names]
 
 
-@pytest.mark.parametrize("continuous", ["1", "0"])
 def test_what_is_being_written_by_an_adapter_that_goes_ends_with_the_reason(
-    base: Path,
-    adapters: list[Path],
-    listing: List,
-    load: Callable[[Path], AdaptedTask],
-    monkeypatch: pytest.MonkeyPatch,
-    continuous: str,
+    base: Path, adapters: list[Path], listing: List, load: Callable[[Path], AdaptedTask]
 ) -> None:
-    monkeypatch.setenv("AMPHORA_CONTINUOUS", continuous)
     task = load(base)
     for place in (0, 1):
         listing.add(f"a{place}", adapters[place])

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from recipe.inference.apis import reading
-from recipe.inference.generation import groups
 from recipe.inference.generation.generator import Generator
 from recipe.inference.payloads import BadRequest, Document
 from recipe.inference.saved.origin import Origin
@@ -35,11 +34,11 @@ def chained(tmp_path_factory: pytest.TempPathFactory) -> Generator:
     return load(folder)
 
 
-def load(folder: Path, **environ: str) -> Generator:
+def load(folder: Path) -> Generator:
     patched = pytest.MonkeyPatch()
     with patched.context() as patch:
         patch.setenv("AMPHORA_DTYPE", "float32")
-        return Generator.load(Origin(str(folder), {}), environ)
+        return Generator.load(Origin(str(folder), {}))
 
 
 def ask(model: Generator, *bodies: object, path: str = "/invocations") -> list[Any]:
@@ -211,9 +210,9 @@ def test_what_streams_draw_does_not_depend_on_who_is_at_work_beside(model_dir: P
     assert [list(each) for each in streams] == [[], []]
     # Nothing is computed ahead of a reader, and one that leaves ends its thread.
     before = threading.enumerate()
-    for stream in (streamed(1), groups.events(model.loaded, model.prompts.of(read(1)))):
-        next(stream)
-        stream.close()
+    stream = streamed(1)
+    next(stream)
+    stream.close()
     assert threading.enumerate() == before
 
 
@@ -235,16 +234,14 @@ def test_what_says_nothing_is_taken(chained: Generator) -> None:
 
 def test_prompts_may_be_refused_rather_than_cut(tmp_path: Path) -> None:
     chain.save(tmp_path, template=None)
-    model = load(tmp_path, AMPHORA_LONG_PROMPTS="refuse")
-    long = {"inputs": "0" * 70, "parameters": {"max_new_tokens": 4}}
-    with pytest.raises(BadRequest, match=r"70 tokens, 4 are to follow.*AMPHORA_LONG_PROMPTS=cut"):
+    model = load(tmp_path)
+    long = {"inputs": "0" * 70, "parameters": {"max_new_tokens": 4, "truncation": False}}
+    with pytest.raises(BadRequest, match=r"70 tokens, 4 are to follow.*Shorten the prompt"):
         ask(model, long)
     long["parameters"]["truncation"] = True  # type: ignore[index]
     assert ask(model, long)[0][0]["generated_text"].endswith("001234")
     with pytest.raises(BadRequest, match="no chat template"):
         ask(model, {"messages": [{"role": "user", "content": "hi"}]})
-    with pytest.raises(ValueError, match="AMPHORA_LONG_PROMPTS is 'shrink'"):
-        load(tmp_path, AMPHORA_LONG_PROMPTS="shrink")
 
 
 def test_a_bad_line_harms_no_other(chained: Generator) -> None:

@@ -74,7 +74,7 @@ def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ge
     reader.save_pretrained(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AMPHORA_DTYPE", "float32")
-        yield Generator.load(Origin(str(folder), {}), {})
+        yield Generator.load(Origin(str(folder), {}))
 
 
 def ask(model: Generator, path: str = "/v1/completions", **body: Any) -> Any:

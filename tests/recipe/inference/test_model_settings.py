@@ -67,21 +67,18 @@ def texts_of(answer: list[Any]) -> list[str]:
 def test_what_makes_steps_of_several_tokens_loses_none(
     base: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    handlers = Handlers(model_with(base, tmp_path / "model", **settings), AMPHORA_CONTINUOUS="0")
+    handlers = Handlers(model_with(base, tmp_path / "model", **settings))
     (answer,) = handlers.ask_all([asked()])
     assert texts_of(answer) == by_transformers(base)
 
 
-@pytest.mark.parametrize("continuous", ["0", "1"])
-def test_a_models_own_stop_strings_end_its_texts(
-    base: Path, tmp_path: Path, continuous: str
-) -> None:
+def test_a_models_own_stop_strings_end_its_texts(base: Path, tmp_path: Path) -> None:
     whole = by_transformers(base)
     stop = [whole[0][3:6], whole[1][2:5]]
     folder = model_with(base, tmp_path / "model", stop_strings=stop)
     expected = by_transformers(folder)
     assert expected != whole
-    handlers = Handlers(folder, AMPHORA_CONTINUOUS=continuous)
+    handlers = Handlers(folder)
     (answer,) = handlers.ask_all([asked()])
     assert texts_of(answer) == expected
     with pytest.raises(ValueError, match=r"stop_strings, which do not go with num_beams"):

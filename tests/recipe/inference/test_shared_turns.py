@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -197,33 +196,3 @@ def test_without_turns_it_is_done_in_one_piece(jobs: Turns) -> None:
     again = Counting(seen)
     assert turns.Shared(again).result() == "whole"
     assert again.begun == 1
-
-
-def test_steps_of_all_predictions_are_made_in_one_thread(jobs: Turns) -> None:
-    """Libraries keep memory for each thread that computes: 32 streams took 2.4 GB more."""
-    seen: list[tuple[int, int]] = []
-
-    def fails() -> None:
-        raise KeyError("a step")
-
-    def work() -> None:
-        for _ in range(3):
-            own = threading.get_ident()
-            seen.append((own, turns.in_one_thread(threading.get_ident)))
-            turns.pause()
-        with pytest.raises(KeyError, match="a step"):
-            turns.in_one_thread(fails)
-
-    jobs.add([work, work, work])
-    while len(jobs):
-        jobs.give()
-    assert len(seen) == 9 and len({own for own, _ in seen}) > 1
-    assert len({step for _, step in seen}) == 1
-
-
-def test_without_turns_a_step_is_made_where_it_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A process that forks workers later must run no thread."""
-    monkeypatch.setattr(turns, "_pause", None)
-    assert turns.in_one_thread(threading.get_ident) == threading.get_ident()

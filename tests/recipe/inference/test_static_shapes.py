@@ -3,8 +3,6 @@ TorchNeuron's rules for torch.compile."""
 
 from __future__ import annotations
 
-import gc
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,7 @@ import pytest
 import torch
 
 from recipe.errors import ModelError
-from recipe.inference.generation import fixed_shapes
-from recipe.inference.generation.batch import Batch
-from recipe.inference.payloads import BadRequest, Request
+from recipe.inference.payloads import BadRequest
 from recipe.inference.static import programs
 from recipe.inference.static.buckets import Bucket, Buckets
 from tests.support.serving_kit import TEXTS, WORDS, Handlers, assert_close, save
@@ -125,111 +121,9 @@ def test_a_model_with_a_break_in_its_graph_is_not_served(
         Handlers(folder, AMPHORA_BUCKETS="1x16", AMPHORA_COMPILE="1")
 
 
-WRITTEN: list[Any] = [
-    {"inputs": "who said", "parameters": {"max_new_tokens": 9, "details": True}},
-    {"inputs": ["who was " * 23, *TEXTS], "parameters": {"max_new_tokens": 2, "details": True}},
-    {"inputs": "who", "parameters": {"num_return_sequences": 3, "seed": 5, "temperature": 1.5}},
-    {"inputs": "paris was", "parameters": {"num_return_sequences": 4, "seed": 1, "top_k": 5}},
-    # It needs more room at once than there is.
-    {"inputs": "paris", "parameters": {"num_return_sequences": 6, "seed": 2, "do_sample": True}},
-]
-
-
-@pytest.mark.parametrize("kind", ["LlamaForCausalLM", "GPT2LMHeadModel"])
-def test_texts_are_written_by_two_graphs_without_breaks(
-    kind: str, tmp_path: Path, graphs: list[Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["LlamaForCausalLM", "T5ForConditionalGeneration"])
+def test_models_that_generate_text_are_refused(
+    kind: str, tmp_path: Path, graphs: list[Any]
 ) -> None:
-    # Prompts are read in several pieces; the last one has no room to be filled up.
-    monkeypatch.setattr(fixed_shapes, "_PIECE", 20)
-    folder = save(kind, tmp_path / "model")
-    served = Handlers(folder, AMPHORA_BUCKETS="4x48", AMPHORA_COMPILE="1")
-    assert len(graphs) == 2
-    answers, together = [served.ask(body) for body in WRITTEN], served.ask_all(WRITTEN)
-    request = Request(
-        texts=["who"], parameters={"stream": True, "max_new_tokens": 4, "min_new_tokens": 4}
-    )
-    (streamed,) = served.model.predict([request])
-    assert len(list(streamed)) == 4
-    assert len(graphs) == 2
-    with pytest.raises(BadRequest, match="num_beams is 2, and on cpu texts are written without"):
-        served.ask({"inputs": "who", "parameters": {"num_beams": 2}})
-    with pytest.raises(BadRequest, match=r"48 positions here \(AMPHORA_BUCKETS\)"):
-        served.ask({"inputs": "who", "parameters": {"max_new_tokens": 48}})
-    monkeypatch.setattr(programs, "DEVICES", frozenset())
-    monkeypatch.setattr("recipe.inference.loading.DEVICES", frozenset())
-    plain = Handlers(folder)
-    for answer, beside, body in zip(answers, together, WRITTEN, strict=True):
-        wanted = plain.ask(body)
-        assert_close(answer, wanted)
-        assert_close(beside, wanted)
-
-
-def test_room_that_nobody_reaches_any_more_is_free(tmp_path: Path, graphs: list[Any]) -> None:
-    """As after an error that torch.compile has caught: its frames refer to each other."""
-    served = Handlers(save("LlamaForCausalLM", tmp_path / "model"), AMPHORA_BUCKETS="4x48")
-    rows = served.model.continuous.engine.rows
-    gc.collect()
-    gc.disable()
-    try:
-        held: list[Any] = [rows.extend(Batch(), [[5, 6]])[1] for _ in range(4)]
-        with pytest.raises(torch.OutOfMemoryError, match="AMPHORA_BUCKETS has room for 4 texts"):
-            rows.extend(Batch(), [[5, 6]])
-        held.append(held)
-        del held
-        assert [rows.extend(Batch(), [[5, 6]] * 4)[1].lengths for _ in range(2)] == [[2] * 4] * 2
-    finally:
-        gc.enable()
-
-
-def test_a_window_of_attention_shorter_than_texts_is_refused(
-    tmp_path: Path, graphs: list[Any]
-) -> None:
-    folder = save_mistral(tmp_path / "model", window=20)
-    with pytest.raises(ModelError, match="its attention reaches 20 tokens back"):
-        Handlers(folder, AMPHORA_BUCKETS="4x40")
-    served = Handlers(folder, AMPHORA_BUCKETS="4x20")
-    assert served.ask({"inputs": "who", "parameters": {"max_new_tokens": 9}})
-
-
-@pytest.mark.parametrize(
-    ("environ", "why"),
-    [
-        ({"AMPHORA_BUCKETS": "1x16,4x32"}, "Give one pair such as 8x1024"),
-        ({"AMPHORA_BUCKETS": "4x8"}, "16 or more"),
-        ({"AMPHORA_BUCKETS": "4x64"}, "reads 48 tokens at most"),
-        ({"AMPHORA_CONTINUOUS": "0"}, "AMPHORA_CONTINUOUS is 0, and on cpu there is one way"),
-        ({"AMPHORA_CACHE_TOKENS": "99"}, "AMPHORA_CACHE_TOKENS is set, and on cpu"),
-    ],
-)
-def test_settings_that_writing_has_no_use_for_are_refused(
-    environ: dict[str, str], why: str, tmp_path: Path, graphs: list[Any]
-) -> None:
-    with pytest.raises(ValueError, match=why):
-        Handlers(save("LlamaForCausalLM", tmp_path / "model"), **environ)
-
-
-def test_models_whose_texts_cannot_join_others_are_refused(
-    tmp_path: Path, graphs: list[Any]
-) -> None:
-    folder = save("LlamaForCausalLM", tmp_path / "model")
-    config = json.loads((folder / "generation_config.json").read_text())
-    (folder / "generation_config.json").write_text(json.dumps({**config, "num_beams": 2}))
-    with pytest.raises(ModelError, match="answers otherwise if texts join others"):
-        Handlers(folder)
-    with pytest.raises(ModelError, match="encoder-decoders are written in growing shapes"):
-        Handlers(save("T5ForConditionalGeneration", tmp_path / "t5"))
-
-
-def save_mistral(folder: Path, window: int) -> Path:
-    import transformers
-
-    save("LlamaForCausalLM", folder)
-    torch.manual_seed(0)
-    config = json.loads((folder / "config.json").read_text())
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-             "num_attention_heads", "num_key_value_heads", "max_position_embeddings",
-             "initializer_range", "pad_token_id", "bos_token_id", "eos_token_id")  # fmt: skip
-    own = {name: config[name] for name in names}
-    made = transformers.MistralConfig(sliding_window=window, **own)
-    transformers.MistralForCausalLM(made).save_pretrained(folder)
-    return folder
+    with pytest.raises(ModelError, match=r"shapes that grow.*vLLM image that serves decoders"):
+        Handlers(save(kind, tmp_path / "model"))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,10 +12,7 @@ from transformers import AutoModelForCausalLM
 from recipe.compat import UNBOUNDED
 from recipe.inference import loading, turns
 from recipe.inference.generation import calls, groups, shapes
-from recipe.inference.generation.continuous import Continuous, probe_tokens
 from recipe.inference.generation.decoding import Completion
-from recipe.inference.generation.engine import Row
-from recipe.inference.generation.options import CUT, REFUSE
 from recipe.inference.generation.prefill import prefill
 from recipe.inference.generation.prompts import Prompt, Prompts
 from recipe.inference.loaded_model import PADDED, LoadedModel
@@ -33,20 +29,10 @@ class Generator:
 
     loaded: LoadedModel
     prompts: Prompts
-    continuous: Continuous | None
-    """Writes texts that begin and end at any token; None if the model answers otherwise then."""
 
     @classmethod
-    def load(cls, origin: Origin, environ: Mapping[str, str] = os.environ) -> Generator:
-        """The causal language model that `origin` names.
-
-        Raises:
-            ValueError: AMPHORA_LONG_PROMPTS is neither cut nor refuse, or a variable of
-                `Continuous.of` has a wrong value.
-        """
-        long_prompts = environ.get("AMPHORA_LONG_PROMPTS", "")
-        if long_prompts not in ("", CUT, REFUSE):
-            raise ValueError(f"AMPHORA_LONG_PROMPTS is {long_prompts!r}. Give {CUT} or {REFUSE}.")
+    def load(cls, origin: Origin) -> Generator:
+        """The causal language model that `origin` names."""
         loaded = loading.load(origin, AutoModelForCausalLM)
         if loaded.positions < UNBOUNDED:
             # What a tokenizer says beside is of the texts that it was made of.
@@ -58,18 +44,15 @@ class Generator:
         model.generation_config.stop_strings = None
         # What a long prompt says last is what is to be continued.
         loaded.tokenizer.truncation_side = "left"
-        continuous = Continuous.of(loaded, environ)
-        if continuous is None:
-            merging = groups.merging_of(loaded, probe_tokens(model))
-            if merging != PADDED:
-                print(f"batches: {type(model).__name__} writes otherwise if prompts are padded: "
-                      f"{merging}", flush=True)  # fmt: skip
-            loaded = replace(loaded, merging=merging)
-        else:
-            loaded = continuous.loaded
-        return cls(
-            loaded=loaded, prompts=Prompts(loaded, long_prompts, stop), continuous=continuous
-        )
+        merging = groups.merging_of(loaded)
+        if merging != PADDED:
+            print(
+                f"batches: {type(model).__name__} writes otherwise if prompts are padded: "
+                f"{merging}",
+                flush=True,
+            )
+        loaded = replace(loaded, merging=merging)
+        return cls(loaded=loaded, prompts=Prompts(loaded, stop))
 
     def example(self, text: str) -> Request:
         """A request that this task answers, at little cost."""
@@ -85,78 +68,45 @@ class Generator:
 
         Raises:
             BadRequest: A parameter is not one of this task's, the model has no chat template for a
-                conversation, prompt and text do not fit into the model's positions, or beams are
-                asked for where there are none.
+                conversation, or prompt and text do not fit into the model's positions.
         """
-        self._engine(request)
         return [len(prompt.ids) + prompt.new for prompt in self.prompts.of(request)]
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
         """For each request its texts, in the form of pipelines and TGI (`shapes`), or, if it has a
-        `form` of its own, as `Completion`; with `stream` an iterator over events. Where predictions
-        take turns, texts are given later, by a function for each request."""
-        rows: list[Row] = []
-        texts = self._texts([request for request in requests if not request.streams], rows)
+        `form` of its own, as `Completion`; with `stream` an iterator over events. Prompts of equal
+        settings share a batch. Where predictions take turns, texts are given later, by a function
+        for each request."""
+        texts = self._texts([request for request in requests if not request.streams])
         answers: list[Any] = []
-        try:
-            for request in requests:
-                if request.streams:
-                    prompts, engine = self.prompts.of(request), self._engine(request)
-                    events = (
-                        groups.events(self.loaded, prompts)
-                        if engine is None
-                        else engine.events(prompts)
-                    )
-                    answers.append(_shaped(events, request))
-                else:
-                    later = partial(self._answered, texts[id(request)], request)
-                    answers.append(later if turns.are_taken() else later())
-        finally:
-            if rows and self.continuous is not None:
-                # If one has failed, nobody waits for the others.
-                self.continuous.engine.leave(rows)
+        for request in requests:
+            if request.streams:
+                events = groups.events(self.loaded, self.prompts.of(request))
+                answers.append(_shaped(events, request))
+            else:
+                later = partial(self._answered, texts[id(request)], request)
+                answers.append(later if turns.are_taken() else later())
         return answers
 
-    def _answered(self, texts: Callable[[], list[Texts]], request: Request) -> Any:
+    def _answered(self, parts: Sequence[Callable[[], Texts]], request: Request) -> Any:
         if request.parameters.get("decoder_input_details") and request.settings is None:
             request.prefill = prefill(self.loaded, self.prompts.of(request))
-        return _shaped(Answers(texts(), request.truncated, request.single), request)
+        texts = [part() for part in parts]
+        return _shaped(Answers(texts, request.truncated, request.single), request)
 
-    def _engine(self, request: Request) -> Continuous | None:
-        """What writes the request's texts token by token beside others'; None if `generate` does,
-        in a group. Raises BadRequest as `Continuous.takes`."""
-        settings = self.prompts.of(request)[0].settings
-        return self.continuous if self.continuous and self.continuous.takes(settings) else None
-
-    def _texts(
-        self, requests: Sequence[Request], added: list[Row]
-    ) -> dict[int, Callable[[], list[Texts]]]:
-        """For each request, by its `id`, what returns each prompt's texts when all are written.
-
-        Args:
-            requests: None of them streams.
-            added: What the engine is told to write at once is appended: where none pauses, all is
-                there before the first step is made.
-        """
-        texts: dict[int, Callable[[], list[Texts]]] = {}
-        apart: list[Prompt] = []
-        for request in requests:
-            prompts = self.prompts.of(request)
-            if (engine := self._engine(request)) is None:
-                apart += prompts
-            else:
-                rows = None if turns.are_taken() else engine.add(prompts)
-                added += rows or []
-                texts[id(request)] = partial(engine.texts, prompts, rows)
-        shared: dict[int, list[Callable[[], Texts]]] = {}
-        for group in groups.alike(self.loaded, apart):
+    def _texts(self, requests: Sequence[Request]) -> dict[int, list[Callable[[], Texts]]]:
+        """For each request, by its `id`, what returns each prompt's texts when they are written."""
+        prompts = [prompt for request in requests for prompt in self.prompts.of(request)]
+        parts: dict[tuple[int, int], Callable[[], Texts]] = {}
+        for group in groups.alike(self.loaded, prompts):
             together = turns.Shared(partial(groups.write, self.loaded, group))
             for place, prompt in enumerate(group):
-                own = partial(self._of_group, together, len(group), place, prompt)
-                shared.setdefault(id(prompt.owner), []).append(own)
-        for name, parts in shared.items():
-            texts[name] = partial(_each, parts)
-        return texts
+                part = partial(self._of_group, together, len(group), place, prompt)
+                parts[id(prompt.owner), prompt.place] = part
+        return {
+            id(request): [parts[id(request), place] for place in range(len(request.texts))]
+            for request in requests
+        }
 
     def _of_group(
         self, together: turns.Shared[list[Texts]], count: int, place: int, prompt: Prompt
@@ -168,10 +118,6 @@ class Generator:
             if count == 1:
                 raise
             return groups.write(self.loaded, [prompt])[0]
-
-
-def _each(parts: Sequence[Callable[[], Texts]]) -> list[Texts]:
-    return [part() for part in parts]
 
 
 def _shaped(answer: Any, request: Request) -> Any:

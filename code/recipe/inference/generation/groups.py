@@ -12,7 +12,6 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from recipe.inference import loaded_model, turns
 from recipe.inference.generation import calls
-from recipe.inference.generation.batch import are_same, has_lasting_positions
 from recipe.inference.generation.decoding import (
     Completion,
     Event,
@@ -25,20 +24,20 @@ from recipe.inference.generation.decoding import (
 )
 from recipe.inference.generation.prompts import Prompt
 from recipe.inference.loaded_model import ALONE, EQUAL, PADDED, LoadedModel
+from recipe.inference.saved.weights import embeddings_of
 
 
-def merging_of(loaded: LoadedModel, tokens: Sequence[int]) -> str:
+def merging_of(loaded: LoadedModel) -> str:
     """Which prompts `generate` may continue together so that each text is what it is alone.
 
     Decoders of some families (BART's, Whisper's) count positions from the padding on, others heed
     no mask.
-
-    Args:
-        loaded: A causal language model.
-        tokens: At least 14, of which prompts are made.
     """
     model: Any = loaded.model
-    long, short, equal = list(tokens), list(tokens[:5]), list(tokens[::-1])
+    vocabulary = embeddings_of(model)
+    # Tokens of all kinds, none of them special as a rule.
+    long = [(7 + 31 * place) % vocabulary for place in range(14)]
+    short, equal = long[:5], long[::-1]
 
     def steps(prompts: list[list[int]]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         output = model.generate(
@@ -111,7 +110,10 @@ def write(
         start(watch)
     if settings.do_sample:
         # Forks of one process would otherwise all draw the same.
-        torch.seed() if settings.seed is None else torch.manual_seed(settings.seed)
+        seed, place = settings.seed, prompts[0].place
+        # Equal prompts of a request that are in several groups are not to draw the same texts.
+        shifted = seed if seed is None or not place else (seed + place) % 2**64
+        torch.seed() if shifted is None else torch.manual_seed(shifted)
     has_beams = settings.num_beams > 1
     # Beams change their places with every token: they are read in the end.
     criteria: list[Any] = [] if has_beams else [watch]
@@ -205,3 +207,35 @@ def alike(loaded: LoadedModel, prompts: Sequence[Prompt]) -> Iterator[list[Promp
         size = 1 if loaded.merging == ALONE else max(1, loaded_model.BATCH // rows)
         for start in range(0, len(group), size):
             yield group[start : start + size]
+
+
+def are_same(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether scores differ by no more than the order of sums in a precision makes of them,
+    beside how much they differ among each other. A neighbour that is seen changes them by far
+    more."""
+    spread = float((one - one.mean()).norm())
+    difference = float(((one - one.mean()) - (other - other.mean())).norm())
+    return difference <= (1e-3 if dtype == torch.float32 else 0.08) * max(spread, 1e-6)
+
+
+def has_lasting_positions(config: Any) -> bool:
+    """Whether a token's place is told to a model alike whatever else is read beside it.
+
+    Rotary embeddings of some kinds change for all rows with the longest one, attention in chunks
+    with where a chunk begins.
+    """
+    config = config.get_text_config()
+    kinds: list[str] = []
+    parameters = [getattr(config, name, None) or {} for name in ("rope_parameters", "rope_scaling")]
+    while parameters:
+        for name, value in parameters.pop().items():
+            if isinstance(value, dict):
+                parameters.append(value)
+            elif name in ("rope_type", "type"):
+                kinds.append(str(value))
+    layers = set(getattr(config, "layer_types", None) or ())
+    return (
+        not any("dynamic" in kind or kind in ("longrope", "su") for kind in kinds)
+        and layers <= {"full_attention", "sliding_attention"}
+        and not getattr(config, "attention_chunk_size", None)
+    )

@@ -118,7 +118,7 @@ _CHOSEN = (
 )  # fmt: skip
 
 
-def settings_of(parameters: Mapping[str, Any], long_prompts: str = CUT) -> GenerationSettings:
+def settings_of(parameters: Mapping[str, Any]) -> GenerationSettings:
     """The settings that a request's `parameters` ask for; those that are None are left out.
 
     Raises:
@@ -142,8 +142,6 @@ def settings_of(parameters: Mapping[str, Any], long_prompts: str = CUT) -> Gener
         if values["temperature"] == 0 and values.get("do_sample"):
             raise BadRequest("temperature is 0, which samples nothing, and do_sample is true.")
         samples = False
-    if "truncation" in values:
-        long_prompts = CUT if values["truncation"] else REFUSE
     if values.get("decoder_input_details") and values.get("stream"):
         raise BadRequest("decoder_input_details cannot be streamed: leave one of them out.")
     top, has_details = values.get("top_n_tokens", 0), values.get("details")
@@ -156,7 +154,7 @@ def settings_of(parameters: Mapping[str, Any], long_prompts: str = CUT) -> Gener
         sequences=values.get("num_return_sequences", 1),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         logprobs=top if has_details or top else None,
-        long_prompts=long_prompts,
+        long_prompts=CUT if values.get("truncation", True) else REFUSE,
     )
     refuse_contradictions(settings)
     return settings

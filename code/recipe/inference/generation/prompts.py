@@ -22,8 +22,6 @@ from recipe.inference.payloads import (
     is_conversation,
 )
 from recipe.inference.saved.weights import embeddings_of
-from recipe.inference.static import programs
-from recipe.inference.static.buckets import NAME
 from recipe.tokenization.encoding import ending
 
 _MESSAGE_BYTES = 32
@@ -70,9 +68,6 @@ class Prompts:
     """Makes the prompts of requests."""
 
     loaded: LoadedModel
-    long_prompts: str = ""
-    """`CUT` or `REFUSE` for every prompt; empty: `CUT`, but as an API documents it on its route."""
-
     stop: tuple[str, ...] = ()
     """What ends every text, by the model's own settings."""
 
@@ -86,9 +81,7 @@ class Prompts:
         if request.prepared is None:
             settings = request.settings
             if settings is None:
-                settings = options.settings_of(request.parameters, self.long_prompts or CUT)
-            elif self.long_prompts:
-                settings = replace(settings, long_prompts=self.long_prompts)
+                settings = options.settings_of(request.parameters)
             if request.streams and request.settings is None:
                 if len(request.texts) != 1:
                     raise BadRequest(f"{len(request.texts)} texts cannot be streamed. Send one.")
@@ -246,15 +239,10 @@ class Prompts:
         if not cuts or new > limit // 2:
             more = "" if is_whole else "more than "
             room = f"at most {limit - length} can follow" if length < limit else "none can follow"
-            advice = ""
-            if not cuts and new <= limit // 2:
-                advice = ", or let AMPHORA_LONG_PROMPTS=cut cut prompts on the left"
             wish = "" if new_tokens is None else f" {new} are to follow,"
-            is_fixed = self.loaded.model.device.type in programs.DEVICES
-            fixed = f" here ({NAME})" if is_fixed else ""
             raise TooLong(
                 f"The prompt has {more}{length} tokens,{wish} and the model has {limit}"
-                f" positions{fixed}: {room}. Shorten the prompt or ask for less{advice}."
+                f" positions: {room}. Shorten the prompt or ask for less."
             )
         return limit - max(new, 1), max(new, 1)
 

@@ -26,11 +26,6 @@ class Bucket:
         return f"{self.rows}x{self.length}"
 
 
-WRITTEN = Bucket(1024, 8)
-"""Of texts that are written, where AMPHORA_BUCKETS does not say."""
-LEAST_WRITTEN = 16
-
-
 @dataclass(frozen=True)
 class Buckets:
     """The shapes of one model, shorter ones first."""
@@ -67,29 +62,6 @@ class Buckets:
                 f"no length above {longest}."
             )
         return cls(tuple(shapes))
-
-    @classmethod
-    def of_writer(cls, environ: Mapping[str, str], longest: int) -> Bucket:
-        """How many texts are written at once, and how many tokens each has at most with its prompt.
-
-        Args:
-            environ: AMPHORA_BUCKETS, such as "8x1024".
-            longest: Tokens of the longest text that the model reads.
-
-        Raises:
-            ValueError: AMPHORA_BUCKETS is something else, longer than the model reads, or too short
-                for any text.
-        """
-        if not environ.get(NAME, "").strip():
-            return Bucket(min(WRITTEN.length, longest), WRITTEN.rows)
-        shapes = cls.read(environ, longest).shapes
-        if len(shapes) > 1 or shapes[0].length < LEAST_WRITTEN:
-            raise ValueError(
-                f"{NAME} is {environ[NAME]!r}, and the model writes texts. Give one pair such as "
-                f"{WRITTEN}: how many texts at once, and how many tokens each has at most with its "
-                f"prompt, {LEAST_WRITTEN} or more."
-            )
-        return shapes[0]
 
     @property
     def longest(self) -> int:

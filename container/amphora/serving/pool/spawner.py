@@ -243,8 +243,6 @@ def worker_environment(
         # Arrow, which sentence-transformers and pandas import, starts a thread of an allocator that
         # it does not use by default: there would be no fork, and each worker a model of its own.
         child.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
-    # How many keep what they write in the same memory.
-    child["AMPHORA_SHARERS"] = str(-(-settings.workers // max(1, settings.accelerators)))
     if settings.device_kind == devices.CPU:
         # oneDNN keeps compiled kernels for every shape it has seen, and texts come in all shapes: a
         # worker grew by 276 MB; so by 7, for as much CPU (docs/LAB.md).
