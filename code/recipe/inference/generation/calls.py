@@ -82,16 +82,13 @@ def pad_token_id(loaded: LoadedModel) -> int:
     return int(next(number for number in known if number is not None))
 
 
-def inputs(
-    loaded: LoadedModel, prompts: Sequence[list[int]], device: torch.device | None = None
-) -> dict[str, torch.Tensor]:
-    """Prompts padded on the left, so that what is written follows each: shape (prompts, tokens);
-    on the model's device, or another one."""
+def inputs(loaded: LoadedModel, prompts: Sequence[list[int]]) -> dict[str, torch.Tensor]:
+    """Prompts padded on the left, so that what is written follows each: shape (prompts, tokens)."""
     longest = max(map(len, prompts))
     mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]
     padded = [[pad_token_id(loaded)] * (longest - len(ids)) + ids for ids in prompts]
-    target = loaded.model.device if device is None else device
+    device = loaded.model.device
     return {
-        "input_ids": torch.tensor(padded, device=target),
-        "attention_mask": torch.tensor(mask, device=target),
+        "input_ids": torch.tensor(padded, device=device),
+        "attention_mask": torch.tensor(mask, device=device),
     }

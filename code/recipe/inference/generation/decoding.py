@@ -255,11 +255,6 @@ class Penalties(LogitsProcessor):
         self._presence = presence
         self._bias = bias
 
-    @property
-    def weigh(self) -> bool:
-        """Whether any score is changed."""
-        return bool(self._frequency or self._presence or self._bias)
-
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores with penalties and biases; shapes (texts, tokens), (texts, vocabulary)."""
         new = input_ids[:, self._prompt :]
