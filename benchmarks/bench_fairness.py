@@ -284,7 +284,6 @@ def main() -> None:
                 "SAGEMAKER_BIND_TO_PORT": str(PORT),
                 "SAGEMAKER_MODEL_SERVER_WORKERS": str(asked.workers),
                 "SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "600",
-                "AMPHORA_BODY_SECONDS": "600",
                 "AMPHORA_CODE_DIR": str(ROOT / "code"),
                 "HF_HUB_OFFLINE": "1",
                 "OMP_NUM_THREADS": "1",

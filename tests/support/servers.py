@@ -43,6 +43,15 @@ ECHO = """
 SERVE = (sys.executable, "-m", "amphora", "serve")
 
 
+def serve_with(limits: dict[str, float]) -> tuple[str, ...]:
+    """The command of a server that has other limits for its clients, so that no test waits long."""
+    program = (
+        "from amphora.cli import main; from amphora.serving import settings;"
+        f" settings.LIMITS = settings.ClientLimits(**{limits!r}); raise SystemExit(main())"
+    )
+    return (sys.executable, "-c", program, "serve")
+
+
 WORDS = ["the", "film", "was", "good", "bad", "in", "paris", "anna", "said", "again"]
 
 

@@ -31,7 +31,6 @@ class Bound(enum.Enum):
 
     TEXT = "AMPHORA_MAX_TEXT_BYTES", 500_000, "bytes of a text that become tokens at once"
     ROWS = "AMPHORA_MAX_ROWS", 131_072, "texts, pairs and windows that the model reads"
-    WINDOWS = "AMPHORA_MAX_WINDOWS", 16_384, "windows of one text"
     READ = "AMPHORA_MAX_TOKENS_READ", 4_194_304, "tokens that the model reads"
     WRITTEN = "AMPHORA_MAX_TOKENS_WRITTEN", 262_144, "tokens that may be generated"
     SCORES = "AMPHORA_MAX_SCORES", 67_108_864, "numbers that the model computes for the answer"
@@ -118,14 +117,14 @@ def hold_windows(tokenizer: PreTrainedTokenizerBase, text: str, room: int, share
         shared: Those that a window repeats of the one before it.
     """
     step = max(1, room - shared)
-    most = min(Bound.WINDOWS.most, Bound.READ.most // max(1, room))
+    most = min(Bound.ROWS.most, Bound.READ.most // max(1, room))
     if size_of(text) // step < most:
         return
     tokens = len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     turns.pause()
     windows = 1 + max(0, tokens - room + step - 1) // step
     reason = f"{tokens:,} tokens, {room:,} in each, {shared:,} of them shared"
-    hold(Bound.WINDOWS, windows, reason)
+    hold(Bound.ROWS, windows, reason)
     hold(Bound.READ, windows * room, f"{windows:,} windows: {reason}")
 
 

@@ -14,22 +14,12 @@ PREFIX = "AMPHORA_"
 SETTINGS = frozenset(
     PREFIX + name
     for name in (
-        *("ADAPTERS", "ANSWERS", "BATCH_TOKENS", "BIND", "BLOCKED_WEIGHTS", "BODY_RATE"),
-        *("BODY_SECONDS", "BUCKETS", "CODE_DIR", "COMPILE", "CONNECTIONS"),
-        *(
-            "DTYPE",
-            "ENGINE",
-            "GENERATION",
-            "HANDLER_DEFAULTS",
-            "HEADER_BYTES",
-            "HEADER_COUNT",
-        ),
-        *("HEADER_SECONDS",),
-        *("HOST_WAIT_SECONDS", "KEEP_ALIVE_SECONDS", "MAX_ANSWER_VALUES"),
-        *("MAX_PIXELS", "MAX_RESTARTS", "MAX_ROWS", "MAX_SAMPLES", "MAX_SCORES", "MAX_TEXT_BYTES"),
-        *("MAX_TOKENS_READ", "MAX_TOKENS_WRITTEN", "MAX_WINDOWS", "MODEL_NAME", "NPROC_PER_NODE"),
-        *("PACKING", "QUEUE_LIMIT", "SESSIONS", "SESSION_SECONDS", "STALL_SECONDS"),
-        *("STOP_SECONDS", "UI"),
+        *("ADAPTERS", "ANSWERS", "BATCH_TOKENS", "BIND", "BLOCKED_WEIGHTS", "BUCKETS"),
+        *("CODE_DIR", "COMPILE", "DTYPE", "ENGINE", "GENERATION", "HANDLER_DEFAULTS"),
+        *("HOST_WAIT_SECONDS", "MAX_ANSWER_VALUES", "MAX_PIXELS", "MAX_RESTARTS", "MAX_ROWS"),
+        *("MAX_SAMPLES", "MAX_SCORES", "MAX_TEXT_BYTES", "MAX_TOKENS_READ", "MAX_TOKENS_WRITTEN"),
+        *("MODEL_NAME", "NPROC_PER_NODE", "PACKING", "QUEUE_LIMIT", "SESSION_SECONDS"),
+        *("STALL_SECONDS", "STOP_SECONDS", "UI"),
     )
 )
 """What users set: of training, of serving, and of the image's own code."""
@@ -42,9 +32,15 @@ _INTERNAL = frozenset(
 )
 """What an image sets, or one process for another."""
 
+_CLIENTS = "Leave it out: docs/SERVING.md, Clients that misbehave, has the built-in limit."
 REMOVED = {
     PREFIX + name: remedy
     for name, remedy in (
+        *((f"BODY_{unit}", _CLIENTS) for unit in ("RATE", "SECONDS")),
+        *((f"HEADER_{unit}", _CLIENTS) for unit in ("BYTES", "COUNT", "SECONDS")),
+        *((name, _CLIENTS) for name in ("CONNECTIONS", "KEEP_ALIVE_SECONDS")),
+        ("MAX_WINDOWS", "Set AMPHORA_MAX_ROWS: windows are among its rows."),
+        ("SESSIONS", "Leave it out: a model has at most 1,024 open sessions."),
         (
             "CACHE_TOKENS",
             "Leave it out: at most 32 texts of equal settings share a batch.",

@@ -50,6 +50,10 @@ class ClientLimits:
     connections: int = 4096
 
 
+LIMITS = ClientLimits()
+"""Of every server."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
     """Everything that `amphora serve` reads from its environment."""
@@ -95,8 +99,6 @@ class ServerSettings:
     limits: ClientLimits
     session_lifetime: float
     """Seconds after which an unused session ends."""
-    most_sessions: int = 1024
-    """Sessions that may be open; one more is answered 503."""
     adapters: int
     """The most LoRA adapters of the model that may be loaded at a time; 0: it takes none."""
     generation: str = ""
@@ -163,9 +165,8 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
         startup_timeout=env.number("SAGEMAKER_STARTUP_TIMEOUT", 480.0, least=1),
         max_body=max_body,
         transform_payload=min(max(1, max_body // MIB), most_transform),
-        limits=_client_limits(env),
+        limits=LIMITS,
         session_lifetime=env.number("AMPHORA_SESSION_SECONDS", 1200.0, least=0),
-        most_sessions=env.number("AMPHORA_SESSIONS", 1024, least=1),
         adapters=adapters,
         generation=generation,
         is_multi_model=is_multi_model,
@@ -209,20 +210,3 @@ def image_code(environ: Mapping[str, str]) -> Path:
         return Path(named)
     checkout = Path(__file__).resolve().parents[3] / "code"
     return checkout if (checkout / "inference.py").is_file() else Path("/opt/amphora/code")
-
-
-def _client_limits(env: Variables) -> ClientLimits:
-    usual = ClientLimits()
-    return ClientLimits(
-        header_bytes=env.number("AMPHORA_HEADER_BYTES", usual.header_bytes, least=256),
-        header_count=env.number("AMPHORA_HEADER_COUNT", usual.header_count, least=1),
-        header_seconds=env.number(
-            "AMPHORA_HEADER_SECONDS", usual.header_seconds, least=_LEAST_SECONDS
-        ),
-        body_seconds=env.number("AMPHORA_BODY_SECONDS", usual.body_seconds, least=_LEAST_SECONDS),
-        body_rate=env.number("AMPHORA_BODY_RATE", usual.body_rate, least=1),
-        keep_alive_seconds=env.number(
-            "AMPHORA_KEEP_ALIVE_SECONDS", usual.keep_alive_seconds, least=_LEAST_SECONDS
-        ),
-        connections=env.number("AMPHORA_CONNECTIONS", usual.connections, least=1),
-    )

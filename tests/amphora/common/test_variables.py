@@ -41,6 +41,8 @@ def test_an_unknown_variable_is_refused_with_the_near_one(
 
 
 def test_a_removed_variable_is_refused_with_what_takes_its_place(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"MAX_WINDOWS was removed\. Set AMPHORA_MAX_ROWS"):
+        variables.Variables({"AMPHORA_MAX_WINDOWS": "9"}).check()
     environ = {"AMPHORA_CONTINUOUS": "0", "AMPHORA_LONG_PROMPTS": "cut"}
     with pytest.raises(ConfigError, match=r"CONTINUOUS was removed.*PROMPTS was removed.*truncat"):
         settings.read(tmp_path, environ, devices.detect({}))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.servers import ECHO, WORDS, Running, Start, write_code
+from tests.support.servers import ECHO, SERVE, WORDS, Running, Start, serve_with, write_code
 
 
 @pytest.fixture(autouse=True)
@@ -30,10 +30,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
         code: str = ECHO,
         program: str = "inference.py",
         files: dict[str, str] | None = None,
+        limits: dict[str, float] | None = None,
         **environ: str,
     ) -> Running:
         write_code(tmp_path, code, program, files)
-        servers.append(Running(tmp_path, environ))
+        servers.append(Running(tmp_path, environ, serve_with(limits) if limits else SERVE))
         return servers[-1]
 
     yield _start
@@ -46,12 +47,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """As `start`, but for tests that leave a server as it was: those of a module share one."""
     servers: dict[object, Running] = {}
 
-    def _shared(code: str = ECHO, **environ: str) -> Running:
-        key = (code, *sorted(environ.items()))
+    def _shared(
+        code: str = ECHO, limits: dict[str, float] | None = None, **environ: str
+    ) -> Running:
+        key = (code, str(limits), *sorted(environ.items()))
         if key not in servers:
             base = tmp_path_factory.mktemp("shared")
             write_code(base, code, "inference.py", None)
-            servers[key] = Running(base, environ)
+            servers[key] = Running(base, environ, serve_with(limits) if limits else SERVE)
         return servers[key]
 
     yield _shared

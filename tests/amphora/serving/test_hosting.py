@@ -111,11 +111,11 @@ def test_a_wrong_value_is_named(name: str, value: str) -> None:
 
 def test_all_wrong_values_are_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        read(SAGEMAKER_TS_BATCH_SIZE="many", SAGEMAKER_MULTI_MODEL="maybe", AMPHORA_BODY_RATE="0")
+        read(SAGEMAKER_TS_BATCH_SIZE="many", SAGEMAKER_MULTI_MODEL="maybe", AMPHORA_QUEUE_LIMIT="0")
     for problem in (
         "SAGEMAKER_TS_BATCH_SIZE is 'many'. Give a whole number of at least 1, or leave it out.",
         "SAGEMAKER_MULTI_MODEL is 'maybe'. Give true or false, or leave it out.",
-        "AMPHORA_BODY_RATE is '0'. Give a number of at least 1, or leave it out.",
+        "AMPHORA_QUEUE_LIMIT is '0'. Give a whole number of at least 1, or leave it out.",
     ):
         assert problem in str(caught.value)
 

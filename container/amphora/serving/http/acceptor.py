@@ -176,6 +176,6 @@ class Acceptor:
         if now - self._warned_at >= _QUIET_SECONDS:
             self._warned_at = now
             LOG.warning(
-                "%d connections are open, and %d may be (AMPHORA_CONNECTIONS, limit of open"
-                " files). %s", len(self._connections), self._most, what,
+                "%d connections are open, and %d may be. %s",
+                len(self._connections), self._most, what,
             )  # fmt: skip

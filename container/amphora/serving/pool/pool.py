@@ -48,7 +48,7 @@ class Pool:
             metrics: Where it counts.
         """
         self.settings = settings
-        self.sessions = Sessions(settings.session_lifetime, settings.most_sessions)
+        self.sessions = Sessions(settings.session_lifetime)
         self._metrics = metrics
         self._spawner = Spawner(settings, environ)
         self._dispatcher = Dispatcher(settings, metrics)

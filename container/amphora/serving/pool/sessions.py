@@ -59,7 +59,7 @@ class Sessions:
         most: Sessions that may be open.
     """
 
-    def __init__(self, lifetime: float, most: int) -> None:
+    def __init__(self, lifetime: float, most: int = 1024) -> None:
         self._lifetime, self._most = lifetime, most
         self._open: dict[str, Session] = {}
         """In the order of their last use, which is that of their end."""
@@ -81,8 +81,8 @@ class Sessions:
                 raise Fault(
                     503,
                     "too_many_sessions",
-                    f"{len(self._open)} sessions are open, and {self._most} may be"
-                    " (AMPHORA_SESSIONS). Close one, or try again later.",
+                    f"{len(self._open)} sessions are open, and {self._most} may be."
+                    " Close one, or try again later.",
                 )
             worker = min(workers, key=self._held.__getitem__)
             session = Session(uuid.uuid4().hex, worker, time.time() + self._lifetime)

@@ -70,18 +70,6 @@ def test_a_session_ends_with_its_worker_and_with_its_time(start: Start) -> None:
     assert in_session(server, late).status_code == 400
 
 
-def test_open_sessions_are_bounded(start: Start) -> None:
-    server = start(COUNTING, AMPHORA_SESSIONS="2", AMPHORA_SESSION_SECONDS="600").ready()
-    first, _ = open_session(server), open_session(server)
-    refused = in_session(server, "NEW_SESSION")
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_sessions")
-    assert refused.headers["retry-after"]
-    assert in_session(server, first, "close").status_code == 200
-    lost = open_session(server)
-    os.kill(in_session(server, lost).json()[1], signal.SIGKILL)
-    until(lambda: in_session(server, "NEW_SESSION").status_code == 200)
-
-
 def test_a_session_may_be_closed_in_a_stream(start: Start) -> None:
     code = """
     def model_fn(model_dir): return None

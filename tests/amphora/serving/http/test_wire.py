@@ -23,16 +23,16 @@ from tests.support.until import until
 # Time-outs, so long that a client of a test that is held up for a second is not late.
 SECONDS = 2.5
 BOUNDS = {
-    "AMPHORA_HEADER_SECONDS": str(SECONDS),
-    "AMPHORA_BODY_SECONDS": str(SECONDS),
-    "AMPHORA_BODY_RATE": "1000",
-    "AMPHORA_KEEP_ALIVE_SECONDS": str(SECONDS),
-    "AMPHORA_HEADER_BYTES": "4096",
-    "AMPHORA_HEADER_COUNT": "20",
-    "SAGEMAKER_MAX_PAYLOAD_IN_MB": "1",
+    "header_seconds": SECONDS,
+    "body_seconds": SECONDS,
+    "body_rate": 1000,
+    "keep_alive_seconds": SECONDS,
+    "header_bytes": 4096,
+    "header_count": 20,
 }
 # For tests that wait until one is over.
-HASTY = {f"AMPHORA_{name}_SECONDS": "0.6" for name in ("HEADER", "BODY", "KEEP_ALIVE")}
+HASTY = BOUNDS | {f"{name}_seconds": 0.6 for name in ("header", "body", "keep_alive")}
+SMALL = {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "1"}
 SLEEPING = ECHO.replace(
     'return {"echo"',
     """import os, time
@@ -51,12 +51,12 @@ PING = b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n"
 
 @pytest.fixture(scope="module")
 def server(shared: Start) -> Running:
-    return shared(SLEEPING, **BOUNDS).ready()
+    return shared(SLEEPING, limits=BOUNDS, **SMALL).ready()
 
 
 @pytest.fixture(scope="module")
 def hasty(shared: Start) -> Running:
-    return shared(SLEEPING, **{**BOUNDS, **HASTY}).ready()
+    return shared(SLEEPING, limits=HASTY, **SMALL).ready()
 
 
 @contextlib.contextmanager
@@ -369,7 +369,7 @@ def test_who_resets_while_it_is_refused_leaves_no_traceback(server: Running) -> 
 
 def test_a_client_that_reads_no_answer_is_let_go(start: Start) -> None:
     code = ECHO.replace("return json.dumps(prediction)", 'return "x" * 30_000_000')
-    server = start(code, AMPHORA_BODY_SECONDS="0.5").ready()
+    server = start(code, limits={"body_seconds": 0.5}).ready()
     with connected(server) as sock:
         sock.sendall(invocation(1))
         assert sock.recv(12) == b"HTTP/1.1 200"
@@ -378,7 +378,7 @@ def test_a_client_that_reads_no_answer_is_let_go(start: Start) -> None:
 
 
 def test_ping_is_reachable_beyond_every_connection_that_may_be_open(start: Start) -> None:
-    server = start(SLEEPING, AMPHORA_CONNECTIONS="20").ready()
+    server = start(SLEEPING, limits={"connections": 20}).ready()
     with contextlib.ExitStack() as stack:
         for _ in range(300):
             sock = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
