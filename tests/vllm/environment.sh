@@ -23,4 +23,7 @@ mkdir -p "$site/vllm-$version+cpu.dist-info"
 printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' $version >"$site/vllm-$version+cpu.dist-info/METADATA"
 : >"$site/vllm-$version+cpu.dist-info/RECORD"
 echo "$(pwd)/container" >"$site/amphora.pth"
+# Its processes wait for each other by sched_yield in a loop, which on few cores takes seconds from
+# every other process (seen on Linux 6.18 with two cores).
+echo 'import functools, os, time; os.sched_yield = functools.partial(time.sleep, 0.0001)' >"$site/yield.pth"
 touch "$2/.made"
