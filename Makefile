@@ -63,8 +63,9 @@ test-heavy: setup build/fuzz/.made
 
 # Half an hour. Not in .ci/run, where a sibling of each stands for it.
 test-long: setup .venv-xla/.made build/vllm/.made
-	$(BIN)/python -m pytest -m "long and not xla and not vllm" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "long and not xla and not vllm and not docker" -n 2 --dist loadfile
 	$(BIN)/python -m pytest -m "long and vllm" tests/vllm
+	$(BIN)/python -m pytest -m "long and docker" tests/docker
 	$(XLA) -m pytest -m "xla and long" -n 2 --dist loadfile tests/xla
 
 test-versions: $(patsubst tests/versions/%.txt,build/versions/%/.made,$(wildcard tests/versions/*.txt))
@@ -94,7 +95,7 @@ build/vllm/.made: tests/vllm/environment.sh .venv/.made
 	sh tests/vllm/environment.sh $(PYTHON) $(@D)
 
 test-docker: setup
-	$(BIN)/python -m pytest -m docker tests/docker
+	$(BIN)/python -m pytest -m "docker and not long" tests/docker
 
 docs: setup
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs/site -d build/doctrees docs build/site

@@ -36,7 +36,7 @@ with=
 lock neuron-xla 3.10 recipe-xla image
 with=--generate-hashes
 lock image 3.11 recipe image
-lock image-transformers4 3.11 recipe-transformers4 image
+lock image-transformers4 3.11 recipe-transformers4 scripts-transformers4 image
 # What the images for GPUs and CPUs have beside either.
 project='' present=$(sed -n 's/==.*//p' container/locks/image.txt)
 lock gpu 3.11 gpu

@@ -47,12 +47,14 @@ def test_native_looks_for_no_xla(docker: Docker, native_image: str) -> None:
     assert run_python(docker, native_image, ask) == "0 native None"
 
 
+@pytest.mark.long
 def test_native_builds_on_the_python_of_its_real_base(docker: Docker) -> None:
     base = large_stand_in(docker, "native")
     image = docker.image("neuron", "--tag", "test-native-3.14", "--base-image", base)
     assert run_python(docker, image, PYTHON) == "3.14"
 
 
+@pytest.mark.long
 def test_xla_computes_with_the_bases_own_torch(docker: Docker, xla_image: str) -> None:
     assert run_python(docker, xla_image, PYTHON) == "3.12"
     ask = (

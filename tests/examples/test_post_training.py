@@ -1,0 +1,167 @@
+"""The scripts of examples/post_training through `amphora train`, stopped, gone on with, and served."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support.causal_kit import make_model, make_tokenizer
+from tests.support.job_tree import Tree, clean_environ
+from tests.support.paths import CODE
+from tests.support.servers import Running
+from tests.support.until import until
+
+sys.path.insert(0, str(CODE))
+from recipe.metrics import metric_definitions
+from tests.recipe.inference.test_pictures import TEXT, picture, save_llava
+
+SCRIPTS = Path(__file__).parents[2] / "examples/post_training"
+LOSS = next(row["Regex"] for row in metric_definitions() if row["Name"] == "loss")
+PROMPT = {"inputs": "red cat:", "parameters": {"max_new_tokens": 4}}
+SHORT = {"max_completion_length": 16}
+QUESTION = [{"type": "image", "text": None}, {"type": "text", "text": "who was"}]
+ANSWER = [{"type": "text", "text": "anna"}]
+CONVERSATION = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script's rows, the arguments that keep it small, and a body for what it has saved."""
+
+    rows: list[dict[str, Any]]
+    body: dict[str, Any]
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+CASES = {
+    "grpo": Case(
+        [{"prompt": f"{number} + 1 =", "answer": number + 1} for number in range(8)],
+        PROMPT, {"num_generations": 4, "batch_size": 8, "max_completion_length": 64},
+    ),
+    "kto": Case(
+        [{"prompt": "red cat:", "completion": "cat" * (1 + number % 2), "label": number % 2 == 0}
+         for number in range(8)],
+        PROMPT, {"max_length": 64},
+    ),
+    "reward_model": Case(
+        [{"prompt": "red cat:", "chosen": "cat", "rejected": "dog" * number} for number in range(1, 9)],
+        {"inputs": "red cat:cat"}, {"max_length": 64},
+    ),
+    "distillation": Case([{"prompt": f"red cat {number}:"} for number in range(8)], PROMPT, SHORT),
+    "sft_images": Case(
+        [{"images": [f"{number}.png"], "messages": CONVERSATION} for number in range(8)],
+        {"images": TEXT, "text": "<image> who was", "max_new_tokens": 4},
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    """A job's folders."""
+    return Tree(tmp_path)
+
+
+def _prepare(tree: Tree, script: str) -> dict[str, Any]:
+    """Make the job's models and channel; return its hyperparameters."""
+    case, base = CASES[script], tree.base
+    rows = "\n".join(map(json.dumps, case.rows))
+    tree.channel("train", **{"rows.jsonl": rows})
+    tree.script((SCRIPTS / f"{script}.py").read_text(), f"{script}.py")
+    if script == "sft_images":
+        torch.manual_seed(5)
+        save_llava(base / "start")
+        for row in case.rows:
+            picture()[0].save(base / "input/data/train" / row["images"][0])
+    else:
+        make_model("llama", base / "start")
+        make_model("gpt2", base / "teacher")
+        tokenizer = make_tokenizer()
+        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.save_pretrained(base / "start")
+    teacher = {"teacher_name_or_path": str(base / "teacher")} if script == "distillation" else {}
+    return {
+        "sagemaker_program": f"{script}.py", "sagemaker_torch_distributed_enabled": "true",
+        "model_name_or_path": str(base / "start"), "learning_rate": 0.01, "batch_size": 2,
+        "save_steps": 1, **teacher, **case.arguments,
+    }  # fmt: skip
+
+
+def _train(tree: Tree, processes: int) -> subprocess.CompletedProcess[str]:
+    environ = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = tree.train(timeout=200, AMPHORA_NPROC_PER_NODE=str(processes), **environ)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
+def _losses(done: subprocess.CompletedProcess[str]) -> int:
+    return len(re.findall(LOSS, done.stdout + done.stderr))
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("script", CASES)
+def test_a_script_trains_goes_on_with_its_checkpoint_and_is_served(tree: Tree, script: str) -> None:
+    """On one process, then on two. The last rate of a schedule is 0: a step more changes nothing,
+    if the weights are those of the checkpoint."""
+    chosen = _prepare(tree, script)
+    tree.configure({**chosen, "max_steps": 2})
+    assert _losses(_train(tree, 1)) == 2
+    first = _weights(tree.base / "model")
+    start = _weights(tree.base / "start")
+    assert any(not torch.equal(first[name], start[name]) for name in first.keys() & start.keys())
+    shutil.rmtree(tree.base / "model")
+
+    tree.configure({**chosen, "max_steps": 3})
+    assert _losses(_train(tree, 2)) == 1
+    torch.testing.assert_close(_weights(tree.base / "model"), first, rtol=0, atol=1e-6)
+
+    server = Running(tree.base, {"AMPHORA_CODE_DIR": str(CODE), "HF_HUB_OFFLINE": "1"})
+    try:
+        reply = server.ready().invoke(CASES[script].body)
+        assert reply.status_code == 200, reply.text
+        (answer,) = reply.json()
+        assert ("score" if script == "reward_model" else "generated_text") in answer
+    finally:
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(30)
+        server.close()
+
+
+@pytest.mark.heavy
+def test_a_stopped_job_leaves_a_checkpoint_of_the_step_that_it_had_reached(tree: Tree) -> None:
+    """SIGTERM reaches the trainer, which saves and ends."""
+    chosen = _prepare(tree, "kto")
+    tree.configure({**chosen, "max_steps": 1_000_000, "save_steps": 1_000_000})
+    log = tree.base / "log"
+    with log.open("w") as out:
+        job = subprocess.Popen(
+            tree.command(), stdout=out, stderr=out,
+            env=clean_environ(
+                SAGEMAKER_BASE_DIR=str(tree.base), AMPHORA_NPROC_PER_NODE="1",
+                CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1", **tree.environ,
+            ),
+        )  # fmt: skip
+        try:
+            until(lambda: re.search(LOSS, log.read_text()), 90, log.read_text)
+            job.send_signal(signal.SIGTERM)
+            job.wait(60)
+        finally:
+            job.kill()
+    (checkpoint,) = (tree.base / "checkpoints").glob("checkpoint-*")
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    assert state["global_step"] == int(checkpoint.name.partition("-")[2]) > 0
+    assert (checkpoint / "model.safetensors").is_file()
