@@ -1,4 +1,5 @@
-"""The scripts of examples/post_training through `amphora train`, stopped, gone on with, and served."""
+"""The scripts of examples/post_training and retrieval through `amphora train`: stopped, gone on with,
+and served."""
 
 from __future__ import annotations
 
@@ -16,23 +17,28 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support import serving_kit
 from tests.support.causal_kit import make_model, make_tokenizer
 from tests.support.job_tree import Tree, clean_environ
 from tests.support.paths import CODE
 from tests.support.servers import Running
 from tests.support.until import until
+from tests.support.words import WORDS
 
 sys.path.insert(0, str(CODE))
 from recipe.metrics import metric_definitions
 from tests.recipe.inference.test_pictures import TEXT, picture, save_llava
 
-SCRIPTS = Path(__file__).parents[2] / "examples/post_training"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 LOSS = next(row["Regex"] for row in metric_definitions() if row["Name"] == "loss")
 PROMPT = {"inputs": "red cat:", "parameters": {"max_new_tokens": 4}}
+SLOW = {"learning_rate": 1e-4}
 SHORT = {"max_completion_length": 16}
 QUESTION = [{"type": "image", "text": None}, {"type": "text", "text": "who was"}]
 ANSWER = [{"type": "text", "text": "anna"}]
 CONVERSATION = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
+PAIRS = [{"anchor": f"who was {word}", "positive": f"anna was {word} in paris"} for word in WORDS]
+ENCODERS = "retrieval/train_encoder.py"
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,10 @@ class Case:
     rows: list[dict[str, Any]]
     body: dict[str, Any]
     arguments: dict[str, Any] = field(default_factory=dict)
+    file: str = ""
+    """Below examples/; empty: post_training/ and the case's name."""
+    answer: str = "'generated_text'"
+    """What a text's answer holds, as Python writes it."""
 
 
 CASES = {
@@ -56,12 +66,18 @@ CASES = {
     ),
     "reward_model": Case(
         [{"prompt": "red cat:", "chosen": "cat", "rejected": "dog" * number} for number in range(1, 9)],
-        {"inputs": "red cat:cat"}, {"max_length": 64},
+        {"inputs": "red cat:cat"}, {"max_length": 64}, answer="'score'",
     ),
     "distillation": Case([{"prompt": f"red cat {number}:"} for number in range(8)], PROMPT, SHORT),
     "sft_images": Case(
         [{"images": [f"{number}.png"], "messages": CONVERSATION} for number in range(8)],
         {"images": TEXT, "text": "<image> who was", "max_new_tokens": 4},
+    ),
+    "sparse": Case(
+        PAIRS, {"inputs": "who was good"}, {"kind": "sparse", **SLOW}, ENCODERS, answer="'index'",
+    ),
+    "multi_vector": Case(
+        PAIRS, {"inputs": "who was good"}, {"kind": "multi_vector", **SLOW}, ENCODERS, answer="[[",
     ),
 }  # fmt: skip
 
@@ -77,8 +93,11 @@ def _prepare(tree: Tree, script: str) -> dict[str, Any]:
     case, base = CASES[script], tree.base
     rows = "\n".join(map(json.dumps, case.rows))
     tree.channel("train", **{"rows.jsonl": rows})
-    tree.script((SCRIPTS / f"{script}.py").read_text(), f"{script}.py")
-    if script == "sft_images":
+    file = EXAMPLES / (case.file or f"post_training/{script}.py")
+    tree.script(file.read_text(), file.name)
+    if case.file:
+        serving_kit.save("BertForMaskedLM", base / "start")
+    elif script == "sft_images":
         torch.manual_seed(5)
         save_llava(base / "start")
         for row in case.rows:
@@ -91,7 +110,7 @@ def _prepare(tree: Tree, script: str) -> dict[str, Any]:
         tokenizer.save_pretrained(base / "start")
     teacher = {"teacher_name_or_path": str(base / "teacher")} if script == "distillation" else {}
     return {
-        "sagemaker_program": f"{script}.py", "sagemaker_torch_distributed_enabled": "true",
+        "sagemaker_program": file.name, "sagemaker_torch_distributed_enabled": "true",
         "model_name_or_path": str(base / "start"), "learning_rate": 0.01, "batch_size": 2,
         "save_steps": 1, **teacher, **case.arguments,
     }  # fmt: skip
@@ -109,7 +128,9 @@ def _losses(done: subprocess.CompletedProcess[str]) -> int:
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
+    found = load_file(folder / "model.safetensors")
+    # An encoder alone is saved without its model's name before each weight's.
+    return {name.removeprefix("bert."): weight for name, weight in found.items()}
 
 
 @pytest.mark.heavy
@@ -134,7 +155,7 @@ def test_a_script_trains_goes_on_with_its_checkpoint_and_is_served(tree: Tree, s
         reply = server.ready().invoke(CASES[script].body)
         assert reply.status_code == 200, reply.text
         (answer,) = reply.json()
-        assert ("score" if script == "reward_model" else "generated_text") in answer
+        assert CASES[script].answer in str(answer)
     finally:
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(30)

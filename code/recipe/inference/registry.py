@@ -20,6 +20,7 @@ from recipe.inference.static import programs as static
 from recipe.inference.tasks import embedder, pipelines, text_to_text
 from recipe.inference.tasks.classifier import Classifier
 from recipe.inference.tasks.fill_mask import MaskFiller
+from recipe.inference.tasks.library_vectors import MULTI_VECTOR, SPARSE, LibraryVectors
 from recipe.inference.tasks.question_answering import QuestionAnswerer
 from recipe.inference.tasks.tagger import Tagger
 from recipe.inference.tasks.text_to_text import TextGenerator
@@ -85,8 +86,16 @@ TASKS: Mapping[str, Entry] = {
     "zero-shot-classification": Entry(load=ZeroShot.load),
     FEATURES: Entry(load=embedder.load_features, adapters=("FEATURE_EXTRACTION",)),
     SENTENCES: Entry(load=embedder.load_vectors),
+    "sparse-embedding": Entry(load=partial(LibraryVectors.load, kind=SPARSE)),
+    "multi-vector-embedding": Entry(load=partial(LibraryVectors.load, kind=MULTI_VECTOR)),
 }
 """The tasks that requests are merged for, the likelier first for a model that could do several."""
+_OF_SENTENCES = {
+    "SentenceTransformer": FEATURES,
+    SPARSE: "sparse-embedding",
+    MULTI_VECTOR: "multi-vector-embedding",
+}
+"""The task of each kind of model that sentence-transformers saves, but for cross-encoders."""
 _SYNONYMS = {
     "sentiment-analysis": "text-classification",
     "ner": "token-classification",
@@ -160,8 +169,8 @@ def task_of(origin: Origin) -> str:
             return claimed
         claiming = [name for name, entry in TASKS.items() if kind in entry.adapters]
         what = f"is an adapter whose task_type is {kind!r}"
-    elif (modules := origin.sentence_modules) and not _is_cross_encoder(origin, len(modules)):
-        claiming, what = [FEATURES], ""
+    elif (kind := _sentence_kind(origin)) in _OF_SENTENCES:
+        claiming, what = [_OF_SENTENCES[kind]], ""
     else:
         config = origin.config()
         classes = getattr(config, "architectures", None) or []
@@ -215,20 +224,21 @@ def _candidates() -> list[tuple[str, set[str]]]:
     return media + [(task, set(entry.architectures)) for task, entry in TASKS.items()]
 
 
-def _is_cross_encoder(origin: Origin, count: int) -> bool:
-    """Whether what sentence-transformers has saved is a classifier, and not a model of vectors.
+def _sentence_kind(origin: Origin) -> str:
+    """Return the class that sentence-transformers has saved; empty for another library's model.
 
     Raises:
-        ModelError: It is another kind of model, or a cross-encoder of several modules.
+        ModelError: It is of no class that is served, or a cross-encoder of several modules.
     """
-    kind = origin.sentence_settings.get("model_type") or "SentenceTransformer"
-    if kind == "SentenceTransformer":
-        return False
-    if kind == "CrossEncoder" and count == 1:
-        return True
+    modules = origin.sentence_modules
+    if not modules:
+        return ""
+    kind = str(origin.sentence_settings.get("model_type") or "SentenceTransformer")
+    if kind in _OF_SENTENCES or (kind == "CrossEncoder" and len(modules) == 1):
+        return kind
     raise ModelError(
-        f"{origin.place} is a {kind} of {count} modules of sentence-transformers, which these "
-        "handlers do not serve.",
+        f"{origin.place} is a {kind} of {len(modules)} modules of sentence-transformers, which "
+        "these handlers do not serve.",
         "Bring an inference.py that loads it.",
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -51,6 +52,7 @@ def load(
 
     if hyperparameters.hf_token:
         os.environ["HF_TOKEN"] = hyperparameters.hf_token
+    _refuse_other_kinds(source)
     with checksums.verified(source.name):
         try:
             sentences: Any = SentenceTransformer(
@@ -92,6 +94,22 @@ def load(
         if ".pooler." in f".{name}":
             weight.requires_grad_(False)
     return wrapped, sentences.tokenizer, sentences
+
+
+def _refuse_other_kinds(source: Source) -> None:
+    """Raise ModelError if a folder holds an encoder whose vectors are not one for each text, since
+    the library would load it with mean pooling.
+    """
+    settings = Path(source.name) / "config_sentence_transformers.json"
+    if not settings.is_file():
+        return
+    kind = json.loads(settings.read_text(encoding="utf-8")).get("model_type")
+    if kind not in (None, "SentenceTransformer"):
+        raise ModelError(
+            f"The model {source.name} is a {kind} of sentence-transformers, and "
+            "task=sentence-embedding trains one vector for each text.",
+            "Train it by the script examples/retrieval/train_encoder.py.",
+        )
 
 
 def _mode(pooling: Any) -> str:

@@ -70,7 +70,7 @@ def with_an_activation_of_its_own(folder: Path) -> None:
         (with_head("BertForSequenceClassification"), {"HF_TASK": "zero-shot-classification"},
          ["entailment", "LABEL_0"]),
         (with_head("GPT2LMHeadModel"), {"HF_TASK": "summarization"}, ["summarization|cannot be loaded"]),
-        (as_sparse, {}, ["SparseEncoder", "inference.py"]),
+        (as_sparse, {}, ["SparseEncoder", "save_pretrained"]),
         (with_an_activation_of_its_own, {}, ["somebody.Activation", "Sigmoid"]),
         (with_head("BertModel"), {"AMPHORA_ANSWERS": "both"}, ["'both'", "huggingface or vectors"]),
         (with_head("BertModel"), {"HF_TASK": "fill-masks"}, ["'fill-masks'", "mean fill-mask"]),

@@ -12,6 +12,7 @@ from recipe.inference.generation.generator import Generator
 from recipe.inference.payloads import BadRequest, Request
 from recipe.inference.tasks.classifier import Classifier
 from recipe.inference.tasks.embedder import Embedder, TokenFeatures
+from recipe.inference.tasks.library_vectors import SPARSE, LibraryVectors
 
 _FORMS = {
     "text-generation": "text",
@@ -71,6 +72,8 @@ def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> 
     if any(getattr(computes, name, None) is not None for name in ("packed", "cuts")):
         described["padding"] = False
     reads = model.vectors if isinstance(model, Embedder) else loaded
+    if isinstance(model, LibraryVectors):
+        reads = model
     limit = None if reads is None else reads.max_length
     if limit is not None and limit < UNBOUNDED:
         described["max_length"] = limit
@@ -101,6 +104,8 @@ def routes(model: Any) -> list[str]:
     if isinstance(model, (Embedder, TokenFeatures)):
         embeds = [openai.EMBEDDINGS, tei.EMBED, tei.EMBED_ALL, tei.SIMILARITY]
         return [*embeds, *tokens.ROUTES]
+    if isinstance(model, LibraryVectors):
+        return [tei.EMBED_SPARSE if model.kind == SPARSE else tei.EMBED_ALL]
     if isinstance(model, Classifier):
         ranks = model.loaded.model.config.num_labels == 1
         ranking = [tei.RERANK, tei.RERANK_DOCUMENTS] if ranks else []

@@ -22,6 +22,7 @@ from recipe.inference.parameters import (
 from recipe.inference.payloads import Answers, BadRequest, Document, Request, refuse, texts_or_ids
 
 EMBED, EMBED_ALL, RERANK, PREDICT = "/embed", "/embed_all", "/rerank", "/predict"
+EMBED_SPARSE = "/embed_sparse"
 SIMILARITY, RERANK_DOCUMENTS = "/similarity", "/v1/rerank"
 
 _LENGTHS: Mapping[str, Rule] = {"truncate": FLAG, "truncation_direction": SIDE}
@@ -40,6 +41,7 @@ def _text(document: Any) -> Any:
 
 _RULES: Mapping[str, Mapping[str, Rule]] = {
     EMBED_ALL: {"inputs": TEXTS_OR_IDS, "prompt_name": TEXT, **_LENGTHS},
+    EMBED_SPARSE: {"inputs": TEXTS_OR_IDS, "prompt_name": TEXT, **_LENGTHS},
     RERANK_DOCUMENTS: {
         "query": TEXT,
         "documents": Rule(
@@ -96,7 +98,7 @@ _RULES: Mapping[str, Mapping[str, Rule]] = {
 }
 _NEEDED = {
     EMBED: {"inputs"}, EMBED_ALL: {"inputs"}, RERANK: {"query", "texts"}, PREDICT: {"inputs"},
-    SIMILARITY: {"inputs"}, RERANK_DOCUMENTS: {"query", "documents"},
+    SIMILARITY: {"inputs"}, RERANK_DOCUMENTS: {"query", "documents"}, EMBED_SPARSE: {"inputs"},
 }  # fmt: skip
 
 
@@ -144,6 +146,10 @@ def _embed(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
 def _embed_all(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
     texts = texts_or_ids(body["inputs"])
     return Request(texts=texts, parameters=parameters, form=as_document, of_tokens=True)
+
+
+def _embed_sparse(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
+    return Request(texts=texts_or_ids(body["inputs"]), parameters=parameters, form=as_document)
 
 
 def _rerank_documents(body: Mapping[str, Any], parameters: dict[str, Any]) -> Request:
@@ -200,5 +206,5 @@ def as_document(prediction: Answers, request: Request) -> Document:
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any], dict[str, Any]], Request]] = {
     EMBED: _embed, EMBED_ALL: _embed_all, RERANK: _rerank, PREDICT: _predict,
-    SIMILARITY: _similarity, RERANK_DOCUMENTS: _rerank_documents,
+    SIMILARITY: _similarity, RERANK_DOCUMENTS: _rerank_documents, EMBED_SPARSE: _embed_sparse,
 }  # fmt: skip
