@@ -95,8 +95,8 @@ def choose(
             left out; or these are pairs and the training data is none, or the other way round.
     """
     names = part.table.column_names
-    chosen_label = part.asked("label_column", label)
-    texts = requested = text_columns.given(part, text, pair)
+    texts = requested = text_columns.given(part, text, pair, ("label_column", label))
+    chosen_label = label
     if texts is None and like is not None and set(like.read) <= set(names):
         texts = requested = (like.text, like.pair)
     if texts is None:
@@ -236,6 +236,7 @@ def of_documents(
         DataError: a given column is not there, or none can be the one.
     """
     names = part.table.column_names
+    part.check_named(*((f"{name}_column", column) for name, column in requested.items()))
     for kind in _DOCUMENTS:
         if not set(kind) <= set(kinds):
             continue
@@ -244,8 +245,7 @@ def of_documents(
         if like is not None and set(like) != set(kind):
             continue
         columns = {
-            name: part.asked(f"{name}_column", requested.get(name))
-            or _by_name(names, (like or {}).get(name, ""), known)
+            name: requested.get(name) or _by_name(names, (like or {}).get(name, ""), known)
             for name, known in kind.items()
         }
         if chosen := {name: column for name, column in columns.items() if column is not None}:

@@ -237,9 +237,14 @@ def choose(
         can_be = is_string(kind) or pa.types.is_struct(kind) or pa.types.is_null(kind)
         if can_be and not text_columns.is_mark(part, name):
             with_texts[each] = name
-    label = part.asked("label_column", hyperparameters.label_column)
+    label = hyperparameters.label_column
+    listed = [each.strip() for each in (hyperparameters.negative_columns or "").split(",") if each]
     requested = text_columns.given(
-        part, hyperparameters.text_column, hyperparameters.text_pair_column
+        part,
+        hyperparameters.text_column,
+        hyperparameters.text_pair_column,
+        ("label_column", label),
+        *(("negative_columns", each) for each in listed),
     )
     if requested is not None and requested[1] is None:
         raise DataError(
@@ -251,8 +256,7 @@ def choose(
             ::-1
         ]
     else:
-        listed = [column.strip() for column in hyperparameters.negative_columns.split(",")]
-        negatives = tuple(str(part.asked("negative_columns", column)) for column in listed)
+        negatives = tuple(listed)
     query, text = requested or _by_names(part, with_texts, bool(negatives), label)
     if text and negatives and label is None:
         return RelevanceColumns(kind=PAIRS, query=query, text=text, negatives=negatives)

@@ -21,7 +21,7 @@ from recipe.data.column_names import (
     plain,
 )
 from recipe.data.files.part import Part, is_list, is_number, is_string
-from recipe.errors import DataError, near
+from recipe.errors import DataError
 
 SAMPLE_ROWS = 1_000
 _MOST_CLASSES = 50
@@ -50,13 +50,19 @@ Texts = tuple[str, str | None]
 """A text column, and the column of its pair if there is one."""
 
 
-def given(part: Part, text: str | None, pair: str | None) -> Texts | None:
+def given(
+    part: Part, text: str | None, pair: str | None, *others: tuple[str, str | None]
+) -> Texts | None:
     """The columns that the hyperparameters text_column (`a` or `a,b`) and text_pair_column name.
+
+    Args:
+        others: Other hyperparameters that name columns, with their values, to be checked as well.
 
     Raises:
         DataError: one of them is not there, or they name other than one or two columns.
     """
     if text is None:
+        part.check_named(*others)
         if pair is None:
             return None
         raise DataError(
@@ -69,13 +75,7 @@ def given(part: Part, text: str | None, pair: str | None) -> Texts | None:
     keys = ["text_column"] * len(requested)
     if pair is not None:
         requested, keys = [*requested, pair], [*keys, "text_pair_column"]
-    for key, name in zip(keys, requested, strict=True):
-        if name not in names:
-            value = pair if key == "text_pair_column" else text
-            raise DataError(
-                f"{key} has value {value!r}, but {part.path} has the columns {', '.join(names)}.",
-                near(name, names) or f"Name one of them in {key}, or two as text_column=a,b.",
-            )
+    part.check_named(*zip(keys, requested, strict=True), *others)
     if len(requested) > 2 or len(set(requested)) < len(requested):
         raise DataError(
             f"The columns of texts that were named are {', '.join(requested)}.",

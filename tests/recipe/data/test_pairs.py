@@ -142,7 +142,7 @@ def test_a_user_s_word_decides(tmp_path: Path) -> None:
     assert choose(part, "body", None, pair="title") == both
     assert choose(part, "title", None).read == ("title",)
     for text, pair, words in [
-        ("body,titel", None, "text_column has value 'body,titel'"),
+        ("body,titel", None, "text_column has value 'titel'"),
         ("body", "titel", "text_pair_column has value 'titel'"),
         (None, "title", "text_column is not given"),
         ("body,body", None, "two different ones"),

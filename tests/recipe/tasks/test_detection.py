@@ -13,7 +13,7 @@ import pytest
 
 from recipe import task_table
 from recipe.arguments import parse
-from recipe.errors import HyperparameterError
+from recipe.errors import DataError, HyperparameterError
 from recipe.tasks import detection
 
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
@@ -134,3 +134,34 @@ def test_each_task_takes_more_for_adapters() -> None:
     for name, row in task_table.TASKS.items():
         whole, adapters = row.learning_rates
         assert 1e-6 <= whole < adapters <= 3e-4, name
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "named"),
+    [
+        ("text-classification", {"text": "a b", "label": 1}, ("text_column", "label_column")),
+        ("token-classification", {"tokens": ["a"], "tags": ["O"]}, ("text_column", "label_column")),
+        ("causal-lm", {"prompt": "a", "completion": "b"}, ("prompt_column", "completion_column")),
+        (
+            "preference",
+            {"prompt": "a", "chosen": "b", "rejected": "c"},
+            ("chosen_column", "rejected_column"),
+        ),
+        ("summarization", {"text": "a b", "summary": "b"}, ("text_column", "label_column")),
+        (
+            "sentence-embedding",
+            {"anchor": "a", "positive": "b", "negative": "c"},
+            ("label_column", "negative_columns"),
+        ),
+    ],
+)
+def test_all_columns_that_are_not_there_are_told_at_once(
+    task: str, row: dict[str, Any], named: Sequence[str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.jsonl").write_text("\n".join([json.dumps(row)] * 9))
+    argv = [word for name in named for word in (f"--{name}", f"no_{name}")]
+    given = parse(["--model_id", "a/b", "--task", task, *argv])
+    with pytest.raises(DataError) as refusal:
+        task_table.load(task)({"train": tmp_path}, given)
+    for name in named:
+        assert f"{name} has value 'no_{name}'" in str(refusal.value)

@@ -201,7 +201,8 @@ def _of_table(part: Part, hyperparameters: Hyperparameters, notes: list[str]) ->
     by_plain = {plain(name): name for name in reversed(names)}
     known = [by_plain[name] for name in LABEL_NAMES if name in by_plain]
     classes = [name for name in names if name in part.class_names]
-    label_column = part.asked("label_column", hyperparameters.label_column)
+    label_column = hyperparameters.label_column
+    part.check_named(("label_column", label_column))
     column = label_column or next(iter([*known, *(classes if len(classes) == 1 else [])]), None)
     if column is None:
         raise part.unknown("label", "label_column")

@@ -148,9 +148,10 @@ def _columns(
     """
     names = {plain(name): name for name in reversed(part.table.column_names)}
     chosen = {}
-    for what, known in NAMES.items():
-        key = f"{what}_column"
-        column = part.asked(key, getattr(hyperparameters, key)) or like.get(what)
+    keys = [f"{what}_column" for what in NAMES]
+    part.check_named(*((key, getattr(hyperparameters, key)) for key in keys))
+    for key, (what, known) in zip(keys, NAMES.items(), strict=True):
+        column = getattr(hyperparameters, key) or like.get(what)
         if column is None and not like:
             column = next((names[name] for name in known if name in names), None)
         if column in part.table.column_names:

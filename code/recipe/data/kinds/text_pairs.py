@@ -150,8 +150,8 @@ def _columns(
         DataError: a given column is not there, or they are not known by their names.
     """
     names = part.table.column_names
-    text = part.asked("text_column", hyperparameters.text_column)
-    label = part.asked("label_column", hyperparameters.label_column)
+    text, label = hyperparameters.text_column, hyperparameters.label_column
+    part.check_named(("text_column", text), ("label_column", label))
     if text is not None and label is not None:
         return text, label
     by_plain = {plain(name): name for name in reversed(names)}

@@ -295,10 +295,8 @@ def _columns(
         )
     names = part.table.column_names
     by_plain = {plain(name): name for name in reversed(names)}
-    requested = (
-        part.asked("text_column", hyperparameters.text_column),
-        part.asked("label_column", hyperparameters.label_column),
-    )
+    requested = hyperparameters.text_column, hyperparameters.label_column
+    part.check_named(*zip(("text_column", "label_column"), requested, strict=True))
     if like is not None and set(like) <= set(names):
         return like
     texts = (*_WORDS, *spans.TEXT_COLUMNS)
