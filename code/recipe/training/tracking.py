@@ -1,4 +1,5 @@
-"""Where a run's metrics go beside its log: TensorBoard, MLflow, or what else the Trainer knows."""
+"""Where a run's metrics go beside its log: TensorBoard, MLflow, Weights & Biases, or what else the
+Trainer knows."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def names(requested: str | None) -> list[str]:
     """The names in the hyperparameter report_to: one, several between commas, or a JSON list.
 
     Raises:
-        HyperparameterError: the Trainer knows no such integration.
+        HyperparameterError: the Trainer knows no such integration, or wandb has no key.
     """
     listed = [name for name in re.findall(r"[\w-]+", requested or "none") if name != "none"]
     try:
@@ -33,12 +34,21 @@ def names(requested: str | None) -> list[str]:
         raise HyperparameterError(
             f"Hyperparameter report_to has value {requested!r}: {error}"
         ) from error
+    mode = os.environ.get("WANDB_MODE", "online")
+    if "wandb" in listed and mode == "online" and not os.environ.get("WANDB_API_KEY"):
+        raise HyperparameterError(
+            "Hyperparameter report_to has value 'wandb', and WANDB_API_KEY is not set. Set it in "
+            "the job's environment, or WANDB_MODE=offline to keep the run in output/data/wandb."
+        )
     return listed
 
 
 def set_places(places: Places) -> None:
-    """Where TensorBoard and MLflow write where nothing else is set; what is set stays."""
+    """Where TensorBoard, MLflow and wandb write where nothing else is set; what is set stays."""
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(places.tensorboard))
+    os.environ.setdefault("WANDB_DIR", str(places.output_data_dir))
+    # It would send the command line, in which a token may stand.
+    os.environ.setdefault("WANDB_X_DISABLE_META", "true")
     os.environ.setdefault(
         "MLFLOW_TRACKING_URI", (places.output_data_dir / MLFLOW).absolute().as_uri()
     )

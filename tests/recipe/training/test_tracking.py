@@ -70,3 +70,42 @@ def test_a_run_has_metrics_by_step_and_no_secret(
         path for path in store.rglob("*") if path.is_file() and "hf_planted" in path.read_text()
     ]
     assert (tmp_path / "output" / "tensorboard").is_dir()
+
+
+@pytest.mark.heavy
+def test_a_run_of_wandb_is_kept_offline_without_its_key(
+    tmp_path: Path, tiny_model: Path, reviews: Reviews, train: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {"train": tmp_path / "train.csv"}
+    with data["train"].open("w", newline="") as stream:
+        csv.writer(stream).writerows([("review", "sentiment"), *reviews(40)])
+    arguments = ["--model_id", str(tiny_model), "--max_steps", "4", "--logging_steps", "1"]
+    arguments += ["--report_to", "wandb", "--hf_token", "hf_planted"]
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    refused = train(tmp_path, data, *arguments)
+    assert refused.returncode != 0
+    assert "WANDB_API_KEY is not set" in refused.stderr + refused.stdout
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    key = "0123456789abcdef" * 2 + "planted0"
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    done = train(tmp_path, data, *arguments)
+    assert done.returncode == 0, done.stderr
+    store = tmp_path / "output/data/wandb"
+    (run,) = store.glob("offline-run-*/*.wandb")
+    kept = run.read_bytes()
+    assert b"train/loss" in kept and b"num_train_epochs" in kept
+    written = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    assert not [path for path, kept in written.items() if b"hf_planted" in kept]
+    assert not [path for path, kept in written.items() if key.encode() in kept]
+    assert key not in done.stdout + done.stderr
+
+
+def test_managed_mlflow_is_reached_as_a_server_and_as_an_app() -> None:
+    """By the plugin that signs the requests."""
+    from sagemaker_mlflow.mlflow_sagemaker_helpers import SageMakerMLflowHostMetadataProvider
+
+    for resource in ("mlflow-tracking-server/team", "mlflow-app/app-ABCDEFGHIJKL"):
+        provider = SageMakerMLflowHostMetadataProvider()
+        provider.set_arn(f"arn:aws:sagemaker:eu-west-1:123456789012:{resource}")
+        assert provider.construct_tracking_server_url().startswith("https://")
