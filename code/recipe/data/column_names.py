@@ -22,6 +22,7 @@ SURE_LABELS = ("label", "labels", "class", "label_name", "class_index", "y")
 LABEL_NAMES = (
     *SURE_LABELS,
     *("target", "category", "sentiment", "emotion", "intent", "topic", "rating", "stars"),
+    "choice",  # Label Studio's
 )
 """What the column to predict is called, most telling first. Those that are not sure may stand
 beside the one that is meant."""

@@ -110,9 +110,12 @@ def choose(
         texts = requested = (TOKEN_IDS, None)
     if texts is None:
         texts = (text_columns.single(part, chosen_label), None)
+    by_name = chosen_label
     chosen_label = chosen_label or _label_of(part, texts)
     if requested is None:
         text_columns.check_nothing_is_left_out(part, texts, chosen_label)
+    if by_name is None and _may_be_detail(part, chosen_label, texts[1] is not None):
+        raise _several_labels(part, [chosen_label])
     chosen = Columns(text=texts[0], pair=texts[1], label=chosen_label)
     if like is not None and len(chosen.read) != len(like.read):
         raise DataError(
@@ -177,6 +180,21 @@ def _label_of(part: Part, texts: tuple[str, str | None]) -> str:
     if classes:
         raise _several_labels(part, classes)
     raise part.unknown("label", "label_column")
+
+
+def _may_be_detail(part: Part, label: str, is_pair: bool) -> bool:
+    """Return whether the column that is left over may be about the text instead of its label: its
+    name says nothing, and a date, an author or the like stands beside it.
+    """
+    if plain(label).endswith("label") or (is_pair and plain(label) in LABEL_NAMES_OF_PAIRS):
+        return False
+    return any(
+        text_columns.is_metadata(part, name)
+        and plain(name).rpartition("_")[2] not in ("id", "ids", "idx", "index")
+        and not plain(name).startswith("unnamed")
+        for name in part.table.column_names
+        if name != label
+    )
 
 
 def possible_labels(part: Part, names: Sequence[str]) -> list[str]:
