@@ -43,7 +43,7 @@ def train(tiny_model: Path) -> Run:
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         # What a training in this process has set for itself is not for one in another.
-        own = ("SM_", "SAGEMAKER_", "TENSORBOARD_", "MLFLOW_")
+        own = ("SM_", "SAGEMAKER_", "TENSORBOARD_", "MLFLOW_", "WANDB_DIR", "WANDB_X_")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(own)}
         variables = {f"SM_CHANNEL_{name.upper()}": str(path) for name, path in channels.items()}
         launcher = [sys.executable]
