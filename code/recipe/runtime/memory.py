@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from recipe.console import say
+from recipe.errors import DataError
 
 # The files with a container's limit and use, and the entry for page cache, which counts as used and
 # is given back on demand: control groups of version 2, and of version 1.
@@ -17,6 +20,10 @@ _GROUPS = (
 )
 
 _M_ARENA_MAX = -8
+
+_SHARE, _RESERVED = 0.9, 1 << 29
+"""Of the free memory, what one file may take; and bytes that threads and allocators reserve without
+using them, which the kernel counts too."""
 
 
 def size(count: float) -> str:
@@ -77,3 +84,33 @@ def tell_if_short(what: str, needed: int, remedy: str, free: int | None = None) 
             f"warning: {what} takes some {needed / 1e9:.1f} GB of memory, where {free / 1e9:.1f} "
             f"GB are free: if the job is killed now, give it an instance with more, or {remedy}."
         )
+
+
+@contextlib.contextmanager
+def bounded(path: Path) -> Iterator[None]:
+    """Let reading a file fail where memory ends, before the system kills the process.
+
+    A small file may hold far more than its size: a compressed one, one value for many rows.
+
+    Raises:
+        DataError: The file takes more memory than is free.
+    """
+    free = available()
+    if free is None:
+        yield
+        return
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    most = used + int(_SHARE * free) + _RESERVED
+    most = min([most, *(limit for limit in before if limit != resource.RLIM_INFINITY)])
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    try:
+        yield
+    except MemoryError as error:
+        raise DataError(
+            f"{path} ({size(path.stat().st_size)}) takes more memory than the {size(free)} that "
+            "are free.",
+            "Check what it holds. Split it into several files, or give the job more memory.",
+        ) from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipe.inference.payloads import BadRequest, Request
+from recipe.inference.tasks.pipelines import Foreign
 from tests.support.serving_kit import Handlers, save
 
 ENTAILMENT = {"id2label": {0: "entailment", 1: "neutral", 2: "contradiction"}}
@@ -233,3 +235,30 @@ def test_long_answers_are_written_as_json_writes_them_with_pauses(
         pauses = 0
         assert answers._as_json(value) == json.dumps(value, ensure_ascii=False)
         assert pauses >= (4 if len(json.dumps(value)) > 10_000 else 0)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"chunk_length_s": 0.01}, "leaves 1 s or more"),
+        ({"chunk_length_s": 10, "stride_length_s": [5, 4.5]}, "9.5 s are shared"),
+        ({"chunk_length_s": "10"}, "not a number of seconds"),
+        ({"chunk_length_s": 10, "stride_length_s": ["a", 1]}, "not a number of seconds"),
+        ({"generate_kwargs": {"max_new_tokens": 10**9}}, "AMPHORA_MAX_TOKENS_WRITTEN"),
+        ({"max_new_tokens": 200, "generate_kwargs": {"num_beams": 10**6}}, "200,000,000 tokens"),
+        ({"generate_kwargs": {"max_length": "x"}}, "max_length is 'x'"),
+        ({"chunk_length_s": 30}, ""),
+        ({"chunk_length_s": 2, "stride_length_s": [0.4, 0.4]}, ""),
+        ({"chunk_length_s": 0, "generate_kwargs": {"max_new_tokens": 100}}, ""),
+    ],
+)
+def test_parameters_of_transformers_pipelines(parameters: dict[str, Any], words: str) -> None:
+    """Of a sound of five minutes, chunks of 10 ms would be 90,000."""
+    request = Request(texts=["a"], prepared="a", parameters=parameters)
+    names = frozenset({"chunk_length_s", "stride_length_s", "generate_kwargs", "max_new_tokens"})
+    task = Foreign(task="automatic-speech-recognition", pipeline=None, parameters=names)
+    if not words:
+        assert task.measure(request) == [1]
+        return
+    with pytest.raises(BadRequest, match=words):
+        task.measure(request)

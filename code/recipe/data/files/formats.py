@@ -35,6 +35,7 @@ from recipe.data.files.part import Part, encoding_of, open_text, undecodable, us
 from recipe.data.files.spool import Spool, spooled
 from recipe.data.files.workbooks import is_workbook, read_workbook
 from recipe.errors import DataError, OutputError
+from recipe.runtime import memory
 
 _DELIMITED_SUFFIXES = (".csv", ".tsv", ".tab")
 _JSON_SUFFIXES = (".json", ".jsonl", ".ndjson", ".manifest")
@@ -69,9 +70,10 @@ def read(path: Path, lone_column: bool = False) -> Part:
     Raises:
         DataError: the format is not known, or a row cannot be read (with its line).
     """
-    if lone_column and path.is_file() and is_delimited(path):
-        return _read_csv(path, lone_column=True)
-    return _flat(format_of(path).read(path))
+    with memory.bounded(path):
+        if lone_column and path.is_file() and is_delimited(path):
+            return _read_csv(path, lone_column=True)
+        return _flat(format_of(path).read(path))
 
 
 def format_of(path: Path) -> Format:
@@ -113,7 +115,8 @@ def read_tagged(path: Path) -> Part:
     a known suffix, or with empty lines between lines of as many cells."""
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if is_delimited(path) and (suffix in (".txt", ".text", "") or has_sentences(path)):
-        return _flat(_read_text(path, read_conll))
+        with memory.bounded(path):
+            return _flat(_read_text(path, read_conll))
     return read(path)
 
 
@@ -127,7 +130,8 @@ def read_texts(path: Path, sample_by: str) -> Part:
     Raises:
         DataError: it cannot be read (with its line).
     """
-    return _read_text(path, functools.partial(_read_plain, sample_by=sample_by))
+    with memory.bounded(path):
+        return _read_text(path, functools.partial(_read_plain, sample_by=sample_by))
 
 
 def _read_plain(path: Path, encoding: str, sample_by: str) -> Part:
@@ -189,7 +193,7 @@ def _read_binary(path: Path, name: str) -> Part:
         if name != "save_to_disk":
             table.validate(full=True)
             features = datasets.Features.from_arrow_schema(table.schema)
-    except (OutputError, DataError):
+    except (OutputError, DataError, MemoryError):
         raise
     except Exception as error:  # Of a damaged file, datasets and pyarrow raise all kinds.
         raise DataError(f"{what}: {error}.", _REWRITE) from error

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from recipe.data.files import formats
 from recipe.data.files.part import Part, open_bytes
 from recipe.errors import DataError
+from recipe.runtime import memory
 
 ROWS = 1_000
 _BYTES = 1 << 20
@@ -25,7 +26,8 @@ def read(path: Path) -> Part | None:
     Of text formats it reads the first MB, but for a JSON document, which has an end.
     """
     try:
-        part = _part(path)
+        with memory.bounded(path):
+            part = _part(path)
         if part is None or part.table.num_rows == 0:
             return None
         return part.select(range(min(ROWS, part.table.num_rows)))
@@ -47,7 +49,8 @@ def bytes_of_rows(path: Path) -> float | None:
             return 0.0
         if file_format.name == "Parquet":
             stored = pq.ParquetFile(path)
-            batch = next(stored.iter_batches(batch_size=ROWS), None)
+            with memory.bounded(path):
+                batch = next(stored.iter_batches(batch_size=ROWS), None)
             if batch is None:
                 return 0.0
             return float(batch.nbytes / batch.num_rows * stored.metadata.num_rows)

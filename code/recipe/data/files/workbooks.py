@@ -38,6 +38,8 @@ def read_workbook(path: Path) -> Part:
     try:
         # Values that Excel computed, not formulas.
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        for sheet in book.worksheets:
+            sheet.reset_dimensions()  # what it says of its size may be anything
         sheets = {
             sheet.title: [
                 (number, cells)
@@ -48,6 +50,8 @@ def read_workbook(path: Path) -> Part:
             if sheet.sheet_state == "visible"
         }
         book.close()
+    except MemoryError:
+        raise
     except Exception as error:  # Of a damaged workbook, openpyxl raises all kinds.
         raise DataError(
             f"{path} is no readable Excel workbook: {error}.",

@@ -14,7 +14,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from recipe.compat import in_precision
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
-from recipe.inference import precision, turns
+from recipe.inference import bounds, precision, turns
 from recipe.inference.answers import json_values
 from recipe.inference.bodies import MEDIA_PARTS
 from recipe.inference.loaded_model import LoadedModel
@@ -27,6 +27,7 @@ from recipe.inference.tasks import media
 _SOUNDS = {"automatic-speech-recognition", "audio-classification", "zero-shot-audio-classification"}
 _WORDS = {"text-to-audio", "table-question-answering"}
 _TEXT_KEYS = {"text", "question", "query", "prompt", "candidate_labels", "role", "type", "content"}
+_COUNTS = ("max_new_tokens", "max_length", "num_beams", "num_return_sequences")
 _FAULTS = (ValueError, TypeError, KeyError, IndexError, AssertionError)
 
 
@@ -148,6 +149,7 @@ class Foreign:
                     f"The parameter {name!r} is not one of {self.task}, which takes "
                     f"{', '.join(sorted(self.parameters)) or 'none'}."
                 )
+        _hold(request.parameters, len(request.texts))
         return [1] * len(request.texts)
 
     def _without_parameters(self, inputs: dict[str, Any], request: Request) -> Any:
@@ -204,6 +206,36 @@ class Foreign:
                 is_one = request.single or not isinstance(answer, list)
                 answers.append(Answers([answer], single=True) if is_one else Answers(answer))
         return answers
+
+
+def _hold(parameters: Mapping[str, Any], inputs: int) -> None:
+    """Refuse parameters of a pipeline by which a small request would be long work.
+
+    Raises:
+        BadRequest: Pieces of a sound are shorter than a second, or a number is none.
+        TooCostly: More tokens would be generated than a bound allows.
+    """
+    nested = parameters.get("generate_kwargs")
+    writing = {**parameters, **(nested if isinstance(nested, dict) else {})}
+    counts = {name: writing.get(name) or 1 for name in _COUNTS}
+    if wrong := [name for name, value in counts.items() if not isinstance(value, int)]:
+        raise BadRequest(f"{wrong[0]} is {str(counts[wrong[0]])[:60]!r}. Give a whole number.")
+    length = max(counts["max_new_tokens"], counts["max_length"])
+    answers = max(counts["num_beams"], counts["num_return_sequences"])
+    reason = f"{inputs} inputs x {answers} beams or answers x {length} tokens"
+    bounds.hold(bounds.Bound.WRITTEN, inputs * answers * length, reason)
+    chunk, stride = (parameters.get(name) or 0 for name in ("chunk_length_s", "stride_length_s"))
+    lengths = [chunk, *(stride if isinstance(stride, list) else [stride])]
+    if not all(isinstance(seconds, (int, float)) for seconds in lengths):
+        raise BadRequest("chunk_length_s or stride_length_s is not a number of seconds.")
+    # Both sides of a piece are shared with its neighbours, by a sixth where nothing else is said.
+    usual = chunk / 3 if parameters.get("stride_length_s") is None else 2 * lengths[-1]
+    shared = sum(lengths[1:]) if isinstance(stride, list) else usual
+    if chunk and chunk - shared < 1:
+        raise BadRequest(
+            f"chunk_length_s is {chunk}, of which {shared:.4g} s are shared with the pieces "
+            "beside it. Give a chunk_length_s that leaves 1 s or more."
+        )
 
 
 def with_images(value: Any, pixels: media.Pixels, key: str = "") -> Any:
