@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import causal_kit
+from tests.support.exports import environment, export
+from tests.support.job_tree import Tree
 from tests.support.served_jobs import trained
 from tests.vllm.conftest import Serve, greedy, save_llama
 
@@ -52,3 +54,19 @@ def test_a_trained_decoder_answers_what_it_has_learned(
         prompt = "<|im_start|>user blue cat:</s><|im_start|>assistant "
         assert text.startswith("catcatcat")
         assert text == greedy(base, prompt, 40, tmp_path / "model")
+
+
+@pytest.mark.long
+def test_a_quantized_decoder_is_served(tmp_path: Path, serve: Serve) -> None:
+    """What examples/export/quantize.py writes, with whole numbers of 8 bits: those that vLLM
+    computes with on a CPU."""
+    base = save_llama(tmp_path / "base")
+    tree = Tree(tmp_path / "ml")
+    export(tree, environment(tmp_path / "venv"), base, "quantize.py", scheme="W8A8")
+    server = serve(tree.base, SM_VLLM_DTYPE="bfloat16").ready(200)
+    body = {"prompt": "blue cat:", "max_tokens": 8, "temperature": 0}
+    reply = server.http.post("/v1/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    text = reply.json()["choices"][0]["text"]
+    # Rounding may decide otherwise somewhere, not at once.
+    assert text[:2] == greedy(base, "blue cat:", 2)
