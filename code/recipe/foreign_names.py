@@ -312,6 +312,9 @@ pooling pooling_mode | Give the folder of a sentence-transformers model whose po
   want; an encoder is pooled by the mean.
 fsdp_transformer_layer_cls_to_wrap transformer_layer_cls_to_wrap auto_wrap_policy
   fsdp_auto_wrap_policy fsdp_min_num_params | Give fsdp=True: each layer of the model is sharded.
+context_parallel_size cp_size sequence_parallel_size ulysses_degree | A text is not split between
+  GPUs: give a lower max_length or gradient_checkpointing=True, or a script of your own with
+  accelerate's ParallelismConfig.
 activation_offloading layer_offloading selective_checkpointing | Give gradient_checkpointing=True.
 dataset_streaming streaming_multipack_buffer_size | Leave it out: a data set is read from the
   channel; streaming=True makes tokens beside training.

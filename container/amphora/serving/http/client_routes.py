@@ -47,11 +47,15 @@ class ClientRoutes:
         self._adapters = adapters
 
     @property
+    def paths(self) -> list[str]:
+        """Where bodies are posted."""
+        return [*CLIENT_ROUTES, *(PREFIX + path for path in OPENAI_ROUTES)]
+
+    @property
     def routes(self) -> list[Route]:
         """For Starlette."""
-        prefixed = [PREFIX + path for path in OPENAI_ROUTES]
         return [
-            *(Route(path, self.invoke, methods=["POST"]) for path in (*CLIENT_ROUTES, *prefixed)),
+            *(Route(path, self.invoke, methods=["POST"]) for path in self.paths),
             *(
                 route
                 for prefix in ("", PREFIX)

@@ -130,15 +130,20 @@ class Front:
             web_socket = WebSocketInvocations(
                 self.settings, self.invocations, self.pool, self.tracing
             )
+            clients = ClientRoutes(self.settings, self.invocations, self.pool, self.adapters)
             routes += [
                 Route("/invocations", self.invoke, methods=["POST"]),
                 Route("/invocations/", self.invoke, methods=["POST"]),
                 # Clients of Hugging Face's servers post here if they have the server's address.
                 Route("/", self.invoke, methods=["POST"]),
-                *ClientRoutes(self.settings, self.invocations, self.pool, self.adapters).routes,
+                *clients.routes,
                 *self.adapters.routes,
                 Route("/execution-parameters", self.execution_parameters, methods=["GET"]),
-                WebSocketRoute("/invocations-bidirectional-stream", web_socket.converse),
+                # SageMaker's ModelInvocationPath may name a client's route.
+                *(
+                    WebSocketRoute(path, web_socket.converse)
+                    for path in ("/invocations-bidirectional-stream", *clients.paths)
+                ),
             ]
         app = Starlette(routes=routes, exception_handlers=self.invocations.exception_handlers)
         # A redirect would name whatever host the client's Host header names.

@@ -1,4 +1,5 @@
-"""`/invocations-bidirectional-stream`: a WebSocket whose every message is an invocation.
+"""`/invocations-bidirectional-stream`: a WebSocket whose every message is an invocation; at a
+client's route, a body of that route.
 
 The answer comes back as one message, or as one for each chunk if the handler streams; an error
 comes back as the JSON of every error, and the connection stays open. Sessions, content type and
@@ -13,7 +14,13 @@ from contextlib import aclosing
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from amphora.serving.http.invocations import Invocations, chunks, error_body
+from amphora.serving.http.invocations import (
+    CLIENT_ROUTES,
+    Invocations,
+    absent,
+    chunks,
+    error_body,
+)
 from amphora.serving.pool.backend import Backend
 from amphora.serving.pool.pool import too_late
 from amphora.serving.protocol import media_types
@@ -70,6 +77,10 @@ class WebSocketInvocations:
             call.trace = trace
             if len(body) > self._settings.max_body:
                 raise Fault(413, "payload_too_large", f"{len(body)} bytes are too many.")
+            if call.path in CLIENT_ROUTES and self._pool.is_ready:
+                answered = self._pool.description.get("routes", [])
+                if call.path not in answered:
+                    raise absent(call.path, answered)
             self._pool.submit(call)
             try:
                 reply = await asyncio.wait_for(call.reply, self._settings.timeout)
