@@ -1,48 +1,43 @@
-"""Scores of predictions; those of classes by `evaluate` modules beside this file, offline."""
+"""Scores of predictions, by scikit-learn and SciPy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import evaluate
 import numpy as np
 import numpy.typing as npt
 from scipy.special import expit  # type: ignore[import-untyped]
 from scipy.stats import pearsonr, spearmanr  # type: ignore[import-untyped]
-from sklearn.metrics import f1_score, precision_recall_curve
+from sklearn.metrics import (
+    accuracy_score,
+    f1_score,
+    precision_recall_curve,
+    precision_score,
+    recall_score,
+)
 from transformers import EvalPrediction
 
 from recipe.metrics import SCORES
 
 _LARGEST_EXPONENT = 709
-MODULES = Path(__file__).resolve().parents[1] / "evaluate_modules"
+_BY_CLASS = {"precision": precision_score, "recall": recall_score, "f1": f1_score}
 Integers = npt.NDArray[Any]
 Floats = npt.NDArray[Any]
 
 
-def scorer() -> Callable[[Integers, Integers], dict[str, float]]:
-    """A function of (predicted, true) class ids to the scores in `metrics.SCORES`."""
-    modules = {
-        name: evaluate.load(str(MODULES / name), keep_in_memory=True)
-        for name in ("accuracy", "precision", "recall", "f1")
-    }
-
-    def score(predicted: Integers, true: Integers) -> dict[str, float]:
-        values = {}
-        for name in SCORES:
-            module, _, average = name.partition("_")
-            options: dict[str, Any] = {}
-            if module != "accuracy":
-                # A class that is never predicted scores 0, without a warning for each evaluation.
-                options = {"average": average or "macro", "zero_division": 0}
-            references = {"predictions": predicted, "references": true}
-            values[name] = float(modules[module].compute(**references, **options)[module])
-        return values
-
-    return score
+def score_classes(predicted: Integers, true: Integers) -> dict[str, float]:
+    """The scores in `metrics.SCORES` of class ids [N]."""
+    values = {}
+    for name in SCORES:
+        metric, _, average = name.partition("_")
+        if metric == "accuracy":
+            values[name] = float(accuracy_score(true, predicted))
+            continue
+        # A class that is never predicted scores 0, without a warning for each evaluation.
+        options = {"average": average or "macro", "zero_division": 0}
+        values[name] = float(_BY_CLASS[metric](true, predicted, **options))
+    return values
 
 
 class Scores:
@@ -53,7 +48,6 @@ class Scores:
     """
 
     def __init__(self, thresholds: Floats | None = None) -> None:
-        self._score = scorer()
         self.thresholds = thresholds
         """Probability [classes] from which each of several labels counts as given; None: 0.5."""
         self.last: tuple[Floats, Floats] | None = None
@@ -67,7 +61,7 @@ class Scores:
         true = np.asarray(prediction.label_ids)
         self.last = outputs, true
         if np.issubdtype(true.dtype, np.integer):
-            return self._score(outputs.argmax(axis=-1), true)
+            return score_classes(outputs.argmax(axis=-1), true)
         return (
             score_numbers(outputs[:, 0], true)
             if true.ndim == 1

@@ -135,13 +135,14 @@ def test_errors_in_the_second_batch_are_its_own(open_front: Callable[..., Front]
 
 
 def test_a_request_that_is_left_before_its_batch_is_read_is_not(
-    open_front: Callable[..., Front],
+    open_front: Callable[..., Front], tmp_path: Path
 ) -> None:
     front = open_front()
-    # The worker reads the first text for so long that the second batch and its end come meanwhile.
-    front.send(one={"text": "one", "host": 0.5})
+    # The worker reads the first text until the second batch and its end have come.
+    front.send(one={"text": "one", "until": str(tmp_path / "cancelled")})
     front.send(gone={"text": "gone"}, kept={"text": "kept"})
     front.tell(op="cancel", id="gone")
+    (tmp_path / "cancelled").touch()
     assert list(answers(front.until_idle())) == ["one", "kept"]
 
 
