@@ -27,6 +27,7 @@ from tests.support.task_cases import CASES, make
 
 Reviews = Callable[[int], list[tuple[str, str]]]
 RULES = ROOT / "tests" / "support" / "neuron_rules.py"
+OPERATORS = ROOT / "tests" / "support" / "neuron_operators.txt"
 GRAPHS = {"summaries": 3, "summaries, LoRA": 3}
 """Of a training and its evaluations: two, but for these."""
 COMPILED = ("--compile", "--torch_compile_backend", "neuron")
@@ -96,6 +97,10 @@ def test_nothing_is_computed_in_float64(tmp_path: Path, tiny_model: Path, review
         seen["operators"]
     )
     assert [name for name, is_double in seen["operators"].items() if is_double] == []
+    lines = OPERATORS.read_text().splitlines()
+    listed = {name for line in lines if not line.startswith("#") for name in line.split()}
+    called = {name.split(".")[1] for name in seen["operators"] if name.startswith("aten.")}
+    assert called <= listed, "see whether TorchNeuron computes these, and add them"
 
 
 @pytest.mark.heavy
