@@ -3,7 +3,7 @@
     make gpu-serve                     on a machine with a CUDA device
     python benchmarks/gpu/serve.py --smoke      the same code, small, on a CPU
 
-First the truth of rows end to end, of calls and of batches ahead, and of a device that is full.
+First the correctness of packed rows and of calls ahead, and of a device that is full.
 Then a classifier of MiniLM's shape behind `amphora serve`, with 1, 2 and 3 workers and 1, 32 and
 256 clients that ask for one short text each, and which number of workers is best; beside it the
 model alone in batches of 64, and LitServe if it is installed. Answers are checked before anything
@@ -29,7 +29,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import serving_ahead
 import serving_rows
 from stage import CODE, ROOT, Failed, Stage, Values, minilm, table, timed
 
@@ -350,7 +349,6 @@ def main() -> None:
         save_model(stage, base / "model")
         stage.check("rows end to end", 30, lambda: serving_rows.truth(stage))
         stage.check("calls ahead", 20, lambda: serving_rows.ahead(stage, base / "model"))
-        stage.check("batches ahead", 20, lambda: serving_ahead.batches(stage, base / "model"))
         stage.check("full device", 30, lambda: full(stage, base))
         rates: dict[str, int] = {}
         for workers in (1,) if stage.smoke else (1, 2, 3):

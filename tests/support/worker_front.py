@@ -18,9 +18,7 @@ from tests.support.paths import CODE
 class Front:
     """The front's side of a worker that runs in a thread here."""
 
-    def __init__(
-        self, folder: Path, code: str | None, device_kind: str = "cpu", timeout: float = 60
-    ) -> None:
+    def __init__(self, folder: Path, code: str | None) -> None:
         """
         Args:
             folder: The model's.
@@ -30,8 +28,8 @@ class Front:
             (folder / "code").mkdir()
             (folder / "code" / "inference.py").write_text(textwrap.dedent(code))
         settings = runner.RunnerSettings(
-            model_dir=str(folder), device_kind=device_kind, device_index=0, batch_size=4,
-            batch_tokens=1000, timeout=timeout,
+            model_dir=str(folder), device_kind="cpu", device_index=0, batch_size=4,
+            batch_tokens=1000,
         )  # fmt: skip
         loaded = runner.load(handlers.resolve(folder / "code", None, CODE), settings)
         self.sock, theirs = socket.socketpair()

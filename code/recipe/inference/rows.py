@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from recipe.inference import turns
 from recipe.runtime import blocked_weights
 
 
@@ -127,7 +126,7 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class Coming:
-    """Values on their way from the device, in float32: one copy, for which nobody waits yet."""
+    """Values that the device copies to the host, in float32, without waiting for the copy."""
 
     def __init__(self, values: Values) -> None:
         self._counts = values.counts
@@ -141,9 +140,8 @@ class Coming:
             self._whole = whole.cpu()
 
     def wait(self) -> list[Tensor]:
-        """Those of each row. While the device computes, others have their turn."""
+        """Wait for the device, and return the values of each row."""
         if self._is_there is not None:
-            turns.wait(self._is_there.query)
             self._is_there.synchronize()
         return Values(self._whole, self._counts).split()
 

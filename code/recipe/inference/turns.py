@@ -20,8 +20,7 @@ _pause: Callable[..., None] | None = None
 
 
 def take(pause: Callable[..., None]) -> None:
-    """From now on predictions take turns by `pause(until)`; and, with `computes=True`, where what
-    they wait for is a device."""
+    """Make predictions take turns from now on, by `pause(until)`."""
     global _pause
     _pause = pause
     # Each prediction has a thread of its own, but only one runs at a time.
@@ -41,17 +40,6 @@ def pause(until: Until | None = None) -> None:
     """
     if _pause is not None:
         _pause(until)
-
-
-def wait(is_done: Until) -> None:
-    """Let others have their turns (make tokens, say) until a device has done what it was given.
-    There the server also reads the next batch.
-
-    Where predictions take no turns it returns at once: who needs the device's answer waits for it
-    then.
-    """
-    while _pause is not None and not is_done():
-        _pause(is_done, computes=True)
 
 
 Result = TypeVar("Result")

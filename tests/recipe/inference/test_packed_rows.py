@@ -12,9 +12,9 @@ import transformers
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recipe.inference import loaded_model, packed_rows, turns
+from recipe.inference import loaded_model, packed_rows
 from recipe.inference.packed_rows import PackedRows
-from recipe.inference.rows import Coming, Reading, TokenRow, Values, of_padded
+from recipe.inference.rows import Reading, TokenRow, of_padded
 from recipe.models import flat_attention
 from tests.support.packed_batches import KINDS, PAD
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save
@@ -180,21 +180,3 @@ def test_answers_with_calls_ahead_are_those_without(
     expected = Handlers(save(kind, tmp_path / "model", 7)).ask(body)
     monkeypatch.setitem(loaded_model.CALLS_AHEAD, "cpu", 1)  # type: ignore[misc]
     assert_close(Handlers(tmp_path / "model").ask(body), expected)
-
-
-def test_others_have_their_turns_while_a_device_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[int] = []
-    coming = Coming(Values(torch.arange(6.0).view(3, 2), [1, 2]))
-
-    class Event:
-        def query(self) -> bool:
-            return len(pauses) == 3
-
-        def synchronize(self) -> None:
-            pauses.append(-1)
-
-    coming._is_there = Event()
-    monkeypatch.setattr(turns, "_pause", lambda until, **how: pauses.append(0))
-    one, two = coming.wait()
-    assert pauses == [0, 0, 0, -1]
-    assert (one.tolist(), two.tolist()) == ([[0, 1]], [[2, 3], [4, 5]])

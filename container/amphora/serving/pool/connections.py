@@ -1,4 +1,4 @@
-"""What the front process knows of one request on its way, and of one living worker."""
+"""The front process's state of one request, and of one living worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from amphora.serving.protocol.media_types import Fault
 from amphora.serving.tracing import RequestTrace
 
 LOG = logging.getLogger("amphora.pool")
-# Taken chunks that are told to a worker together.
+# A worker is told of this many chunks that its client has read at a time.
 _CREDIT = framing.CHUNKS_AHEAD // 4
 
 
@@ -58,20 +58,20 @@ class Call:
     deadline: float
     """On the event loop's clock."""
     path: str = "/invocations"
-    """The route that it came by, by which handlers tell several APIs apart."""
+    """The route of the request, which tells handlers which API it uses."""
     reply: asyncio.Future[Reply]
     session: Session | None = None
     arrived: float = field(default_factory=time.monotonic)
     retried: bool = False
     batch: int = 0
-    """The number of the batch in which its worker got it."""
+    """The number of the batch in which it was sent to its worker."""
     trace: RequestTrace | None = None
     """Its spans, where traces are wanted."""
     taken: int = 0
-    """Chunks of its stream that its client has taken, and its worker does not know of."""
+    """Chunks that its client has read and that have not been reported to its worker."""
 
     def fail(self, fault: Fault) -> None:
-        """Answer with an error, unless it is answered already; a begun stream breaks off."""
+        """Answer with an error, unless it is answered; a stream that has begun breaks off."""
         if not self.reply.done():
             self.reply.set_exception(fault)
         elif not self.reply.cancelled() and self.reply.exception() is None:
@@ -83,7 +83,7 @@ class Call:
 
     @property
     def entry(self) -> framing.Header:
-        """What is sent to a worker about it."""
+        """Its entry in a batch frame."""
         return {
             "id": self.id,
             "size": len(self.body),
@@ -116,20 +116,13 @@ class WorkerConnection:
         """Requests of sessions that live in this worker."""
         self.idle = True
         self.is_open = False
-        """Whether it takes requests beside those that it has."""
-        self.ahead = 0
-        """The fewest requests of a batch that it takes while it is at work on the last one; 0: it
-        takes none."""
-        self.begun_alone = 0
-        """The number of the last batch that was at work without an earlier one, where it takes
-        batches ahead."""
-        self.size_at_work = 0
-        """Requests of that batch; 0: none, or it says nothing about how long a batch takes."""
+        """Whether it takes more requests while others are at work."""
         self.born = time.monotonic()
         self.busy_since = 0.0
-        """When it was last idle, or what it had before its last batch was done."""
+        """When it was last idle."""
         self.sent_at = 0.0
         self.sent_size = 0
+        """Requests of the last batch, if it was sent to an idle worker; else 0."""
         self.batch = 0
         """The number of the last batch that was sent."""
         self.begun = 0
@@ -141,9 +134,7 @@ class WorkerConnection:
 
     def send(self, batch: list[Call]) -> None:
         """Send it a batch to answer."""
-        # What comes beside other work says nothing about how long a batch takes.
-        self.sent_size = len(batch) if self.idle or self.ahead else 0
-        self.ahead = 0
+        self.sent_size = len(batch) if self.idle else 0
         self.sent_at = time.monotonic()
         if self.idle:
             self.busy_since = self.sent_at
@@ -157,52 +148,40 @@ class WorkerConnection:
         }  # fmt: skip
         self._writer.write(framing.pack(header, b"".join(call.body for call in batch)))
 
-    def tell(self, header: framing.Header) -> None:
+    def notify(self, header: framing.Header) -> None:
         """Send a notice: a cancellation, or a session to forget."""
         self._writer.write(framing.pack(header))
 
-    def begin_alone(self) -> tuple[int, float]:
-        """What the worker had before its last batch is done: that batch is at work now.
-
-        Returns:
-            How many requests the batch before it held, and the seconds that it took; 0 requests if
-            that says nothing about batches.
-        """
-        now, before = time.monotonic(), self.size_at_work
-        seconds, self.busy_since = now - self.busy_since, now
-        self.begun_alone, self.size_at_work = self.batch, self.sent_size
-        return before, seconds
-
     def has_room(self, requests: int, size: int) -> bool:
-        """Whether it may take more beside what it has: it keeps all of that in its memory.
+        """Whether it can hold one more request in memory besides those at work.
 
         Args:
-            requests: The most that it should have.
+            requests: The most requests that it may have.
             size: The most bytes of their bodies.
         """
         held = sum(len(call.body) for call in self.calls.values())
-        is_alone = any(call.retried for call in self.calls.values())
-        return len(self.calls) < requests and held < size and not is_alone
+        has_suspect = any(call.retried for call in self.calls.values())
+        return len(self.calls) < requests and held < size and not has_suspect
 
     def note_taken(self, call: Call) -> None:
-        """A chunk of a call's stream was taken: now and then the worker learns of it."""
+        """Count a chunk that the client has read, and sometimes report the count to the worker."""
         call.taken += 1
         if self.takes_turns and call.taken >= _CREDIT:
-            self.tell({"op": "credit", "id": call.id, "count": call.taken})
+            self.notify({"op": "credit", "id": call.id, "count": call.taken})
             call.taken = 0
 
     def watch(self) -> None:
-        """End it if nothing comes within the time-out; to be called again at each sign of life."""
+        """Kill the worker if nothing arrives within the time-out. Call it at each sign of life."""
         self.unwatch()
         self._watchdog = asyncio.get_running_loop().call_later(self._timeout, self.end_hanging)
 
     def expect(self) -> None:
-        """`watch`, if it is not watched: what it is told is no sign of its life."""
+        """Start to watch it, unless it is being watched: a frame to it is not a sign of life."""
         if self._watchdog is None:
             self.watch()
 
     def end_hanging(self) -> None:
-        """It hangs: end it, so that it is replaced."""
+        """Kill a worker that hangs, so that it is replaced."""
         LOG.error(
             "Model worker %d has not answered for %g s; it is replaced.", self.pid, self._timeout
         )
@@ -215,7 +194,7 @@ class WorkerConnection:
             self._watchdog = None
 
     def kill(self) -> None:
-        """End the worker at once; the end of its socket starts the rest."""
+        """Kill the worker; the end of its socket triggers its replacement."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 

@@ -1,8 +1,7 @@
 """Which waiting requests go to which worker, and when.
 
-An idle worker takes what waits, up to a batch: while it predicts, the next batch gathers, so that
-batches grow with the load and nobody waits without load. A worker whose device computes takes the
-next batch meanwhile, if that pays (`amphora.serving.worker.ahead`).
+An idle worker takes the waiting requests, up to one batch. While it predicts, the next batch
+collects, so that batches grow with the load and a single request never waits.
 """
 
 from __future__ import annotations
@@ -17,14 +16,11 @@ from amphora.serving.protocol import batching, framing
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
 
-# Batches' worth of requests that a worker has at once at most, where it takes turns.
+# The most requests, in batches, that a worker which takes turns has at once.
 _BATCHES_AT_WORK = 4
-# How long a worker is at work before it gets requests beside. Batches that take less are better
-# waited for: a request each time makes small calls, a third fewer in all.
+# How long a worker is busy before it gets more requests. It is better to wait for a shorter batch:
+# requests sent one at a time made small calls, and a third fewer answers in all.
 _LONG_WORK_SECONDS = 0.25
-# Of what a batch takes: how long after its begin the next one gathers, where it is sent while the
-# device computes. Then half of that time is left to read it and to make its tokens.
-_AHEAD_SHARE = 0.5
 
 
 class Dispatcher:
@@ -47,21 +43,19 @@ class Dispatcher:
         return [self.queue, *(connection.bound for connection in self.connections.values())]
 
     def dispatch(self) -> None:
-        """Give what waits to idle workers, or set an alarm if it pays to wait for more."""
+        """Send waiting requests to idle workers, or set an alarm if it pays to wait for more."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
         for connection in self.connections.values():
-            is_free = connection.idle or connection.is_open or connection.ahead
+            is_free = connection.idle or connection.is_open
             if is_free and connection.bound and (call := _next_waiting(connection.bound)):
                 self._send(connection, [call])
-        idle = [connection for connection in self.connections.values() if connection.idle]
         if not self.queue:
             return
+        idle = [connection for connection in self.connections.values() if connection.idle]
         if not idle:
-            self._give_ahead()
-            if self.queue:
-                self._give_beside()
+            self._give_beside()
             return
         seconds = self._delay.wait(len(self.queue), self.queue[0].arrived, time.monotonic())
         if seconds > 0:
@@ -73,84 +67,42 @@ class Dispatcher:
             batch: list[Call] = []
             while len(batch) < most and (call := _next_waiting(self.queue)):
                 batch.append(call)
-                # What has already killed a worker stands first in the queue; it is predicted alone.
+                # A request whose worker died comes first in the queue, and is predicted alone.
                 if call.retried:
                     break
             if batch:
                 self._send(connection, batch)
 
     def _wake(self, seconds: float) -> None:
-        """Dispatch again then, if not before."""
-        loop = asyncio.get_running_loop()
-        if self._alarm is not None:
-            if self._alarm.when() <= loop.time() + seconds:
-                return
-            self._alarm.cancel()
-        self._alarm = loop.call_later(seconds, self.dispatch)
-
-    def _give_ahead(self) -> None:
-        """Give whole batches to workers whose device computes the one that they have, so that they
-        read it meanwhile; or set an alarm for when they should have it."""
-        most, bound = self._settings.batch_size, 2 * self._settings.max_body
-        takers = [
-            each
-            for each in self.connections.values()
-            if each.ahead and each.has_room(_BATCHES_AT_WORK * most, bound)
-        ]
-        # What has killed a worker before, waits for one that has nothing else.
-        if not takers or any(call.retried for call in self.queue):
-            return
-        takers.sort(key=lambda each: len(each.calls))
-        now = time.monotonic()
-        for place, connection in enumerate(takers):
-            share = min(most, -(-len(self.queue) // (len(takers) - place)))
-            if not self.queue or share < connection.ahead:
-                continue
-            if share < most:
-                since = max(self.queue[0].arrived, connection.busy_since)
-                seconds = self._delay.wait(len(self.queue), since, now, _AHEAD_SHARE)
-                if seconds > 0:
-                    self._wake(seconds)
-                    continue
-            batch: list[Call] = []
-            size = sum(len(call.body) for call in connection.calls.values())
-            while len(batch) < share and size < bound and (call := _next_waiting(self.queue)):
-                batch.append(call)
-                size += len(call.body)
-            if batch:
-                self._send(connection, batch)
+        """Dispatch again after this time, if nothing else does before."""
+        self._alarm = asyncio.get_running_loop().call_later(seconds, self.dispatch)
 
     def _give_beside(self) -> None:
-        """Give what waits to workers that are at long work and take turns, the least busy first."""
-        most = _BATCHES_AT_WORK * self._settings.batch_size
+        """Send waiting requests to workers that take turns and have been busy for long."""
         now = time.monotonic()
-        ages = [now - each.busy_since for each in self.connections.values() if each.takes_turns]
+        takers = [worker for worker in self.connections.values() if worker.takes_turns]
+        ages = [now - worker.busy_since for worker in takers]
         if younger := [age for age in ages if age < _LONG_WORK_SECONDS]:
-            pause = _LONG_WORK_SECONDS - max(younger)
-            self._wake(pause)
-        # As a rule nobody takes any: then the queue, which may be long, is not looked through.
-        if not any(
-            each.is_open and now - each.busy_since >= _LONG_WORK_SECONDS
-            for each in self.connections.values()
-        ):
+            self._wake(_LONG_WORK_SECONDS - max(younger))
+        room = [
+            worker
+            for worker, age in zip(takers, ages, strict=True)
+            if worker.is_open and age >= _LONG_WORK_SECONDS
+        ]
+        # Usually none takes any; then do not go through the queue, which may be long.
+        if not room:
             return
-        calls = [call for call in self.queue if not call.retried and not call.reply.done()]
-        # What has killed a worker before, goes to one that has nothing else: the least busy is
-        # spared, so that there will be one.
-        spared = int(any(call.retried for call in self.queue))
-        for call in calls:
-            connections = sorted(self.connections.values(), key=lambda each: len(each.calls))
-            room = [
-                each
-                for each in connections[spared:]
-                if each.is_open
-                and now - each.busy_since >= _LONG_WORK_SECONDS
-                and each.has_room(most, 2 * self._settings.max_body)
-            ]
+        # A request whose worker died waits for an idle worker: leave the least busy one alone, so
+        # that there will be one.
+        if any(call.retried for call in self.queue):
+            room = [worker for worker in room if worker is not min(takers, key=_load)]
+        most = _BATCHES_AT_WORK * self._settings.batch_size
+        for call in [call for call in self.queue if not call.retried and not call.reply.done()]:
+            room = [w for w in room if w.has_room(most, 2 * self._settings.max_body)]
             if not room:
                 return
             self.queue.remove(call)
-            self._send(room[0], [call])
+            self._send(min(room, key=_load), [call])
 
     def _send(self, connection: WorkerConnection, batch: list[Call]) -> None:
         for call in batch:
@@ -164,25 +116,20 @@ class Dispatcher:
             self._metrics.queued_seconds.observe(connection.sent_at - call.arrived)
 
     def note(self, connection: WorkerConnection, header: framing.Header) -> None:
-        """Heed where a worker stands: `idle`, `open` for requests beside those that it has,
-        `computes` where all of these are merged, and others had better be, too, or `rests` where it
-        waits for clients that read slowly."""
+        """Apply a worker's report of its state: `idle`, `open` to more requests besides those at
+        work, or `rests` if it waits for clients that read slowly."""
         self._metrics.calls.inc(header["calls"])
         self._metrics.tokens.inc(header["tokens"])
         self._metrics.padding.inc(header["padded"] - header["tokens"])
         self._metrics.slices.inc(header["slices"])
         if connection.batch != header["batch"]:
-            # Another batch is on its way.
+            # Another batch is on its way to it.
             connection.watch()
             return
-        connection.is_open = header["op"] in ("open", "rests")
-        connection.ahead = header.get("ahead", 0)
-        if connection.ahead and connection.begun_alone != connection.batch:
-            self._learn(*connection.begin_alone())
+        connection.is_open = header["op"] != "idle"
         if header["op"] == "open":
             # A long request says nothing about how long a batch takes.
-            connection.sent_size = connection.size_at_work = 0
-        if header["op"] in ("open", "computes"):
+            connection.sent_size = 0
             connection.watch()
         else:
             connection.unwatch()
@@ -191,20 +138,15 @@ class Dispatcher:
                 call.fail(Fault(500, "handler_failed", "The worker gave no answer."))
             connection.calls = {}
             connection.idle = True
-            if "ahead" in header:
-                if connection.begun_alone == connection.batch:
-                    seconds = time.monotonic() - connection.busy_since
-                    self._learn(connection.size_at_work, seconds)
-                connection.size_at_work = 0
-            elif connection.sent_size:
+            if connection.sent_size:
                 now = time.monotonic()
                 self._delay.learn(connection.sent_size, now - connection.sent_at, now)
         self.dispatch()
 
-    def _learn(self, size: int, seconds: float) -> None:
-        """A batch of a worker that takes batches ahead is done."""
-        if size:
-            self._delay.learn(size, seconds, time.monotonic())
+
+def _load(connection: WorkerConnection) -> int:
+    """Return how many requests a worker has."""
+    return len(connection.calls)
 
 
 def _next_waiting(queue: deque[Call]) -> Call | None:

@@ -1,8 +1,8 @@
 """The front's side of the model workers: one bounded queue, and the workers that serve it.
 
-Who gets what is `Dispatcher`'s part. A worker that dies is replaced; what it was answering is tried
-once more, each request alone, if the handlers declare their predictions pure (`predict_batch_fn`),
-and is answered 500 otherwise.
+`Dispatcher` decides which worker gets which request. A worker that dies is replaced. If several
+requests were at work in it, and the handlers declare predictions pure (`predict_batch_fn`),
+each of them is tried once more, alone; otherwise they are answered 500.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Pool:
                 raise Fault(503, "not_ready", "The model is being restarted.")
             for session in self.sessions.expired():
                 if session.worker in workers:
-                    workers[session.worker].tell({"op": "forget", "session": session.id})
+                    workers[session.worker].notify({"op": "forget", "session": session.id})
             call.session = self.sessions.find(header, list(workers))
             assert call.session is not None
             workers[call.session.worker].bound.append(call)
@@ -143,7 +143,7 @@ class Pool:
                 queue.remove(call)
         for connection in self._dispatcher.connections.values():
             if connection.calls.pop(call.id, None) is not None:
-                connection.tell({"op": "cancel", "id": call.id})
+                connection.notify({"op": "cancel", "id": call.id})
                 if connection.takes_turns:
                     # A job that stood still, since its client was slow, ends now: that is work.
                     connection.expect()
@@ -211,9 +211,7 @@ class Pool:
                 header, body = await framing.read(connection.reader)
                 if header.get("op") == "begun":
                     connection.begun = header["batch"]
-                elif header.get("op") == "hangs":
-                    connection.end_hanging()
-                elif header.get("op") in ("idle", "open", "computes", "rests"):
+                elif header.get("op") in ("idle", "open", "rests"):
                     self._dispatcher.note(connection, header)
                 else:
                     connection.watch()
@@ -266,17 +264,15 @@ class Pool:
         LOG.warning(
             "Model worker %d is gone, with %d requests.", connection.pid, len(connection.calls)
         )
+        begun = [call for call in connection.calls.values() if 0 < call.batch <= connection.begun]
+        # A request that was at work by itself is taken for the cause.
+        may_repeat = self.merges and len(begun) > 1
         for call in (*reversed(connection.calls.values()), *connection.bound):
-            # A repetition does no harm if nothing was done yet, or once if predictions are pure.
-            is_begun = 0 < call.batch <= connection.begun
-            may_repeat = not is_begun or (
-                self.merges and not call.retried and not call.reply.done()
-            )
             if call.session is not None:
                 call.fail(SessionGone(call.session.id))
                 continue
-            call.retried = call.retried or is_begun
-            if may_repeat:
+            if call not in begun or (may_repeat and not call.retried and not call.reply.done()):
+                call.retried = call.retried or call in begun
                 self._dispatcher.queue.appendleft(call)
             else:
                 call.fail(

@@ -90,7 +90,6 @@ class ModelProcess:
                 "batch_size": settings.batch_size,
                 "batch_tokens": settings.batch_tokens,
                 "model_name": settings.model_name,
-                "timeout": settings.timeout,
             },
         }
         self.control.settimeout(settings.startup_timeout)

@@ -102,13 +102,9 @@ class BatchDelay:
         self._seconds = self._MEMORY * self._seconds + (1 - self._MEMORY) * seconds
         self._ended = now
 
-    def wait(self, waiting: int, oldest: float, now: float, share: float = _SHARE) -> float:
-        """Seconds that a free worker should still wait; the oldest request came at `oldest`.
-
-        Args:
-            share: How much of what a batch takes it may wait.
-        """
-        limit = min(self._most, share * self._seconds)
+    def wait(self, waiting: int, oldest: float, now: float) -> float:
+        """Return the seconds that an idle worker should wait, if the oldest request came then."""
+        limit = min(self._most, self._SHARE * self._seconds)
         if waiting >= round(self._size) or now - self._ended > limit + self._seconds:
             return 0.0
         return max(0.0, oldest + limit - now)

@@ -1,8 +1,7 @@
 """A worker's conversation with the front process: batches of requests in, their answers out.
 
-One request's fault is that request's answer only. Where the handlers take turns (`turns_fn`), more
-requests come in while others are at work: see `amphora.serving.worker.turns`. Where they wait for a
-device, each merged prediction is a job, and the next batch is read while the device computes.
+An error affects only the request that caused it. If the handlers take turns (`turns_fn`), more
+requests arrive while others are at work: see `amphora.serving.worker.turns`.
 """
 
 from __future__ import annotations
@@ -20,21 +19,18 @@ from amphora.common import logs
 from amphora.common.devices import CPU, KINDS
 from amphora.serving.protocol import batching, framing, media_types
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.worker.ahead import Ahead
 from amphora.serving.worker.runner import Item, ModelRunner
 from amphora.serving.worker.turns import Job, TakesLong, Turns
 
 LOG = logging.getLogger("amphora.worker")
-# How long a slice of work may be; what a model computes in that time is learned.
+# The longest slice of work; how many tokens the model computes in that time is measured.
 _SLICE_SECONDS = 0.1
 _LEAST_SLICE, _FIRST_SLICE = 256, 2048
-# A body so long is read and measured in turns, too.
+# A longer body is read and measured in turns.
 _LONG_BODY = 16384
-# What takes longer to be read and measured begins again in turns.
+# If reading and measuring takes more CPU time than this, it starts again in turns.
 _READ_SECONDS = 0.05
 _SIGN_SECONDS = 0.2
-# Between two questions whether a device is done, where the host has nothing else to do.
-_DEVICE_SECONDS = 5e-5
 
 
 def serve(sock: socket.socket, runner: ModelRunner) -> None:
@@ -43,7 +39,7 @@ def serve(sock: socket.socket, runner: ModelRunner) -> None:
 
 
 def items(runner: ModelRunner, header: framing.Header, body: bytes) -> Iterator[Item]:
-    """The requests of a batch's frame."""
+    """Yield the requests of a batch frame."""
     position = 0
     for entry in header["items"]:
         part = body[position : position + entry["size"]]
@@ -58,7 +54,7 @@ def items(runner: ModelRunner, header: framing.Header, body: bytes) -> Iterator[
 
 
 class Conversation:
-    """One worker's: what has come in, what is at work, what the front was told last."""
+    """The state of one worker: received requests, jobs, and what was last reported to the front."""
 
     def __init__(self, sock: socket.socket, runner: ModelRunner) -> None:
         self._sock = sock
@@ -69,42 +65,31 @@ class Conversation:
             context = runner.context("turns", {})
             runner.handlers.turns_fn(runner.model, self._turns.pause, context=context)
         self._number = 0
-        """Of the last batch that has come in."""
+        """The number of the last batch that was received."""
         self._arrived: list[Item] = []
         self._jobs: dict[str, Job] = {}
-        """Of requests that have one for themselves."""
+        """The job of each request that has its own."""
         self._credit: dict[str, int] = {}
-        """Chunks that each stream may still send before its client has taken some."""
+        """How many chunks each stream may send before its client has read some."""
         self._tokens = self._padded = self._calls = 0
         self._tokens_per_second = _FIRST_SLICE / _SLICE_SECONDS
-        self._told = 0.0
-        self._announced = (0, "idle", 0)
-        self._ahead = Ahead(KINDS[runner.settings.device_kind].call_tokens)
-        self._earlier: list[Job] = []
-        """What was at work when the last batch was begun."""
-        self._merged: list[Job] = []
-        """Predictions that wait for a device, but those of requests by themselves."""
+        self._sent_at = 0.0
+        self._announced = (0, "idle")
 
     def serve(self) -> None:
         """Answer until the front closes the socket (EOFError)."""
         jobs_are_next = False
         while True:
             while not self._arrived and not self._turns.is_runnable:
-                began = time.monotonic()
-                if self._turns.computing is not None:
-                    self._wait_for_device()
-                else:
-                    # What jobs there are, are streams whose clients are slow: that is no hanging.
-                    self._announce("rests")
-                    self._take_frame()
-                self._ahead.idled(time.monotonic() - began)
+                # Any jobs left are streams whose clients read slowly: the worker does not hang.
+                self._announce("rests")
+                self._take_frame()
             while self._has_news():
                 self._take_frame()
-            # What has just come goes first, but only every other time.
+            # New requests go first, but only every other time.
             if self._arrived and not (jobs_are_next and self._turns.is_runnable):
                 batch, self._arrived = self._arrived, []
-                self._tell({"op": "begun", "batch": self._number})
-                self._earlier = self._turns.jobs
+                self._send_frame({"op": "begun", "batch": self._number})
                 self.answer(batch)
                 jobs_are_next = True
             else:
@@ -112,25 +97,11 @@ class Conversation:
                 jobs_are_next = False
             self._announce("open")
 
-    def _has_news(self, seconds: float = 0) -> bool:
-        return bool(select.select([self._sock], [], [], seconds)[0])
-
-    def _wait_for_device(self) -> None:
-        """Until it may have done something, or the front has said something.
-
-        If it has done nothing for as long as an answer may take, the front is told so, which ends
-        this process. By itself it would not notice: what is refused meanwhile are signs of life.
-        """
-        self._announce("open")
-        if self._has_news(_DEVICE_SECONDS):
-            self._take_frame()
-        if (self._turns.computing or 0.0) > self._runner.settings.timeout:
-            self._tell({"op": "hangs"})
-            while True:
-                self._take_frame()
+    def _has_news(self) -> bool:
+        return bool(select.select([self._sock], [], [], 0)[0])
 
     def _take_frame(self) -> str:
-        """Heed what the front says next. Returns the request that it cancels, or ''."""
+        """Apply the next frame from the front. Returns the request that it cancels, or ''."""
         header, body = framing.receive(self._sock)
         if header["op"] == "batch":
             self._number = header.get("batch", self._number + 1)
@@ -146,53 +117,33 @@ class Conversation:
             return str(header["id"])
         return ""
 
-    def _tell(self, header: framing.Header, body: bytes = b"") -> None:
+    def _send_frame(self, header: framing.Header, body: bytes = b"") -> None:
         framing.send(self._sock, header, body)
-        self._told = time.monotonic()
+        self._sent_at = time.monotonic()
 
     def _announce(self, state: str) -> None:
-        """Tell the front where this worker stands, if it does not know.
+        """Report this worker's state to the front, if it has changed, or as a sign of life.
 
         Args:
-            state: `open` for more requests beside those at work, or `rests` where only clients that
-                read on can bring those further; where nothing is at work it is `idle` anyway, and
-                `computes` where all of it is merged predictions.
+            state: `open` if it takes more requests while jobs are at work, `rests` if all jobs wait
+                for their clients to read on. Without jobs it is `idle`.
         """
         if self._arrived:
             return
         self._jobs = {name: job for name, job in self._jobs.items() if not job.is_done}
-        self._merged = [job for job in self._merged if not job.is_done]
         if not len(self._turns):
             state = "idle"
-        elif state == "open" and len(self._turns) == len(self._merged):
-            state = "computes"
-        stands = (self._number, state, self._takes_ahead)
-        # A worker that waits for its device alone gives no sign, since the device may hang.
-        is_silent = (
-            state in ("open", "computes")
-            and self._turns.slices > 0
-            and time.monotonic() - self._told > _SIGN_SECONDS
-        )
-        if stands == self._announced and not is_silent:
+        is_silent = state == "open" and time.monotonic() - self._sent_at > _SIGN_SECONDS
+        if self._announced == (self._number, state) and not is_silent:
             return
-        self._announced = stands
-        header: framing.Header = {
-            "op": state, "batch": self._number, "tokens": self._tokens,
-            "padded": self._padded, "calls": self._calls, "slices": self._turns.slices,
-        }  # fmt: skip
-        if self._turns.has_device:
-            header["ahead"] = self._takes_ahead
-        self._tell(header)
+        self._announced = (self._number, state)
+        self._send_frame(
+            {
+                "op": state, "batch": self._number, "tokens": self._tokens,
+                "padded": self._padded, "calls": self._calls, "slices": self._turns.slices,
+            }
+        )  # fmt: skip
         self._tokens = self._padded = self._calls = self._turns.slices = 0
-
-    @property
-    def _takes_ahead(self) -> int:
-        """The fewest requests of a batch that should come while the last one is at work; 0: none
-        should, since no device computes, or there is work of an earlier batch."""
-        is_first = all(job.is_done for job in self._earlier)
-        if not (self._turns.has_device and is_first and len(self._turns)):
-            return 0
-        return 1 if self._ahead.pays else self._runner.settings.batch_size
 
     def answer(self, batch: Sequence[Item]) -> None:
         """Answer each request of a batch, or make a job of it."""
@@ -221,7 +172,7 @@ class Conversation:
                 self._turns.outside_until = None
         if self._takes_turns:
             self._add_jobs(apart, self._answer_alone)
-            # What is one text stays with others: all of them go through the model in one call.
+            # Single texts stay in the batch: they all go through the model in one call.
             lists = [
                 item
                 for item in readable
@@ -243,28 +194,26 @@ class Conversation:
                 members = [some[place] for place in group.members]
                 spent += group.padded
                 work = partial(self._predict, members, group)
-                if self._turns.has_device:
-                    self._merged += self._turns.add([work])
-                elif self._takes_turns and spent > self._slice_tokens:
+                if self._takes_turns and spent > self._slice_tokens:
                     self._turns.add([work])
                 else:
                     self._predict(members, group)
 
     @property
     def _slice_tokens(self) -> int:
-        """What a slice of work holds at most; of one that cannot be cut it may be more."""
+        """The most tokens in one slice of work, unless a request cannot be cut."""
         most = self._runner.settings.batch_tokens
         if self._runner.settings.device_kind != CPU:
             return most
         return min(most, max(_LEAST_SLICE, int(self._tokens_per_second * _SLICE_SECONDS)))
 
-    def _add_jobs(self, own: Sequence[Item], work: Callable[[Item], None]) -> None:
-        """A job for each request, by itself."""
-        jobs = self._turns.add([partial(work, item) for item in own])
-        self._jobs.update(zip((item.id for item in own), jobs, strict=True))
+    def _add_jobs(self, requests: Sequence[Item], work: Callable[[Item], None]) -> None:
+        """Add a job for each of the requests."""
+        jobs = self._turns.add([partial(work, item) for item in requests])
+        self._jobs.update(zip((item.id for item in requests), jobs, strict=True))
 
     def _read(self, item: Item) -> bool:
-        """Whether a request can be read and measured; if not, it is answered."""
+        """Read and measure a request. Returns False if that fails, after sending the error."""
         try:
             self._runner.read_input(item)
             self._runner.measure(item)
@@ -274,7 +223,7 @@ class Conversation:
         return True
 
     def _answer_alone(self, item: Item) -> None:
-        """A request from its bytes to its answer, with no other."""
+        """Read, predict and answer one request by itself."""
         runner = self._runner
         if runner.handlers.predict_batch_fn is not None and not item.session:
             if self._read(item):
@@ -287,14 +236,16 @@ class Conversation:
             self._send_error(item, error)
 
     def _predict_alone(self, item: Item) -> None:
-        """Predict and answer one request that is read already."""
+        """Predict and answer one request that has been read."""
         size = item.size
         padded = size.rows * size.longest if size.pads else size.total
         self._predict([item], batching.Group([0], size.total, padded))
 
     def _predict(self, members: Sequence[Item], group: batching.Group) -> None:
-        """Predict requests together and answer each. A prediction that takes turns by itself (a
-        stream, or a function that gives it later) is a job of its own."""
+        """Predict requests together and answer each.
+
+        A prediction that lasts (a stream, or a function to be called later) becomes a job.
+        """
         runner = self._runner
         began, is_whole = time.monotonic(), self._turns.is_outside
         pairs = list(zip(members, runner.predict_batch(members), strict=True))
@@ -306,9 +257,7 @@ class Conversation:
             self._tokens += group.tokens
             self._padded += group.padded
         self._calls += 1
-        self._ahead.called(self._turns.computed, group.padded)
-        self._turns.computed = 0.0
-        # Streams last: the whole answers need not wait for them.
+        # Streams go last, so that complete answers need not wait for them.
         works: dict[str, Callable[[], None]] = {}
         for item, prediction in sorted(pairs, key=lambda pair: isinstance(pair[1], Iterator)):
             if self._takes_turns and _lasts(prediction) and item.id not in self._jobs:
@@ -318,7 +267,7 @@ class Conversation:
         self._jobs.update(zip(works, self._turns.add(list(works.values())), strict=True))
 
     def _finish(self, item: Item, prediction: Any) -> None:
-        """Answer a request by its prediction."""
+        """Encode a prediction and send it as the answer."""
         try:
             if self._takes_turns and callable(prediction):
                 prediction = self._runner.predicted(item, prediction)
@@ -332,13 +281,13 @@ class Conversation:
         runner = self._runner
         body, content_type = encoded
         if self._takes_turns and not isinstance(body, bytes) and item.id not in self._jobs:
-            # Only output_fn has told that it is a stream: its reader may be slow.
+            # That it is a stream is known only after output_fn. Its reader may be slow.
             self._add_jobs([item], partial(self._stream, encoded=encoded))
             return
         chunks: Iterator[Any] | None = None
         if not isinstance(body, bytes):
-            # The first chunk is awaited before the status is sent, so that a generator that fails
-            # at once is answered with an error instead of with half an answer.
+            # Get the first chunk before the status is sent, so that a generator that fails at once
+            # is answered with an error status instead of a truncated answer.
             chunks, body = itertools.chain([next(body, b"")], body), b""
         status, _ = item.context.get_response_status(0)
         content_type = item.context.get_response_content_type(0) or content_type
@@ -347,9 +296,9 @@ class Conversation:
             "headers": item.reply_headers, "closed": runner.ends_session(item),
         }  # fmt: skip
         if chunks is None:
-            self._tell(header, body)
+            self._send_frame(header, body)
             return
-        self._tell({**header, "more": True})
+        self._send_frame({**header, "more": True})
         self._credit[item.id] = framing.CHUNKS_AHEAD
         try:
             for chunk in chunks:
@@ -357,19 +306,19 @@ class Conversation:
                     self._turns.pause(lambda: self._credit[item.id] > 0)
                     self._credit[item.id] -= 1
                 else:
-                    # All that the front writes while a batch runs are notices.
+                    # While a batch runs, the front sends cancellations and expired sessions only.
                     cancelled = set()
                     while self._has_news():
                         cancelled.add(self._take_frame())
                     if item.id in cancelled:
                         break
-                self._tell({"id": item.id, "more": True}, media_types.as_bytes(chunk))
+                self._send_frame({"id": item.id, "more": True}, media_types.as_bytes(chunk))
         finally:
             del self._credit[item.id]
-        self._tell({"id": item.id, "more": False, "closed": runner.ends_session(item)})
+        self._send_frame({"id": item.id, "more": False, "closed": runner.ends_session(item)})
 
     def _stream(self, item: Item, encoded: tuple[Any, str]) -> None:
-        """Send a stream, or what has broken it."""
+        """Send a stream, or the error that broke it."""
         try:
             self._send(item, encoded)
         except Exception as error:
@@ -377,7 +326,7 @@ class Conversation:
 
     def _send_error(self, item: Item, error: Exception) -> None:
         if not isinstance(error, Fault):
-            # A stream broke: what was sent cannot be taken back, so that its end says so.
+            # A stream broke after its status was sent: its last frame reports the error.
             error = Fault(500, "handler_failed", logs.mask(f"{type(error).__name__}: {error}"))
         if error.status >= 500:
             LOG.error("Request %s: %s", item.id, error, exc_info=error.__cause__ or error)
@@ -385,9 +334,9 @@ class Conversation:
             "id": item.id, "status": error.status, "headers": item.reply_headers,
             "error": {"code": error.code, "message": str(error), "param": error.param},
         }  # fmt: skip
-        self._tell(header)
+        self._send_frame(header)
 
 
 def _lasts(prediction: Any) -> bool:
-    """Whether a prediction takes turns by itself: a stream, or a function that gives it later."""
+    """Whether a prediction is a stream, or a function to be called later."""
     return isinstance(prediction, Iterator) or callable(prediction)

@@ -40,8 +40,6 @@ class RunnerSettings:
     batch_size: int
     batch_tokens: int
     model_name: str = "model"
-    timeout: float = 60.0
-    """Seconds that a device may take for a call before it counts as hanging."""
 
 
 @dataclass

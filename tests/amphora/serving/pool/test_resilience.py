@@ -131,6 +131,28 @@ def test_a_request_that_hangs_its_worker_is_not_tried_again(start: Start, tmp_pa
     assert (tmp_path / "seen").read_text() == "hang "
 
 
+def test_a_request_that_kills_its_worker_is_not_tried_again(start: Start, tmp_path: Path) -> None:
+    code = f"""
+        import json, os
+
+        def model_fn(model_dir):
+            return None
+
+        def predict_batch_fn(inputs, model):
+            open({str(tmp_path / "seen")!r}, "a").write("x")
+            os._exit(9)
+
+        def input_fn(body, content_type):
+            return json.loads(body)
+
+        def output_fn(prediction, accept):
+            return json.dumps(prediction)
+    """
+    answer = start(code).ready().invoke("x")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "worker_died")
+    assert (tmp_path / "seen").read_text() == "x"
+
+
 def test_all_workers_killed_are_back_within_seconds_and_ping_tells(start: Start) -> None:
     server = start(WORK, SAGEMAKER_MODEL_SERVER_WORKERS="2").ready()
     killed = server.wait_for_workers(2)
