@@ -24,12 +24,15 @@ with (
     imported_by_call("scipy.optimize", "linear_sum_assignment"),
     imported_by_call("boto3", "Session"),
 ):
-    from recipe.inference import adapters, answers, bounds, payloads, registry, turns
+    from recipe.inference import answers, bounds, payloads, registry, turns
     from recipe.inference.apis import description, lines, reading, tokens
     from recipe.inference.engines import choice as engines
-    from recipe.inference.payloads import Request
+    from recipe.inference.payloads import Request, UnknownModel
     from recipe.inference.registry import ServedTask
     from recipe.inference.saved.origin import Origin
+
+_ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
+"""Header that names a LoRA adapter."""
 
 
 def model_fn(model_dir: str) -> ServedTask:
@@ -55,8 +58,6 @@ def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
 def describe_fn(model_dir: str, model: ServedTask) -> dict[str, Any]:
     """What is served, for the page at / and the routes of clients' APIs."""
     task = registry.chosen(Origin.find(model_dir, os.environ), os.environ)
-    if isinstance(model, adapters.AdaptedTask):
-        return {**description.describe(model.base, task), "adapters": True}
     return description.describe(model, task)
 
 
@@ -72,15 +73,15 @@ def input_fn(body: bytes, content_type: str, context: Any = None) -> Request:
 
     Raises:
         BadRequest: The body is wrong; the message says how, with an example of what is right.
+        UnknownModel: A header names an adapter, which the base alone would not answer for.
         UnsupportedContentType: The content type is not supported.
     """
-    path = getattr(context, "path", "/invocations")
-    if path == adapters.ROUTE:
-        return adapters.load_request(body)
-    request = reading.read(body, content_type, path)
-    for part in {id(each): each for each in (request, *request.asked)}.values():
-        part.adapter = getattr(context, "headers", {}).get(adapters.HEADER, "")
-    return request
+    if name := getattr(context, "headers", {}).get(_ADAPTER, ""):
+        raise UnknownModel(
+            f"{_ADAPTER} is {name!r}, and this model has no adapters: vLLM alone serves them by "
+            "name. Leave the header out."
+        )
+    return reading.read(body, content_type, getattr(context, "path", "/invocations"))
 
 
 def tokens_fn(data: Request, model: ServedTask) -> list[int]:
@@ -90,10 +91,7 @@ def tokens_fn(data: Request, model: ServedTask) -> list[int]:
         BadRequest: A parameter is not one of the model's task, or the request is of an API that
             this model does not answer.
     """
-    if not isinstance(model, adapters.AdaptedTask):
-        adapters.refuse(data)
-    if data.route != adapters.ROUTE:
-        description.refuse_other_apis(getattr(model, "base", model), data)
+    description.refuse_other_apis(model, data)
     if data.route in tokens.ROUTES:
         return [1] * len(data.texts)
     return lines.measure(data, model.measure)
@@ -115,9 +113,8 @@ def predict_batch_fn(inputs: Sequence[Request], model: ServedTask) -> list[Any]:
     function without arguments that returns it where that takes many turns."""
     asked = [request for request in inputs if request.route not in tokens.ROUTES]
     told = iter(lines.predicted(asked, model.predict, reading.in_form))
-    base = getattr(model, "base", model)
     return [
-        tokens.answer(request, base) if request.route in tokens.ROUTES else next(told)
+        tokens.answer(request, model) if request.route in tokens.ROUTES else next(told)
         for request in inputs
     ]
 

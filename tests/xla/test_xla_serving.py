@@ -155,12 +155,9 @@ def test_what_has_no_fixed_shapes_is_refused(kind: str, why: str, tmp_path: Path
         Handlers(folder)
 
 
-def test_adapters_and_pictures_are_refused(tmp_path: Path) -> None:
+def test_pictures_are_refused(tmp_path: Path) -> None:
     from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
-    text = save("BertForSequenceClassification", tmp_path / "model")
-    with pytest.raises(Exception, match="on xla: AMPHORA_ADAPTERS is set"):
-        Handlers(text, AMPHORA_ADAPTERS_FILE=str(tmp_path / "adapters.json"))
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     ViTForImageClassification(ViTConfig(**sizes)).save_pretrained(tmp_path / "vit")
     ViTImageProcessor().save_pretrained(tmp_path / "vit")

@@ -24,7 +24,6 @@ from transformers import (
 
 from recipe.compat import positions_of
 from recipe.data.column_names import TYPE_IDS
-from recipe.errors import ModelError
 from recipe.inference import packed_rows, precision
 from recipe.inference.engines import batches
 from recipe.inference.engines import choice as engines
@@ -77,11 +76,6 @@ def load(
     if kind not in DEVICES and packed_encoders.least_of(model.config) > 1:
         packed_encoders.take_lengths(model)
     tokenizer = origin.tokenizer()
-    if origin.tokenizer_place and len(tokenizer) > (known := weights.embeddings_of(model)):
-        raise ModelError(
-            f"its tokenizer has {len(tokenizer)} tokens, and the model {known}.",
-            "Train it without new tokens, or merge it into a base that has them.",
-        )
     arguments = inspect.signature(model.forward).parameters
     takes_all = any(item.kind is item.VAR_KEYWORD for item in arguments.values())
     has_types = "token_type_ids" in tokenizer.model_input_names
@@ -97,8 +91,7 @@ def load(
     is_compiled = environ.get("AMPHORA_COMPILE", "") in ("1", "true")
     if architecture in _WRITERS:
         packed_rows.tell_padded("the model writes texts", environ)
-        adapts = origin.weights is not None
-        if kind == "cpu" and not (is_compiled or adapts or name == "int8"):
+        if kind == "cpu" and not (is_compiled or name == "int8"):
             lay_out(model, environ, functools.partial(_written, loaded))
     elif kind in DEVICES:
         reading = Reading.MEAN if means else _reading_of(architecture)
@@ -108,7 +101,7 @@ def load(
         tried = functools.partial(_tried, loaded, reading)
         model, name = precision.settled(model, origin, architecture, name, environ, tried)
         loaded = _with_safe_merging(replace(loaded, model=model), reading)
-        why_not = _why_unusual(loaded, name, origin.weights is not None, environ)
+        why_not = _why_unusual(loaded, name, environ)
         loaded = _by_engine(loaded, architecture, why_not, environ)
     if name == "int8":
         model = precision.in_int8(model)
@@ -174,14 +167,11 @@ def _by_engine(
     return _laid_out(loaded, architecture.__name__, _reading_of(architecture), why_not, environ)
 
 
-def _why_unusual(
-    loaded: LoadedModel, name: str, adapts: bool, environ: Mapping[str, str]
-) -> list[str]:
+def _why_unusual(loaded: LoadedModel, name: str, environ: Mapping[str, str]) -> list[str]:
     """Why texts do not go through the model end to end, nor through another engine.
 
     Args:
         name: What AMPHORA_DTYPE calls its precision.
-        adapts: Whether it takes adapters.
         environ: AMPHORA_COMPILE.
     """
     # int8 has one scale for a call's activations, and what torch.compile made is padded.
@@ -189,7 +179,6 @@ def _why_unusual(
         f"the model takes {loaded.merging}": loaded.merging != PADDED,
         "AMPHORA_DTYPE is int8": name == "int8",
         "AMPHORA_COMPILE is set": environ.get("AMPHORA_COMPILE", "") in ("1", "true"),
-        "the model takes adapters": adapts,
     }
     return [reason for reason, holds in reasons.items() if holds]
 

@@ -71,6 +71,13 @@ class NotTakenHere(BadRequest):
     status_code = 415
 
 
+class UnknownModel(BadRequest):
+    """The request names a model or an adapter that is not served."""
+
+    status_code = 404
+    code = "model_not_found"
+
+
 @dataclass(kw_only=True)
 class Request:
     """What a request asks."""
@@ -103,12 +110,6 @@ class Request:
     is_read: bool = False
     route: str = ""
     """The route of a client's API whose body this is; empty for a body of our own."""
-    adapter: str = ""
-    """The adapter that a header names."""
-    model: str = ""
-    """The model that the body names, in OpenAI's API."""
-    served_by: str = ""
-    """The adapter that answers; empty: the model that is served."""
     settings: Any = None
     """How texts are to be generated, if another API than pipelines' says it."""
     form: Callable[[Any, Request], Any] | None = None

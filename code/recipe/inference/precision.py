@@ -95,11 +95,7 @@ def settled(
         if computes(model, answers):
             return model, name
         name = "float32"
-    elif (
-        may_replace(model.device.type, name, environ)
-        and origin.weights is None
-        and (is_made_for(model))
-    ):
+    elif may_replace(model.device.type, name, environ) and is_made_for(model):
         if converted(model, functools.partial(answers, True)):
             return model, "float16"
     else:

@@ -12,11 +12,9 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from recipe.compat import quieten
 from recipe.errors import ModelError, near
-from recipe.inference import adapters, precision
 from recipe.inference.generation.generator import Generator
 from recipe.inference.payloads import Request
 from recipe.inference.saved.origin import Origin
-from recipe.inference.static import programs as static
 from recipe.inference.tasks import embedder, pipelines, text_to_text
 from recipe.inference.tasks.classifier import Classifier
 from recipe.inference.tasks.fill_mask import MaskFiller
@@ -115,24 +113,24 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
 
     Raises:
         ModelError: There is no model, its files have changed since they were written, nothing here
-            answers with its head, or this host's device cannot compute it.
+            answers with its head, this host's device cannot compute it, or it is to be served with
+            adapters by name.
         ValueError: HF_TASK names a task that these handlers cannot do.
     """
     quieten(bars=False)
+    if environ.get("AMPHORA_ADAPTERS_FILE"):
+        raise ModelError(
+            "AMPHORA_ADAPTERS is set, or the model has a folder adapters/, and vLLM alone serves "
+            "adapters by name.",
+            "Use the image with vLLM for a decoder; else merge each adapter into its base "
+            "(merge_and_unload), serve it as a model of its own, and set AMPHORA_ADAPTERS to 0.",
+        )
     origin = Origin.find(model_dir, environ)
     with checksums.verified(origin.place):
         name = chosen(origin, environ)
         print(f"task: {name}", flush=True)
-        file = adapters.file_of(environ)
         if name in TASKS:
-            load = TASKS[name].load
-            if file is not None and (kind := precision.chosen(environ)[0]) in static.DEVICES:
-                raise static.refused(kind, "AMPHORA_ADAPTERS is set, and adapters change programs")
-            return load(origin) if file is None else adapters.AdaptedTask(origin, load, file)
-        if file is not None:
-            raise ValueError(
-                f"AMPHORA_ADAPTERS is set, and {name} takes no adapters: leave it out."
-            )
+            return TASKS[name].load(origin)
         return pipelines.Foreign.load(origin, name, environ)
 
 

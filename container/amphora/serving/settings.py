@@ -140,7 +140,12 @@ def read(base_dir: Path, environ: Mapping[str, str], devices: Devices) -> Server
     generation = env.text("AMPHORA_GENERATION").lower()
     if generation not in ("", "vllm", "transformers"):
         env.refuse(f"AMPHORA_GENERATION is {generation!r}. Give vllm or transformers.")
-    if adapters and not is_multi_model:
+    if adapters and is_multi_model:
+        env.refuse(
+            f"AMPHORA_ADAPTERS is {adapters}, and SAGEMAKER_MULTI_MODEL is true. Leave the first "
+            "out: each adapter is loaded as a model of its own, merged into its base."
+        )
+    elif adapters:
         _check_adapters(env, model_dir / ADAPTERS, adapters)
     is_laptop = all(name in _LAPTOP_VARIABLES for name in environ if name.startswith("SAGEMAKER_"))
     settings = ServerSettings(

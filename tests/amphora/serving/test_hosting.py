@@ -46,6 +46,8 @@ def test_adapters_that_no_request_could_name_fail_the_start(tmp_path: Path) -> N
     assert start().adapters == 64
     with pytest.raises(ConfigError, match=r"AMPHORA_ADAPTERS is 1, .* holds 2 adapters. Raise it"):
         start(AMPHORA_ADAPTERS="1")
+    with pytest.raises(ConfigError, match="AMPHORA_ADAPTERS is 2, and SAGEMAKER_MULTI_MODEL is"):
+        start(AMPHORA_ADAPTERS="2", SAGEMAKER_MULTI_MODEL="true")
     with pytest.raises(ConfigError, match=r"AMPHORA_ADAPTERS is 'fr'. Give a whole number"):
         start(AMPHORA_ADAPTERS="fr")
     with pytest.raises(ConfigError, match="holds 'de', which is the name of the base"):

@@ -189,7 +189,7 @@ class TextsForm:
             "id": self.writer.prefix + self.id,
             "object": kind,
             "created": self.created,
-            "model": request.served_by or served_name(),
+            "model": served_name(),
             "system_fingerprint": None,
         }
 
@@ -269,7 +269,7 @@ class ResponseForm:
             "instructions": self.body.get("instructions"),
             "max_output_tokens": self.body.get("max_output_tokens"),
             "metadata": self.body.get("metadata", {}),
-            "model": request.served_by or served_name(),
+            "model": served_name(),
             "output": [message],
             "parallel_tool_calls": False,
             "previous_response_id": None,
@@ -314,6 +314,6 @@ class EmbeddingsForm:
         ]
         count = sum(map(len, request.token_ids or []))
         usage = {"prompt_tokens": count, "total_tokens": count}
-        name = request.served_by or served_name()
+        name = served_name()
         body = {"object": "list", "data": data, "model": name, "usage": usage}
         return Document(body, prediction.truncated)

@@ -49,8 +49,6 @@ def read(body: bytes, content_type: str, path: str) -> Request:
         return bodies.read_request(body, content_type)
     request = _READERS[route](route, document)
     request.route = route
-    if route in _OPENAI or route == tei.RERANK_DOCUMENTS:
-        request.model = document.get("model") or ""
     bodies.check_encodable([request.texts, dict(request.parameters)])
     return request
 

@@ -166,7 +166,7 @@ def _rerank_documents(body: Mapping[str, Any], parameters: dict[str, Any]) -> Re
             for each in prediction[: body.get("top_n")]
         ]
         count = sum(map(len, request.token_ids or []))
-        head = {"id": f"rerank-{uuid.uuid4().hex}", "model": request.served_by or served_name()}
+        head = {"id": f"rerank-{uuid.uuid4().hex}", "model": served_name()}
         return Document(
             {**head, "usage": {"total_tokens": count}, "results": results}, prediction.truncated
         )

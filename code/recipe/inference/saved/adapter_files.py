@@ -6,7 +6,6 @@ answer then.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,58 +17,7 @@ from transformers import AutoModel, GenerationConfig
 from recipe.compat import in_precision
 from recipe.compat.new_weights import check_layers, unread
 from recipe.errors import UNLOADABLE, ModelError, listed, why_unloadable
-from recipe.inference.saved.origin import ADAPTER, Origin
-
-_LORA = "LORA"
-# Of peft's LoraConfig: what changes nothing but an adapter's own matrices and their sum with the
-# base's. Others (arrow, KaSA, activated LoRA ...) need more than the base's own forward pass, or
-# change its weights.
-_PLAIN = frozenset({
-    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config",
-    "ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode",
-    "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
-    "lora_bias", "lora_dropout", "lora_ga_config", "megatron_core", "modules_to_save",
-    "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
-    "runtime_config", "target_modules", "target_parameters", "task_type",
-    "trainable_token_indices", "use_dora", "use_rslora",
-})  # fmt: skip
-# Others (PiSSA, OLoRA, CorDA, LoftQ ...) take what an adapter begins with out of the base.
-_PLAIN_BEGINNINGS = (None, True, False, "gaussian", "orthogonal", "eva", "mica")
-
-
-def read_config(folder: Path) -> Any:
-    """The settings of the LoRA adapter in `folder` (a peft.LoraConfig), if its base can be shared.
-
-    Raises:
-        ModelError: There is none, or it is one that would change the base, or for which the base
-            computes otherwise.
-    """
-    if not (folder / ADAPTER).is_file():
-        raise ModelError(f"it has no {ADAPTER}.", "Give the folder that peft wrote.")
-    settings = json.loads((folder / ADAPTER).read_text())
-    kind = settings.get("peft_type")
-    if kind != _LORA:
-        raise ModelError(
-            f"it is of the kind {kind}, and only LoRA's can share a base.",
-            "Merge it into its base, and serve that.",
-        )
-    if (beginning := settings.get("init_lora_weights")) not in _PLAIN_BEGINNINGS:
-        raise ModelError(
-            f"its init_lora_weights is {beginning!r}: it was trained beside weights that were "
-            "taken out of the base, and would change the base for all.",
-            "Have peft save it as plain LoRA (save_pretrained with "
-            "path_initial_model_for_weight_conversion), or merge it.",
-        )
-    others = [f"{name}={settings[name]!r}" for name in settings if settings[name]]
-    others = [shown for shown in others if shown.partition("=")[0] not in _PLAIN]
-    if others:
-        raise ModelError(
-            f"its {ADAPTER} has {listed(others, 3)}, which a shared base does not do.",
-            "Merge it into its base, and serve that.",
-        )
-    import peft  # takes a second, and a model without adapters needs none of it
-
-    return peft.PeftConfig.from_pretrained(str(folder))
+from recipe.inference.saved.origin import Origin
 
 
 def refuse_partial(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -35,10 +35,6 @@ class Origin:
     """A folder, or a name on the Hugging Face Hub."""
     options: Mapping[str, Any]
     """Arguments for every `from_pretrained`."""
-    weights: Callable[[Any, Any], Any] | None = None
-    """Gives the model, by its Auto class and type, where its weights are shared with others."""
-    tokenizer_place: str = ""
-    """Where the tokenizer lies, if not beside the model."""
     base: str = ""
     """The base model of an adapter without a config.json, a folder or a name on the Hub."""
 
@@ -120,7 +116,7 @@ class Origin:
                 configuration then, to which all texts are the same.
         """
         try:
-            place = self.tokenizer_place or self.place
+            place = self.place
             if self.base and not any((Path(place) / name).is_file() for name in _TOKENIZERS):
                 place = self.base
             tokenizer = AutoTokenizer.from_pretrained(place, **self.options)

@@ -17,8 +17,6 @@ from recipe.inference.saved.origin import Origin
 def read(origin: Origin, architecture: Any, dtype: torch.dtype) -> Any:
     """The model, all of whose weights were in its files: a new head would answer at random. If only
     a LoRA adapter was saved, its base with the adapter merged."""
-    if origin.weights is not None:
-        return origin.weights(architecture, dtype)
     if origin.adapter:
         return adapter_files.merged(origin, architecture, dtype)
     try:
@@ -64,5 +62,5 @@ def refuse_broken(model: torch.nn.Module, origin: Origin) -> None:
 
 
 def embeddings_of(model: PreTrainedModel) -> int:
-    """Tokens that a model has embeddings of; they may stand in a layer of peft."""
+    """Return the number of tokens that a model has embeddings of."""
     return len(cast("Any", model.get_input_embeddings()).weight)

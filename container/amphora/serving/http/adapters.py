@@ -1,8 +1,8 @@
-"""LoRA adapters of the one model that is served: they come and go while it answers.
+"""LoRA adapters of the one model that vLLM serves, loaded and unloaded while it answers.
 
 `POST /adapters` and `DELETE /adapters/NAME` are what SageMaker calls for the inference components
-of adapters (AWS's model-hosting-container-standards). The list of them is a file, which the
-workers' handlers read: it is whole in every worker as soon as a client is told that it is.
+of adapters (AWS's model-hosting-container-standards). The list of adapters is a file, which
+`amphora.serving.vllm.proxy` reads. Other models refuse these requests.
 """
 
 from __future__ import annotations
@@ -165,8 +165,9 @@ class Adapters:
             raise Fault(
                 404,
                 "not_found",
-                "The model takes no adapters. Set AMPHORA_ADAPTERS to the most that may be loaded;"
-                " they are taken by the image's own handlers.",
+                "This model takes no adapters: vLLM alone serves them by name, with"
+                " AMPHORA_ADAPTERS set to the most that may be loaded. Elsewhere merge the adapter"
+                " into its base (merge_and_unload), and serve it as a model of its own.",
             )
         return self.pool
 

@@ -74,7 +74,7 @@ class ClientRoutes:
         """
         path = route_of(request)
         if not isinstance(self._models, MultiModel):
-            pool, body, headers = self._models, None, {}
+            pool, body = self._models, None
         else:
             body = await self._invocations.body(request)
             name = request.headers.get(TARGET_MODEL, "")
@@ -83,11 +83,10 @@ class ClientRoutes:
                     name = json.loads(body).get("model") or ""
                 except (ValueError, AttributeError, RecursionError):
                     name = ""
-            model = self._models.select(str(name))
-            pool, headers = model.pool, model.headers
+            pool = self._models.select(str(name)).pool
         if pool.is_ready and path not in (routes := pool.description.get("routes", [])):
             raise absent(path, routes)
-        return await self._invocations.invoke(request, pool, body, headers)
+        return await self._invocations.invoke(request, pool, body)
 
     async def list_models(self, request: Request) -> Response:
         """List the loaded models as OpenAI's API does; a single one answers to any name."""

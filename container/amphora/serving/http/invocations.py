@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import urllib.parse
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -84,7 +84,6 @@ class Invocations:
         request: Request,
         pool: Backend,
         body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
     ) -> Response:
         """Answer a request by a pool's model.
 
@@ -92,13 +91,11 @@ class Invocations:
             request: It.
             pool: The model's workers.
             body: The request's, if it is read already.
-            headers: What handlers are given instead of the client's headers of these names.
         """
         if body is None:
             body = await self.body(request)
         _follow_attribute(request, pool.description.get("routes", ()))
         call = self.call(request, request_id(request), body)
-        call.headers.update(headers or {})
         try:
             pool.submit(call)
         except Fault as fault:

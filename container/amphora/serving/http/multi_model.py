@@ -21,15 +21,13 @@ from starlette.routing import Route
 
 from amphora.common.devices import CPU
 from amphora.serving import programs
-from amphora.serving.http import adapters
-from amphora.serving.http.adapters import Adapters
 from amphora.serving.http.invocations import Invocations, check_origin
 from amphora.serving.metrics import Metrics
 from amphora.serving.pool import spawner
 from amphora.serving.pool.backend import Backend
 from amphora.serving.pool.pool import Pool
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.settings import ADAPTER_CONFIG, MIB, ServerSettings
+from amphora.serving.settings import MIB, ServerSettings
 
 LOG = logging.getLogger("amphora.server")
 TARGET_MODEL = "x-amzn-sagemaker-target-model"
@@ -50,13 +48,6 @@ class LoadedModel:
     name: str
     url: str
     pool: Backend
-    base: str = ""
-    """The folder of the model whose adapter it is, in a pool that it shares; empty: it is none."""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What tells the pool's handlers that it is meant."""
-        return {adapters.HEADER: self.name} if self.base else {}
 
     @property
     def entry(self) -> dict[str, str]:
@@ -79,7 +70,6 @@ class MultiModel:
         self._metrics = metrics
         self._invocations = invocations
         self._models: dict[str, LoadedModel] = {}
-        self._bases: dict[str, Adapters] = {}
         self._loading = asyncio.Lock()
 
     @property
@@ -99,8 +89,7 @@ class MultiModel:
     @property
     def pools(self) -> list[Backend]:
         """The loaded models' pools."""
-        shared = [base.pool for base in self._bases.values() if base.pool is not None]
-        return [*shared, *(model.pool for model in self._models.values() if not model.base)]
+        return [model.pool for model in self._models.values()]
 
     @property
     def names(self) -> list[str]:
@@ -155,23 +144,19 @@ class MultiModel:
         async with self._loading:
             model = self.find(request.path_params["name"])
             del self._models[model.name]
-            if model.base:
-                await self._bases[model.base].unload(model.name)
-            if not model.base or not self._bases[model.base].names:
-                self._bases.pop(model.base, None)
-                await model.pool.close()
+            await model.pool.close()
         LOG.info("Model %s is unloaded.", model.name)
         return self._invocations.reply(200, {"status": f"Model {model.name} is unloaded."})
 
     async def invoke(self, request: Request) -> Response:
         """POST /models/NAME/invoke."""
         model = self.find(request.path_params["name"])
-        return await self._invocations.invoke(request, model.pool, headers=model.headers)
+        return await self._invocations.invoke(request, model.pool)
 
     async def invoke_named(self, request: Request) -> Response:
         """POST /invocations: the header names the model, unless only one is loaded."""
         model = self.select(request.headers.get(TARGET_MODEL, ""))
-        return await self._invocations.invoke(request, model.pool, headers=model.headers)
+        return await self._invocations.invoke(request, model.pool)
 
     async def load(self, request: Request) -> Response:
         """POST /models."""
@@ -198,49 +183,12 @@ class MultiModel:
         async with self._loading:
             if name in self._models:
                 raise Fault(409, "model_already_loaded", f"Model {name!r} is already loaded.")
-            if base := self._base_of(Path(url)):
-                pool = await self._open_adapter(name, Path(url), base, request)
-            else:
-                pool = await self._open(name, Path(url))
-            self._models[name] = LoadedModel(name, url, pool, base)
+            pool = await self._open(name, Path(url))
+            self._models[name] = LoadedModel(name, url, pool)
         LOG.info("Model %s is loaded from %s.", name, url)
         return self._invocations.reply(200, {"status": f"Model {name} is loaded."})
 
-    def _base_of(self, folder: Path) -> str:
-        """The folder of the model whose LoRA adapter `folder` holds; empty if adapters are not to
-        share one (AMPHORA_ADAPTERS), if they have handlers of their own, or if it holds none whose
-        base is a folder here."""
-        config = folder / ADAPTER_CONFIG
-        has_code = (folder / "code").is_dir() or bool(self._settings.submitted)
-        if not self._settings.adapters or has_code or not config.is_file():
-            return ""
-        try:
-            base = json.loads(config.read_text()).get("base_model_name_or_path")
-        except (OSError, ValueError, AttributeError):
-            return ""
-        return str(base) if isinstance(base, str) and Path(base, "config.json").is_file() else ""
-
-    async def _open_adapter(self, name: str, folder: Path, base: str, request: Request) -> Backend:
-        """Load an adapter beside others of its base. Raises Fault: that of `_open`, or of
-        `Adapters.load`."""
-        if base not in self._bases:
-            own = Adapters(replace(self._settings, model_dir=Path(base)), self._invocations)
-            own.pool = await self._open(f"base of {name}", Path(base), own.variables)
-            self._bases[base] = own
-        shared = self._bases[base]
-        assert shared.pool is not None
-        try:
-            await shared.load(name, folder, request)
-        except BaseException:
-            if not shared.names:
-                del self._bases[base]
-                await shared.pool.close()
-            raise
-        return shared.pool
-
-    async def _open(
-        self, name: str, folder: Path, variables: Mapping[str, str] | None = None
-    ) -> Backend:
+    async def _open(self, name: str, folder: Path) -> Backend:
         """Load a model. Raises Fault: 404 without its folder, 507 if it does not fit, else 500."""
         if not folder.is_dir():
             raise Fault(404, "model_not_found", f"Model {name!r}: {folder} is not a folder.")
@@ -266,8 +214,7 @@ class MultiModel:
             code_dir=folder / "code",
             program=program if has_program or shares_code else None,
         )
-        variables = {**self._environ, **(variables or {})}
-        pool = Pool(settings, variables, self._metrics)
+        pool = Pool(settings, self._environ, self._metrics)
         pool.start()
         loaded = asyncio.create_task(pool.loaded.wait())
         ends: list[asyncio.Future[Any]] = [loaded, pool.failed]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -32,7 +32,7 @@ class RuntimeApi:
     def __init__(
         self,
         invocations: Invocations,
-        target_of: Callable[[Request], tuple[Backend, Mapping[str, str]]],
+        target_of: Callable[[Request], Backend],
     ) -> None:
         self._invocations = invocations
         self._target_of = target_of
@@ -49,8 +49,7 @@ class RuntimeApi:
     async def invoke(self, request: Request) -> Response:
         """Answer boto3's invoke_endpoint."""
         try:
-            pool, headers = self._target_of(request)
-            return await self._invocations.invoke(request, pool, headers=headers)
+            return await self._invocations.invoke(request, self._target_of(request))
         except Fault as fault:
             error = error_body(fault.code, str(fault), request_id(request)).decode()
             body = {

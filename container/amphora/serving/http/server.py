@@ -168,14 +168,15 @@ class Front:
         """End all workers."""
         await asyncio.gather(*(pool.close() for pool in self.pools))
 
-    def target_of(self, request: Request) -> tuple[Backend, Mapping[str, str]]:
-        """The pool of the one model, or of the one that the header names, and what tells the pool
-        which model is meant. Raises Fault as `MultiModel.select`."""
+    def target_of(self, request: Request) -> Backend:
+        """Return the pool of the one model, or of the one that the header names.
+
+        Raises Fault as `MultiModel.select`.
+        """
         if self.models is not None:
-            model = self.models.select(request.headers.get(TARGET_MODEL, ""))
-            return model.pool, model.headers
+            return self.models.select(request.headers.get(TARGET_MODEL, "")).pool
         assert self.pool is not None
-        return self.pool, {}
+        return self.pool
 
     async def ping(self, request: Request) -> Response:
         """Tell whether a model is ready to answer."""
