@@ -4,8 +4,6 @@ nothing: it lies in the model's folder already.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +23,6 @@ _REPLACED = [
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
     *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"),
 ]
-_TOUCH_SECONDS = 30.0
 MOST_SECONDS = 3600.0
 """After which the job ends without the push, which pays for a machine meanwhile."""
 
@@ -37,7 +34,6 @@ class Repository:
     name: str
     """owner/name."""
     _api: Any
-    _progress_file: str | None
 
     def push(self, folder: Path) -> None:
         """Push what is in the folder, in one commit; say where it is, or why it is not."""
@@ -56,13 +52,7 @@ class Repository:
 
         uploading = threading.Thread(target=upload, name="push to hub", daemon=True)
         uploading.start()
-        waited = 0.0
-        while uploading.is_alive() and waited < MOST_SECONDS:
-            uploading.join(_TOUCH_SECONDS)
-            waited += _TOUCH_SECONDS
-            # Nothing else shows who supervises that a large model goes out.
-            with contextlib.suppress(OSError):
-                os.utime(self._progress_file or "")
+        uploading.join(MOST_SECONDS)
         why = _first_line(failures[0]) if failures else f"not within {MOST_SECONDS:g} s."
         if failures or uploading.is_alive():
             say(
@@ -103,7 +93,7 @@ def prepare(hyperparameters: Hyperparameters, environ: Mapping[str, str]) -> Rep
             "Check the name, that the token may write there, and that the job reaches the hub "
             "(HF_ENDPOINT, HTTPS_PROXY, HF_HUB_OFFLINE); or leave push_to_hub out.",
         ) from error
-    return Repository(made.repo_id, api, environ.get("AMPHORA_PROGRESS_FILE"))
+    return Repository(made.repo_id, api)
 
 
 def _first_line(error: Exception) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,24 +18,6 @@ from recipe.console import say
 from recipe.metrics import metric_line
 
 _NOT_METRICS = ("total_flos", "epoch")
-
-
-class ProgressFile(TrainerCallback):
-    """Touches the file that AMPHORA_PROGRESS_FILE names, so that who supervises sees each step.
-
-    Args:
-        path: The file; it exists.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def _touch(self, *_: Any, **__: Any) -> None:
-        with contextlib.suppress(OSError):
-            os.utime(self._path)
-
-    on_train_begin = on_substep_end = on_step_end = on_prediction_step = _touch
-    on_evaluate = on_save = on_train_end = _touch
 
 
 class MetricLines(TrainerCallback):

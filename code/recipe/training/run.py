@@ -46,7 +46,7 @@ from recipe.tasks import detection
 from recipe.tasks.base import Answering, Objective, Saving, Sharding, Task, Tuning
 from recipe.training import engine, host_samples, profiling, streaming, tracking
 from recipe.training.engine import Engine
-from recipe.training.progress import Bar, MetricLines, ProgressFile, ProgressLines
+from recipe.training.progress import Bar, MetricLines, ProgressLines
 
 _REMEDY = (
     "Free space there, or give the job a larger volume, and start it again: where checkpoints are "
@@ -301,8 +301,6 @@ def _trainer(
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(ProgressLines() if arguments.disable_tqdm else Bar())
-    if path := environ.get("AMPHORA_PROGRESS_FILE"):
-        trainer.add_callback(ProgressFile(path))
     return trainer
 
 

@@ -19,7 +19,7 @@ SETTINGS = frozenset(
         *("HOST_WAIT_SECONDS", "MAX_ANSWER_VALUES", "MAX_PIXELS", "MAX_RESTARTS", "MAX_ROWS"),
         *("MAX_SAMPLES", "MAX_SCORES", "MAX_TEXT_BYTES", "MAX_TOKENS_READ", "MAX_TOKENS_WRITTEN"),
         *("MODEL_NAME", "NPROC_PER_NODE", "PACKING", "QUEUE_LIMIT", "SESSION_SECONDS"),
-        *("STALL_SECONDS", "STOP_SECONDS", "UI"),
+        *("STOP_SECONDS", "UI"),
     )
 )
 """What users set: of training, of serving, and of the image's own code."""
@@ -27,7 +27,7 @@ _INTERNAL = frozenset(
     PREFIX + name
     for name in (
         *("ADAPTERS_FILE", "ERROR_DIR", "EVALUATE_MODULES", "LAUNCHER", "NEURON_STACK"),
-        *("PROGRESS_DIR", "PROGRESS_FILE", "RESTART_COUNT", "SCRIPT_DIR"),
+        *("RESTART_COUNT", "SCRIPT_DIR"),
     )
 )
 """What an image sets, or one process for another."""
@@ -39,6 +39,10 @@ REMOVED = {
         *((f"BODY_{unit}", _CLIENTS) for unit in ("RATE", "SECONDS")),
         *((f"HEADER_{unit}", _CLIENTS) for unit in ("BYTES", "COUNT", "SECONDS")),
         *((name, _CLIENTS) for name in ("CONNECTIONS", "KEEP_ALIVE_SECONDS")),
+        (
+            "STALL_SECONDS",
+            "Leave it out: the time-out of a collective, or max_run, ends a training that hangs.",
+        ),
         ("MAX_WINDOWS", "Set AMPHORA_MAX_ROWS: windows are among its rows."),
         ("SESSIONS", "Leave it out: a model has at most 1,024 open sessions."),
         (

@@ -1,12 +1,13 @@
-"""Runs at the start of every Python process of the user's script (it lies first on PYTHONPATH).
+"""Runs at the start of every Python process of the user's script, since it is on PYTHONPATH.
 
-It records the exception that ends a process, so that the failure file can name it without guessing
-from stderr; it puts secret hyperparameters, which never stand in a command line, back into
-`sys.argv`; it has output written line by line; and where the script imports `evaluate` or
-`accelerate`, it has `evaluate.load` find the modules that the image brings, and
-`accelerate.PartialState` take part where processes train on CPUs; and if stalls are looked for, it
-shows the progress of the process and writes its stacks when asked. Standard library only, and
-nothing is imported until it is needed, since this runs in processes that are not ours.
+- Records the exception that ends a process, so that nobody has to guess it from stderr.
+- Puts secret hyperparameters, which must not stand in a command line, back into `sys.argv`.
+- Makes stdout and stderr line-buffered.
+- After the script imports `evaluate`: `evaluate.load` finds the modules that the image ships.
+- After the script imports `accelerate`: `PartialState` respects ACCELERATE_USE_CPU.
+
+Uses the standard library only and imports as little as possible, because it runs in other people's
+processes.
 """
 
 from __future__ import annotations
@@ -22,15 +23,12 @@ from types import TracebackType
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, TextIO
+    from typing import Any
 
 _ERROR_DIR = os.environ.get("AMPHORA_ERROR_DIR", "")
 _MODULES = os.environ.get("AMPHORA_EVALUATE_MODULES", "")
-_PROGRESS_DIR = os.environ.get("AMPHORA_PROGRESS_DIR", "")
 _IS_LAUNCHER = os.environ.get("AMPHORA_LAUNCHER") == "1" and "RANK" not in os.environ
 _SECRET = "amphora-secret:"
-_STACK_SIGNAL = 8
-"""Above SIGRTMIN. As amphora.training.stalls has it."""
 
 
 def _record(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -162,44 +160,6 @@ def _record_at_exit() -> None:
         _record(type(error), error, with_trace)
 
 
-def _show_progress() -> None:
-    """Have the supervisor see this process: its stacks by a signal, its steps by a file's time."""
-    import faulthandler
-    import json
-    import signal
-    import threading
-
-    path = os.path.join(_PROGRESS_DIR, str(os.getpid()))
-    stacks = open(path + ".stacks", "a")  # noqa: SIM115 - open as long as the process.
-    faulthandler.register(signal.SIGRTMIN + _STACK_SIGNAL, file=stacks, all_threads=True)
-    global _stacks
-    _stacks = stacks
-    os.environ["AMPHORA_PROGRESS_FILE"] = path
-    with open(path, "w"):
-        pass
-    about = {
-        "parent": os.getppid(),
-        "rank": os.environ.get("RANK"),
-        "main_thread": threading.main_thread().ident,
-    }
-    with open(path + ".part", "w") as file:
-        json.dump(about, file)
-    os.replace(path + ".part", path + ".json")
-
-
-_stacks: TextIO | None = None
-
-
-def _touch_after_steps(optimizers: types.ModuleType) -> None:
-    """A step of any optimizer is progress, in a script that knows nothing of this."""
-
-    def touch(*_: object) -> None:
-        with contextlib.suppress(OSError):
-            os.utime(os.environ["AMPHORA_PROGRESS_FILE"])
-
-    optimizers.register_optimizer_step_post_hook(touch)
-
-
 def _chain() -> None:
     """Run the sitecustomize that this one stands in front of, if there is one."""
     from importlib.machinery import PathFinder
@@ -290,10 +250,5 @@ if _ERROR_DIR:
     _changes: dict[str, Callable[[types.ModuleType], None]] = {"accelerate.state": _join_on_cpu}
     if _MODULES:
         _changes["evaluate.loading"] = _offer_modules
-    if _PROGRESS_DIR and not _IS_LAUNCHER:
-        with contextlib.suppress(OSError):  # On another host the folder is not there.
-            _show_progress()
-        if os.environ.get("SM_USER_ENTRY_POINT"):  # The recipe shows its steps by itself.
-            _changes["torch.optim.optimizer"] = _touch_after_steps
     sys.meta_path.insert(0, _AfterImport(_changes))
 _chain()

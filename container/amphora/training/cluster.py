@@ -22,14 +22,12 @@ from dataclasses import replace
 from functools import partial
 
 from amphora.common.errors import ConfigError
-from amphora.training import stalls
 from amphora.training.limits import Limits
 from amphora.training.verdict import (
     BEAT_SECONDS,
     CAUSE_SECONDS,
     LOST_SECONDS,
     Peer,
-    Place,
     Word,
     judge,
 )
@@ -66,13 +64,8 @@ class Link:
         """The public SSH keys that the other hosts have told."""
         self.own = Word(host=host, state="running")
         self.decision: Word | None = None
-        """What follows for all hosts, once it is known: 'abort', 'restart', 'stall', 'all done'."""
-        self.judge = partial(
-            judge,
-            hosts=self.hosts,
-            max_restarts=limits.max_restarts,
-            stalled=partial(stalls.describe, seconds=limits.stall_seconds),
-        )
+        """What follows for all hosts, once it is known: 'abort', 'restart' or 'all done'."""
+        self.judge = partial(judge, hosts=self.hosts, max_restarts=limits.max_restarts)
 
     def fileno(self) -> int:
         return self._reader.fileno()
@@ -94,25 +87,6 @@ class Link:
         """Which host's fault is answered by a restart, and what it was."""
         decision = self.decision
         return decision if decision is not None and decision.state == "restart" else None
-
-    @property
-    def stall(self) -> str:
-        """Who waits for whom, if no rank of the job makes progress."""
-        decision = self.decision
-        return decision.reason if decision is not None and decision.state == "stall" else ""
-
-    def report(self, places: Sequence[Place]) -> bool:
-        """Tell the others where this host's ranks are that do not move on; () if they do.
-
-        Returns:
-            False once the job's end, or a restart, is decided.
-        """
-        with self._lock:
-            if self.decision is not None:
-                return False
-            if self.own.state == "running" and list(places) != list(self.own.places):
-                self._say(replace(self.own, places=tuple(places)))
-            return self.decision is None
 
     def announce_done(self) -> None:
         """Tell the others that this host has nothing of its own to wait for."""
@@ -458,7 +432,7 @@ class _Caller:
             for word in () if self._peer.ended else self._peer.read():
                 if word.key:
                     self.link.keys[word.host] = word.key
-                if word.state in ("abort", "restart", "stall", "all done"):
+                if word.state in ("abort", "restart", "all done"):
                     self.link._decide(word)
                     if word.state != "restart":
                         return

@@ -115,7 +115,7 @@ def _start(job: Job, environ: Mapping[str, str], scratch: Path) -> Iterator[Find
         yield Finding(level=OK, what="device", detail=f"{host.kind}: {host.reason}")
         code = entry_point.locate(job, environ, scratch, scratch / "code")
         plan = launch.plan(job, host, code, scratch, environ)
-        Limits.of(environ, is_recipe=job.entry_point is None)
+        Limits.of(environ)
     except AmphoraError as error:
         yield Finding(level=ERROR, what="start", detail=str(error))
         return

@@ -110,7 +110,7 @@ def recipe_dir(environ: Mapping[str, str]) -> Path:
 
 
 def evaluate_modules(environ: Mapping[str, str]) -> Path | None:
-    """The folder of `evaluate` modules that the image's code brings, or None."""
+    """Return the folder of `evaluate` modules that the image ships, or None."""
     try:
         folders = sorted(recipe_dir(environ).rglob("evaluate_modules"))
     except CodeError:

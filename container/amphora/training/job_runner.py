@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from amphora.common import devices, logs, packages
@@ -23,7 +22,6 @@ from amphora.training import (
     mpi,
     process_tree,
     sdk_v3,
-    stalls,
 )
 from amphora.training.limits import Limits
 from amphora.training.verdict import Word
@@ -57,7 +55,7 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
             job = read_job(environ)
             logs.configure(job.log_level)
             logs.remember(logs.secret_values(job.hyperparameters))
-            limits = Limits.of(environ, is_recipe=job.entry_point is None)
+            limits = Limits.of(environ)
             with cluster.linked(job.hosts, job.current_host, signals.stopped, limits) as link:
                 return _run(job, environ, limits, scratch, signals, link, sdk_command)
         except process_tree.Interrupted:
@@ -87,7 +85,6 @@ def _run(
     """The job on this host, with its restarts, and its word to the others."""
     error_dir = scratch / "errors"
     error_dir.mkdir()
-    stacks = ""
     try:
         started = _prepared(job, environ, scratch, signals, error_dir, sdk_command)
         if started.ssh_hosts:
@@ -102,7 +99,15 @@ def _run(
                 signals.stopped,
             )
             signals.interrupts = False
-            ended, stacks = _supervised(job, started, limits, scratch, signals, link)
+            ended = process_tree.run(
+                started.argv,
+                started.environ,
+                started.cwd,
+                signals,
+                is_launcher=started.is_launcher,
+                budget=limits.stop_seconds,
+                link=link,
+            )
             ends_well = started.lends and link.abort is None and ended.stop_signal is None
             if ends_well and link.is_over():
                 log.info("the first host has ended well, and so does this one")
@@ -144,7 +149,7 @@ def _run(
     except Exception as error:
         link.finish("failed", f"{type(error).__name__}: {error}")
         raise
-    return _report(job, code, failed, link, stacks)
+    return _report(job, code, failed, link)
 
 
 def _trust_hosts(
@@ -172,49 +177,6 @@ def _starts_again(
     with suppress(OSError):  # What the script wrote of a failure that has been answered.
         job.paths.failure.unlink()
     return link.start_again()
-
-
-def _supervised(
-    job: Job,
-    started: launch.Launch,
-    limits: Limits,
-    scratch: Path,
-    signals: process_tree.Signals,
-    link: cluster.Link,
-) -> tuple[failure.Ended, str]:
-    """How the script ended, and the stacks of its ranks if they made no progress."""
-    run = partial(
-        process_tree.run,
-        cwd=started.cwd,
-        signals=signals,
-        budget=limits.stop_seconds,
-        link=link,
-    )
-    if not limits.stall_seconds:
-        return run(started.argv, started.environ, is_launcher=started.is_launcher), ""
-    if started.ssh_hosts:
-        raise ConfigError(
-            f"AMPHORA_STALL_SECONDS is {limits.stall_seconds:g}, but mpirun starts ranks on several"
-            " hosts, whose progress is not to be seen.",
-            "Use torch_distributed, or leave the variable out.",
-        )
-    with tempfile.TemporaryDirectory(prefix="progress-", dir=scratch) as folder:
-        watch = stalls.Watch(
-            folder=Path(folder),
-            bound=limits.stall_seconds,
-            counts_cpu=started.on_cpu,
-            script_dir=started.cwd,
-            host=job.current_host,
-            report=link.report,
-        )
-        environ = {**started.environ, "AMPHORA_PROGRESS_DIR": folder}
-        with watch.watching():
-            ended = run(started.argv, environ, is_launcher=started.is_launcher)
-        is_stalled = link.stall or link.restart
-        stacks = logs.mask(watch.stacks) if is_stalled else ""
-        if stacks:
-            log.error("no rank has made progress for %g s:\n%s", limits.stall_seconds, stacks)
-        return ended, stacks
 
 
 def _prepared(
@@ -274,7 +236,7 @@ def _prepared(
     return start.plan
 
 
-def _report(job: Job, code: int, failed: failure.Failure, link: cluster.Link, stacks: str) -> int:
+def _report(job: Job, code: int, failed: failure.Failure, link: cluster.Link) -> int:
     """The exit code, and the failure file: another host's failure stands before this one's."""
     restarts = f"restarts used: {link.attempt} of {link.max_restarts} (AMPHORA_MAX_RESTARTS)"
     other = link.abort
@@ -287,9 +249,6 @@ def _report(job: Job, code: int, failed: failure.Failure, link: cluster.Link, st
         else:
             rest = f"On this host: {failed.head}\n\n{failed.rest}"
             failed = replace(failed, head=theirs, rest=rest)
-    if link.stall:
-        code = PEER_EXIT_CODE
-        failed = replace(failed, head=logs.mask(link.stall), rest=f"{stacks}\n\n{failed.rest}")
     if code == 0:
         log.info("training ended with exit code 0%s", f"; {restarts}" if link.attempt else "")
         _write(job.paths.success, "")

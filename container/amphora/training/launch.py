@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amphora.common.devices import CPU, Devices
+from amphora.common.devices import Devices
 from amphora.common.errors import ConfigError
 from amphora.common.logs import secret_values
 from amphora.common.secret_rules import is_secret_value
@@ -48,8 +48,6 @@ class Launch:
     cwd: Path
     is_launcher: bool
     """Whether the process is torchrun or mpirun, which start the script's processes themselves."""
-    on_cpu: bool = False
-    """Whether this host has no accelerator that is known here."""
     lends: bool = False
     """Whether this host only lends its devices: another one's mpirun starts its processes."""
     ssh_hosts: tuple[str, ...] = ()
@@ -119,7 +117,6 @@ def plan(
         environ=complete,
         cwd=source.root,
         is_launcher=bool(world.launcher) and not lends,
-        on_cpu=devices.kind == CPU and not devices.has_other,
         lends=lends,
         ssh_hosts=(world.hosts[:1] if lends else world.hosts[1:])
         if world.launcher == "mpirun"

@@ -11,10 +11,6 @@ STOP_SECONDS = 100.0
 """SageMaker sends SIGKILL 120 s after SIGTERM: this leaves time for what follows the script."""
 HOST_WAIT_SECONDS = 300.0
 """How long a host may take to appear: instances of one job do not start in the same second."""
-STALL_SECONDS = 900.0
-"""Of the recipe. Half of the time-out that a collective has (1,800 s), so that the text that knows
-who is waited for comes before the one that does not; and far above any one thing that a healthy
-rank does without a sign."""
 _LEAST_SECONDS = 0.001
 _MOST_RESTARTS = 1000
 
@@ -28,16 +24,10 @@ class Limits:
     host_wait_seconds: float
     max_restarts: int
     """How often a fault is answered by a restart from the last checkpoint."""
-    stall_seconds: float
-    """How long the ranks may make no progress; 0 for no bound."""
 
     @classmethod
-    def of(cls, environ: Mapping[str, str], is_recipe: bool = False) -> Limits:
+    def of(cls, environ: Mapping[str, str]) -> Limits:
         """Read the AMPHORA_* variables.
-
-        Args:
-            is_recipe: Whether the image's recipe trains: it has a bound on stalls without asking,
-                since it is known how it shows its progress.
 
         Raises:
             ConfigError: A value is wrong; it names every one that is.
@@ -51,12 +41,6 @@ class Limits:
             stop_seconds=seconds("AMPHORA_STOP_SECONDS", STOP_SECONDS),
             host_wait_seconds=seconds("AMPHORA_HOST_WAIT_SECONDS", HOST_WAIT_SECONDS),
             max_restarts=variables.number("AMPHORA_MAX_RESTARTS", 0, least=0, most=_MOST_RESTARTS),
-            stall_seconds=variables.number(
-                "AMPHORA_STALL_SECONDS",
-                STALL_SECONDS if is_recipe else 0.0,
-                least=0.0,
-                unit="seconds",
-            ),
         )
         variables.check()
         return limits

@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 CAUSE_SECONDS = 10.0
 """How long the host that failed first may take to say so, once another one has lost it: its script
@@ -24,18 +23,7 @@ LOST_SECONDS = 15.0
 _STOPPED_SECONDS = 110.0
 """How long the others may go on after one host was stopped: each is stopped, and has its budget."""
 _MAX_LINE = 64 * 1024
-_STATES = {"ready", "running", "done", "failed", "stopped", "abort", "restart", "stall", "all done"}
-
-
-class Place(NamedTuple):
-    """Where a rank is that does not move on."""
-
-    rank: int
-    host: str
-    call: str
-    """The call that waits for other ranks; '' if it is not in one."""
-    where: str
-    """`function at file:line`, the script's own if there is one."""
+_STATES = {"ready", "running", "done", "failed", "stopped", "abort", "restart", "all done"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +33,7 @@ class Word:
     host: str
     state: str
     """'ready' (to start again), 'running', 'done', 'failed', 'stopped'; decisions are 'abort',
-    'restart', 'stall' and 'all done'."""
+    'restart' and 'all done'."""
     attempt: int = 0
     """How many restarts came before."""
     reason: str = ""
@@ -54,8 +42,6 @@ class Word:
     is_fault: bool = False
     """Whether what ended a failed host may go well at another time: then a restart may help."""
 
-    places: Sequence[Place] = ()
-    """Where its ranks are, if none of them has made progress for too long."""
     key: str = ""
     """Its public SSH key, in a job of mpirun."""
 
@@ -64,16 +50,13 @@ class Word:
         """Read a line that came over the network. Raises ValueError if it is not a word."""
         try:
             word = cls(**json.loads(line))
-            places = [Place(*place) for place in word.places]
         except (TypeError, RecursionError) as error:
             raise ValueError(f"not a word of a host: {error}") from None
         types = {name: type(value) for name, value in vars(cls(host="", state="")).items()}
-        fields = vars(replace(word, places=()))
-        if any(type(fields[n]) is not t for n, t in types.items()) or word.state not in _STATES:
+        has_types = all(type(getattr(word, name)) is kind for name, kind in types.items())
+        if not has_types or word.state not in _STATES:
             raise ValueError("a field of the word has a wrong type or an unknown state")
-        if any([type(value) for value in place] != [int, str, str, str] for place in places):
-            raise ValueError("a place of the word has a wrong type")
-        return replace(word, places=places)
+        return word
 
     def line(self) -> bytes:
         """The word as it goes over the wire."""
@@ -133,7 +116,6 @@ def judge(
     hosts: tuple[str, ...],
     attempt: int,
     max_restarts: int,
-    stalled: Callable[[Sequence[Place]], str],
     consequence_for: float = 0.0,
 ) -> Word | None:
     """What follows for the job from what its hosts say, or None while it goes on.
@@ -141,7 +123,6 @@ def judge(
     Args:
         words: By host; those of an earlier attempt say nothing of this one.
         attempt: How many restarts came before.
-        stalled: The words for ranks that wait in these places without end.
         consequence_for: Seconds since the first host said that it only lost another one.
     """
     current = {host: word for host, word in words.items() if word.attempt == attempt}
@@ -158,11 +139,5 @@ def judge(
         return replace(first, state="abort")
     if len(current) < len(hosts):
         return None
-    running = [word for word in current.values() if word.state == "running"]
-    if running and all(word.places for word in running) and not is_stopping:
-        reason = stalled([Place(*place) for word in running for place in word.places])
-        if may_restart:
-            return Word(host=hosts[0], state="restart", attempt=attempt + 1, reason=reason)
-        return Word(host=hosts[0], state="stall", attempt=attempt, reason=reason)
     is_over = all(word.state in ("done", "stopped") for word in current.values())
     return Word(host=hosts[0], state="all done", attempt=attempt) if is_over else None

@@ -28,7 +28,7 @@ def test_all_that_the_sources_read_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("AMPHORA_STALL_SECOND", "AMPHORA_STALL_SECONDS"), ("AMPHORA_DTYP", "AMPHORA_DTYPE")],
+    [("AMPHORA_STOP_SECOND", "AMPHORA_STOP_SECONDS"), ("AMPHORA_DTYP", "AMPHORA_DTYPE")],
 )
 def test_an_unknown_variable_is_refused_with_the_near_one(
     name: str, meant: str, tmp_path: Path

@@ -20,7 +20,7 @@ from amphora.training.verdict import Word
 from tests.support.ports import free_port
 from tests.support.until import until
 
-LIMITS = Limits(stop_seconds=1, host_wait_seconds=60, max_restarts=0, stall_seconds=0)
+LIMITS = Limits(stop_seconds=1, host_wait_seconds=60, max_restarts=0)
 # Two names of one machine: the first listens, the second is the other host.
 HOSTS = ("localhost", "127.0.0.1")
 STRANGER = "127.0.0.99"

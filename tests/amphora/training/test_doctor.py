@@ -60,8 +60,8 @@ def test_a_job_that_would_run(tree: Tree) -> None:
 
 
 def test_an_unknown_variable_is_an_error(tree: Tree) -> None:
-    code, found = doctor(recipe_job(tree), AMPHORA_STALL_SECOND="9")
-    assert code == 1 and "Did you mean AMPHORA_STALL_SECONDS" in found["start"][-1]["detail"]
+    code, found = doctor(recipe_job(tree), AMPHORA_STOP_SECOND="9")
+    assert code == 1 and "Did you mean AMPHORA_STOP_SECONDS" in found["start"][-1]["detail"]
 
 
 def test_what_the_recipe_warned_of_before_it_was_killed_is_told(tree: Tree) -> None:
@@ -80,9 +80,9 @@ def test_what_the_recipe_warned_of_before_it_was_killed_is_told(tree: Tree) -> N
 
 def test_bounds_that_cannot_be_meant(scripted: Tree) -> None:
     scripted.script("")
-    code, found = doctor(scripted, AMPHORA_MAX_RESTARTS="often", AMPHORA_STALL_SECONDS="-1")
+    code, found = doctor(scripted, AMPHORA_MAX_RESTARTS="often", AMPHORA_STOP_SECONDS="-1")
     assert code == 1
-    for part in ("AMPHORA_MAX_RESTARTS is 'often'", "AMPHORA_STALL_SECONDS is '-1'"):
+    for part in ("AMPHORA_MAX_RESTARTS is 'often'", "AMPHORA_STOP_SECONDS is '-1'"):
         assert part in found["start"][0]["detail"] + found["start"][-1]["detail"]
 
 

@@ -450,25 +450,3 @@ def test_two_hosts_of_torchrun_start_again_together(cluster: Cluster) -> None:
     codes, outputs = cluster.train(AMPHORA_MAX_RESTARTS="1")
     assert codes == [0, 0], outputs
     assert all("total 6.0 1" in output for output in outputs), outputs
-
-
-@pytest.mark.heavy
-def test_a_stall_names_the_rank_that_the_other_host_waits_for(cluster: Cluster) -> None:
-    job(
-        cluster,
-        REDUCE
-        + "def step():\n"
-        + "    if dist.get_rank() == 1: import time; time.sleep(300)\n"
-        + "    dist.all_reduce(total)\n"
-        + "step()\n",
-        True,
-    )
-    codes, outputs = cluster.train(AMPHORA_STALL_SECONDS="4")
-    assert codes == [1, 1], outputs
-    for host, output in zip(HOSTS, outputs, strict=True):
-        shown = (cluster.trees[host].failure or "")[:1024]
-        assert shown.startswith("Stalled: rank 1 on algo-2 has not arrived: it is in step at"), (
-            shown
-        )
-        assert "rank 0 on algo-1 waits in all_reduce, called from step at" in shown
-        assert f"on {host} (process" in output and "most recent call first" in output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -80,16 +79,13 @@ def test_a_failure_after_training_is_said_and_raises_nothing(
 def test_a_hub_that_does_not_end_is_not_waited_for(
     hub: PushHub, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    repository = prepared(HF_TOKEN=TOKEN, AMPHORA_PROGRESS_FILE=str(model / "config.json"))
-    monkeypatch.setattr(pushing, "_TOUCH_SECONDS", 0.05)
+    repository = prepared(HF_TOKEN=TOKEN)
     monkeypatch.setattr(pushing, "MOST_SECONDS", 0.1)
-    os.utime(model / "config.json", (0, 0))
     over = threading.Event()
     monkeypatch.setattr(repository._api, "upload_folder", lambda **_: over.wait(20))
     repository.push(model)
     over.set()
     assert "is not on the hub (team/reviews): not within 0.1 s." in capsys.readouterr()[0]
-    assert (model / "config.json").stat().st_mtime > 0, "who supervises sees that it goes on"
 
 
 def test_a_public_repository_and_one_that_is_there(hub: PushHub) -> None:
