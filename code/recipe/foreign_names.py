@@ -254,7 +254,7 @@ remove_splits | Take the files out of the channel.
 lang | Give source_lang and target_lang.
 forced_bos_token | Give target_lang.
 keep_linebreaks | Give sample_by: line, paragraph or document.
-labels label_list | Leave it out: the labels are found in the data.
+labels label_list | Leave it out: the labels are found in the data; class_names names numbers.
 num_classes | Give num_labels, or leave it out: the labels are found in the data.
 num_iterations head_learning_rate body_learning_rate end_to_end | This recipe trains the whole
   classifier; SetFit's contrastive phase has no part in it.

@@ -50,8 +50,7 @@ class Hyperparameters:
     )
     dataset_config_name: str | None = _documented(
         None,
-        "Configuration of the data: a name in its card (README.md), or a folder with its own "
-        "splits; several with commas.",
+        "Configuration of the data: a folder with its own splits; several with commas.",
         "dataset_config",
     )
     text_column: str | None = _documented(
@@ -86,6 +85,11 @@ class Hyperparameters:
     )
     num_labels: int | None = _documented(
         None, "How many labels the data must have. Default: as many as are found."
+    )
+    class_names: str | None = _documented(
+        None,
+        "task=text-classification, token-classification: names of labels that are numbers, from 0 "
+        "on, with commas or as a JSON list.",
     )
     class_weight: str | None = _documented(
         None, "balanced: rare labels weigh as much in the loss as frequent ones."

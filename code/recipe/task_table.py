@@ -47,7 +47,8 @@ TOKENS, QUESTIONS = "token-classification", "question-answering"
 TASKS: Mapping[str, TaskRow] = {
     CLASSIFICATION: TaskRow(
         "text_classification",
-        ("text_pair_column", "label_column", "problem_type", "label_separator", "class_weight",
+        ("text_pair_column", "label_column", "problem_type", "label_separator", "class_names",
+         "class_weight",
          "tune_thresholds", "num_labels", "label_smoothing_factor", "long_texts", "do_predict"),
         recognised_by="data.classification",
     ),
@@ -67,7 +68,8 @@ TASKS: Mapping[str, TaskRow] = {
     ),
     TOKENS: TaskRow(
         "token_classification",
-        ("label_column", "label_all_tokens", "label_smoothing_factor", "long_texts", "do_predict"),
+        ("label_column", "class_names", "label_all_tokens", "label_smoothing_factor", "long_texts",
+         "do_predict"),
         recognised_by="data.kinds.word_tags",
     ),
     QUESTIONS: TaskRow(

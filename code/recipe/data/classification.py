@@ -32,7 +32,6 @@ from recipe.data.labels import Labels, LabelShape
 from recipe.data.layout import channels as layout
 from recipe.data.layout import file_portions, surveys
 from recipe.data.layout.channels import ChannelLayout
-from recipe.data.layout.class_names import ClassNames
 from recipe.data.layout.file_portions import FileRows
 from recipe.data.reading import accepted, describe, read_parts, read_training
 from recipe.data.shards import Hosts
@@ -115,8 +114,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
     if portions is not None:
         distinct["train"] += later.survey(portions, read["train"], notes)
     if hyperparameters.problem_type != labels.NUMBER:
-        known_names = list(itertools.chain.from_iterable(hosts.each(places.class_names)))
-        names = _names_of_classes(distinct, known_names, notes)
+        names = _names_of_classes(distinct, hyperparameters.class_names)
         if names is not None:
             for of in read.values():
                 of[:] = [_named(each, names) for each in of]
@@ -172,7 +170,7 @@ class _Later:
     ) -> None:
         self._places, self._hyperparameters, self._like = places, hyperparameters, like
         self.names: Mapping[int, str] | None = None
-        """Of the classes, where a file beside the data has some."""
+        """Of the classes, if the hyperparameter class_names has some."""
         self._rows: dict[Path, int] = {}
 
     def survey(
@@ -345,45 +343,34 @@ def _distinct(read: Read, hyperparameters: Hyperparameters) -> _Distinct:
 
 
 def _names_of_classes(
-    distinct: Mapping[str, Sequence[_Distinct]], known: Sequence[ClassNames], notes: list[str]
+    distinct: Mapping[str, Sequence[_Distinct]], class_names: str | None
 ) -> Mapping[int, str] | None:
-    """The names for the integers in the columns of labels that a file beside them has.
+    """Return the names of the integers that are labels, by the hyperparameter class_names.
 
     Raises:
-        DataError: two files give them different names.
+        DataError: the labels are no integers, have names already, or there are more or fewer.
     """
-    parts = [each for of_split in distinct.values() for each in of_split]
-    columns_of_labels = {each.column for each in parts}
-    codes = [values.integers(each.part, each.column) for each in parts]
-    codes_in_use = {code for of_part in codes for code in of_part or ()}
-    texts = {text for each in parts for text in values.strings(each.part, each.column)}
-    used: tuple[str, Mapping[int, str]] | None = None
-    for each in [one for one in known if one.column is None or one.column in columns_of_labels]:
-        names = each.of(codes_in_use)
-        if any(one.column in one.part.class_names for one in parts):
-            why = "the data has names of its own"
-        elif texts and texts <= set(each.names.values()):
-            why = "the labels are names already, and agree"
-        elif any(of_part is None for of_part in codes):
-            why = "the labels are no integers"
-        elif isinstance(names, str):
-            why = names
-        elif used is None:
-            used = each.source, names
-            continue
-        elif any(names[code] != used[1][code] for code in codes_in_use - {-1}):
-            raise DataError(
-                f"{used[0]} and {each.source} give the classes different names: "
-                f"{listed(list(used[1].values()))}; {listed(list(names.values()))}.",
-                "Keep the one that is right.",
-            )
-        else:
-            continue
-        notes.append(f"the names of classes in {each.source} are not used: {why}.")
-    if used is None:
+    if class_names is None:
         return None
-    notes.append(f"classes: called as in {used[0]}: {listed(list(used[1].values()))}")
-    return used[1]
+    names = labels.listed_names(class_names)
+    codes: set[int] = set()
+    for each in itertools.chain.from_iterable(distinct.values()):
+        of_part = values.integers(each.part, each.column)
+        if of_part is None or each.column in each.part.class_names:
+            raise DataError(
+                f"class_names is given, and the labels in column {each.column!r} of "
+                f"{each.part.path} have names of their own.",
+                "Leave class_names out: it names labels that are integers.",
+            )
+        codes |= of_part - {-1}
+    first = 0 if 0 in codes else 1
+    if not codes <= set(range(first, first + len(names))) or (first and len(names) not in codes):
+        raise DataError(
+            f"class_names has {len(names)} names, and the labels are "
+            f"{listed(list(map(str, sorted(codes))))}.",
+            "Give a name for each number from 0 on (or exactly from 1 to the last one).",
+        )
+    return dict(enumerate(names, first))
 
 
 def _with_names(part: Part, column: str, names: Mapping[int, str]) -> Part:

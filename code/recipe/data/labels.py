@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 import unicodedata
@@ -262,6 +263,12 @@ def classes(
     check_spellings(f"Column {column!r} of {part.path}", counts)
     numeric = all(_WHOLE.fullmatch(name) for name in counts)
     return Labels(tuple(sorted(counts, key=int) if numeric else sorted(counts)), problem)
+
+
+def listed_names(given: str) -> list[str]:
+    """Return the names in the hyperparameter class_names: with commas, or a JSON list."""
+    names = json.loads(given) if given.startswith("[") else given.split(",")
+    return [str(name).strip() for name in names]
 
 
 def check_spellings(place: str, names: Iterable[str]) -> None:

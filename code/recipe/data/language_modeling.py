@@ -112,10 +112,8 @@ def load(
     units = functools.partial(_units, sample_by=hyperparameters.sample_by, as_given=as_given)
     with hosts.together():
         places = whole = layout.find(channels, hyperparameters.dataset_config_name, hosts.sharded)
-        unused = [each.source for each in places.class_names if each.column is None]
         _refuse_template(channels)
         notes = [*places.notes]
-        notes += [f"{source} has names of classes and is not used." for source in unused]
         reasons = file_portions.unknown_steps(hyperparameters)
         portions = file_portions.choose(
             places, channels, hyperparameters, reasons, notes, file_portions.PLAIN

@@ -20,7 +20,7 @@ _DATA = """
     completion_column messages_column sample_by long_texts max_length dataset_config_name
     image_column mlm_probability whole_word_masking source_prefix source_lang target_lang
     max_target_length label_all_tokens doc_stride chosen_column rejected_column streaming
-    streaming_rows streaming_files
+    streaming_rows streaming_files class_names
 """
 IN_THE_DATA = frozenset(_DATA.split())
 """What decides on the samples, which a digest stands for."""

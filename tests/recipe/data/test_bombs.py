@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,43 +63,6 @@ def endless_text(path: Path) -> None:
     path.write_bytes(gzip.compress(b'[{"text": "') + gzip.compress(b"a" * (1 << 27)) * 40)
 
 
-def workbook(path: Path, rows: str, dimension: str = "A1:B2") -> None:
-    space = "http://schemas.openxmlformats.org"
-    related = f"{space}/officeDocument/2006/relationships"
-    parts = {
-        "[Content_Types].xml": f'<Types xmlns="{space}/package/2006/content-types"><Override '
-        'PartName="/xl/workbook.xml" ContentType="application/vnd.openxmlformats-officedocument.'
-        'spreadsheetml.sheet.main+xml"/><Override PartName="/xl/worksheets/sheet1.xml" '
-        'ContentType="application/vnd.openxmlformats-officedocument.spreadsheetml.worksheet+xml"/>'
-        "</Types>",
-        "_rels/.rels": f'<Relationships xmlns="{space}/package/2006/relationships"><Relationship '
-        f'Id="r1" Type="{related}/officeDocument" Target="xl/workbook.xml"/></Relationships>',
-        "xl/_rels/workbook.xml.rels": f'<Relationships xmlns="{space}/package/2006/relationships">'
-        f'<Relationship Id="r1" Type="{related}/worksheet" Target="worksheets/sheet1.xml"/>'
-        "</Relationships>",
-        "xl/workbook.xml": f'<workbook xmlns="{space}/spreadsheetml/2006/main" xmlns:r="{related}">'
-        '<sheets><sheet name="one" sheetId="1" r:id="r1"/></sheets></workbook>',
-        "xl/worksheets/sheet1.xml": f'<worksheet xmlns="{space}/spreadsheetml/2006/main">'
-        f'<dimension ref="{dimension}"/><sheetData>{rows}</sheetData></worksheet>',
-    }
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in parts.items():
-            archive.writestr(name, text)
-
-
-def text(place: str, value: str) -> str:
-    return f'<c r="{place}" t="inlineStr"><is><t>{value}</t></is></c>'
-
-
-HEADER = f'<row r="1">{text("A1", "text")}{text("B1", "label")}</row>'
-
-
-def wide_rows(path: Path) -> None:
-    """A cell in the last column of each of 60,000 rows."""
-    rows = (f'<row r="{n}"><c r="XFD{n}"><v>1</v></c></row>' for n in range(2, 60_002))
-    workbook(path, HEADER + "".join(rows))
-
-
 def read(path: Path, reader: str) -> tuple[str, int]:
     """What is said of a file, and the most memory that reading it took, in bytes."""
     done = subprocess.run(
@@ -123,7 +85,6 @@ def read(path: Path, reader: str) -> tuple[str, int]:
         (zeros, "train.arrow"),
         (endless_line, "train.csv.gz"),
         (endless_text, "train.json.gz"),
-        (wide_rows, "train.xlsx"),
     ],
 )
 def test_a_small_file_of_gigabytes_is_refused_by_name(
@@ -142,16 +103,3 @@ def test_the_first_rows_are_read_within_bounds_too(tmp_path: Path) -> None:
     repeated_value(tmp_path / "train.parquet")
     said, peak = read(tmp_path / "train.parquet", "head")
     assert peak < PEAK, said[:200]
-
-
-def test_a_workbooks_word_about_its_size_is_not_believed(tmp_path: Path) -> None:
-    """Seventeen billion cells, by its header, of which four are there."""
-    path = tmp_path / "train.xlsx"
-    last = f'<row r="1048576">{text("A1048576", "good")}{text("B1048576", "yes")}</row>'
-    workbook(path, HEADER + last, "A1:XFD1048576")
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys; from pathlib import Path; from recipe.data.files import "
-         "workbooks; print(workbooks.read_workbook(Path(sys.argv[1])).table.to_pylist())", str(path)],
-        cwd=CODE, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.stdout.strip() == "[{'text': 'good', 'label': 'yes'}]", done.stderr

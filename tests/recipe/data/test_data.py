@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -640,6 +641,15 @@ def test_a_text_that_is_called_as_its_column_is_a_text(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(f"text,label\n{body}text,good\n")
     splits = classification.load({"train": tmp_path}, Hyperparameters())
     assert len(splits.train) + len(splits.evaluation or []) == 41
+
+
+def test_workbooks_are_refused_with_what_to_save_instead(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "new.xlsx", "w") as archive:
+        archive.writestr("xl/workbook.xml", "<workbook/>")
+    (tmp_path / "old.xls").write_bytes(b"\xd0\xcf\x11\xe0")
+    for name in ("new.xlsx", "old.xls"):
+        with pytest.raises(DataError, match=f"{name} is an Excel workbook.*as CSV or Parquet"):
+            read(tmp_path / name)
 
 
 @pytest.mark.parametrize("first", ["sep=;", '"sep=;"', "SEP=;"])

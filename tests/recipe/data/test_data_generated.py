@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import openpyxl  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -75,15 +74,6 @@ def as_arrow(path: Path, rows: Sequence[Row]) -> None:
         writer.write_table(table)
 
 
-def as_workbook(path: Path, rows: Sequence[Row]) -> None:
-    book = openpyxl.Workbook()
-    sheet = book.active
-    sheet.append(list(rows[0]))
-    for row in rows:
-        sheet.append(list(row.values()))
-    book.save(path)
-
-
 def as_folder(path: Path, rows: Sequence[Row]) -> None:
     datasets.Dataset(pa.Table.from_pylist(list(rows))).save_to_disk(str(path))
 
@@ -101,7 +91,6 @@ FORMATS = {
     "semicolon": Format(".csv", as_delimited(";")),
     "tsv": Format(".tsv", as_delimited("\t")),
     "csv.gz": Format(".csv.gz", as_gzip),
-    "xlsx": Format(".xlsx", as_workbook),
     "jsonl": Format(".jsonl", as_jsonl, typed=True),
     "json": Format(".json", as_json, typed=True),
     "parquet": Format(".parquet", as_parquet, typed=True),
@@ -196,19 +185,16 @@ LAYOUTS = [
     Layout("a column of splits by its values", {"data/all": "train"}, column="belongs_to"),
     Layout("both in a name, and a column", {"data/train_test": "train"}, column="partition"),
     Layout("is_valid", {"data/texts": "train"}, column="is_valid"),
-    Layout("card", {"train/a/0": "train", "train/b/0": "test", "train/c/0": NOWHERE},
-           card="configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: a/*\n"
-                "  - split: test\n    path: b/*\n"),
+    Layout("card", in_train(train="x/train-0", test="x/test-0"),
+           card="configs:\n- config_name: default\n  data_files:\n  - split: train\n"
+                "    path: x/train-*\n  - split: test\n    path: x/test-*\n"),
     Layout("card against names", {"train/x/test-0": "train", "train/x/train-0": "test"},
            card="configs:\n- config_name: default\n  data_files:\n  - split: train\n"
-                "    path: x/test-*\n  - split: test\n    path: x/train-*\n"),
-    Layout("card of two", {"train/a/train": "train", "train/b/train": NOWHERE},
-           card="configs:\n- config_name: a\n  data_files: a/*\n- config_name: b\n"
-                "  data_files: b/*\n", refused=["a, b", "dataset_config_name"]),
-    Layout("card of two, one asked for", {"train/a/train": "train", "train/b/train": NOWHERE},
-           {"dataset_config_name": "a"},
-           card="configs:\n- config_name: a\n  data_files: a/*\n- config_name: b\n"
-                "  data_files: b/*\n"),
+                "    path: x/test-*\n  - split: test\n    path: x/train-*\n",
+           refused=["README.md calls", "test-0", "train data", "test data"]),
+    Layout("card of two", {"train/en": "train", "train/de": "train"},
+           card="configs:\n- config_name: en\n  data_files: en*\n- config_name: de\n"
+                "  data_files: de*\n", refused=["configurations de, en", "called train"]),
     *keyword_layouts(),
 ]  # fmt: skip
 
@@ -265,14 +251,14 @@ KINDS = [
     Kind("integers", lambda n, t, c: {"text": t, "label": code(c)}, lambda c: str(code(c))),
     Kind("a date beside", lambda n, t, c: {"id": n, "date": "2020-01-02", "text": t, "label": c}),
     Kind("score", lambda n, t, c: {"id": n, "text": t, "score": code(c)}, lambda c: str(code(c))),
-    Kind("classes.txt", lambda n, t, c: {"text": t, "label": code(c)},
-         files={"classes.txt": "neg\npos\n"}),
-    Kind("classes.txt from 1", lambda n, t, c: {"text": t, "label": code(c) + 1},
-         files={"classes.txt": "neg\npos\n"}),
-    Kind("label_map.json", lambda n, t, c: {"text": t, "label": code(c) + 5},
-         files={"label_map.json": '{"neg": 5, "pos": 6}'}),
-    Kind("names that do not agree", lambda n, t, c: {"text": t, "label": code(c)},
-         lambda c: str(code(c)), files={"classes.txt": "7\tx\n8\ty\n"}),
+    Kind("class_names", lambda n, t, c: {"text": t, "label": code(c)},
+         hyperparameters={"class_names": "neg,pos"}, files={"classes.txt": "neg\npos\n"}),
+    Kind("class_names from 1", lambda n, t, c: {"text": t, "label": code(c) + 1},
+         hyperparameters={"class_names": '["neg", "pos"]'}),
+    Kind("too many class_names", lambda n, t, c: {"text": t, "label": code(c) + 1},
+         hyperparameters={"class_names": "a,neg,pos"}, refused=["class_names has 3 names", "1, 2"]),
+    Kind("class_names of names", lambda n, t, c: {"text": t, "label": c},
+         hyperparameters={"class_names": "neg,pos"}, refused=["class_names", "names of their own"]),
     Kind("one-hot", lambda n, t, c: {"id": n, "text": t, "neg": 1 - code(c), "pos": code(c)}),
     Kind("one-hot, named", lambda n, t, c: {"x": n % 3, "text": t, "neg": 1 - code(c), "pos": code(c)},
          hyperparameters={"label_column": "neg,pos"}),

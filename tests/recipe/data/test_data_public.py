@@ -51,53 +51,10 @@ def ground_truth(job: str, value: Any, about: Mapping[str, Any], count: int = N)
 
 GLUE = "sentence\tlabel"
 JIGSAW = "id,comment_text,toxic,obscene,threat"
-IMDB_CARD = """---
-task_categories: [text-classification]
-dataset_info:
-  config_name: plain_text
-  features:
-  - name: text
-    dtype: string
-  - name: label
-    dtype:
-      class_label:
-        names:
-          '0': neg
-          '1': pos
-configs:
-- config_name: plain_text
-  data_files:
-  - split: train
-    path: plain_text/train-*
-  - split: test
-    path: plain_text/test-*
-  - split: unsupervised
-    path: plain_text/unsupervised-*
-  default: true
----
-# IMDB
-"""
-TWEET_EVAL_CARD = """---
-dataset_info:
-- config_name: irony
-  features:
-  - {name: text, dtype: string}
-  - {name: label, dtype: {class_label: {names: {'0': non_irony, '1': irony}}}}
-- config_name: hate
-  features:
-  - {name: text, dtype: string}
-  - {name: label, dtype: {class_label: {names: {'0': non-hate, '1': hate}}}}
-configs:
-- config_name: irony
-  data_files: [{split: train, path: irony/train.jsonl}, {split: test, path: irony/test.jsonl}]
-- config_name: hate
-  data_files: [{split: train, path: hate/train.jsonl}, {split: test, path: hate/test.jsonl}]
----
-"""
 TWEET_ROWS = [{"text": f"tweet {n}", "label": n % 2} for n in range(N)]
-TWEETS = {"README.md": TWEET_EVAL_CARD, "irony/train.jsonl": jsonl(TWEET_ROWS),
-          "irony/test.jsonl": jsonl(TWEET_ROWS[:4]), "hate/train.jsonl": jsonl(TWEET_ROWS),
-          "hate/test.jsonl": jsonl(TWEET_ROWS)}  # fmt: skip
+TWEETS = {"README.md": "---\ntask_categories: [text-classification]\n---\n",
+          "irony/train.jsonl": jsonl(TWEET_ROWS), "irony/test.jsonl": jsonl(TWEET_ROWS[:4]),
+          "hate/train.jsonl": jsonl(TWEET_ROWS), "hate/test.jsonl": jsonl(TWEET_ROWS)}  # fmt: skip
 
 READ: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, int, int], list[str], list[str]]] = [
     # name, files, hyperparameters, (train, evaluation, test) rows, classes, words of the notes
@@ -149,7 +106,7 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, int, int], list
         f"sentiment/{split}_{what}.txt": text for split in ("train", "val", "test")
         for what, text in (("text", lines("tweet {n}, at @user", split)), ("labels", lines("{c}")))
      } | {"sentiment/mapping.txt": "0\tnegative\n1\tpositive\n"},
-     {}, (12, 12, 12), ["negative", "positive"], ["mapping.txt"]),
+     {"class_names": "negative,positive"}, (12, 12, 12), ["negative", "positive"], ["mapping.txt"]),
     ("BlazingText", {"dbpedia.train": lines("__label__{c} text number {n} , here"),
                      "dbpedia.validation": lines("__label__{c} and number {n}", count=6)},
      {}, (12, 6, 0), ["0", "1"], []),
@@ -167,18 +124,9 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, int, int], list
             "class-map": {str(at): ["news", "art"][at] for at in range(1 + n % 2)},
             "type": "groundtruth/text-classification-multilabel"}} for n in range(N)])},
      {}, (11, 1, 0), ["art", "news"], []),
-    ("IMDB of the hub", {
-        "README.md": IMDB_CARD,
-        "plain_text/train-00000-of-00001.jsonl": jsonl(
-            [{"text": f"film {n}", "label": n % 2} for n in range(N)]),
-        "plain_text/test-00000-of-00001.jsonl": jsonl(
-            [{"text": f"other film {n}", "label": n % 2} for n in range(6)]),
-        "plain_text/unsupervised-00000-of-00001.jsonl": jsonl(
-            [{"text": f"film {n}", "label": -1} for n in range(6)]),
-        ".gitattributes": "*.parquet filter=lfs"},
-     {}, (12, 6, 0), ["neg", "pos"], ["unsupervised-00000", "called as in"]),
-    ("TweetEval of the hub", TWEETS, {"dataset_config_name": "hate"},
-     (12, 4 * 3, 0), ["non-hate", "hate"], ["irony/train.jsonl"]),
+    ("TweetEval of the hub", TWEETS,
+     {"dataset_config_name": "hate", "class_names": "non-hate,hate"},
+     (12, 4 * 3, 0), ["non-hate", "hate"], ["other configurations of the data: irony"]),
     ("Kaggle's emotions", {f"{split}.txt": lines("i feel {n};{k}", split)
                            for split in ("train", "val", "test")},
      {}, (12, 12, 12), ["neg", "pos"], []),
@@ -197,21 +145,17 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, int, int], list
      {}, (12, 4, 0), ["neg", "pos"], ["is_valid"]),
     ("stars", {"a.csv": "text,stars\n" + lines("text {n},{c}").replace(",0", ",2"),
                "classes.txt": "1 star\n2 stars\n", "categories.json": '{"a": {"b": ["c"]}}'},
-     {}, (11, 1, 0), ["1 star", "2 stars"], ["categories.json", "called as in"]),
+     {}, (11, 1, 0), ["1", "2"], ["categories.json", "hyperparameter class_names"]),
     ("AG News, named columns", {
         "train.csv": lines('"{c}","Title {n} of it","The text {n} said, at length"').replace('"0"', '"2"'),
         "test.csv": lines('"{c}","Title t{n} of it","The text t{n} said"', count=4).replace('"0"', '"2"'),
         "classes.txt": "World\nSports\n", "readme.txt": "AG's News Topic Classification Dataset"},
-     {"text_column": "column_1,column_2", "label_column": "column_0"},
+     {"text_column": "column_1,column_2", "label_column": "column_0", "class_names": "World,Sports"},
      (12, 4, 0), ["World", "Sports"], ["classes.txt"]),
 ]  # fmt: skip
 
 REFUSED: list[tuple[str, dict[str, str], list[str]]] = [
-    ("TweetEval of the hub", TWEETS, ["irony, hate", "dataset_config_name"]),
-    ("a card with one file in two splits", {
-        "README.md": "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n"
-                     '    path: "data/train.jsonl"\n  - split: test\n    path: "data/train.jsonl"\n---\n',
-        "data/train.jsonl": jsonl(TWEET_ROWS)}, ["data/train.jsonl", "another split"]),
+    ("TweetEval of the hub", TWEETS, ["hate, irony", "dataset_config_name"]),
     ("GoEmotions", {"train.tsv": lines("My favourite is {n}\t{c}\tid{n}") + "So\t0,1\tidx\n"
                                  + "Well then\t0,1\tidy\n"}, ["'0,1'", "label_separator"]),
     ("CoNLL 2003", {"eng.train": "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n",
@@ -238,9 +182,6 @@ REFUSED: list[tuple[str, dict[str, str], list[str]]] = [
     ("records beside texts", {"a.jsonl": jsonl([{"text": "a b", "label": 1}, {"text": {"b": "c"},
                                                                             "label": 0}] * 9)},
      ["a.jsonl line 2", "'text'"]),
-    ("two lists of names", {"a.csv": "text,label\n" + lines("text {n},{c}"),
-                            "classes.txt": "neg\npos\n", "label_map.json": '{"pos": 0, "neg": 1}'},
-     ["classes.txt", "label_map.json", "different names"]),
     ("files of all rows beside a test file", {
         "all.csv": lines("text {n},{k}", header="text,label", count=30),
         "test.csv": lines("text {n},{k}", header="text,label", count=12)}, ["12 of the 12", "test"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 from pathlib import Path
@@ -12,7 +11,7 @@ import datasets
 import pyarrow as pa
 import pytest
 
-from recipe.data.files import formats, json_columns, json_rows, spool
+from recipe.data.files import formats, json_rows, spool
 from recipe.errors import DataError
 from recipe.runtime import memory
 
@@ -215,53 +214,3 @@ def test_what_is_wrong_in_a_list_is_named(text: str, says: str, tmp_path: Path) 
     (tmp_path / "train.json").write_text(text)
     with pytest.raises(DataError, match=says):
         formats.read(tmp_path / "train.json")
-
-
-def _columnar(draw: random.Random) -> str:
-    """A document of columns, or one that is nearly so."""
-    rows = draw.choice([0, 1, 2, 7, 20, 40])
-    names = draw.sample(["text", "label", "tokens", "data", "train", "messages", "é"], 3)
-    kinds = [draw.choice([*["text", "number", "any"] * 4, "record"]) for _ in names]
-    content = {
-        name: [cell(draw, kind) for _ in range(rows - (draw.random() < 0.05))]
-        for name, kind in zip(names, kinds, strict=True)
-    }
-    if draw.random() < 0.1:
-        content[names[0]] = draw.choice([{"0": "a"}, "text", None])
-    text = json.dumps(content, ensure_ascii=draw.random() < 0.5, indent=draw.choice([None, 1]))
-    if draw.random() < 0.1:
-        text = draw.choice([text[:-1], text + "}", text + "\n" + text, text.replace(",", ",,", 1)])
-    if draw.random() < 0.05:
-        text = text.replace('"label"', '"text"')
-    return text
-
-
-@pytest.mark.parametrize("suffix", [".json", ".jsonl", ""])
-def test_columns_read_some_rows_at_a_time_are_those_of_the_whole_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
-) -> None:
-    def outcome(path: Path) -> Any:
-        try:
-            part = formats.read(path)
-        except DataError as error:
-            return str(error)
-        lines = None if part.lines is None else list(part.lines)
-        rows = repr(part.table.to_pylist())  # NaN is none of itself
-        return part.table.schema, rows, lines, part.format, part.mixed
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    read_so = 0
-    for seed in range(250):
-        draw = random.Random(seed)
-        path = tmp_path / f"{seed}{suffix}"
-        path.write_text(_columnar(draw))
-        whole = outcome(path)
-        with monkeypatch.context() as patch:
-            patch.setattr(json_columns, "_WORTH", 0)
-            patch.setattr(json_columns, "_CHARACTERS_AT_ONCE", draw.choice([1, 7, 1000]))
-            patch.setattr(json_columns, "_ROWS_AT_ONCE", draw.choice([1, 3, 1000]))
-            in_pieces = outcome(path)
-            with contextlib.suppress(json_columns.NoColumns), json_columns.columns(path, "utf-8"):
-                read_so += 1
-        assert in_pieces == whole, seed
-    assert read_so > 50

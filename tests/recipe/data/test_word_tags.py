@@ -150,7 +150,7 @@ def test_a_column_of_documents_is_no_column_of_words(tmp_path: Path) -> None:
         load(folder)
 
 
-def test_class_labels_and_a_cards_names_are_names(tmp_path: Path) -> None:
+def test_class_labels_and_class_names_name_numbers(tmp_path: Path) -> None:
     features = datasets.Features(
         tokens=datasets.List(datasets.Value("string")),
         ner_tags=datasets.List(datasets.ClassLabel(names=NAMES)),
@@ -163,8 +163,7 @@ def test_class_labels_and_a_cards_names_are_names(tmp_path: Path) -> None:
     lines = (json.dumps({"tokens": w, "ner_tags": t}) for w, t in zip(WORDS, IDS, strict=True))
     folder = written(tmp_path / "json", "train.jsonl", "\n".join(lines))
     assert not load(folder).are_entities
-    written(folder, "labels.txt", "\n".join(NAMES))
-    assert load(folder).train["tags"][:] == TAGS
+    assert load(folder, "--class_names", ",".join(NAMES)).train["tags"][:] == TAGS
 
 
 def test_the_columns_of_parts_of_speech_are_tags(tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ from recipe.data.files.delimited import is_table, read_delimited
 from recipe.data.files.json_rows import read_json, read_json_objects
 from recipe.data.files.part import Part, encoding_of, open_text, undecodable, usual_types
 from recipe.data.files.spool import Spool, spooled
-from recipe.data.files.workbooks import is_workbook, read_workbook
 from recipe.errors import DataError, OutputError
 from recipe.runtime import memory
 
@@ -299,6 +298,13 @@ def _is_archive(path: Path) -> bool:
     return path.is_file() and (packed or zipfile.is_zipfile(path))
 
 
+def _is_workbook(path: Path) -> bool:
+    is_new = _starts_with(b"PK\x03\x04")(path) and zipfile.is_zipfile(path)
+    if is_new and "xl/workbook.xml" in zipfile.ZipFile(path).namelist():
+        return True
+    return _starts_with(_OLD_WORKBOOK)(path)
+
+
 _SMALL_PACKED = (b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf", b"Rar!")
 _OLD_WORKBOOK = b"\xd0\xcf\x11\xe0"
 
@@ -326,20 +332,11 @@ FORMATS: Sequence[Format] = (
     ),
     Format(
         name="Excel",
-        suffixes=".xlsx",
-        what="all visible sheets of the same columns; sheets named train, test ... are splits",
-        is_one=is_workbook,
-        read=read_workbook,
-    ),
-    Format(
-        name="old Excel",
-        suffixes=".xls",
-        what="refused: save as .xlsx",
-        is_one=_starts_with(_OLD_WORKBOOK),
+        suffixes=".xlsx, .xls",
+        what="refused: save each sheet as CSV or Parquet",
+        is_one=_is_workbook,
         read=functools.partial(
-            _refuse,
-            what="a workbook of Excel before 2007 (.xls)",
-            remedy="Save it as .xlsx or as CSV.",
+            _refuse, what="an Excel workbook", remedy="Save each sheet as CSV or Parquet."
         ),
     ),
     Format(

@@ -72,7 +72,7 @@ def _part(path: Path) -> Part | None:
     if file_format.name == "Parquet":
         batch = next(pq.ParquetFile(path).iter_batches(batch_size=ROWS), None)
         return None if batch is None else formats.of_table(path, "parquet", pa.table(batch))
-    if path.is_dir() or file_format.name in ("Arrow", "Excel"):
+    if path.is_dir() or file_format.name == "Arrow":
         return formats.read(path)
     is_plain = file_format.name == "CSV" and Path(path.name.removesuffix(".gz")).suffix in _PLAIN
     if is_plain and not formats.is_structured(path):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from recipe.data.column_names import LABEL, MESSAGES_NAMES, SPLIT_COLUMN, TEXT, split_of
-from recipe.data.files import json_columns, records
+from recipe.data.files import records
 from recipe.data.files.part import Part, open_text, token_data
 from recipe.errors import DataError
 from recipe.runtime import memory
@@ -195,12 +195,6 @@ def read_json_objects(path: Path, encoding: str) -> Part:
     """
     with contextlib.suppress(_NoList):
         return _read_only_list(path, encoding)
-    if ".json" in path.suffixes and path.suffix.lower() not in _LINES:
-        with (
-            contextlib.suppress(json_columns.NoColumns),
-            json_columns.columns(path, encoding) as columns,
-        ):
-            return _part(path, "json", lambda: (_Block(rows, None) for rows in columns()))
     if ".json" in path.suffixes and not _is_on_a_line(path, encoding):
         return read_json(path, encoding)
     blocks = _objects(path, encoding)

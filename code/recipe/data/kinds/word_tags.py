@@ -26,7 +26,6 @@ from recipe.data.kinds import spans
 from recipe.data.layout import channels as layout
 from recipe.data.layout import file_portions, surveys
 from recipe.data.layout.channels import ChannelLayout
-from recipe.data.layout.class_names import ClassNames
 from recipe.data.layout.file_portions import FileRows
 from recipe.data.reading import accepted, describe, read_parts, read_training
 from recipe.errors import DataError, Problems
@@ -128,7 +127,9 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagg
         with problems.noted():
             columns = _columns(part, hyperparameters, like)
             like = like or columns
-            read.setdefault(split, []).append(_read(part, columns, places.class_names, notes))
+            read.setdefault(split, []).append(
+                _read(part, columns, hyperparameters.class_names, notes)
+            )
     problems.check()
     later = _Later(places=whole, hyperparameters=hyperparameters, like=like)
     surveyed = [*map(_without_rows, read["train"]), *later.survey(portions or [], notes)]
@@ -172,7 +173,7 @@ class _Later:
         read = []
         for part in read_training(self.places, paths, notes, _units):
             columns = _columns(part, self.hyperparameters, self.like)
-            read.append(_read(part, columns, self.places.class_names, notes))
+            read.append(_read(part, columns, self.hyperparameters.class_names, notes))
         return read
 
     def survey(self, portions: Sequence[Sequence[Path]], notes: list[str]) -> Iterator[_Read]:
@@ -186,8 +187,10 @@ class _Later:
             ]
 
         given = self.hyperparameters
-        names = [(each.source, str(each)) for each in self.places.class_names]
-        how = {"columns": [given.text_column, given.label_column, self.like], "names": names}
+        how = {
+            "columns": [given.text_column, given.label_column, self.like],
+            "names": given.class_names,
+        }
         for told, own in surveys.of_files(paths, {**how, "of": "tags"}, tell):
             notes += own
             for each in told:
@@ -340,30 +343,23 @@ def _lists(words: Any, tags: Any) -> tuple[Any, Any]:
     return listed, of_tags
 
 
-def _with_names(
-    part: Part, column: str, class_names: Sequence[ClassNames], notes: list[str]
-) -> Part:
-    """`part` with names for the numbers that its tags are; a note says whose, or that they have
-    none."""
+def _with_names(part: Part, column: str, class_names: str | None, notes: list[str]) -> Part:
+    """Return `part` with names for the numbers that its tags are, by the hyperparameter
+    class_names; without it, a note says that they have none.
+    """
     codes = values.integers(part, column)
     if not codes or column in part.class_names:
         return part
-    for each in class_names:
-        names = each.of({code for code in codes if code >= 0})
-        if each.column in (column, None) and not isinstance(names, str):
-            notes.append(f"tags: called as in {each.source}")
-            known = [names.get(code, f"unused {code}") for code in range(max(names) + 1)]
-            return part.named(column, known)
+    if class_names is not None:
+        return part.named(column, labels.listed_names(class_names))
     notes.append(
         f"tags: column {column!r} of {part.path} has numbers without names: scored by accuracy. "
-        "Entities have names such as B-PER"
+        "Name them in class_names (O,B-PER,I-PER ...) to score entities"
     )
     return part
 
 
-def _read(
-    part: Part, columns: tuple[str, str], class_names: Sequence[ClassNames], notes: list[str]
-) -> _Read:
+def _read(part: Part, columns: tuple[str, str], class_names: str | None, notes: list[str]) -> _Read:
     part = spans.annotated(accepted(part, columns[1], notes), columns[1], notes)
     part = _with_names(part, columns[1], class_names, notes)
     counts: Counter[str] = Counter()

@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
+import yaml
+from datasets.data_files import sanitize_patterns
+from datasets.utils.metadata import MetadataConfigs
+from huggingface_hub import DatasetCardData
+
 from recipe.data.column_names import SPLIT_COLUMNS, plain, split_of, splits_in
 from recipe.data.layout import sources, splits
-from recipe.data.layout.class_names import ClassNames
-from recipe.data.layout.dataset_card import CARD, Card
 from recipe.data.layout.model_channel import MODEL_CHANNELS
 from recipe.data.layout.sources import Sources
-from recipe.errors import DataError, listed
+from recipe.errors import DataError
 
 NOT_DATA_CHANNELS = (*MODEL_CHANNELS, "code", "sm_drivers", "checkpoints")
 
@@ -27,8 +30,6 @@ class ChannelLayout:
     """Split to its files and Arrow folders."""
     notes: list[str] = field(default_factory=list)
     """What was left out and why, one sentence each."""
-    class_names: Sequence[ClassNames] = ()
-    """What files beside the data say that classes are called."""
     partitions: Mapping[Path, Mapping[str, str]] = field(default_factory=dict)
     """The columns that the folders of a file stand for: `label=pos/part-0.parquet`."""
     unclear: frozenset[Path] = frozenset()
@@ -118,7 +119,6 @@ def find(
     return ChannelLayout(
         files=files,
         notes=notes,
-        class_names=[names for each in inside.values() for names in each.sources.class_names],
         partitions={path: columns for root, path in used if (columns := _partitions(root, path))},
         unclear=frozenset(path for _, path in used if len(splits_in(path.name)) > 1),
         guessed=any(each.guessed for each in inside.values()),
@@ -137,72 +137,51 @@ def _inside(
         )
     sources_here = sources.scan(path)
     notes += sources_here.describe(name)
-    cards_without_files: list[Card] = []
-    # Of several cards, the outermost is of the whole.
-    for card in sources_here.cards:
-        chosen = card.chosen(requested)
-        sources_here.class_names += card.class_names(chosen or requested)
-        by_card = {name: card.files(name) for name in chosen}
-        if any(paths for files in by_card.values() for paths in files.values()):
-            return _Channel(
-                files=_of_card(card, by_card, own, sources_here.data, notes), sources=sources_here
-            )
-        if chosen:
-            notes.append(f"{card.folder / CARD} lists files that are not here; names decide.")
-            cards_without_files.append(card)
     root = path if path.is_dir() else path.parent
     assigned = splits.by_names(root, sources_here.data, own, requested)
-    if cards_without_files and split_of(name) is None and len(assigned.files) < 2:
-        raise DataError(
-            f"{cards_without_files[0].folder / CARD} lists files that are not here, and the names "
-            f"of those that are tell no splits apart: "
-            f"{', '.join(map(str, sources_here.data[:5]))}.",
-            "Leave the card out, or give each split in a channel of its own.",
-        )
+    for card in sources_here.cards:
+        _check_card(card, assigned.files)
     notes += assigned.notes
     return _Channel(files=assigned.files, sources=sources_here, guessed=assigned.guessed)
 
 
-def _of_card(
-    card: Card,
-    by_card: Mapping[str, Mapping[str, Sequence[Path]]],
-    own: str | None,
-    data: Sequence[Path],
-    notes: list[str],
-) -> dict[str, list[Path]]:
-    """The files of the splits that a card lists; of its own names for them, those of ours."""
-    files: dict[str, list[Path]] = {}
-    for configuration, of_split in by_card.items():
-        for split in splits.ORDER:
-            named = [name for name in of_split if split_of(name) == split]
-            # Beside `train`, `train_small` is another one.
-            chosen = [name for name in named if name == split] or named
-            if split == splits.TRAIN and len(chosen) > 1:
-                raise DataError(
-                    f"Configuration {configuration} of {card.folder / CARD} has several splits to "
-                    f"train on: {', '.join(chosen)}.",
-                    "Give the files of one in a channel called train, without the card.",
-                )
-            for name in chosen:
-                files.setdefault(split, []).extend(of_split[name])
-        notes.append(
-            f"{card.folder / CARD} says of configuration {configuration}: "
-            + ", ".join(f"{name} is {len(paths)} files" for name, paths in of_split.items())
+def _check_card(card: Path, files: Mapping[str, Sequence[Path]]) -> None:
+    """Raise DataError if the front matter of a data set's README.md contradicts what the names of
+    files say: another split for a file, or several configurations to train on.
+    """
+    _, front, *_ = card.read_text("utf-8").split("---", 2)
+    try:
+        configurations = MetadataConfigs.from_dataset_card_data(
+            DatasetCardData(**yaml.safe_load(front))
         )
-    if set(files) == {splits.TRAIN} and own not in (None, splits.TRAIN):
-        files = {own: files[splits.TRAIN]}
-    train = set(files.get(splits.TRAIN, ()))
-    if both := [path for split, paths in files.items() if split != splits.TRAIN
-                for path in paths if path in train]:  # fmt: skip
+        patterns = {
+            name: sanitize_patterns(configuration["data_files"])
+            for name, configuration in configurations.items()
+            if configuration.get("data_files")
+        }
+    except Exception:  # The libraries raise anything on front matter of other kinds.
+        return
+    trained: set[str] = set()
+    for name, of_split in patterns.items():
+        for said, globs in of_split.items():
+            listed_here = {path for pattern in globs if "://" not in pattern
+                           for path in card.parent.glob(pattern)}  # fmt: skip
+            for split, paths in files.items():
+                both = [path for path in paths if path in listed_here]
+                if both and split_of(str(said)) not in (split, None):
+                    raise DataError(
+                        f"{card} calls {both[0]} {said} data, and the names of files and channels "
+                        f"{split} data.",
+                        "Give each split in a channel of its own (train, test), without the card.",
+                    )
+                if both and split == splits.TRAIN:
+                    trained.add(name)
+    if len(trained) > 1:
         raise DataError(
-            f"{card.folder / CARD} has {both[0]} in the training data and in another split.",
-            "Correct the card, or leave it out.",
+            f"{card} has the configurations {', '.join(sorted(trained))}, and all would be trained "
+            "on together.",
+            "Give the files of one in a channel called train, without the card.",
         )
-    used = {path for paths in files.values() for path in paths}
-    files = {split: [path for path in data if path in set(paths)] for split, paths in files.items()}
-    if left := [str(path) for path in data if path not in used]:
-        notes.append(f"not used, as the card does not list it so: {listed(left)}.")
-    return {split: paths for split, paths in files.items() if paths}
 
 
 def _partitions(root: Path, path: Path) -> dict[str, str]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from recipe.data.column_names import plain
 from recipe.data.files.part import is_arrow_folder
-from recipe.data.layout import class_names, dataset_card
-from recipe.data.layout.class_names import ClassNames
-from recipe.data.layout.dataset_card import Card
 from recipe.errors import listed
 
 _SIDE_SUFFIXES = (
@@ -24,6 +23,12 @@ _SIDE_NAMES = re.compile(
     r"|(dataset_infos?|dataset_dict|state|config|metadata|stats|statistics|schema|croissant)\.json"
     r"|.*-manifest|.*submission.*\.(csv|tsv|txt)"
 )
+_CLASSES = re.compile(
+    r"class_?(es|names|labels|map)|target_names|label2id|id2label|labels?_?(names|list|map|mapping"
+    r"|dict|to_id)|id_to_label|categor(ies|y_names)|(?P<maybe>labels?|class|category|names|intents|mapping)"
+)
+_LIST_SUFFIXES = (".txt", ".json", ".csv", ".tsv", ".names", "")
+_LONGEST_LIST = 1_000_000  # bytes
 _MANIFEST_ROW = re.compile(rb'\s*\{.*"source(-ref)?"\s*:')
 
 
@@ -35,8 +40,10 @@ class Sources:
     """Data files and Arrow folders, sorted."""
     passed_over: list[Path] = field(default_factory=list)
     """Files that hold no rows."""
-    class_names: list[ClassNames] = field(default_factory=list)
-    cards: list[Card] = field(default_factory=list)
+    class_lists: list[Path] = field(default_factory=list)
+    """Files that list the names of classes."""
+    cards: list[Path] = field(default_factory=list)
+    """README.md files with front matter, the outermost first."""
     notes: list[str] = field(default_factory=list)
 
     def describe(self, channel: str) -> Iterator[str]:
@@ -45,6 +52,12 @@ class Sources:
         if self.passed_over:
             names = [path.name for path in sorted(self.passed_over)]
             yield f"passed over in channel {channel}, as no data: {listed(names)}"
+        if self.class_lists:
+            names = [path.name for path in self.class_lists]
+            yield (
+                f"not read, as lists of class names: {listed(names)}. Name the classes 0, 1 ... in "
+                "the hyperparameter class_names, if the labels are numbers."
+            )
 
 
 def scan(path: Path) -> Sources:
@@ -53,8 +66,7 @@ def scan(path: Path) -> Sources:
     _scan(path, sources, ())
     if not sources.data:
         # A corpus of names may be called names.txt.
-        sources.data = [Path(names.source) for names in sources.class_names]
-        sources.class_names = []
+        sources.data, sources.class_lists = sources.class_lists, []
     sources.data.sort()
     return sources
 
@@ -65,9 +77,9 @@ def _scan(path: Path, sources: Sources, above: tuple[Path, ...]) -> None:
         sources.data.append(path)
         return
     if path.is_dir() and path.resolve() not in above:
-        if card := dataset_card.read(path):
+        card = path / "README.md"
+        if card.is_file() and card.read_bytes()[:3] == b"---":
             sources.cards.append(card)
-            sources.notes += card.notes
         for child in sorted(path.iterdir()):
             if child.name.startswith((".", "_")):
                 sources.passed_over.append(child)
@@ -89,9 +101,31 @@ def _scan(path: Path, sources: Sources, above: tuple[Path, ...]) -> None:
         sources.passed_over.append(path)
     elif path.stat().st_size == 0:
         sources.notes.append(f"{path} is empty and not used.")
-    elif class_names.is_candidate(path) and (names := class_names.read(path)):
-        sources.class_names.append(names)
-    elif class_names.is_sure(path):
-        sources.passed_over.append(path)
+    elif _lists_classes(path):
+        sources.class_lists.append(path)
     else:
         sources.data.append(path)
+
+
+def _lists_classes(path: Path) -> bool:
+    """Return whether a file lists the names of classes: `classes.txt`, or `labels.txt` with
+    different lines.
+    """
+    match = _CLASSES.fullmatch(plain(path.stem).replace("-", "_"))
+    suffix = path.suffix.lower()
+    if match is None or suffix not in _LIST_SUFFIXES or path.stat().st_size > _LONGEST_LIST:
+        return False
+    if match["maybe"] is None:
+        return True
+    if suffix in (".csv", ".tsv"):
+        return False
+    try:
+        text = path.read_text("utf-8-sig")
+        if suffix == ".json":
+            document = json.loads(text)
+            items = document.values() if isinstance(document, dict) else document
+            return all(isinstance(item, (str, int)) for item in items)
+    except (ValueError, TypeError, RecursionError):
+        return False
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return len(set(lines)) == len(lines)
