@@ -87,7 +87,13 @@ class Defaults:
         model for AMPHORA_HANDLER_DEFAULTS=image."""
         if self.setting == IMAGE:
             from recipe.inference import registry
+            from recipe.inference.engines import conversion
 
+            if conversion.is_requested(os.environ):
+                raise ValueError(
+                    f"{conversion.NAME} is openvino, which computes for models without an"
+                    f" inference.py only. Leave it out, or {VARIABLE}={IMAGE} with {self.path}."
+                )
             return registry.load(model_dir, os.environ)
         if self.setting == PYTORCH or (not self.setting and leads(model_dir)):
             return load_torchscript(model_dir)

@@ -26,7 +26,6 @@ with (
 ):
     from recipe.inference import answers, bounds, payloads, registry, turns
     from recipe.inference.apis import description, lines, reading, tokens
-    from recipe.inference.engines import choice as engines
     from recipe.inference.payloads import Request, UnknownModel
     from recipe.inference.registry import ServedTask
     from recipe.inference.saved.origin import Origin
@@ -38,10 +37,7 @@ _ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 def model_fn(model_dir: str) -> ServedTask:
     """The model in `model_dir`, or the one that HF_MODEL_ID names if there is none."""
     bounds.read(os.environ)
-    engines.select(os.environ)
-    task = registry.load(model_dir, os.environ)
-    engines.refuse_unused()
-    return task
+    return registry.load(model_dir, os.environ)
 
 
 def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
@@ -52,7 +48,8 @@ def model_warmup_fn(model_dir: str, model: ServedTask) -> None:
             print("warm-up: none, since no request is known that this task answers", flush=True)
             break
         answers.write_answer(predict_fn(request, model), payloads.JSON)
-    engines.replace_forwards()
+    if (engine := registry.engine_of(model)) is not None:
+        engine.take_over()
 
 
 def describe_fn(model_dir: str, model: ServedTask) -> dict[str, Any]:
@@ -62,10 +59,11 @@ def describe_fn(model_dir: str, model: ServedTask) -> dict[str, Any]:
 
 
 def turns_fn(model: ServedTask, pause: Callable[..., None]) -> None:
-    """From now on a prediction of many calls of the model says `pause()` between them; and what
-    each worker has for itself is started."""
+    """Let predictions of many calls of the model say `pause()` between them from now on, and start
+    what each worker has for itself."""
     turns.take(pause)
-    engines.start()
+    if (engine := registry.engine_of(model)) is not None:
+        engine.start()
 
 
 def input_fn(body: bytes, content_type: str, context: Any = None) -> Request:

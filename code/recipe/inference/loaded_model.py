@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,6 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from recipe.inference import bounds, turns
 from recipe.inference.bounds import Bound
+from recipe.inference.engines import batches
+from recipe.inference.engines.graph import Forward
 from recipe.inference.packed_rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request, Text
 from recipe.inference.rows import Coming, Reading, TokenRow, Values, of_padded, padded
@@ -36,8 +38,6 @@ UNCUT = (False, "do_not_truncate")
 PADDED, EQUAL, ALONE = "texts of any length", "texts of one length", "one text at a time"
 """What goes through a model together."""
 INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
-Cuts = Callable[[Sequence[int]], Iterator[list[int]]]
-"""Cuts texts, by their lengths, into calls: the places of the texts of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,8 @@ class LoadedModel:
     """What the model takes of `INPUTS`."""
     packed: PackedRows | None = None
     """How texts share a row end to end; None if they are padded."""
-    cuts: Cuts | None = None
-    """By their lengths, the places of the texts that are padded together; None: `BATCH` of them."""
+    engine: Forward | None = None
+    """OpenVINO's graph, which replaces the model's forward; None: PyTorch computes it."""
     programs: Programs | None = None
     """What computes on a device that compiles a program for each shape; None on others."""
 
@@ -176,7 +176,9 @@ class LoadedModel:
             for place, own in zip(places, values.wait(), strict=True):
                 results[place] = own
 
-        cuts = self.cuts or (self._batches if self.packed is None else self.packed.cuts)
+        cuts = self._batches if self.packed is None else self.packed.cuts
+        if self.engine is not None:
+            cuts = batches.cuts
         kept = len(rows)
         if reading is Reading.TOKENS:
             kept = sum(len(row.ids if row.keep is None else row.keep) for row in rows)

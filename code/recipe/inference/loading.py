@@ -25,8 +25,7 @@ from transformers import (
 from recipe.compat import positions_of
 from recipe.data.column_names import TYPE_IDS
 from recipe.inference import packed_rows, precision
-from recipe.inference.engines import batches
-from recipe.inference.engines import choice as engines
+from recipe.inference.engines import conversion
 from recipe.inference.loaded_model import ALONE, EQUAL, INPUTS, PADDED, LoadedModel
 from recipe.inference.packed_rows import PackedRows
 from recipe.inference.rows import Reading, TokenRow, are_close, lay_out, tolerance_of
@@ -102,7 +101,10 @@ def load(
         model, name = precision.settled(model, origin, architecture, name, environ, tried)
         loaded = _with_safe_merging(replace(loaded, model=model), reading)
         why_not = _why_unusual(loaded, name, environ)
-        loaded = _by_engine(loaded, architecture, why_not, environ)
+        if conversion.is_requested(environ):
+            loaded = _by_openvino(loaded, architecture, why_not)
+        else:
+            loaded = _laid_out(loaded, architecture.__name__, reading, why_not, environ)
     if name == "int8":
         model = precision.in_int8(model)
     if is_compiled and kind not in DEVICES:
@@ -142,29 +144,25 @@ def _with_safe_merging(loaded: LoadedModel, reading: Reading) -> LoadedModel:
     return replace(loaded, merging=merging, typed=typed)
 
 
-def _by_engine(
-    loaded: LoadedModel,
-    architecture: Any,
-    why_not: Sequence[str],
-    environ: Mapping[str, str],
-) -> LoadedModel:
-    """Return the model as the selected engine (`engines.choice`) computes it fastest.
+def _by_openvino(loaded: LoadedModel, architecture: Any, why_not: Sequence[str]) -> LoadedModel:
+    """Return the model as OpenVINO computes it.
 
     Args:
-        architecture: The Auto class that loaded the model.
+        loaded: The model.
+        architecture: The Auto class that loaded it.
         why_not: Why it is computed as it is (`_why_unusual`).
-        environ: AMPHORA_PACKING.
 
     Raises:
-        ModelError: OpenVINO was asked for, and cannot compute it.
-        ValueError: One of the variables is neither 0 nor 1.
+        ModelError: OpenVINO cannot compute it.
     """
     reasons = [*why_not]
     if architecture is AutoModelForMaskedLM:
         reasons.append("of masked texts few tokens are asked")
-    if engines.Candidate.of(loaded, " and ".join(reasons)).take():
-        return replace(loaded, cuts=batches.cuts)
-    return _laid_out(loaded, architecture.__name__, _reading_of(architecture), why_not, environ)
+    if reasons:
+        raise conversion.refused(" and ".join(reasons))
+    untyped = {TYPE_IDS} - set(loaded.tokenizer.model_input_names)
+    inputs = sorted(loaded.inputs - untyped)
+    return replace(loaded, engine=conversion.converted(loaded.model, inputs, loaded.max_length))
 
 
 def _why_unusual(loaded: LoadedModel, name: str, environ: Mapping[str, str]) -> list[str]:

@@ -12,6 +12,8 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from recipe.compat import quieten
 from recipe.errors import ModelError, near
+from recipe.inference.engines import conversion
+from recipe.inference.engines.graph import Forward
 from recipe.inference.generation.generator import Generator
 from recipe.inference.payloads import Request
 from recipe.inference.saved.origin import Origin
@@ -129,9 +131,28 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
     with checksums.verified(origin.place):
         name = chosen(origin, environ)
         print(f"task: {name}", flush=True)
-        if name in TASKS:
-            return TASKS[name].load(origin)
-        return pipelines.Foreign.load(origin, name, environ)
+        if name not in TASKS:
+            task: ServedTask = pipelines.Foreign.load(origin, name, environ)
+        else:
+            task = TASKS[name].load(origin)
+    if conversion.is_requested(environ) and engine_of(task) is None:
+        raise conversion.refused(
+            "it computes encoders (classification, entities, question answering, vectors, "
+            "rankings), and this model is none of them"
+        )
+    return task
+
+
+def computer_of(task: ServedTask) -> Any:
+    """Return what computes a task: a LoadedModel or SentenceVectors; None if it is unknown."""
+    vectors = getattr(task, "vectors", None)
+    return getattr(task, "loaded", None) or getattr(vectors, "loaded", vectors)
+
+
+def engine_of(task: ServedTask) -> Forward | None:
+    """Return what computes a task's model by OpenVINO; None if PyTorch does."""
+    engine: Forward | None = getattr(computer_of(task), "engine", None)
+    return engine
 
 
 def chosen(origin: Origin, environ: Mapping[str, str]) -> str:

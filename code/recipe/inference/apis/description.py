@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe.compat import UNBOUNDED
+from recipe.inference import registry
 from recipe.inference.apis import openai, openai_forms, tei, tgi, tokens
 from recipe.inference.generation.generator import Generator
 from recipe.inference.payloads import BadRequest, Request
@@ -66,10 +67,9 @@ def describe(model: Any, task: str, environ: Mapping[str, str] = os.environ) -> 
     if isinstance(model, Classifier) and model.loaded.model.config.num_labels == 1:
         described["form"] = "rank"
     loaded = getattr(model, "loaded", None)
-    vectors = getattr(model, "vectors", None)
-    computes = loaded or getattr(vectors, "loaded", vectors)
+    computer = registry.computer_of(model)
     # Rows without padding; or calls cut by what theirs costs, which nobody needs to do before.
-    if any(getattr(computes, name, None) is not None for name in ("packed", "cuts")):
+    if any(getattr(computer, name, None) is not None for name in ("packed", "engine")):
         described["padding"] = False
     reads = model.vectors if isinstance(model, Embedder) else loaded
     if isinstance(model, LibraryVectors):

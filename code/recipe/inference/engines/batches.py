@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from recipe.inference.engines.graph import STEP
 from recipe.inference.rows import Reading, TokenRow, of_padded, padded
 
-STEP = 8
-"""Lengths are multiples of it: each shape has kernels of its own to make and to keep."""
 _MOST = 32
 _CALL = 32
 """What a call costs beside its tokens, in tokens (docs/LAB.md)."""
@@ -37,7 +36,7 @@ def cuts(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 class PaddedRows:
-    """What stands for `packed.rows.PackedRows` where texts are padded."""
+    """Computes hidden states as `packed_rows.PackedRows` does, of texts that are padded."""
 
     def __init__(self, longest: int) -> None:
         """

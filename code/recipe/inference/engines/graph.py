@@ -19,8 +19,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
-FILE = "model.xml"
-"""The weights lie beside it, in `model.bin`."""
+FILE, _WEIGHTS = "model.xml", "model.bin"
+STEP = 8
+"""Lengths of calls are multiples of it: each shape has kernels of its own to make and to keep."""
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _KERNELS = "64"
 """How many shapes' kernels a layer keeps: of 5,000, its default, a worker grows for hours."""
@@ -78,32 +79,57 @@ class _Wanted(torch.nn.Module):
 
 
 class Forward:
-    """What stands in the place of a model's `forward`. It is compiled in each process that calls
-    it, with as many threads as torch has there."""
+    """Computes what a model's `forward` would, compiled in each process that calls it, with as many
+    threads as torch has there."""
 
     def __init__(
-        self, folder: Path, inputs: Sequence[str], names: Sequence[str], dtype: torch.dtype
+        self,
+        folder: Path,
+        inputs: Sequence[str],
+        names: Sequence[str],
+        model: PreTrainedModel,
+        longest: int,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """
         Args:
-            folder: Where `convert` has written the graph.
+            folder: Where `convert` has written the graph; it may be deleted afterwards.
             inputs: What it takes.
             names: What it gives.
-            dtype: What it computes in: float32 or bfloat16.
+            model: The model that it was made of.
+            longest: Tokens that the model reads at most.
+            dtype: What it computes in, float32 or bfloat16; None: as the model.
         """
-        self._folder, self._inputs, self._names = folder, tuple(inputs), tuple(names)
-        self._dtype = dtype
+        # Open files are inherited by forks, and leave nothing behind.
+        self._files = [os.open(folder / file, os.O_RDONLY) for file in (FILE, _WEIGHTS)]
+        self._inputs, self._names = tuple(inputs), tuple(names)
+        self._model, self._dtype = model, dtype or model.dtype
+        self._longest = longest
         self._lock = threading.Lock()
         self._request: Any = None
         self._process = 0
 
+    def take_over(self) -> None:
+        """Compute the model from now on, and free its weights: who still reads them gets NaN.
+
+        Until then PyTorch computes: a process that has run OpenVINO's threads cannot be forked.
+        """
+        function = functools.wraps(type(self._model).forward)(functools.partial(self))
+        vars(self._model)["forward"] = function
+        for module in self._model.modules():
+            for name, weight in [*module.named_parameters(recurse=False)]:
+                empty = weight.new_full((), float("nan")).expand(weight.shape)
+                setattr(module, name, torch.nn.Parameter(empty, requires_grad=False))
+
     def start(self) -> None:
-        """Compile it, unless this process has done so."""
-        if self._process == os.getpid():
-            return
+        """Compile the graph in this process and call it once: the first call lays out weights."""
+        self(torch.ones((1, min(self._longest, STEP)), dtype=torch.long))
+
+    def _compile(self) -> None:
         openvino = package()
-        compiled = openvino.Core().compile_model(
-            str(self._folder / FILE),
+        core = openvino.Core()
+        compiled = core.compile_model(
+            core.read_model(*(f"/proc/self/fd/{file}" for file in self._files)),
             "CPU",
             {
                 "PERFORMANCE_HINT": "LATENCY",
@@ -125,7 +151,7 @@ class Forward:
         token_type_ids: Tensor | None = None,
         **options: Any,
     ) -> ModelOutput:
-        """What the model would answer, of which only what is read is there: logits in float32,
+        """Return of the model's output only what is read: logits in float32,
         hidden states in the model's type, since modules of sentence-transformers read them.
 
         Args:
@@ -137,10 +163,11 @@ class Forward:
         Raises:
             TypeError: The model is asked for something else.
         """
-        asked = {name for name, value in options.items() if value is not None}
-        if asked - {"return_dict"} or options.get("return_dict") is False:
-            raise TypeError(f"OpenVINO's graph of this model takes no {', '.join(sorted(asked))}.")
-        self.start()
+        others = {name for name, value in options.items() if value is not None}
+        if others - {"return_dict"} or options.get("return_dict") is False:
+            raise TypeError(f"OpenVINO's graph of this model takes no {', '.join(sorted(others))}.")
+        if self._process != os.getpid():
+            self._compile()
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         tensors = {"input_ids": input_ids, "attention_mask": mask, "token_type_ids": types}
@@ -153,12 +180,3 @@ class Forward:
         if (states := output.get("last_hidden_state")) is not None:
             output["last_hidden_state"] = states.to(self._dtype)
         return ModelOutput(output)  # type: ignore[no-untyped-call]
-
-    def replace(self, model: PreTrainedModel) -> None:
-        """Compute `model` from now on, and free its weights: who still reads them gets NaN."""
-        function = functools.wraps(type(model).forward)(functools.partial(self))
-        vars(model)["forward"] = function
-        for module in model.modules():
-            for name, own in [*module.named_parameters(recurse=False)]:
-                empty = own.new_full((), float("nan")).expand(own.shape)
-                setattr(module, name, torch.nn.Parameter(empty, requires_grad=False))

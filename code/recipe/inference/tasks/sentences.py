@@ -19,9 +19,10 @@ from recipe.data.column_names import TYPE_IDS
 from recipe.errors import UNLOADABLE, ModelError, why_unloadable
 from recipe.inference import bounds, loaded_model, packed_rows, precision, turns
 from recipe.inference.bounds import Bound
-from recipe.inference.engines import choice as engines
+from recipe.inference.engines import conversion
 from recipe.inference.engines.batches import PaddedRows
-from recipe.inference.loaded_model import BATCH, LoadedModel, side_of
+from recipe.inference.engines.graph import Forward
+from recipe.inference.loaded_model import BATCH, side_of
 from recipe.inference.packed_rows import PackedRows
 from recipe.inference.payloads import BadRequest, Request
 from recipe.inference.rows import (
@@ -55,6 +56,8 @@ class SentenceVectors:
     """How texts share a row end to end, or a call of OpenVINO's; None if the library pads them."""
     programs: Programs | None = None
     """What computes on a device that compiles a program for each shape; None on others."""
+    engine: Forward | None = None
+    """OpenVINO's graph of the encoder; None: PyTorch computes it."""
     parameters: frozenset[str] = frozenset(
         {
             "normalize",
@@ -143,8 +146,8 @@ class SentenceVectors:
         served = partial(cls, model, normalizes=normalizes)
         if is_static:
             return served(programs=_programs(model, kind, environ))
-        if _is_openvinos(model):
-            return served(PaddedRows(_longest(model)))
+        if conversion.is_requested(environ):
+            return served(PaddedRows(_longest(model)), engine=_by_openvino(model))
         packed = _laid_out(model, environ)
         if packed is None and isinstance(encoder, PreTrainedModel):
             packed_encoders.take_lengths(encoder)
@@ -413,25 +416,21 @@ def _longest(model: Any) -> int:
     return int(min(model.max_seq_length or 1 << 30, positions_of(model[0].auto_model)))
 
 
-def _is_openvinos(model: Any) -> bool:
-    """Return whether OpenVINO is to compute a SentenceTransformer's encoder.
+def _by_openvino(model: Any) -> Forward:
+    """Return what computes a SentenceTransformer's encoder by OpenVINO.
 
     Raises:
-        ModelError: AMPHORA_ENGINE is openvino, and it cannot.
+        ModelError: It cannot.
     """
     encoder = getattr(model[0], "auto_model", None)
     if not _is_usual(model) or not isinstance(encoder, PreTrainedModel):
         names = ", ".join(type(module).__name__ for module in model)
-        engines.refuse(f"the model's modules are {names}")
-        return False
-    inputs = frozenset(inspect.signature(encoder.forward).parameters)
-    loaded = LoadedModel(
-        model=encoder,
-        tokenizer=model.tokenizer,
-        max_length=_longest(model),
-        inputs=inputs & {"input_ids", "attention_mask", TYPE_IDS},
+        raise conversion.refused(f"the model's modules are {names}")
+    known = {"input_ids", "attention_mask", TYPE_IDS} & set(
+        inspect.signature(encoder.forward).parameters
     )
-    return engines.Candidate.of(loaded).take()
+    inputs = sorted(known - ({TYPE_IDS} - set(model.tokenizer.model_input_names)))
+    return conversion.converted(encoder, inputs, _longest(model))
 
 
 def _packing(model: Any, environ: Mapping[str, str]) -> PackedRows | None:
