@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import os
 import re
 import shlex
@@ -14,6 +16,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
+
+from tests.support.ports import free_port
 
 from .aws import Aws
 from .conftest import ROOT, Run
@@ -40,14 +44,17 @@ BLOCKS = [Block(found["language"], found["text"], found["why"]) for found in BLO
 SHELL = [block for block in BLOCKS if block.language == "bash"]
 
 
-def shell(block: Block, folder: Path, path: Path | str) -> subprocess.CompletedProcess[str]:
+def shell(
+    block: Block, folder: Path, path: Path | str, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run a block in `folder`, where the checkout's files are links."""
     for entry in ROOT.iterdir():
-        (folder / entry.name).symlink_to(entry)
+        if entry.name not in ("build", "ml"):
+            (folder / entry.name).symlink_to(entry)
     return subprocess.run(
         ["bash", "-euc", block.text],
         cwd=folder,
-        env=os.environ | {"PATH": f"{path}:{os.environ['PATH']}"},
+        env=os.environ | {"PATH": f"{path}:{os.environ['PATH']}"} | variables,
         text=True,
         capture_output=True,
     )
@@ -59,11 +66,42 @@ def test_every_block_is_found_and_has_a_language() -> None:
     assert {block.language for block in BLOCKS} <= {"bash", "python", "text"}
 
 
-@pytest.mark.parametrize("block", [b for b in SHELL if not b.why_not_run], ids=str)
+RUN = [b for b in SHELL if not b.why_not_run]
+SHOWN = {
+    block: following.text.strip()
+    for block, following in itertools.pairwise(BLOCKS)
+    if following.language == "text"
+}
+"""The output that a page shows below a block."""
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(b, marks=pytest.mark.heavy if "amphora" in b.text else (), id=str(b))
+        for b in RUN
+    ],
+)
 def test_a_shell_block_runs(block: Block, tmp_path: Path) -> None:
-    done = shell(block, tmp_path, Path(sys.executable).parent)
-    assert done.returncode == 0, done.stderr
+    port = str(free_port())
+    on_port = dataclasses.replace(block, text=block.text.replace("8080", port))
+    done = shell(
+        on_port,
+        tmp_path,
+        Path(sys.executable).parent,
+        SAGEMAKER_BIND_TO_PORT=port,
+        HF_HUB_OFFLINE="1",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in SHOWN.get(block, "").splitlines():
+        if line != "...":
+            assert as_shown(line) in as_shown(done.stdout), done.stdout
     assert done.stdout
+
+
+def as_shown(text: str) -> str:
+    """Numbers differ from machine to machine, and a page shortens paths."""
+    return re.sub(r"\d+(\.\d+)?(e-\d+)?", "0", re.sub(r"/\S*/ml/", "ml/", text))
 
 
 @pytest.mark.parametrize("block", [b for b in SHELL if b.why_not_run], ids=str)
@@ -112,7 +150,7 @@ def runs_a_container(arguments: list[str]) -> None:
     assert mounts
     for mount in mounts:
         host, inside, *mode = mount.split(":")
-        assert inside in ("/opt/ml/input", "/opt/ml/model", "/opt/ml/output")
+        assert inside in ("/opt/ml/input", "/opt/ml/model", "/opt/ml/output", "/opt/ml/checkpoints")
         assert Path(host).name == Path(inside).name
         assert mode in ([], ["ro"])
 

@@ -11,18 +11,45 @@ from amphora.common.errors import ConfigError, near
 T = TypeVar("T", int, float)
 
 PREFIX = "AMPHORA_"
-SETTINGS = frozenset(
-    PREFIX + name
-    for name in (
-        *("ADAPTERS", "ANSWERS", "BATCH_TOKENS", "BIND", "BLOCKED_WEIGHTS", "BUCKETS"),
-        *("CODE_DIR", "COMPILE", "DTYPE", "ENGINE", "GENERATION", "HANDLER_DEFAULTS"),
-        *("HOST_WAIT_SECONDS", "MAX_ANSWER_VALUES", "MAX_PIXELS", "MAX_RESTARTS", "MAX_ROWS"),
-        *("MAX_SAMPLES", "MAX_SCORES", "MAX_TEXT_BYTES", "MAX_TOKENS_READ", "MAX_TOKENS_WRITTEN"),
-        *("MODEL_NAME", "NPROC_PER_NODE", "PACKING", "QUEUE_LIMIT", "SESSION_SECONDS"),
-        *("STOP_SECONDS", "UI"),
+SETTINGS: Mapping[str, str] = {
+    PREFIX + name: text
+    for name, text in (
+        # Training
+        ("NPROC_PER_NODE", "processes on each host (default: one for each accelerator)"),
+        ("MAX_RESTARTS", "how often a fault restarts all processes of the job (0)"),
+        ("STOP_SECONDS", "seconds that a stopped script may take before it is killed (100)"),
+        ("HOST_WAIT_SECONDS", "seconds that another host may take to appear (300)"),
+        # Serving: the server
+        ("BIND", "IPv4 address to listen on (127.0.0.1; 0.0.0.0 in the images)"),
+        ("QUEUE_LIMIT", "waiting requests; one more is answered 503 (512)"),
+        ("BATCH_TOKENS", "tokens in one prediction, padding included (16384)"),
+        ("SESSION_SECONDS", "seconds after which an unused session ends (1200)"),
+        ("ADAPTERS", "LoRA adapters loaded at a time (0; 64 if the model has a folder adapters)"),
+        ("MODEL_NAME", "name of the model in answers and on the page (HF_MODEL_ID, else model)"),
+        ("UI", "1 shows the page at /, 0 hides it (shown on a laptop, hidden on an endpoint)"),
+        ("CODE_DIR", "folder of the recipe and the default handlers (/opt/amphora/code)"),
+        # Serving: the model
+        ("DTYPE", "float32, bfloat16, float16 or int8 (bfloat16 where the device computes in it)"),
+        ("ENGINE", "torch or openvino: what computes encoders on a CPU (torch)"),
+        ("GENERATION", "vllm or transformers: what generates text (vllm if it can)"),
+        ("COMPILE", "1 compiles the model with torch.compile (0)"),
+        ("PACKING", "0 pads the texts of a call instead of joining them in one row (1)"),
+        ("BLOCKED_WEIGHTS", "0 keeps PyTorch's layout of the weights on a CPU (1)"),
+        ("BUCKETS", "Trainium: shapes to compile for, texts x tokens, such as 1x128,16x128"),
+        ("ANSWERS", "huggingface (a vector for each token) or vectors (one for each text)"),
+        ("HANDLER_DEFAULTS", "huggingface, pytorch or image: the functions that a file leaves out"),
+        # Serving: bounds of one request
+        ("MAX_TEXT_BYTES", "bytes that are tokenized at once (500000)"),
+        ("MAX_ROWS", "texts, pairs and windows (131072)"),
+        ("MAX_TOKENS_READ", "tokens of all texts (4194304)"),
+        ("MAX_TOKENS_WRITTEN", "prompts x answers or beams x new tokens (262144)"),
+        ("MAX_SCORES", "scores that the model computes, such as texts x labels (67108864)"),
+        ("MAX_ANSWER_VALUES", "numbers and names in the answer (4194304)"),
+        ("MAX_SAMPLES", "audio samples at the model's rate (4800000)"),
+        ("MAX_PIXELS", "pixels of all images (64000000)"),
     )
-)
-"""What users set: of training, of serving, and of the image's own code."""
+}
+"""What users set, each with its meaning and default, for docs/REFERENCE.md."""
 _INTERNAL = frozenset(
     PREFIX + name
     for name in (
@@ -115,7 +142,7 @@ class Variables:
         for name in sorted(self._environ):
             if name in REMOVED:
                 self.refuse(f"{name} was removed. {REMOVED[name]}")
-            elif name.startswith(PREFIX) and name not in SETTINGS | _INTERNAL:
+            elif name.startswith(PREFIX) and name not in SETTINGS.keys() | _INTERNAL:
                 self.refuse(f"{name} is not a variable of this image.{near(name, SETTINGS)}")
         if self._problems:
             raise ConfigError(" ".join(self._problems))

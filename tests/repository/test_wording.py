@@ -1,0 +1,71 @@
+"""Words that make English hard to read, kept out of pages and Python that are clean.
+
+Add a folder or a page to CLEAN once it has none of them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CLEAN = ("README.md", "CHANGELOG.md", "docs/TROUBLESHOOTING.md", "docs/reference.py")
+WORDS = {
+    r"beside (?:it|the|a|an|this|that|each|which)": "compared with, in addition to, next to",
+    r"is no (?:number|file|folder|name|model|table|text)": "is not a ...",
+    r"heeds?|heeded": "apply, follow",
+    r"sees? to": "ensure",
+    r"(?:is|are) asked(?: for)?": "is requested",
+    r"(?:is|are|be) told": "is reported",
+    r"as it is": "unchanged",
+    r"without a word": "silently",
+    r"words about": "a message about",
+    r"in the stead of": "instead of",
+    r"by itself": "alone, separately, automatically",
+    r"whose a turn": "which turn",
+    r"goes? on with": "continue with",
+    r"good bye": "shutdown",
+    r"makes? tokens|made tokens": "tokenize",
+    r"texts? that (?:is|are) written|writing of texts": "generated text, generation",
+    r"pictures?": "image",
+    r"as ever": "as before",
+    r"mend(?:s|ed)?": "fix",
+    r"of a user's own|of one's own|of your own": "your, user's",
+}
+# A phrase may stand on two lines.
+PATTERN = re.compile(
+    "|".join(rf"(?P<w{n}>\b(?:{word})\b)" for n, word in enumerate(WORDS)).replace(" ", r"\s+"),
+    re.I,
+)
+
+
+def files() -> list[Path]:
+    found = [
+        path
+        for name in CLEAN
+        for path in ([ROOT / name] if "." in name else (ROOT / name).rglob("*"))
+    ]
+    return sorted(path for path in found if path.suffix in (".md", ".py"))
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_plain_words(path: Path) -> None:
+    text = re.sub(
+        r"```.*?```|`[^`\n]*`",
+        lambda code: "\n" * code[0].count("\n"),
+        path.read_text(),
+        flags=re.S,
+    )
+    wrong = [
+        f"line {text[: found.start()].count(chr(10)) + 1}: {found[0]!r}: "
+        + list(WORDS.values())[int(str(found.lastgroup)[1:])]
+        for found in PATTERN.finditer(text)
+    ]
+    assert not wrong, wrong
+
+
+def test_a_wrong_word_is_found() -> None:
+    assert PATTERN.search("It is fast beside the other.")
+    assert not PATTERN.search("The beside.py file is a number.")
