@@ -114,8 +114,6 @@ class Request:
     """How texts are to be generated, if another API than pipelines' says it."""
     form: Callable[[Any, Request], Any] | None = None
     """What makes another API's answer of the task's; None: the task's own is the answer."""
-    prefill: Sequence[list[dict[str, Any]]] = ()
-    """The tokens of each prompt as TGI tells them, if they are asked for."""
     prepared: Any = None
     """What a task has made of the inputs for its model."""
 

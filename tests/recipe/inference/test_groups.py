@@ -1,4 +1,4 @@
-"""Prompts of equal settings that `generate` continues together, beside `generate` for each alone."""
+"""Prompts with equal settings, continued together: compared with `generate` for each alone."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from recipe.inference import turns
 from recipe.inference.apis import reading
 from recipe.inference.generation import groups
 from recipe.inference.generation.generator import Generator
-from recipe.inference.loaded_model import ALONE, EQUAL, PADDED
+from recipe.inference.loaded_model import ALONE, PADDED
 from recipe.inference.saved.origin import Origin
 from tests.support.serving_kit import save, tokenizer
 
@@ -29,25 +28,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": GROUPED,
     "qwen3": {**GROUPED, "head_dim": 8},
     "gemma3_text": {**GROUPED, "head_dim": 8, "sliding_window": 8},
-    "phi": SIZES,
-    "gpt_neox": SIZES,
     "opt": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64,
             "max_position_embeddings": 128, "word_embed_proj_dim": 32},
-    "gemma2": {**GROUPED, "head_dim": 8, "sliding_window": 8},
     "mixtral": {**GROUPED, "num_local_experts": 4, "sliding_window": 8},
     "deepseek_v3": {**SIZES, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
                     "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "n_group": 1,
                     "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
     "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
-    # Positions from the padding on; a state that all texts of a batch share.
+    # Positions counted from the padding on; a state that all rows of a batch share.
     "bart": {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4,
              "decoder_ffn_dim": 64, "max_position_embeddings": 128},
     "rwkv": {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32,
              "context_length": 128},
 }  # fmt: skip
-# What becomes of these models' prompts that differ in length; those of all others are padded.
-MERGING = {"bart": EQUAL, "rwkv": ALONE}
 
 
 def made(kind: str, folder: Path) -> Generator:
@@ -87,42 +81,16 @@ def alone(model: Generator, asked: Any, new: int) -> str:
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_texts_of_a_group_are_those_of_generate_for_each_alone(kind: str, tmp_path: Path) -> None:
     model = made(kind, tmp_path)
-    assert model.loaded.merging == MERGING.get(kind, PADDED)
+    assert model.loaded.merging == (ALONE if kind in ("bart", "rwkv") else PADDED)
     drawn = random.Random(kind)
     prompts = [" ".join(drawn.choices(WORDS, k=count)) for count in (1, 5, 2, 5, 30, 60, 1)]
     asked = {"max_new_tokens": 9, "return_full_text": False}
     expected = [alone(model, request(text, **asked), 9) for text in prompts]
     answers = model.predict([request(text, **asked) for text in prompts])
     assert [answer[0][0]["generated_text"] for answer in answers] == expected
-    # Of one request they come back in its order, whichever share a batch.
+    # One request's texts keep its order, whichever share a batch.
     (together,) = model.predict([request(prompts, **asked)])
     assert [texts[0]["generated_text"] for texts in together] == expected
-
-
-def test_padding_weighs_nothing_where_the_models_settings_weigh_the_prompt(tmp_path: Path) -> None:
-    """Beams are written in groups: a token that pads a shorter prompt counted as repeated."""
-    model = made("llama", tmp_path)
-    reader: Any = model.loaded.tokenizer
-    generating: Any = model.loaded.model
-    generating.generation_config.no_repeat_ngram_size = 1
-    prompts = ["in", "who said paris again the film was bad", "good bad", "the film"]
-    asked = {"max_new_tokens": 9, "num_beams": 2, "return_full_text": False}
-
-    def expected() -> list[list[int]]:
-        written = []
-        for text in prompts:
-            ids = torch.tensor([reader(text)["input_ids"]])
-            mask = torch.ones_like(ids)
-            output = generating.generate(
-                input_ids=ids, attention_mask=mask, max_new_tokens=9, num_beams=2, do_sample=False
-            )
-            written.append(output[0, ids.shape[1] :].tolist())
-        return written
-
-    reader.pad_token = reader.convert_ids_to_tokens(expected()[0][1])
-    answers = model.predict([request(text, **asked) for text in prompts])
-    texts = [reader.decode(ids, skip_special_tokens=True) for ids in expected()]
-    assert [answer[0][0]["generated_text"] for answer in answers] == texts
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +101,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Generator:
         return Generator.load(Origin(str(folder), {}))
 
 
-def test_eight_prompts_of_equal_settings_share_a_batch(
+def test_prompts_of_equal_settings_share_a_batch(
     gpt2: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
@@ -144,10 +112,11 @@ def test_eight_prompts_of_equal_settings_share_a_batch(
         return write(loaded, prompts, *rest)
 
     monkeypatch.setattr(groups, "write", counted)
-    gpt2.predict([request(word, max_new_tokens=3) for word in WORDS[:8]])
-    assert sizes == [8]
     gpt2.predict([request(word, max_new_tokens=3 + place % 2) for place, word in enumerate(WORDS)])
-    assert sizes[1:] == [6, 5]
+    assert sizes == [6, 5]
+    # Padding would be penalised, too.
+    gpt2.predict([request(WORDS[:3], max_new_tokens=2, repetition_penalty=1.3)])
+    assert sizes[2:] == [1, 1, 1]
 
 
 def test_a_seed_gives_its_text_whoever_is_beside(gpt2: Generator) -> None:
@@ -178,7 +147,7 @@ def test_a_seed_gives_its_text_whoever_is_beside(gpt2: Generator) -> None:
     assert written[:8] != written[32:]
 
 
-@pytest.mark.parametrize("asked", [{}, {"seed": 3, "do_sample": True}, {"num_beams": 2}])
+@pytest.mark.parametrize("asked", [{}, {"seed": 3, "do_sample": True}])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_scores_that_are_no_numbers_are_an_error_of_their_own_text(
     gpt2: Generator, value: float, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -201,15 +170,3 @@ def test_scores_that_are_no_numbers_are_an_error_of_their_own_text(
     with pytest.raises(ArithmeticError, match="AMPHORA_DTYPE=float32"):
         gpt2.predict([longer])
     assert gpt2.predict([good]) == expected
-
-
-def test_where_turns_are_taken_texts_come_later(
-    gpt2: Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = list(gpt2.predict([request("who", max_new_tokens=5)])[0])
-    paused: list[object] = []
-    monkeypatch.setattr(turns, "_pause", paused.append)
-    (later,) = gpt2.predict([request("who", max_new_tokens=5)])
-    assert callable(later)
-    assert list(later()) == expected
-    assert len(paused) >= 5

@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 
-from recipe.errors import ModelError
 from tests.support.serving_kit import Handlers, save
 
 TEXTS = ["the film was good", "anna said", "who"]
@@ -61,7 +60,7 @@ def texts_of(answer: list[Any]) -> list[str]:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1}],
+    [{"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1}, {"token_healing": True}],
     ids=lambda value: next(iter(value)),
 )
 def test_what_makes_steps_of_several_tokens_loses_none(
@@ -81,26 +80,14 @@ def test_a_models_own_stop_strings_end_its_texts(base: Path, tmp_path: Path) -> 
     handlers = Handlers(folder)
     (answer,) = handlers.ask_all([asked()])
     assert texts_of(answer) == expected
-    with pytest.raises(ValueError, match=r"stop_strings, which do not go with num_beams"):
-        handlers.ask_all([asked(num_beams=2)])
 
 
-def test_beams_are_texts_where_a_model_asks_for_more(base: Path, tmp_path: Path) -> None:
+def test_a_model_that_asks_for_more_outputs_still_gives_texts(base: Path, tmp_path: Path) -> None:
     more = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
-    handlers = Handlers(model_with(base, tmp_path / "model", **more))
-    (answer,) = handlers.ask_all([asked(num_beams=2)])
-    assert texts_of(answer) == by_transformers(base, num_beams=2)
-
-
-def test_a_text_for_a_text_where_a_model_asks_for_more(tmp_path: Path) -> None:
+    (answer,) = Handlers(model_with(base, tmp_path / "model", **more)).ask_all([asked()])
+    assert texts_of(answer) == by_transformers(base)
     plain = save("T5ForConditionalGeneration", tmp_path / "t5")
-    more = {"return_dict_in_generate": True, "output_scores": True}
     body = {"inputs": TEXTS, "parameters": {"max_new_tokens": 6}}
     (expected,) = Handlers(plain).ask_all([body])
     (answer,) = Handlers(model_with(plain, tmp_path / "more", **more)).ask_all([body])
     assert answer == expected
-
-
-def test_what_changes_a_prompt_is_refused(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"token_healing.*Leave token_healing out"):
-        Handlers(model_with(base, tmp_path / "model", token_healing=True))

@@ -62,14 +62,17 @@ def _before(text: str, stops: Sequence[str]) -> int:
 
 
 def _noted(token: Token) -> dict[str, Any]:
-    """A token of a chat's log-probabilities."""
+    """Return a token of a chat's log-probabilities."""
     data = token.text.encode() if "\ufffd" not in token.text else token.data
-    own = None if data is None else list(data)
-    return {"token": token.text, "logprob": token.logprob, "bytes": own}
+    return {
+        "token": token.text,
+        "logprob": token.logprob,
+        "bytes": None if data is None else list(data),
+    }
 
 
 def _name(token: Token) -> str:
-    """What stands for a token in a completion's log-probabilities."""
+    """Return the name of a token in a completion's log-probabilities."""
     if token.data is None:
         return token.text
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.data)
@@ -207,26 +210,26 @@ class TextsForm:
 
         for event in events:
             generated += copies
-            first = (event.prompt * self.settings.sequences + event.place) * copies
+            written = event.written
+            first = (written.prompt * self.settings.sequences + written.place) * copies
             for index in range(first, first + copies):
                 if index not in choices:
                     choices[index] = ShownText(self.settings.stop)
-                    if (opening := self.writer.first(event.prompt)) is not None:
+                    if (opening := self.writer.first(written.prompt)) is not None:
                         yield chunk(index, opening)
                 state = choices[index]
-                noted.setdefault(index, []).append(event.token)
+                noted.setdefault(index, []).append(written.tokens[-1])
                 if not state.is_over:
-                    text = state.show(event.text, is_last=event.finished is not None)
+                    text = state.show(event.text, is_last=bool(written.finish))
                     size = None if state.is_over and not state.is_cut else state.size
                     tokens = self._noted(noted[index], size)
                     if text or (state.is_over and tokens):
                         yield chunk(index, self.writer.piece(text, tokens))
                         if size is not None:
                             noted[index] = [one for one in noted[index] if one.start >= size]
-                if event.finished is not None:
-                    yield chunk(
-                        index, self.writer.last(), _REASONS.get(event.finished.finish, "stop")
-                    )
+                if written.finish:
+                    reason = _REASONS.get(written.finish, "stop")
+                    yield chunk(index, self.writer.last(), reason)
         if usage:
             body = self._head(self.writer.chunk, request)
             yield {**body, "choices": [], "usage": _usage(request, generated)}

@@ -1,93 +1,121 @@
-"""Texts of several requests that are written together, from first to last, as they come.
+"""Groups of inputs of several requests that are generated together, while groups take turns.
 
-How long a text becomes is not known before it is written: who waited for others' whole texts would
-wait for the longest. So it waits for a few of their tokens, and less of what has come meanwhile is
-written apart the more groups are at work.
+How long a text becomes is not known before it is generated: a request that waited for the end of a
+running group would wait for its longest text. So it waits for a few tokens of groups like it, and
+for more of them the more such groups there are.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from recipe.inference import turns
 
-Written = TypeVar("Written")
-Write = Callable[[Sequence[list[int]], Callable[[], None]], list[Written]]
-"""Writes something for each text's tokens; it is given what it pauses by."""
 _PATIENCE = 2
-"""Tokens of what is at work for which a piece waits; twice as many with each group beside."""
+"""Tokens of running groups for which a piece waits; doubled for each further group."""
 _MUCH_LONGER = 4
-"""Who has so many times the tokens of another one is not waited for by it, nor written with it."""
+"""Pieces of which one has so many times the tokens of the other do not share a group."""
 
 
-class Piece:
-    """Texts of one request that are written together."""
+@dataclass(frozen=True)
+class Source:
+    """An input of a request, in tokens."""
 
-    def __init__(self, ids: Sequence[list[int]], alike: Any, most: int) -> None:
+    place: int
+    """Its position in the request."""
+    ids: list[int]
+
+
+Input = TypeVar("Input", bound=Source)
+Written = TypeVar("Written")
+Write = Callable[[Sequence[Input], Callable[[], None]], list[Written]]
+"""Generates something for each input; the second argument pauses."""
+
+
+class Piece(Generic[Input]):
+    """Inputs of one request that are generated together."""
+
+    def __init__(self, inputs: Sequence[Input], alike: Any, most: int) -> None:
         """
         Args:
-            ids: The tokens of each text.
-            alike: Equal for pieces that may be written together.
-            most: Texts that are.
+            inputs: At most `most`.
+            alike: A value that is equal for pieces that may share a group.
+            most: The most inputs of a group.
         """
-        self.ids = ids
+        self.inputs = inputs
         self.alike = alike
         self.most = most
-        self.longest = max(map(len, ids))
+        self.longest = max(len(one.ids) for one in inputs)
         self.came: int | None = None
-        """How many tokens had been written for all groups when it began to wait."""
+        """How many tokens all groups had generated when it began to wait."""
         self.group: tuple[turns.Shared[list[Any]], int, int] | None = None
-        """The work that writes it, where its texts begin there, and how many pieces that has."""
+        """The work of its group, the position of its first input there, and the group's pieces."""
+
+
+def pieces(inputs: Sequence[Input], alike: Any, most: int) -> Iterator[Piece[Input]]:
+    """Cut a request's inputs into pieces of at most `most`."""
+    for start in range(0, len(inputs), most):
+        yield Piece(inputs[start : start + most], alike, most)
 
 
 class Gathering:
-    """Pieces that wait to be written, and those that are.
+    """The pieces that wait, and the groups that run.
 
-    What comes while one like it is written waits for a few of its tokens, or its end, with others
-    like it, and then they are written together: each alone would cost nearly as much as all. But
-    who is much shorter, or is to be written otherwise, begins at once. Groups take turns.
+    A piece that arrives while a group like it runs waits for a few of its tokens, or its end, and
+    is then generated with the other pieces that wait: each alone would cost nearly as much as all.
+    A much shorter piece, or one with other settings, begins at once.
     """
 
     def __init__(self) -> None:
-        # Nobody waits any more for one whose request has gone.
-        self._waiting: list[weakref.ref[Piece]] = []
-        self._at_work: list[tuple[Any, int]] = []
-        """What is equal of the pieces of each group, and the tokens of its longest text."""
+        # Weak, since a request whose client has left waits no longer.
+        self._waiting: list[weakref.ref[Piece[Any]]] = []
+        self._running: list[tuple[Any, int]] = []
+        """Of each group the value `alike` of its pieces, and the tokens of its longest input."""
         self._steps = 0
-        """Tokens that were written for all groups."""
+        """Tokens that all groups have generated."""
 
-    def add(self, piece: Piece) -> None:
-        """From now on the piece may be written with others."""
+    def add(self, piece: Piece[Any]) -> None:
+        """Let a piece be generated with others from now on."""
         self._waiting.append(weakref.ref(piece))
 
-    def written(self, piece: Piece, write: Write[Written]) -> list[Written]:
-        """What is written for each text of a piece; by itself, if it fails together with others."""
-        if piece.group is None and self._is_awaited(piece):
+    def results(
+        self, request: Sequence[Piece[Input]], write: Write[Input, Written]
+    ) -> list[Written]:
+        """Return what is generated for the inputs of a request, given as all of its pieces."""
+        written: dict[int, Written] = {}
+        for piece in request:
+            places = (one.place for one in piece.inputs)
+            written.update(zip(places, self._of_piece(piece, write), strict=True))
+        return [written[place] for place in sorted(written)]
+
+    def _of_piece(self, piece: Piece[Input], write: Write[Input, Written]) -> list[Written]:
+        """Return what is generated for a piece; by itself, if its group fails."""
+        if piece.group is None and self._has_to_wait(piece):
             try:
-                turns.pause(lambda: piece.group is not None or not self._is_awaited(piece))
+                turns.pause(lambda: piece.group is not None or not self._has_to_wait(piece))
             except BaseException:
-                self._waiting = [each for each in self._waiting if each() is not piece]
+                self._waiting = [one for one in self._waiting if one() is not piece]
                 raise
         if piece.group is None:
             self._gather(piece, write)
         assert piece.group is not None
-        together, start, pieces = piece.group
+        work, start, count = piece.group
         try:
-            return together.result()[start : start + len(piece.ids)]
+            return work.result()[start : start + len(piece.inputs)]
         except Exception:
-            if pieces == 1:
+            if count == 1:
                 raise
-            return write(piece.ids, turns.pause)
+            return write(piece.inputs, turns.pause)
 
-    def _is_awaited(self, piece: Piece) -> bool:
-        """Whether what is written is like the piece, and not much longer, and the piece has not
-        waited for as much of it as it has to."""
+    def _has_to_wait(self, piece: Piece[Any]) -> bool:
+        """Return whether a group like the piece runs, for which it has not waited long enough."""
         groups = sum(
             alike == piece.alike and longest < _MUCH_LONGER * piece.longest
-            for alike, longest in self._at_work
+            for alike, longest in self._running
         )
         if not groups:
             return False
@@ -95,38 +123,40 @@ class Gathering:
             piece.came = self._steps
         return bool(self._steps - piece.came < _PATIENCE << (groups - 1))
 
-    def _gather(self, first: Piece, write: Write[Written]) -> None:
-        """Make a group of a piece and of those that wait and are like it."""
-        waiting = [piece for each in self._waiting if (piece := each()) and piece.group is None]
-        group, count = [first], len(first.ids)
+    def _gather(self, first: Piece[Input], write: Write[Input, Written]) -> None:
+        """Make a group of a piece and of those like it that wait."""
+        waiting = [piece for one in self._waiting if (piece := one()) and piece.group is None]
+        group, count = [first], len(first.inputs)
         for piece in waiting:
-            lengths = sorted((first.longest, piece.longest))
-            is_like = piece.alike == first.alike and lengths[1] < _MUCH_LONGER * lengths[0]
-            if piece is not first and is_like and count + len(piece.ids) <= first.most:
+            shorter, longer = sorted((first.longest, piece.longest))
+            is_like = piece.alike == first.alike and longer < _MUCH_LONGER * shorter
+            if piece is not first and is_like and count + len(piece.inputs) <= first.most:
                 group.append(piece)
-                count += len(piece.ids)
-        ids = [text for piece in group for text in piece.ids]
-        longest = max(piece.longest for piece in group)
-        together = turns.Shared(partial(self._work, ids, (first.alike, longest), write))
+                count += len(piece.inputs)
+        inputs = [one for piece in group for one in piece.inputs]
+        kind = first.alike, max(piece.longest for piece in group)
+        work = turns.Shared(partial(self._run, inputs, kind, write))
         start = 0
         for piece in group:
-            piece.group = together, start, len(group)
-            start += len(piece.ids)
+            piece.group = work, start, len(group)
+            start += len(piece.inputs)
         self._waiting = [weakref.ref(piece) for piece in waiting if piece.group is None]
 
-    def _work(
+    def _run(
         self,
-        ids: Sequence[list[int]],
+        inputs: Sequence[Input],
         kind: tuple[Any, int],
-        write: Write[Written],
+        write: Write[Input, Written],
         pause: Callable[[], None],
     ) -> list[Written]:
+        """Generate for a group's inputs, and count its tokens."""
+
         def step() -> None:
             self._steps += 1
             pause()
 
-        self._at_work.append(kind)
+        self._running.append(kind)
         try:
-            return write(ids, step)
+            return write(inputs, step)
         finally:
-            self._at_work.remove(kind)
+            self._running.remove(kind)

@@ -1,9 +1,9 @@
-"""Text generation, whole or piece by piece."""
+"""Text generation by decoders: whole answers and streams."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -12,15 +12,11 @@ from transformers import AutoModelForCausalLM
 from recipe.compat import UNBOUNDED
 from recipe.inference import loading, turns
 from recipe.inference.generation import calls, groups, shapes
-from recipe.inference.generation.decoding import Completion
-from recipe.inference.generation.prefill import prefill
+from recipe.inference.generation.gathering import Gathering, Piece
 from recipe.inference.generation.prompts import Prompt, Prompts
 from recipe.inference.loaded_model import PADDED, LoadedModel
 from recipe.inference.payloads import Answers, Request
 from recipe.inference.saved.origin import Origin
-
-Texts = list[Completion]
-"""Those of one prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,33 +25,31 @@ class Generator:
 
     loaded: LoadedModel
     prompts: Prompts
+    gathering: Gathering = field(default_factory=Gathering)
 
     @classmethod
     def load(cls, origin: Origin) -> Generator:
-        """The causal language model that `origin` names."""
+        """Load the causal language model that `origin` names."""
         loaded = loading.load(origin, AutoModelForCausalLM)
         if loaded.positions < UNBOUNDED:
-            # What a tokenizer says beside is of the texts that it was made of.
+            # The tokenizer's limit is that of its training texts.
             loaded = replace(loaded, max_length=loaded.positions)
         model: Any = loaded.model
-        calls.settle(model, origin.place)
-        # Its own criterion reads all of a vocabulary for each text.
+        calls.settle(model)
+        # transformers' own criterion scans the whole vocabulary for each text.
         stop = tuple(model.generation_config.stop_strings or ())
         model.generation_config.stop_strings = None
-        # What a long prompt says last is what is to be continued.
+        # The end of a long prompt is what is to be continued.
         loaded.tokenizer.truncation_side = "left"
         merging = groups.merging_of(loaded)
         if merging != PADDED:
-            print(
-                f"batches: {type(model).__name__} writes otherwise if prompts are padded: "
-                f"{merging}",
-                flush=True,
-            )
+            name = type(model).__name__
+            print(f"batches: padding changes the answers of {name}: {merging}", flush=True)
         loaded = replace(loaded, merging=merging)
         return cls(loaded=loaded, prompts=Prompts(loaded, stop))
 
     def example(self, text: str) -> Request:
-        """A request that this task answers, at little cost."""
+        """Return a cheap request that this task answers."""
         return Request(texts=[text], parameters={"max_new_tokens": 2})
 
     @property
@@ -64,7 +58,7 @@ class Generator:
         return self.prompts.has_template
 
     def measure(self, request: Request) -> list[int]:
-        """Tokens of each prompt, and of what may be written after it.
+        """Return the most tokens of each prompt and its text together.
 
         Raises:
             BadRequest: A parameter is not one of this task's, the model has no chat template for a
@@ -73,53 +67,31 @@ class Generator:
         return [len(prompt.ids) + prompt.new for prompt in self.prompts.of(request)]
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
-        """For each request its texts, in the form of pipelines and TGI (`shapes`), or, if it has a
-        `form` of its own, as `Completion`; with `stream` an iterator over events. Prompts of equal
-        settings share a batch. Where predictions take turns, texts are given later, by a function
-        for each request."""
-        texts = self._texts([request for request in requests if not request.streams])
+        """Return an answer for each request.
+
+        An answer is a list of texts in the form of pipelines and TGI (`shapes`), or of `Completion`
+        if the request has a `form` of its own; with `stream`, an iterator over events. If
+        predictions take turns, an answer that is not a stream is a function that returns it.
+        """
         answers: list[Any] = []
         for request in requests:
+            prompts = self.prompts.of(request)
             if request.streams:
-                events = groups.events(self.loaded, self.prompts.of(request))
-                answers.append(_shaped(events, request))
-            else:
-                later = partial(self._answered, texts[id(request)], request)
-                answers.append(later if turns.are_taken() else later())
-        return answers
+                answers.append(_shaped(groups.events(self.loaded, prompts), request))
+                continue
+            pieces = [*groups.pieces(self.loaded, prompts)]
+            for piece in pieces:
+                self.gathering.add(piece)
+            answers.append(partial(self._answer, request, pieces))
+        if turns.are_taken():
+            return answers
+        return [one() if isinstance(one, partial) else one for one in answers]
 
-    def _answered(self, parts: Sequence[Callable[[], Texts]], request: Request) -> Any:
-        if request.parameters.get("decoder_input_details") and request.settings is None:
-            request.prefill = prefill(self.loaded, self.prompts.of(request))
-        texts = [part() for part in parts]
+    def _answer(self, request: Request, pieces: Sequence[Piece[Prompt]]) -> Any:
+        texts = self.gathering.results(pieces, partial(groups.write, self.loaded))
         return _shaped(Answers(texts, request.truncated, request.single), request)
-
-    def _texts(self, requests: Sequence[Request]) -> dict[int, list[Callable[[], Texts]]]:
-        """For each request, by its `id`, what returns each prompt's texts when they are written."""
-        prompts = [prompt for request in requests for prompt in self.prompts.of(request)]
-        parts: dict[tuple[int, int], Callable[[], Texts]] = {}
-        for group in groups.alike(self.loaded, prompts):
-            together = turns.Shared(partial(groups.write, self.loaded, group))
-            for place, prompt in enumerate(group):
-                part = partial(self._of_group, together, len(group), place, prompt)
-                parts[id(prompt.owner), prompt.place] = part
-        return {
-            id(request): [parts[id(request), place] for place in range(len(request.texts))]
-            for request in requests
-        }
-
-    def _of_group(
-        self, together: turns.Shared[list[Texts]], count: int, place: int, prompt: Prompt
-    ) -> Texts:
-        """The texts of one of a group's `count` prompts; by itself, if the group has failed."""
-        try:
-            return together.result()[place]
-        except Exception:
-            if count == 1:
-                raise
-            return groups.write(self.loaded, [prompt])[0]
 
 
 def _shaped(answer: Any, request: Request) -> Any:
-    """Texts or events in the form of pipelines and TGI, unless the request has one of its own."""
+    """Return texts or events in the form of pipelines and TGI, unless the request has its own."""
     return shapes.shaped(answer, request) if request.form is None else answer

@@ -1,4 +1,4 @@
-"""How texts are to be generated: what transformers' pipelines, TGI and OpenAI's clients may ask."""
+"""Generation parameters of requests: those of transformers' pipelines, TGI and OpenAI's clients."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from recipe.inference.payloads import BadRequest
 
 DEFAULT_NEW_TOKENS = 64
 MOST_SEQUENCES = 32
-"""Texts that are generated at once, beams included: each has a cache of its own."""
+"""Texts for one prompt, each of which has a cache of its own."""
 MOST_STOPS = 64
-"""Texts that end a generated text: each is looked for after each token."""
+"""Stop texts, each of which is searched for after each token."""
 CUT, REFUSE = "cut", "refuse"
 GREEDY_BELOW = 1e-5
-"""A temperature: what is divided by less would exceed float32, and all but the likeliest is as good
-as impossible long before."""
+"""Temperatures below it decode greedily: scores divided by them would overflow float32, and all
+tokens but the likeliest are practically impossible long before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationSettings:
-    """What decides on a text that is generated, beside its prompt."""
+    """What determines a generated text, apart from the model and the prompt."""
 
     max_new_tokens: int | None = None
     """None: what `default_new_tokens` and the model's positions allow."""
@@ -31,40 +31,38 @@ class GenerationSettings:
     default_new_tokens: int = DEFAULT_NEW_TOKENS
     do_sample: bool = False
     chosen: tuple[tuple[str, Any], ...] = ()
-    """Other arguments of transformers' `generate`; the model's generation_config or transformers
-    decides on those that are not there."""
+    """Other arguments of transformers' `generate`. Those that are missing have the value of the
+    model's generation_config, or transformers' default."""
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    num_beams: int = 1
     sequences: int = 1
     """Texts for each prompt."""
     seed: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
-    """Likeliest tokens to name in the place of each one; None: no log-probabilities."""
+    """The most likely tokens to return at each position; None: no log-probabilities."""
     truncate: int | None = None
     """Tokens of a prompt to keep, counted from its end."""
     long_prompts: str = CUT
-    """What becomes of a prompt that is too long: `CUT` on the left, or `REFUSE`."""
+    """Whether a prompt that is too long is cut on the left (`CUT`) or refused (`REFUSE`)."""
 
     @property
-    def looks_back(self) -> bool:
-        """Whether what a prompt holds weighs on what is generated in other ways than by the model:
-        then its padding would, too."""
+    def weighs_prompt(self) -> bool:
+        """Whether penalties depend on the prompt's tokens, and so on its padding."""
         return any(
             name in ("repetition_penalty", "no_repeat_ngram_size") for name, _ in self.chosen
         )
 
     def options(self) -> dict[str, Any]:
-        """Arguments of transformers' `generate`, but for lengths and the numbers of tokens."""
-        options: dict[str, Any] = {
-            "do_sample": self.do_sample,
-            "num_beams": self.num_beams,
-            "num_return_sequences": self.sequences,
-        }
+        """Return arguments of transformers' `generate`, without lengths and token ids."""
         kept = (pair for pair in self.chosen if self.do_sample or pair[0] not in SAMPLING)
-        return {**options, **dict(kept)}
+        return {
+            "do_sample": self.do_sample,
+            "num_beams": 1,
+            "num_return_sequences": self.sequences,
+            **dict(kept),
+        }
 
 
 _STOP = Rule(
@@ -74,7 +72,7 @@ _STOP = Rule(
     ),
     "a text or a list of texts, none of them empty",
 )
-_UNLIT = Rule(lambda value: value is False, "false: it is not supported")
+_OFF = Rule(lambda value: value is False, "false: it is not supported")
 
 PARAMETERS: Mapping[str, Rule] = {
     "max_new_tokens": whole(1),
@@ -88,11 +86,8 @@ PARAMETERS: Mapping[str, Rule] = {
     "min_p": number(0, 1),
     "repetition_penalty": RULES["repetition_penalty"],
     "no_repeat_ngram_size": whole(0),
-    "length_penalty": number(-1e6, 1e6),
-    "early_stopping": FLAG,
     "frequency_penalty": number(-2, 2),
-    "num_beams": whole(1),
-    "num_return_sequences": whole(1),
+    "num_return_sequences": whole(1, MOST_SEQUENCES),
     "seed": whole(-(2**63), 2**64 - 1),
     "stop": _STOP,
     "stop_sequences": _STOP,
@@ -101,29 +96,27 @@ PARAMETERS: Mapping[str, Rule] = {
     "truncation": FLAG,
     "return_full_text": FLAG,
     "details": FLAG,
-    "decoder_input_details": FLAG,
-    "top_n_tokens": whole(0, 5),
     "stream": FLAG,
-    # What older clients send in every request, as false.
-    "watermark": _UNLIT,
+    # Clients send these with the values that have no effect.
+    "watermark": _OFF,
+    "decoder_input_details": _OFF,
+    "top_n_tokens": Rule(lambda value: value == 0, "0: /v1/completions has logprobs"),
+    "num_beams": Rule(lambda value: value == 1, "1: only encoder-decoders are served with beams"),
     "best_of": Rule(lambda value: value == 1, "1: for several texts there is num_return_sequences"),
 }
-"""What each parameter may be."""
+"""The values that each parameter may have."""
 _STOPS = ("stop", "stop_sequences", "stop_sequence")
 SAMPLING = ("temperature", "top_p", "top_k", "typical_p", "min_p")
-"""What only a sampled text knows; to ask for one of these is to ask for sampling."""
-_CHOSEN = (
-    *SAMPLING, "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "length_penalty",
-    "early_stopping",
-)  # fmt: skip
+"""Parameters of sampling: a request that has one of them asks for sampling."""
+_CHOSEN = (*SAMPLING, "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size")
 
 
 def settings_of(parameters: Mapping[str, Any]) -> GenerationSettings:
-    """The settings that a request's `parameters` ask for; those that are None are left out.
+    """Return the settings of a request's `parameters`; those that are None are left out.
 
     Raises:
-        BadRequest: A parameter is unknown, or its value is not of its kind, or they contradict each
-            other; all that is wrong is said.
+        BadRequest: A parameter is unknown or has a wrong value, or parameters contradict each
+            other; the message names all of them.
     """
     values = {name: value for name, value in parameters.items() if value is not None}
     if unknown := ", ".join(repr(name) for name in values if name not in PARAMETERS):
@@ -142,10 +135,7 @@ def settings_of(parameters: Mapping[str, Any]) -> GenerationSettings:
         if values["temperature"] == 0 and values.get("do_sample"):
             raise BadRequest("temperature is 0, which samples nothing, and do_sample is true.")
         samples = False
-    if values.get("decoder_input_details") and values.get("stream"):
-        raise BadRequest("decoder_input_details cannot be streamed: leave one of them out.")
-    top, has_details = values.get("top_n_tokens", 0), values.get("details")
-    same = ("max_new_tokens", "max_length", "frequency_penalty", "num_beams", "seed", "truncate")
+    same = ("max_new_tokens", "max_length", "frequency_penalty", "seed", "truncate")
     stop: str | list[str] = next(iter(stops.values()), [])
     settings = GenerationSettings(
         **{name: values[name] for name in same if name in values},
@@ -153,7 +143,7 @@ def settings_of(parameters: Mapping[str, Any]) -> GenerationSettings:
         do_sample=samples,
         sequences=values.get("num_return_sequences", 1),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        logprobs=top if has_details or top else None,
+        logprobs=0 if values.get("details") else None,
         long_prompts=CUT if values.get("truncation", True) else REFUSE,
     )
     refuse_contradictions(settings)
@@ -161,23 +151,15 @@ def settings_of(parameters: Mapping[str, Any]) -> GenerationSettings:
 
 
 def refuse_contradictions(settings: GenerationSettings) -> None:
-    """Raises BadRequest if settings that are right one by one contradict each other."""
+    """Raise BadRequest if settings contradict each other."""
     wrong = []
-    if (
-        settings.sequences > 1
-        and not settings.do_sample
-        and settings.sequences > settings.num_beams
-    ):
+    if settings.sequences > 1 and not settings.do_sample:
         wrong.append(
-            f"num_return_sequences is {settings.sequences}, and without sampling there are"
-            f" {settings.num_beams}: set do_sample, or num_beams"
+            f"num_return_sequences is {settings.sequences}, and without sampling all texts are"
+            " equal: set do_sample"
         )
-    if (rows := max(settings.sequences, settings.num_beams)) > MOST_SEQUENCES:
-        wrong.append(f"{rows} texts at once are too many: at most {MOST_SEQUENCES} are generated")
     if len(settings.stop) > MOST_STOPS:
         wrong.append(f"stop has {len(settings.stop)} texts: give {MOST_STOPS} at most")
-    if settings.num_beams > 1 and (settings.stop or settings.logprobs is not None):
-        wrong.append("with num_beams there are neither stop nor details: leave one out")
     least = dict(settings.chosen).get("min_new_tokens", 0)
     if settings.max_new_tokens is not None and least > settings.max_new_tokens:
         wrong.append(f"min_new_tokens is {least}, max_new_tokens {settings.max_new_tokens}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from recipe.inference import bounds, turns
 from recipe.inference.bounds import Bound
 from recipe.inference.generation import options
+from recipe.inference.generation.gathering import Source
 from recipe.inference.generation.options import CUT, GenerationSettings
 from recipe.inference.loaded_model import LoadedModel
 from recipe.inference.payloads import (
@@ -25,42 +26,29 @@ from recipe.inference.saved.weights import embeddings_of
 from recipe.tokenization.encoding import ending
 
 _MESSAGE_BYTES = 32
-"""What a message costs beside its content."""
+"""The cost of a message, apart from its content."""
 
 
 class TooLong(BadRequest):
-    """A prompt and what is to be generated after it have more tokens than the model has positions;
-    or the prompt has by itself."""
+    """A prompt, or a prompt and the text to generate, exceeds the model's positions."""
 
     code = "context_length_exceeded"
 
 
 class NoTemplate(BadRequest):
-    """The model's tokenizer knows no form for a conversation."""
+    """The model's tokenizer has no chat template."""
 
 
 @dataclass(frozen=True)
-class Prompt:
+class Prompt(Source):
     """A prompt of a request, ready for the model to continue."""
 
-    owner: Request
-    place: int
-    ids: list[int]
     settings: GenerationSettings
     new: int
     """The most tokens to generate."""
-
-    @property
-    def is_chat(self) -> bool:
-        """Whether it is a conversation."""
-        return not isinstance(self.owner.texts[self.place], (str, TokenIds))
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether what is written goes on with a text, and is not an answer to it."""
-        source = self.owner.texts[self.place]
-        is_text = isinstance(source, (str, TokenIds))
-        return bool(source) if is_text else _continues(self.owner, source)
+    is_chat: bool
+    continues: bool
+    """Whether the generated text continues the prompt's text, instead of answering it."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +57,7 @@ class Prompts:
 
     loaded: LoadedModel
     stop: tuple[str, ...] = ()
-    """What ends every text, by the model's own settings."""
+    """The stop texts of the model's generation_config."""
 
     @property
     def has_template(self) -> bool:
@@ -77,108 +65,101 @@ class Prompts:
         return bool(self.loaded.tokenizer.chat_template)
 
     def of(self, request: Request) -> list[Prompt]:
-        """The request's prompts, which are made once and kept with it."""
+        """Return the request's prompts, which are made once and kept with it.
+
+        Raises:
+            BadRequest: Parameters or inputs are wrong, or do not fit into the model.
+        """
         if request.prepared is None:
             settings = request.settings
             if settings is None:
                 settings = options.settings_of(request.parameters)
-            if request.streams and request.settings is None:
-                if len(request.texts) != 1:
-                    raise BadRequest(f"{len(request.texts)} texts cannot be streamed. Send one.")
-                if settings.sequences > 1:
+                if request.streams and (len(request.texts) != 1 or settings.sequences > 1):
                     raise BadRequest(
-                        "Only one text can be streamed, and num_return_sequences is more."
+                        "Only one text can be streamed: send one prompt, and no"
+                        " num_return_sequences."
                     )
-            if self.stop:
-                if settings.num_beams > 1:
-                    raise BadRequest(
-                        "The model's generation_config.json has stop_strings, which do not go with"
-                        " num_beams."
-                    )
-                settings = replace(settings, stop=(*settings.stop, *self.stop))
-            if settings.num_beams > 1 and request.streams:
-                raise BadRequest(
-                    "Beams are known when all is written: num_beams cannot be streamed."
-                )
+            settings = replace(settings, stop=(*settings.stop, *self.stop))
             size = embeddings_of(self.loaded.model)
             if unknown := [token for token, _ in settings.logit_bias if token >= size]:
                 raise BadRequest(f"logit_bias names {unknown}, and the model has {size} tokens.")
             request.read(a_prompt, self.loaded.columns)
-            cut: list[int] = []
-            count, rows = len(request.texts), max(settings.sequences, settings.num_beams)
+            count = len(request.texts)
             bounds.hold(Bound.ROWS, count)
-            read, written = 0, count * rows * (settings.max_new_tokens or 1)
-            reason = f"{count:,} prompts x {rows:,} texts or beams x the new tokens of each"
-            bounds.hold(Bound.WRITTEN, written, reason)
+            reason = f"{count:,} prompts x {settings.sequences:,} texts x the new tokens of each"
+            copies = count * settings.sequences
+            bounds.hold(Bound.WRITTEN, copies * (settings.max_new_tokens or 1), reason)
             prepared: list[Prompt] = []
-            written = 0
+            cut: list[int] = []
+            read = written = 0
             for place in range(count):
                 prepared.append(self._prompt(request, place, settings, cut))
                 read += len(prepared[-1].ids)
-                written += rows * prepared[-1].new
+                written += settings.sequences * prepared[-1].new
                 bounds.hold(Bound.READ, read)
                 bounds.hold(Bound.WRITTEN, written, reason)
                 turns.pause()
-            request.prepared = prepared
-            request.token_ids = [prompt.ids for prompt in request.prepared]
-            request.truncated = cut
+            request.prepared, request.truncated = prepared, cut
+            request.token_ids = [prompt.ids for prompt in prepared]
         prompts: list[Prompt] = request.prepared
         return prompts
 
     def _prompt(
         self, request: Request, place: int, settings: GenerationSettings, cut: list[int]
     ) -> Prompt:
-        """A request's prompt in tokens, the text of a conversation made by the chat template; its
-        place is added to `cut` if it is too long as a whole.
+        """Return a prompt of a request; a prompt that has to be cut adds its place to `cut`.
 
         Raises:
-            BadRequest: It cannot be made, or does not fit.
+            BadRequest: The prompt cannot be read, or does not fit.
         """
         tokenizer: Any = self.loaded.tokenizer
         source = request.texts[place]
+        is_chat = not isinstance(source, (str, TokenIds))
+        continues, text, is_whole = bool(source), source, True
         if isinstance(source, TokenIds):
             ids = list(check_ids(source, embeddings_of(self.loaded.model)))
-            kept, new = self._fit(len(ids), settings, is_whole=True)
-            if kept < len(ids):
-                cut.append(place)
-            return Prompt(request, place, ids[-kept:], settings, new)
-        specials = isinstance(source, str)
-        if not specials:
-            if not self.has_template:
-                raise NoTemplate(
-                    "The model's tokenizer has no chat template, so that it cannot be told who says"
-                    " what. Send a prompt, or save a chat template with the model."
-                )
-            source = self._templated(source, continues=_continues(request, source))
-        # Of megabytes only the end can count.
-        tail = ending(tokenizer, source, self.loaded.max_length, Bound.TEXT.most)
-        bounds.hold_text(tail)
-        ids = tokenizer(tail, add_special_tokens=specials, verbose=False)["input_ids"]
+        else:
+            if is_chat:
+                # As pipelines do, and OpenAI's API does not.
+                continues = request.form is None and source[-1]["role"] == "assistant"
+                source = self._templated(source, continues=continues)
+            # Only the end of megabytes can count.
+            text = ending(tokenizer, source, self.loaded.max_length, Bound.TEXT.most)
+            is_whole = text is source
+            bounds.hold_text(text)
+            ids = tokenizer(text, add_special_tokens=not is_chat, verbose=False)["input_ids"]
         if not ids:
             if tokenizer.bos_token_id is None:
                 raise BadRequest("A prompt is empty, and the model has no token to begin with.")
             ids = [tokenizer.bos_token_id]
-        kept, new = self._fit(len(ids), settings, is_whole=tail is source)
+        kept, new = self._fit(len(ids), settings, is_whole=is_whole)
         if kept < len(ids):
             cut.append(place)
-            limits = {"truncation": True, "max_length": kept, "add_special_tokens": specials}
-            ids = tokenizer(tail, verbose=False, **limits)["input_ids"]
-        return Prompt(request, place, ids, settings, new)
+            if isinstance(source, TokenIds):
+                ids = ids[-kept:]
+            else:
+                limits = {"truncation": True, "max_length": kept, "add_special_tokens": not is_chat}
+                ids = tokenizer(text, verbose=False, **limits)["input_ids"]
+        return Prompt(place, ids, settings, new, is_chat, continues)
 
     def _templated(self, messages: Sequence[dict[str, Any]], *, continues: bool) -> str:
-        """The text that the chat template makes of a conversation.
+        """Return a conversation as the chat template writes it.
 
         Raises:
-            BadRequest: It refuses the messages, or leaves out what one of them says.
+            BadRequest: There is no template, or it refuses the messages or ignores one of them.
         """
-
+        if not self.has_template:
+            raise NoTemplate(
+                "The model's tokenizer has no chat template, so a conversation cannot be written as"
+                " a prompt. Send a prompt, or save a chat template with the model."
+            )
         sizes = [bounds.size_of(message["content"]) + _MESSAGE_BYTES for message in messages]
         bounds.hold(Bound.TEXT, sum(sizes), f"a conversation of {len(messages):,} messages")
 
-        def text_of(said: Sequence[dict[str, Any]]) -> str:
+        def text_of(conversation: Sequence[dict[str, Any]]) -> str:
             return str(
                 self.loaded.tokenizer.apply_chat_template(
-                    [dict(message) for message in said], tokenize=False,
+                    [dict(message) for message in conversation], tokenize=False,
                     add_generation_prompt=not continues, continue_final_message=continues,
                 )
             )  # fmt: skip
@@ -189,8 +170,7 @@ class Prompts:
             raise BadRequest(f"The model's chat template refuses the messages: {error}") from error
 
         def is_read(place: int, **otherwise: str) -> bool:
-            """Whether the template looks at a part of a message: it makes another text of it if
-            that part is another one."""
+            """Return whether the text changes with a part of a message."""
             other = [*messages[:place], {**messages[place], **otherwise}, *messages[place + 1 :]]
             try:
                 return text_of(other) != text
@@ -201,22 +181,24 @@ class Prompts:
             turns.pause()
             if "name" in message and not is_read(place, name=f"{message['name']}-"):
                 raise BadRequest(
-                    f"The model's chat template leaves out the name of messages[{place}]: the model"
-                    " would not read it. Leave it out, or say it in the content.",
+                    f"The model's chat template ignores the name of messages[{place}]. Remove it,"
+                    " or put it into the content.",
                     f"messages[{place}]",
                 )
             if message["content"].strip() not in text and not is_read(place, content="-"):
                 raise BadRequest(
-                    f"The model's chat template leaves out messages[{place}], of role"
-                    f" {message['role']!r}: the model would not read it. Leave it out, or say it in"
-                    " a message of a role that the template knows."
+                    f"The model's chat template ignores messages[{place}], of role"
+                    f" {message['role']!r}. Remove it, or give it a role that the template reads."
                 )
         return text
 
     def _fit(self, length: int, settings: GenerationSettings, *, is_whole: bool) -> tuple[int, int]:
-        """How many tokens of a prompt are kept, counted from its end, and how many may follow.
+        """Return how many tokens of a prompt are kept, and how many may be generated.
 
-        What is to follow never takes more than half of the positions from a prompt.
+        A prompt is never cut below half of the positions.
+
+        Raises:
+            TooLong: They do not fit.
         """
         limit = self.loaded.max_length
         if settings.truncate is not None:
@@ -230,9 +212,9 @@ class Prompts:
                     " already. Give max_new_tokens instead."
                 )
         cuts = settings.long_prompts == CUT
-        least = min(options.DEFAULT_NEW_TOKENS, limit // 2) if cuts else 1
         new = new_tokens
         if new is None:
+            least = min(options.DEFAULT_NEW_TOKENS, limit // 2) if cuts else 1
             new = min(settings.default_new_tokens, max(limit - length, least))
         if length + new <= limit:
             return length, max(new, 1)
@@ -247,17 +229,11 @@ class Prompts:
         return limit - max(new, 1), max(new, 1)
 
 
-def _continues(request: Request, messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the assistant's last message is gone on with: as pipelines do, and OpenAI's API does
-    not."""
-    return request.form is None and messages[-1]["role"] == "assistant"
-
-
 def a_prompt(value: Any) -> Any:
-    """A text, or a conversation: a list of `{"role", "content"}`, its contents made texts.
+    """Return a text, token ids, or a conversation with the contents of its messages as texts.
 
     Raises:
-        BadRequest: It is neither.
+        BadRequest: The value is none of these.
     """
     if isinstance(value, TokenIds):
         return value
@@ -265,17 +241,20 @@ def a_prompt(value: Any) -> Any:
         return a_text(value)
     messages = []
     for message in value:
-        content = message["content"]
-        parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        parts = message["content"]
+        if not isinstance(parts, list):
+            parts = [{"type": "text", "text": parts}]
         texts = [
-            part.get("text")
+            part["text"]
             for part in parts
-            if isinstance(part, dict) and part.get("type") == "text"
+            if isinstance(part, dict)
+            and part.get("type") == "text"
+            and isinstance(part.get("text"), str)
         ]
-        if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+        if len(texts) < len(parts):
             raise BadRequest(
                 "The content of a message must be a text, or a list of"
                 ' {"type": "text", "text": "..."}: this model reads neither images nor sounds.'
             )
-        messages.append({**message, "content": "\n".join(map(str, texts))})
+        messages.append({**message, "content": "\n".join(texts)})
     return messages

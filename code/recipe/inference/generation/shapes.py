@@ -1,4 +1,4 @@
-"""Generated texts in the forms of transformers' pipelines; of TGI with `details` or `stream`."""
+"""Generated texts in the form of transformers' pipelines, or of TGI with `details` or `stream`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from recipe.inference.payloads import Answers, Request
 
 
 def shaped(answer: Any, request: Request) -> Any:
-    """Texts, or an iterator over events, as JSON.
+    """Return texts, or an iterator over events, as JSON values.
 
-    A text begins with its prompt, as pipelines have it; with details or streamed it does not, as
-    TGI has it; `return_full_text` decides if it is there.
+    By default a text includes its prompt, as in pipelines, but not with details or in a stream, as
+    in TGI; `return_full_text` overrides that.
 
     Args:
         answer: `Answers` with a list of `Completion` for each prompt, or an iterator over `Event`.
-        request: What is answered.
+        request: The request that is answered.
     """
     parameters = request.parameters
     full = parameters.get("return_full_text")
@@ -27,16 +27,13 @@ def shaped(answer: Any, request: Request) -> Any:
     if full is None:
         full = not has_details
     entries = []
-    for place, (texts, prompt) in enumerate(zip(answer, request.texts, strict=True)):
-        prefill = request.prefill[place] if request.prefill else []
+    for texts, prompt in zip(answer, request.texts, strict=True):
         alternatives = []
         for text in texts:
             entry = {"generated_text": _with_prompt(prompt, text.text) if full else text.text}
             if has_details:
                 tokens = [_token(token, token.text) for token in text.tokens]
-                entry["details"] = {**_details(text, request), "prefill": prefill, "tokens": tokens}
-                if parameters.get("top_n_tokens"):
-                    entry["details"]["top_tokens"] = [_likeliest(token) for token in text.tokens]
+                entry["details"] = {**_details(text, request), "prefill": [], "tokens": tokens}
             alternatives.append(entry)
         entries.append(alternatives)
     shown = Answers(entries, answer.truncated, answer.single)
@@ -47,7 +44,7 @@ def shaped(answer: Any, request: Request) -> Any:
 
 
 def _with_prompt(prompt: Any, text: str) -> Any:
-    """A prompt and its text; of a conversation all messages, the last one the assistant's."""
+    """Return a prompt with its text; for a conversation, its messages and the assistant's."""
     if isinstance(prompt, str):
         return prompt + text
     messages: list[Mapping[str, Any]] = list(prompt)
@@ -68,24 +65,14 @@ def _token(token: Token, text: str) -> dict[str, Any]:
     return {"id": token.id, "text": text, "logprob": token.logprob, "special": token.is_special}
 
 
-def _likeliest(token: Token) -> list[dict[str, Any]]:
-    return [_token(likely, likely.text) for likely in token.likeliest]
-
-
 def _events(events: Iterator[Event], request: Request, full: bool) -> Iterator[dict[str, Any]]:
-    """TGI's events: one for each token, with the whole text in the last one."""
+    """Yield TGI's events: one for each token, the last with the whole text."""
     for number, event in enumerate(events, 1):
         whole: Any = None
         details = None
-        if (text := event.finished) is not None:
+        if (text := event.written).finish:
             whole = _with_prompt(request.texts[0], text.text) if full else text.text
             prompt_ids: Sequence[Any] = (request.token_ids or [[]])[0]
             details = {**_details(text, request), "input_length": len(prompt_ids)}
-        top = {"top_tokens": _likeliest(event.token)} if event.token.likeliest else {}
-        yield {
-            "index": number,
-            "token": _token(event.token, event.text),
-            **top,
-            "generated_text": whole,
-            "details": details,
-        }
+        token = _token(event.written.tokens[-1], event.text)
+        yield {"index": number, "token": token, "generated_text": whole, "details": details}

@@ -18,9 +18,9 @@ from transformers import AutoModelForSeq2SeqLM, LogitsProcessorList, StoppingCri
 
 from recipe.inference import bounds, loaded_model, loading, turns
 from recipe.inference.bounds import Bound
-from recipe.inference.generation import calls
+from recipe.inference.generation import calls, gathering
 from recipe.inference.generation.decoding import Finite, Pauses
-from recipe.inference.generation.gathering import Gathering, Piece
+from recipe.inference.generation.gathering import Gathering, Piece, Source
 from recipe.inference.generation.options import GREEDY_BELOW
 from recipe.inference.loaded_model import BATCH, LoadedModel
 from recipe.inference.payloads import Answers, BadRequest, Request, a_text
@@ -70,7 +70,7 @@ class TextGenerator:
                 settings a model's configuration may hold (task_specific_params).
         """
         loaded = loading.load(origin, AutoModelForSeq2SeqLM)
-        calls.settle(loaded.model, origin.place)
+        calls.settle(loaded.model)
         name = environ.get("HF_TASK") or task
         config: Any = loaded.model.config
         own: Any = loaded.model.generation_config
@@ -216,89 +216,72 @@ class TextGenerator:
         return {"forced_bos_token_id": token_of(tokenizer, target)}
 
     def predict(self, requests: Sequence[Request]) -> list[Any]:
-        """For each request what is written for each text, by the task's name; with
-        num_return_sequences a list for each. Texts of equal parameters are written together. Where
-        predictions take turns, an answer is given later, by a function for each request."""
+        """Return the generated texts of each request, under the task's name.
+
+        With num_return_sequences there is a list for each input. Texts of equal parameters are
+        generated together. If predictions take turns, an answer is a function that returns it.
+        """
         later: list[Callable[[], Answers]] = []
         for request in requests:
             self.measure(request)
-            pieces = list(self._pieces(request))
-            for _, piece, _ in pieces:
+            pieces = [*self._pieces(request)]
+            for piece in pieces:
                 self.gathering.add(piece)
             later.append(partial(self._answer, request, pieces))
         return list(later) if turns.are_taken() else [answer() for answer in later]
 
-    def _pieces(self, request: Request) -> Iterator[tuple[list[int], Piece, dict[str, Any]]]:
-        """A request's texts that are written together: their places, tokens, and the arguments of
-        `generate`."""
+    def _pieces(self, request: Request) -> Iterator[Piece[Source]]:
+        """Cut a request's texts into pieces that are generated together."""
         own: Any = self.loaded.model.generation_config
-        prompts, options = request.token_ids or [], request.prepared
-        seed = options.get("seed")
+        options = request.prepared
         beams = options.get("num_beams", own.num_beams) or 1
         rows = max(beams, options.get("num_return_sequences", own.num_return_sequences) or 1)
-        # A step is no longer than one of as many texts with the usual beams.
+        # A step takes no longer than one of as many texts with the usual beams.
         size = max(1, min(BATCH, BATCH * _BEAMS // rows))
-        # The model's settings may weigh what a source holds: padding would weigh too.
-        weighs_source = calls.weighs_sources(self.loaded.model)
-        size = 1 if weighs_source else size
-        places = list(range(len(prompts)))
-        if seed is None:
-            places.sort(key=lambda place: len(prompts[place]))
-        for start in range(0, len(places), size):
-            some = places[start : start + size]
-            drawn = {} if seed is None else {"seed": (seed + start) % 2**64}
-            # What is drawn for one text depends on what is drawn beside it.
-            alike: Any = object()
-            if seed is None and not weighs_source:
+        penalty = own.encoder_repetition_penalty
+        if penalty not in (None, 1.0) or own.encoder_no_repeat_ngram_size:
+            # Penalties on tokens of the source would apply to its padding, too.
+            size = 1
+        sources = [Source(place, ids) for place, ids in enumerate(request.token_ids or [])]
+        alike: Any = object()
+        # What is drawn for one text depends on what is drawn for its neighbours.
+        if options.get("seed") is None:
+            sources.sort(key=lambda source: len(source.ids))
+            if size > 1:
                 alike = json.dumps(options, sort_keys=True)
-            yield some, Piece([prompts[place] for place in some], alike, size), {**options, **drawn}
+        return gathering.pieces(sources, alike, size)
 
-    def _answer(
-        self, request: Request, pieces: Sequence[tuple[list[int], Piece, dict[str, Any]]]
-    ) -> Answers:
-        """A request's answer, once its pieces are written."""
-        written: dict[int, list[str]] = {}
-        for places, piece, options in pieces:
-            texts = self.gathering.written(piece, partial(self._write, options))
-            written.update(zip(places, texts, strict=True))
+    def _answer(self, request: Request, pieces: Sequence[Piece[Source]]) -> Answers:
+        """Return a request's answer, once its pieces are generated."""
+        texts = self.gathering.results(pieces, partial(self._write, request.prepared))
         name = _NAMES[self.task]
         clean: Callable[[str], str] = str
         if request.parameters.get("clean_up_tokenization_spaces"):
             tokenizer: Any = self.loaded.tokenizer
             clean = tokenizer.clean_up_tokenization
-        entries: list[Any] = [
-            [{name: clean(text)} for text in written[place]] for place in range(len(written))
-        ]
-        if all(len(own) == 1 for own in entries):
+        entries: list[Any] = [[{name: clean(text)} for text in some] for some in texts]
+        if all(len(some) == 1 for some in entries):
             return Answers([entry for (entry,) in entries], request.truncated)
         return Answers(entries, request.truncated, request.single)
 
     @torch.inference_mode()
     def _write(
-        self, options: Mapping[str, Any], prompts: Sequence[list[int]], pause: Callable[[], None]
+        self, options: Mapping[str, Any], sources: Sequence[Source], pause: Callable[[], None]
     ) -> list[list[str]]:
-        """The texts for prompts with equal options, each prompt's in a list; others have their turn
-        before each token."""
+        """Generate the texts of each source, with a pause after each token."""
         model: Any = self.loaded.model
-        longest = max(map(len, prompts))
-        pad = self.loaded.tokenizer.pad_token_id or 0
-        ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in prompts])
-        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in prompts])
-        asked = {key: value for key, value in options.items() if key != "seed"}
-        draws = bool(asked.get("do_sample", model.generation_config.do_sample))
-        own = model.generation_config.eos_token_id
-        ends = own if isinstance(own, list) else [] if own is None else [own]
+        arguments = {key: value for key, value in options.items() if key != "seed"}
+        draws = bool(arguments.get("do_sample", model.generation_config.do_sample))
         if draws:
-            # Forks of one process would otherwise all draw the same.
-            torch.manual_seed(options["seed"]) if "seed" in options else torch.seed()
+            calls.set_seed(options.get("seed"), sources[0].place)
+        rows = [source.ids for source in sources]
         output = model.generate(
-            input_ids=ids.to(model.device),
-            attention_mask=mask.to(model.device),
-            logits_processor=LogitsProcessorList([Finite(ends)]),
+            **calls.padded(self.loaded, rows, on_right=True),
+            logits_processor=LogitsProcessorList([Finite(calls.end_ids(model))]),
             stopping_criteria=StoppingCriteriaList([Pauses(pause, draws=draws)]),
             tokenizer=self.loaded.tokenizer,
-            **asked,
+            **arguments,
         )
-        count = len(output) // len(prompts)
+        count = len(output) // len(sources)
         texts = self.loaded.tokenizer.batch_decode(output, skip_special_tokens=True)
         return [texts[start : start + count] for start in range(0, len(texts), count)]
