@@ -33,9 +33,6 @@ def neuron_ls(folder: Path, script: str) -> dict[str, str]:
     return {"PATH": f"{folder}:/usr/bin:/bin"}
 
 
-def printing(folder: Path, listing: object, option: str = "-j") -> dict[str, str]:
+def printing(folder: Path, listing: object) -> dict[str, str]:
     (folder / "listing").write_text(json.dumps(listing, indent=4))
-    return neuron_ls(
-        folder,
-        f'[ "$*" = "{option}" ] && exec cat {folder}/listing\necho "unknown flag $1" >&2; exit 2',
-    )
+    return neuron_ls(folder, f'[ "$*" = -j ] && exec cat {folder}/listing; exit 2')

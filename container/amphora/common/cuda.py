@@ -1,8 +1,9 @@
-"""NVIDIA GPUs: how many a process may use, and what lets it use them with this host's driver.
+"""Count the NVIDIA GPUs that a process may use, and make them usable with this host's driver.
 
-A driver older than the image's CUDA needs the libraries in /usr/local/cuda/compat first on
-LD_LIBRARY_PATH, as the start script of AWS's base images puts them, which these images do not run.
-If the GPUs cannot be used with them either, that is an error: torch would take the CPU in silence.
+If the driver is older than the image's CUDA, the libraries in /usr/local/cuda/compat must come
+first on LD_LIBRARY_PATH. The start script of AWS's base images does that, which these images do not
+run. If the GPUs cannot be used with them either, that is an error, since torch would silently use
+the CPU.
 
 Source: "Upgrade the NVIDIA driver" of SageMaker's developer guide (inference-gpu-drivers), CUDA's
 forward compatibility.
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from amphora.common.errors import ConfigError
-from amphora.common.probe import probe
+from amphora.common.probe import Found, probe
 
 COMPAT = Path("/usr/local/cuda/compat")
 _DEV = Path("/dev")
@@ -27,7 +28,7 @@ _LIBRARY_PATH = "LD_LIBRARY_PATH"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NO_DEVICE = 100
 """CUDA_ERROR_NO_DEVICE."""
-# In a process of its own, since a library path counts from a process's start only.
+# In a new process, since a library path takes effect only when a process starts.
 _ASK = """
 import ctypes, importlib.util, json, pathlib, re
 answer = {"torch": "", "init": -1, "count": 0, "driver": 0, "error": ""}
@@ -51,14 +52,14 @@ print(json.dumps(answer))
 """
 
 
-def count(environ: Mapping[str, str]) -> tuple[int, str, dict[str, str]]:
-    """The GPUs that a process here may use, why as many, and the variables that it needs for them.
+def count(environ: Mapping[str, str]) -> Found:
+    """Count the GPUs that a process here may use, and collect the variables that it needs.
 
     Raises:
         ConfigError: There are GPUs that CUDA, or the torch of this image, cannot use.
     """
     if shutil.which("nvidia-smi", path=environ.get("PATH")) is None:
-        return 0, "no nvidia-smi", {}
+        return Found(reason="no nvidia-smi")
     fields = ["--query-gpu=driver_version", "--format=csv,noheader"]
     result = probe(["nvidia-smi", *fields], environ)
     lines = [line.strip() for line in result.stdout.splitlines()] if result else []
@@ -66,14 +67,14 @@ def count(environ: Mapping[str, str]) -> tuple[int, str, dict[str, str]]:
     if result is None or result.returncode != 0 or not versions:
         present = sorted(path.name for path in _DEV.glob("nvidia[0-9]*"))
         if not present:
-            return 0, "nvidia-smi finds no GPU", {}
+            return Found(reason="nvidia-smi finds no GPU")
         # The host shows GPUs that the driver's own tool cannot see.
-        words = " ".join((result.stdout + result.stderr).split()) if result else ""
+        message = " ".join((result.stdout + result.stderr).split()) if result else ""
         raise ConfigError(
             f"This host has GPUs ({_DEV / present[0]}), but nvidia-smi fails:"
-            f" {words[-300:] or 'no word'}.",
-            "Run nvidia-smi in the container to see why; a driver that was updated below a running"
-            " host needs a new instance.",
+            f" {message[-300:] or 'it prints nothing'}.",
+            "Run nvidia-smi in the container to see why. If the driver of a running host was"
+            " updated, start a new instance.",
         )
     driver = versions[0]
     listed = f"nvidia-smi lists {len(versions)} GPU{'s' * (len(versions) != 1)}"
@@ -88,7 +89,8 @@ def count(environ: Mapping[str, str]) -> tuple[int, str, dict[str, str]]:
     answer = _ask({**environ, **variables})
     visible = environ.get(_VISIBLE)
     if visible is not None and (visible.strip()[:1] in ("", "-") or answer["init"] == _NO_DEVICE):
-        return 0, f"{_VISIBLE}={visible} leaves none: {listed}", {}
+        reason = f"{_VISIBLE}={visible} leaves none: {listed}"
+        return Found(listed=len(versions), reason=reason)
     why = _why_unusable(answer)
     if why:
         raise ConfigError(
@@ -99,11 +101,13 @@ def count(environ: Mapping[str, str]) -> tuple[int, str, dict[str, str]]:
         )
     usable: int = answer["count"]
     left = f", {_VISIBLE} leaves {usable}" if usable != len(versions) else ""
-    return usable, f"{described}{left}", variables
+    return Found(
+        usable=usable, listed=len(versions), reason=f"{described}{left}", variables=variables
+    )
 
 
 def _ask(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What CUDA's driver library and torch's build say, in a process with these variables."""
+    """Query CUDA's driver library and torch's build in a process with these variables."""
     result = probe([sys.executable, "-c", _ASK], environ)
     try:
         answer: dict[str, Any] = json.loads(result.stdout) if result else {}
@@ -114,7 +118,7 @@ def _ask(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _why_unusable(answer: Mapping[str, Any]) -> str:
-    """Why a process could not compute on GPUs that are listed; '' if it can."""
+    """Return why a process could not compute on GPUs that are listed, or '' if it can."""
     built = answer["torch"]
     if built == "None":
         return "torch is built without CUDA in this image"

@@ -1,5 +1,8 @@
-"""What a host computes with: NVIDIA GPUs, Neuron cores or CPUs. Found at run time, never from the
-instance type, since SageMaker may choose one of several types for a job."""
+"""Detect what a host computes with: NVIDIA GPUs, Neuron cores or CPUs.
+
+Devices are detected at run time and never derived from the instance type, since SageMaker may
+choose one of several types for a job.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from amphora.common import cuda, neuron_cores
+from amphora.common.probe import Found
 
 CUDA, NEURON, CPU = "cuda", "neuron", "cpu"
 _DEV = Path("/dev")
-# Devices of NVIDIA without nvidia-smi, of AMD, and of Habana.
+# NVIDIA's without nvidia-smi, AMD's, and Habana's.
 _OTHERS = ("nvidiactl", "kfd", "accel")
 
 
@@ -21,14 +25,15 @@ _OTHERS = ("nvidiactl", "kfd", "accel")
 class Devices:
     """The devices of one host."""
 
-    gpus: int
-    neuron_cores: int
-    """Logical Neuron cores that this job may use."""
+    kind: str = CPU
+    """The name of a row of KINDS."""
+    accelerators: int = 0
+    """How many of that kind this job may use; 0 on a CPU host."""
+    neuron_cores: int = 0
+    """Logical Neuron cores of the host, also those that this job may not use."""
     cpus: int
-    """CPUs this process may use: its affinity, and the container's quota."""
+    """CPUs this process may use: its affinity, limited by the container's quota."""
     efa: bool
-    more: Mapping[str, int] = field(default_factory=dict)
-    """Accelerators of other kinds than these, by the name of their row."""
     has_other: bool = False
     """Whether there is an accelerator that is not counted here, which a script may know."""
     interfaces: tuple[str, ...] = ()
@@ -39,45 +44,31 @@ class Devices:
     """Why this kind was chosen, for the log."""
 
     @property
-    def kind(self) -> str:
-        """The name of its row: CUDA, NEURON, CPU ..."""
-        return next((name for name, count in self._counts.items() if count), CPU)
-
-    @property
-    def accelerators(self) -> int:
-        """Of that kind; 0 on a CPU host."""
-        return self._counts.get(self.kind, 0)
-
-    @property
-    def _counts(self) -> dict[str, int]:
-        return {CUDA: self.gpus, NEURON: self.neuron_cores, **self.more}
+    def gpus(self) -> int:
+        """Return the GPUs that this job may use."""
+        return self.accelerators if self.kind == CUDA else 0
 
 
 def detect(environ: Mapping[str, str]) -> Devices:
-    """Look at this host, for each kind of accelerator in turn.
+    """Use the first kind of accelerator that this host has, or the CPU.
 
     Raises:
-        ConfigError: A device's own tool is there but broken, or there are GPUs that this image
-            cannot use.
+        ConfigError: The tool of a device fails though the device is there, or this image cannot
+            use the host's GPUs.
     """
-    counts: dict[str, int] = {}
-    variables: dict[str, str] = {}
-    reasons: list[str] = []
-    for kind in ACCELERATORS:
-        counts[kind.name], reason, variables = kind.count(environ)
-        if counts[kind.name]:
-            reasons = [reason]
+    reasons = []
+    for kind in KINDS.values():
+        found = kind.count(environ)
+        reasons.append(found.reason)
+        if found.usable:
+            reasons = [found.reason]
             break
-        reasons.append(reason)
-    cpus = usable_cpus()
-    if not any(counts.values()):
-        reasons = [*filter(None, reasons), f"{cpus} usable CPUs"]
     return Devices(
-        gpus=counts.pop(CUDA, 0),
-        neuron_cores=counts.pop(NEURON, 0),
-        more=counts,
-        cpus=cpus,
-        variables=variables,
+        kind=kind.name,
+        accelerators=found.usable,
+        neuron_cores=found.listed if kind.name == NEURON else 0,
+        cpus=usable_cpus(),
+        variables=found.variables,
         interfaces=tuple(sorted(path.name for path in Path("/sys/class/net").glob("*"))),
         has_other=any((_DEV / name).exists() for name in _OTHERS),
         efa=any(Path("/dev/infiniband").glob("uverbs*")),
@@ -86,10 +77,10 @@ def detect(environ: Mapping[str, str]) -> Devices:
 
 
 def usable_cpus(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """CPUs by affinity, limited by the cgroup's quota (`docker run --cpus`).
+    """Count the CPUs of this process's affinity, limited by the cgroup quota (`docker run --cpus`).
 
     Args:
-        groups: The folder of the control groups, of version 2 or 1.
+        groups: The folder of the control groups, version 2 or 1.
     """
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
@@ -104,16 +95,16 @@ def usable_cpus(groups: Path = Path("/sys/fs/cgroup")) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of device: all that differs from kind to kind, as far as this package is asked."""
+    """Everything in which this package treats one kind of device differently from the others."""
 
     name: str
-    count: Callable[[Mapping[str, str]], tuple[int, str, dict[str, str]]]
-    """How many this job may use, why as many, and the variables that its processes need."""
-    visible: str | None
-    """The variable that shows a process only some of them."""
+    count: Callable[[Mapping[str, str]], Found]
+    """Counts the accelerators of this kind; none for the CPU."""
+    visible: str | None = None
+    """The variable that restricts a process to some of them."""
     call_tokens: int
-    """What a call of a model costs beside its tokens, in tokens: where that is little, as on a CPU,
-    another call is cheaper than the padding that it saves (benchmarks/bench_serve.py)."""
+    """The fixed cost of calling a model, in tokens. Where it is small, as on a CPU, an additional
+    call is cheaper than the padding that it saves (benchmarks/bench_serve.py)."""
 
 
 KINDS: Mapping[str, Kind] = {
@@ -127,12 +118,15 @@ KINDS: Mapping[str, Kind] = {
         ),
         Kind(
             name=NEURON,
-            count=lambda environ: (*neuron_cores.count(environ), {}),
+            count=neuron_cores.count,
             visible="NEURON_RT_VISIBLE_CORES",
             call_tokens=4096,
         ),
-        Kind(name=CPU, count=lambda _: (usable_cpus(), "", {}), visible=None, call_tokens=24),
+        Kind(
+            name=CPU,
+            count=lambda _: Found(reason=f"{usable_cpus()} usable CPUs"),
+            call_tokens=24,
+        ),
     )
 }
-"""The table of devices; of accelerators the first that a host has is used."""
-ACCELERATORS = [kind for kind in KINDS.values() if kind.name != CPU]
+"""The table of devices. A host is searched for them in this order, the CPU last."""

@@ -1,4 +1,9 @@
-"""How many logical Neuron cores a host has, and how many of them this job may use."""
+"""Count the logical Neuron cores of a host, and those that this job may use.
+
+Source: the neuron-ls guide, "Logical NeuronCore configuration" and the list of runtime variables of
+the AWS Neuron documentation. neuron-ls lists logical cores: at LNC 2, the default of trn2 and trn3,
+two physical cores are one. The sum of its `nc_count` is SM_NUM_NEURONS, as in SageMaker's toolkit.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +15,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from amphora.common.errors import ConfigError
-from amphora.common.probe import PROBE_SECONDS, probe
+from amphora.common.probe import PROBE_SECONDS, Found, probe
 
-_SAID_CHARACTERS = 200
+_MESSAGE_CHARACTERS = 200
 _DEV = Path("/dev")
 # Where AWS's packages put it; PATH has that only in a login shell.
 _NEURON_TOOLS = "/opt/aws/neuron/bin"
 _MOST_CORES = 4096
 
 
-def count(environ: Mapping[str, str]) -> tuple[int, str]:
-    """The logical cores that this job may use, and where the number comes from."""
+def count(environ: Mapping[str, str]) -> Found:
+    """Count by neuron-ls, or take SM_NUM_NEURONS if that lists nothing.
+
+    Raises:
+        ConfigError: There are devices that neuron-ls does not list, or a variable asks for cores
+            that the host does not have.
+    """
     listing, silence = _neuron_ls(environ)
     declared = environ.get("SM_NUM_NEURONS", "")
     cores: Sequence[int]
     if listing is not None:
-        cores, reason = _neuron_cores(listing, environ)
+        cores, reason = _listed_cores(listing, environ)
     elif declared.isdecimal() and int(declared):
         cores, reason = range(int(declared)), f"SM_NUM_NEURONS is {declared}, as {silence}"
     else:
@@ -33,43 +43,37 @@ def count(environ: Mapping[str, str]) -> tuple[int, str]:
         if present:
             raise ConfigError(
                 f"This host has Neuron devices ({_DEV / present[0]}), but {silence}.",
-                "Run `neuron-ls` in the container to see why, or set SM_NUM_NEURONS to the number"
-                " of cores to train on.",
+                "Run `neuron-ls -j` in the container to see why, or set SM_NUM_NEURONS to the"
+                " number of cores to train on.",
             )
-        return 0, silence
-    chosen, limit = _chosen_cores(cores, environ)
-    return chosen, f"{reason}{limit}"
+        return Found(reason=silence)
+    usable, limit = _usable_cores(cores, environ)
+    return Found(usable=usable, listed=len(cores), reason=f"{reason}{limit}")
 
 
 def _neuron_ls(environ: Mapping[str, str]) -> tuple[str | None, str]:
-    """What neuron-ls prints as JSON, or None and the reason."""
+    """Return what neuron-ls prints as JSON, or None and why it prints nothing."""
     path = f"{environ.get('PATH', '')}{os.pathsep}{_NEURON_TOOLS}"
     tool = shutil.which("neuron-ls", path=path)
     if tool is None:
         return None, "no neuron-ls"
-    answer = ""
-    for options in (["-j"], ["--output-format", "json"]):  # Neuron 2.34 ends the first.
-        result = probe([tool, *options], environ)
-        if result is None:
-            return None, f"neuron-ls does not answer (waited {PROBE_SECONDS:g} s at most)"
-        if result.returncode == 0:
-            return result.stdout, ""
-        answer = answer or " ".join((result.stderr or result.stdout).split())[-_SAID_CHARACTERS:]
-    return None, f"neuron-ls finds no device ({answer or 'without a word'})"
+    result = probe([tool, "-j"], environ)
+    if result is None:
+        return None, f"neuron-ls does not answer (waited {PROBE_SECONDS:g} s at most)"
+    if result.returncode == 0:
+        return result.stdout, ""
+    message = " ".join((result.stderr or result.stdout).split())[-_MESSAGE_CHARACTERS:]
+    return None, f"neuron-ls finds no device ({message or f'exit code {result.returncode}'})"
 
 
-def _neuron_cores(text: str, environ: Mapping[str, str]) -> tuple[Sequence[int], str]:
-    """The ids of the logical cores, as NEURON_RT_VISIBLE_CORES counts them."""
+def _listed_cores(text: str, environ: Mapping[str, str]) -> tuple[Sequence[int], str]:
+    """Return the ids of the logical cores, as NEURON_RT_VISIBLE_CORES counts them."""
     try:
         devices = json.loads(text)
-        if isinstance(devices, dict):
-            # As announced for Neuron 2.34: the list stands in an object about the host.
-            lists = [value for value in devices.values() if isinstance(value, list)]
-            devices = next((each for each in lists if "nc_count" in str(each)), None)
         if not isinstance(devices, list):
             raise ValueError("no list")
-        counts = [int(device["nc_count"]) for device in devices]
-        configured = {int(device.get("logical_neuroncore_config", 0)) for device in devices}
+        total = sum(int(device["nc_count"]) for device in devices)
+        listed_lnc = {int(device.get("logical_neuroncore_config", 0)) for device in devices}
         ids = [int(core) for device in devices for core in device.get("neuroncore_ids") or ()]
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise ConfigError(
@@ -77,8 +81,8 @@ def _neuron_cores(text: str, environ: Mapping[str, str]) -> tuple[Sequence[int],
             "Run it on this host to see, and check that the Neuron driver and tools fit, or set"
             " SM_NUM_NEURONS and take neuron-ls off PATH.",
         ) from error
-    # Those of one logical core; 0 where the hardware joins none (trn1, inf2).
-    joined = max(configured, default=0)
+    # 0: the hardware joins no cores (trn1, inf2).
+    joined = max(listed_lnc, default=0)
     requested = environ.get("NEURON_LOGICAL_NC_CONFIG", "")
     if requested not in ("", "1", "2"):
         raise ConfigError(
@@ -90,17 +94,16 @@ def _neuron_cores(text: str, environ: Mapping[str, str]) -> tuple[Sequence[int],
             "NEURON_LOGICAL_NC_CONFIG is 2, but cores are joined on trn2 and trn3 only.",
             "Leave it out on this instance type.",
         )
-    if not joined:
-        total = sum(counts)
-        return (ids if len(ids) == total else range(total)), f"neuron-ls lists {total} Neuron cores"
-    lnc = int(requested or 2)
-    total = sum(counts) * joined // lnc
-    reason = f"neuron-ls lists {total} logical Neuron cores at LNC {lnc}"
+    reason = f"neuron-ls lists {total} Neuron cores"
+    if joined:
+        lnc = int(requested or joined)
+        total = total * joined // lnc
+        reason = f"neuron-ls lists {total} logical Neuron cores at LNC {lnc}"
     return (ids if len(ids) == total else range(total)), reason
 
 
-def _chosen_cores(cores: Sequence[int], environ: Mapping[str, str]) -> tuple[int, str]:
-    """How many of `cores` the environment leaves to this job, and by which variable."""
+def _usable_cores(cores: Sequence[int], environ: Mapping[str, str]) -> tuple[int, str]:
+    """Return how many of `cores` the environment leaves to this job, and by which variable."""
     visible = environ.get("NEURON_RT_VISIBLE_CORES", "")
     if visible:
         chosen = _core_list(visible)
@@ -124,7 +127,7 @@ def _chosen_cores(cores: Sequence[int], environ: Mapping[str, str]) -> tuple[int
 
 
 def _core_list(text: str) -> list[int]:
-    """The cores that '0', '0-3' or '0,2-3' names."""
+    """Return the cores that a text such as '0', '0-3' or '0,2-3' names."""
     cores: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)

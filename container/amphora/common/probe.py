@@ -1,15 +1,30 @@
-"""A vendor's own tool, asked what a host has."""
+"""Ask a vendor's own tool which devices a host has."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 PROBE_SECONDS = 30.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The devices of one kind."""
+
+    usable: int = 0
+    """How many this job may use."""
+    listed: int = 0
+    """How many the host has."""
+    reason: str = ""
+    """Where these numbers come from, for the log."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What the environment of every process that uses them must have."""
+
+
 def probe(argv: list[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str] | None:
-    """Run a tool to its end; None if it cannot be started or does not answer in time."""
+    """Run a tool to its end. Return None if it cannot be started or does not answer in time."""
     try:
         return subprocess.run(
             argv,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amphora.common.devices import Devices
+from amphora.common.devices import CPU, NEURON, Devices
 from amphora.common.errors import ConfigError
 from amphora.common.logs import secret_values
 from amphora.common.secret_rules import is_secret_value
@@ -99,9 +99,9 @@ def plan(
         "AMPHORA_SCRIPT_DIR": str(source.root),
         "AMPHORA_LAUNCHER": "1" if world.launcher == "torchrun" else "",
     }
-    setup = neuron.setup(job, environ, world.processes) if devices.kind == "neuron" else None
-    complete = {**_defaults(job, devices, world), **(setup.defaults if setup else {}), **environ}
-    complete |= {**(setup.completed if setup else {}), **variables}
+    setup = neuron.setup(job, environ, world.processes) if devices.kind == NEURON else None
+    complete = {**_defaults(job, devices, world), **environ}
+    complete |= {**(setup.variables if setup else {}), **variables}
     complete |= devices.variables
     ssh_dir = error_dir.parent / "ssh"
     lends = world.launcher == "mpirun" and job.current_host != world.hosts[0]
@@ -259,7 +259,7 @@ def _defaults(job: Job, devices: Devices, world: World) -> dict[str, str]:
         # torchrun's own default is 1 thread, a plain process takes every core of the machine.
         "OMP_NUM_THREADS": str(max(1, devices.cpus // world.processes)),
     }
-    if devices.kind == "cpu" and not devices.has_other:
+    if devices.kind == CPU and not devices.has_other:
         # Without, accelerate and HF Trainer make a world of one of each process on a CPU, and
         # several train a model each, in silence.
         defaults["ACCELERATE_USE_CPU"] = "true"
@@ -269,5 +269,5 @@ def _defaults(job: Job, devices: Devices, world: World) -> dict[str, str]:
         defaults["NCCL_SOCKET_IFNAME"] = job.network_interface
     if devices.efa and len(job.hosts) > 1:
         defaults |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
-        defaults |= neuron.EFA_DEFAULTS if devices.kind == "neuron" else {}
+        defaults |= neuron.EFA_DEFAULTS if devices.kind == NEURON else {}
     return defaults

@@ -44,6 +44,7 @@ def no_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (trn2(16, 2, "trn2.48xlarge"), {}, 64, "at LNC 2"),
         (trn2(16, 1, "trn2.48xlarge"), {"NEURON_LOGICAL_NC_CONFIG": "1"}, 128, "at LNC 1"),
         (trn2(16, 2, "trn2.48xlarge"), {"NEURON_LOGICAL_NC_CONFIG": "1"}, 128, "at LNC 1"),
+        (trn2(1, 1, "trn2.3xlarge"), {}, 8, "8 logical Neuron cores at LNC 1"),
         (trn2(16, 2, "trn3pd98.3xlarge"), {"NEURON_LOGICAL_NC_CONFIG": "2"}, 64, "at LNC 2"),
     ],
 )  # fmt: skip
@@ -55,14 +56,23 @@ def test_cores_are_counted_as_the_runtime_counts_them(
     says: str,
 ) -> None:
     found = devices.detect(printing(tmp_path, listing) | environ)
-    assert (found.kind, found.neuron_cores, found.accelerators) == ("neuron", cores, cores)
+    assert (found.kind, found.accelerators, found.neuron_cores) == ("neuron", cores, cores)
     assert says in found.reason
 
 
-def test_the_count_is_sm_num_neurons(tmp_path: Path, tree: Tree) -> None:
-    found = devices.detect(printing(tmp_path, trn1(1)))
+@pytest.mark.parametrize(
+    ("listing", "total"), [(trn1(1), 2), (trn1(16), 32), (trn2(16, 2, "trn2.48xlarge"), 64)]
+)
+def test_sm_num_neurons_is_the_toolkits_sum_of_nc_count(
+    tmp_path: Path, tree: Tree, listing: list[dict[str, Any]], total: int
+) -> None:
+    """Whatever part of the cores the job uses; at LNC 2 they are logical cores."""
+    assert sum(device["nc_count"] for device in listing) == total
     job = read_job({"SAGEMAKER_BASE_DIR": str(tree.configure().base)})
-    assert sm_variables(job, found, {})["SM_NUM_NEURONS"] == "2"
+    for environ in ({}, {"NEURON_RT_NUM_CORES": "1"}):
+        found = devices.detect(printing(tmp_path, listing) | environ)
+        assert found.accelerators == (1 if environ else total)
+        assert sm_variables(job, found, {})["SM_NUM_NEURONS"] == str(total)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +91,7 @@ def test_the_users_choice_of_cores_is_honoured(
     tmp_path: Path, environ: dict[str, str], cores: int
 ) -> None:
     found = devices.detect(printing(tmp_path, trn1(16)) | environ)
-    assert found.neuron_cores == cores
+    assert (found.accelerators, found.neuron_cores) == (cores, 32)
     assert next(iter(environ)) in found.reason or cores == 32
 
 
@@ -116,15 +126,9 @@ def test_trainium2_joins_one_core_or_two(tmp_path: Path, value: str) -> None:
 
 def test_visible_cores_are_logical_ones(tmp_path: Path) -> None:
     listing = printing(tmp_path, trn2(1, 2, "trn2.3xlarge"))
-    assert devices.detect(listing | {"NEURON_RT_VISIBLE_CORES": "0-3"}).neuron_cores == 4
+    assert devices.detect(listing | {"NEURON_RT_VISIBLE_CORES": "0-3"}).accelerators == 4
     with pytest.raises(ConfigError, match="the cores of this host are 0-3"):
         devices.detect(listing | {"NEURON_RT_VISIBLE_CORES": "4"})
-
-
-def test_the_option_that_replaces_j_is_understood(tmp_path: Path) -> None:
-    """Announced for Neuron 2.34, its shape not yet documented: an object about the host."""
-    listing = {"instance_type": "trn1.2xlarge", "numa_nodes": [0], "neuron_devices": trn1(1)}
-    assert devices.detect(printing(tmp_path, listing, "--output-format json")).neuron_cores == 2
 
 
 def test_the_tool_is_found_where_aws_puts_it(tmp_path: Path) -> None:
@@ -139,8 +143,10 @@ def test_the_tool_is_found_where_aws_puts_it(tmp_path: Path) -> None:
     [
         (None, "no neuron-ls"),
         ("echo 'error: no neuron device found' >&2; exit 1", "no neuron device found"),
-        ("exit 3", "without a word"),
+        ("exit 3", "exit code 3"),
         ("exec sleep 60", "does not answer"),
+        # Neuron 2.34 ends this option; the format in its place was not documented yet.
+        ("echo 'unknown flag: -j' >&2; exit 2", "unknown flag: -j"),
     ],
 )
 def test_a_tool_that_tells_nothing(
@@ -156,7 +162,7 @@ def test_a_tool_that_tells_nothing(
     found = devices.detect(environ)
     assert found.kind == "cpu" and says in found.reason
     given = devices.detect(environ | {"SM_NUM_NEURONS": "2", "NEURON_RT_NUM_CORES": "1"})
-    assert (given.kind, given.neuron_cores) == ("neuron", 1) and says in given.reason
+    assert (given.kind, given.accelerators) == ("neuron", 1) and says in given.reason
     (no_devices / "neuron0").touch()
     with pytest.raises(ConfigError, match=rf"neuron0\), but .*{says}.*set SM_NUM_NEURONS"):
         devices.detect(environ)

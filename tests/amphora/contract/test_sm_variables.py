@@ -21,7 +21,7 @@ from amphora.contract.sm_variables import DIFFERENCES, sm_variables, to_argument
 from tests.support.job_tree import Tree, clean_environ
 from tests.support.paths import ROOT
 
-CPU = devices.Devices(gpus=0, neuron_cores=0, cpus=2, efa=False, reason="test")
+CPU = devices.Devices(cpus=2, efa=False, reason="test")
 DISTRIBUTIONS = ["torch_distributed", "mpi", "pytorch_ddp", "distributed_dataparallel"]
 
 names = st.text(string.ascii_letters + string.digits + "_-.", min_size=1, max_size=8).filter(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,8 +13,10 @@ from amphora.serving.pool import spawner
 
 
 def read(devices: dict[str, int] | None = None, **environ: str) -> settings.ServerSettings:
-    counts: dict[str, Any] = {"gpus": 0, "neuron_cores": 0, "cpus": 8, **(devices or {})}
-    return settings.read(Path("/ml"), environ, Devices(efa=False, reason="test", **counts))
+    """Read the settings for accelerators of one kind, or none, and 8 CPUs."""
+    kind, count = next(iter((devices or {"cpu": 0}).items()))
+    found = Devices(kind=kind, accelerators=count, cpus=8, efa=False, reason="test")
+    return settings.read(Path("/ml"), environ, found)
 
 
 def test_defaults_are_the_contracts() -> None:
@@ -29,7 +30,7 @@ def test_defaults_are_the_contracts() -> None:
 
 def test_adapters_that_no_request_could_name_fail_the_start(tmp_path: Path) -> None:
     def start(**environ: str) -> settings.ServerSettings:
-        devices = Devices(efa=False, reason="test", gpus=0, neuron_cores=0, cpus=1)
+        devices = Devices(efa=False, reason="test", cpus=1)
         return settings.read(tmp_path, environ, devices)
 
     folder = tmp_path / "model" / "adapters"
@@ -66,9 +67,9 @@ def test_adapters_that_no_request_could_name_fail_the_start(tmp_path: Path) -> N
         ({}, {"SAGEMAKER_TS_MAX_WORKERS": "3"}, 3, 2),
         ({}, {"SAGEMAKER_TS_MIN_WORKERS": "12"}, 12, 1),
         ({}, {"SAGEMAKER_MODEL_SERVER_WORKERS": "2", "OMP_NUM_THREADS": "3"}, 2, 3),
-        ({"gpus": 4}, {}, 4, 2),
-        ({"gpus": 4}, {"SAGEMAKER_MODEL_SERVER_WORKERS": "1"}, 1, 8),
-        ({"neuron_cores": 2}, {}, 2, 4),
+        ({"cuda": 4}, {}, 4, 2),
+        ({"cuda": 4}, {"SAGEMAKER_MODEL_SERVER_WORKERS": "1"}, 1, 8),
+        ({"neuron": 2}, {}, 2, 4),
     ],
 )
 def test_workers_and_their_threads(
@@ -147,16 +148,16 @@ def environment(devices: dict[str, int], index: int, **environ: str) -> dict[str
 
 
 def test_each_worker_sees_its_own_device() -> None:
-    assert environment({"gpus": 2}, 1)["CUDA_VISIBLE_DEVICES"] == "1"
-    assert environment({"gpus": 2}, 2)["CUDA_VISIBLE_DEVICES"] == "0", "more workers than devices"
-    given = environment({"gpus": 2}, 1, CUDA_VISIBLE_DEVICES="4,6")
+    assert environment({"cuda": 2}, 1)["CUDA_VISIBLE_DEVICES"] == "1"
+    assert environment({"cuda": 2}, 2)["CUDA_VISIBLE_DEVICES"] == "0", "more workers than devices"
+    given = environment({"cuda": 2}, 1, CUDA_VISIBLE_DEVICES="4,6")
     assert given["CUDA_VISIBLE_DEVICES"] == "6"
-    assert environment({"neuron_cores": 2}, 1)["NEURON_RT_VISIBLE_CORES"] == "1"
+    assert environment({"neuron": 2}, 1)["NEURON_RT_VISIBLE_CORES"] == "1"
     assert "CUDA_VISIBLE_DEVICES" not in environment({}, 0)
 
 
 def test_a_process_that_is_forked_has_one_thread_until_then() -> None:
     assert environment({}, 0)["OMP_NUM_THREADS"] == "1"
-    assert environment({"gpus": 2}, 0)["OMP_NUM_THREADS"] == "4"
+    assert environment({"cuda": 2}, 0)["OMP_NUM_THREADS"] == "4"
     assert environment({}, 0, OMP_NUM_THREADS="3")["OMP_NUM_THREADS"] == "1"
-    assert environment({"gpus": 2}, 0, OMP_NUM_THREADS="3")["OMP_NUM_THREADS"] == "3"
+    assert environment({"cuda": 2}, 0, OMP_NUM_THREADS="3")["OMP_NUM_THREADS"] == "3"

@@ -22,7 +22,8 @@ SHELL = Source(root=SCRIPT.parent, kind=ProgramKind.COMMAND, name="run.sh")
 
 
 def devices(gpus: int = 0, cores: int = 0, cpus: int = 8, efa: bool = False) -> Devices:
-    return Devices(gpus=gpus, neuron_cores=cores, cpus=cpus, efa=efa, reason="test")
+    kind = "cuda" if gpus else "neuron" if cores else "cpu"
+    return Devices(kind=kind, accelerators=gpus or cores, cpus=cpus, efa=efa, reason="test")
 
 
 def plan(tree: Tree, found: Devices, source: Source = SOURCE, **environ: str) -> launch.Launch:
@@ -172,10 +173,8 @@ def test_mp_parameters_reach_a_script_unchanged(tree: Tree) -> None:
 
 def test_an_interface_is_used_only_where_it_exists(tree: Tree) -> None:
     for interfaces, expected in ((("eth0", "lo"), "eth0"), (("lo",), None)):
-        found = Devices(
-            gpus=0, neuron_cores=0, cpus=2, efa=False, reason="test", interfaces=interfaces
-        )
+        found = Devices(cpus=2, efa=False, reason="test", interfaces=interfaces)
         environ = plan(two_hosts(tree, "algo-1"), found).environ
         assert environ.get("GLOO_SOCKET_IFNAME") == environ.get("NCCL_SOCKET_IFNAME") == expected
-    found = Devices(gpus=0, neuron_cores=0, cpus=2, efa=False, reason="test", interfaces=("eth0",))
+    found = Devices(cpus=2, efa=False, reason="test", interfaces=("eth0",))
     assert plan(tree, found, NCCL_SOCKET_IFNAME="ib0").environ["NCCL_SOCKET_IFNAME"] == "ib0"

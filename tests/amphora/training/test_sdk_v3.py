@@ -366,7 +366,7 @@ class TestStart:
             distributed(kind, **settings) if kind else None, entry_script="script.py"
         )
         environ = {"SAGEMAKER_BASE_DIR": str(base)}
-        devices = Devices(gpus=4, neuron_cores=0, cpus=8, efa=False, reason="")
+        devices = Devices(kind="cuda", accelerators=4, cpus=8, efa=False, reason="")
         return start(read_job(environ), devices, base, environ, self.SENT).plan
 
     def test_torchrun_spans_the_hosts(self, tmp_path: Path) -> None:

@@ -21,9 +21,7 @@ from amphora.serving.http.server import Front
 @pytest.mark.parametrize("page", ["0", "1"])
 def test_every_route_is_described(tmp_path: Path, multi_model: str, page: str) -> None:
     environ = {"SAGEMAKER_MULTI_MODEL": multi_model, "AMPHORA_UI": page}
-    settings = hosting.read(
-        tmp_path, environ, Devices(gpus=0, neuron_cores=0, cpus=2, efa=False, reason="test")
-    )
+    settings = hosting.read(tmp_path, environ, Devices(cpus=2, efa=False, reason="test"))
 
     async def routes() -> list[Route]:
         app = Front(settings, environ).application()
@@ -48,9 +46,7 @@ def test_every_route_is_described(tmp_path: Path, multi_model: str, page: str) -
 
 
 def test_an_error_has_the_form_that_is_described_for_its_route(tmp_path: Path) -> None:
-    settings = hosting.read(
-        tmp_path, {}, Devices(gpus=0, neuron_cores=0, cpus=2, efa=False, reason="test")
-    )
+    settings = hosting.read(tmp_path, {}, Devices(cpus=2, efa=False, reason="test"))
     document = openapi.describe(settings)
     seen = set()
     for path in ("/invocations", "/v1/chat/completions", "/embed", "/rerank", "/generate"):
