@@ -69,6 +69,8 @@ def load(
             "it generates text, in shapes that grow with each token (docs/TRAINIUM.md names the "
             "vLLM image that serves decoders there)",
         )
+    if kind in DEVICES and architecture is AutoModelForMaskedLM:
+        raise static.refused(kind, "it fills masks, with scores of the whole vocabulary")
     host = "cpu" if kind in DEVICES else kind
     model = weights.read(static.origin_for(kind, origin), architecture, dtype).eval().to(host)
     weights.refuse_broken(model, origin)
@@ -94,7 +96,7 @@ def load(
             lay_out(model, environ, functools.partial(_written, loaded))
     elif kind in DEVICES:
         reading = Reading.MEAN if means else _reading_of(architecture)
-        loaded = _on_device(loaded, kind, architecture, reading, environ)
+        loaded = _on_device(loaded, kind, reading, environ)
     else:
         reading = _reading_of(architecture)
         tried = functools.partial(_tried, loaded, reading)
@@ -219,18 +221,18 @@ def _laid_out(
 
 
 def _on_device(
-    loaded: LoadedModel, kind: str, architecture: Any, reading: Reading, environ: Mapping[str, str]
+    loaded: LoadedModel, kind: str, reading: Reading, environ: Mapping[str, str]
 ) -> LoadedModel:
-    """The same on a device that compiles a program for each shape: all are compiled.
+    """Move a model to a device that compiles a program for each shape, and compile them all.
 
     Args:
-        kind: Of the device. The model is on the CPU yet.
-        architecture: The Auto class that loaded it.
+        loaded: A model that is still on the CPU.
+        kind: The kind of device.
         reading: What its answers are made of.
-        environ: AMPHORA_BUCKETS and AMPHORA_COMPILE.
+        environ: AMPHORA_BUCKETS.
 
     Raises:
-        ModelError: Its answers would be others.
+        ModelError: Its answers would differ.
         ValueError: AMPHORA_BUCKETS has no such shapes.
     """
     of_texts = Reading.TOKENS if reading is Reading.MEAN else reading
@@ -243,11 +245,10 @@ def _on_device(
         pad=loaded.tokenizer.pad_token_id or 0,
         has_types=TYPE_IDS in loaded.inputs and TYPE_IDS in loaded.tokenizer.model_input_names,
         per_token=reading is Reading.TOKENS,
-        picks=architecture is AutoModelForMaskedLM,
     )
     buckets = Buckets.read(environ, loaded.max_length)
     call = static.call_of(loaded.model, loaded.inputs, reading)
-    call = static.compiled(call, kind, environ, len(buckets.shapes))
+    call = static.compiled(call, kind, len(buckets.shapes))
     programs = Programs(call, layout, buckets, kind)
     prove = programs.prepare(
         loaded.longest(),

@@ -23,8 +23,7 @@ from recipe.inference.saved.origin import Origin
 from recipe.models import packed_encoders
 from recipe.runtime import device
 
-DEVICES = frozenset({"cuda"})
-"""On which float16 is far faster than float32."""
+DEVICES = frozenset(name for name, kind in device.KINDS.items() if kind.has_fast_float16)
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,

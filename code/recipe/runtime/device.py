@@ -1,4 +1,7 @@
-"""Which device computes, in which precision, with how many threads, and why."""
+"""Choose the device, its precision and the number of threads, with the reasons.
+
+`KINDS` is the one place of the recipe that knows kinds of devices.
+"""
 
 from __future__ import annotations
 
@@ -44,34 +47,34 @@ class Device:
 
 
 def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: bool) -> Device:
-    """The device of this process, without kernels on it that are known to be wrong.
+    """Choose the device of this process, and turn off kernels that are known to be wrong.
 
     Args:
-        environ: RANK, WORLD_SIZE and LOCAL_WORLD_SIZE as torchrun sets them, SM_NUM_GPUS and
-            CUDA_VISIBLE_DEVICES.
+        environ: RANK, WORLD_SIZE and LOCAL_WORLD_SIZE as torchrun sets them, SM_NUM_GPUS,
+            CUDA_VISIBLE_DEVICES, SM_NUM_NEURONS and NEURON_RT_VISIBLE_CORES.
         bf16: The hyperparameter; None lets the device decide.
-        use_cpu: Whether the CPU was asked for in spite of an accelerator.
-        fp16: Whether float16 was asked for, which excludes bfloat16.
+        use_cpu: Whether to use the CPU even if there is an accelerator.
+        fp16: Whether to use float16, which excludes bfloat16.
 
     Raises:
-        HyperparameterError: the CPU was asked for, but the Trainer would not use it.
-        DeviceError: the host has GPUs that this torch cannot use.
+        HyperparameterError: use_cpu is set, but the Trainer would not use the CPU.
+        DeviceError: The host has accelerators that this torch cannot use.
     """
     if use_cpu and xla.in_use():
         raise HyperparameterError(
             "Hyperparameter use_cpu has value True, but the Trainer takes torch-xla's device "
             "wherever torch-xla is installed.",
-            "Leave it out and set the environment variable USE_TORCH_XLA=0.",
+            "Set the environment variable USE_TORCH_XLA=0, too.",
         )
     kind = "xla" if xla.in_use() else "cpu"
     if kind == "cpu" and not use_cpu:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         kind = "cpu" if accelerator is None else accelerator.type
-        _check_gpus(kind, environ)
+        _check_accelerators(kind, environ)
     if fp16:
-        decided, reason = False, "fp16 was asked for"
+        decided, reason = False, "fp16=True is set"
     elif bf16 is not None:
-        decided, reason = bf16, f"bf16={bf16} was asked for"
+        decided, reason = bf16, f"bf16={bf16} is set"
     else:
         decided, reason = kind_of(kind).bf16()
     on_this_host = int(environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -95,12 +98,21 @@ def choose(environ: Mapping[str, str], bf16: bool | None, use_cpu: bool, fp16: b
     )
 
 
-def _check_gpus(kind: str, environ: Mapping[str, str]) -> None:
-    """See that GPUs which the platform counts are used, and that torch has kernels for them.
+def _check_accelerators(kind: str, environ: Mapping[str, str]) -> None:
+    """Check that the accelerators of the host are used, and that torch has kernels for its GPUs.
 
     Raises:
-        DeviceError: torch would compute on the CPU in silence, or fail in its first step.
+        DeviceError: torch would silently use the CPU, or fail in its first step.
     """
+    cores = environ.get("SM_NUM_NEURONS", "").strip("0")
+    names_cores = bool(cores or environ.get("NEURON_RT_VISIBLE_CORES"))
+    if kind == "cpu" and names_cores and not xla.is_turned_off():
+        raise DeviceError(
+            f"This host has Neuron cores, but torch {torch.__version__} has no Neuron device: it "
+            "would use the CPU.",
+            "Check that torch-neuronx can be imported in this image, and that no requirements.txt "
+            "has replaced its torch. For training, use_cpu=True uses the CPU all the same.",
+        )
     counted, visible = environ.get("SM_NUM_GPUS", ""), environ.get("CUDA_VISIBLE_DEVICES", " ")
     is_hidden = not visible or visible.startswith("-")
     if kind == "cpu" and counted.isdecimal() and int(counted) and not is_hidden:
@@ -108,8 +120,8 @@ def _check_gpus(kind: str, environ: Mapping[str, str]) -> None:
         raise DeviceError(
             f"SM_NUM_GPUS is {counted}, but torch {torch.__version__} {why}: it would train on "
             "the CPU.",
-            "See whether a requirements.txt has replaced the image's torch, or whether the host's "
-            "driver is too old for it; use_cpu=True computes on the CPU all the same.",
+            "Check whether a requirements.txt has replaced the image's torch, or whether the "
+            "host's driver is too old for it. use_cpu=True uses the CPU all the same.",
         )
     built = torch.cuda.get_arch_list() if kind == "cuda" else []
     if not built or torch.version.hip is not None:
@@ -129,16 +141,30 @@ def _check_gpus(kind: str, environ: Mapping[str, str]) -> None:
     )
 
 
+def join(kind: str, environ: Mapping[str, str]) -> None:
+    """Start the process group of torchrun's processes, on devices that need it first.
+
+    Nothing may use such a device before: TorchNeuron assigns cores to processes here, and
+    accelerate starts no group of torch-xla's.
+    """
+    is_alone = int(environ.get("WORLD_SIZE", "1")) == 1
+    if is_alone or not kind_of(kind).needs_group_first or dist.is_initialized():
+        return
+    if kind == "xla":
+        xla.register_backend()
+    dist.init_process_group(kind)
+
+
 def settle_on_gpu(device: torch.device, environ: MutableMapping[str, str]) -> None:
-    """See that each process has a GPU of its own, as NCCL demands, and that DDP takes that one.
+    """Check that each process has a GPU of its own, as NCCL demands, and make DDP use that one.
 
     Every process must call it, after the process group is made and before the first collective.
 
     Args:
-        environ: A variable of accelerate's is set in it where a process's GPU has not its number.
+        environ: Gets a variable of accelerate if a process's GPU does not have its number.
 
     Raises:
-        DistributedError: two processes share a GPU, and NCCL was not replaced.
+        DistributedError: Two processes share a GPU, and the backend is NCCL.
     """
     if device.type != "cuda" or not (dist.is_available() and dist.is_initialized()):
         return
@@ -148,11 +174,11 @@ def settle_on_gpu(device: torch.device, environ: MutableMapping[str, str]) -> No
         environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
     if "nccl" not in dist.get_backend():
         return
-    own = str(getattr(torch.cuda.get_device_properties(device), "uuid", index))
-    told = everyones((platform.node(), own))
-    shared = [each for each in told if told.count(each) > 1]
+    uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", index))
+    gpus = everyones((platform.node(), uuid))
+    shared = [gpu for gpu in gpus if gpus.count(gpu) > 1]
     if shared:
-        ranks = [str(rank) for rank, each in enumerate(told) if each == shared[0]]
+        ranks = [str(rank) for rank, gpu in enumerate(gpus) if gpu == shared[0]]
         raise DistributedError(
             f"Ranks {', '.join(ranks)} share one GPU of {shared[0][0]}, which NCCL refuses.",
             "Start one process for each GPU (AMPHORA_NPROC_PER_NODE), or give ddp_backend=gloo: "
@@ -161,24 +187,37 @@ def settle_on_gpu(device: torch.device, environ: MutableMapping[str, str]) -> No
 
 
 class Kind:
-    """A kind of device: what training does differently on it. Others are taken as they come."""
+    """Everything in which the recipe treats a kind of device differently from the others."""
 
     backend = "its own"
-    """What sums over processes, for the log."""
+    """The backend of torch.distributed, for the log."""
     has_fused_optimizer = False
     pins_memory = True
+    has_fast_float16 = False
+    """Whether float16 is far faster than float32."""
+    compiles_each_shape = False
+    """Whether each new shape of a model's input is a program to compile, for minutes."""
+    needs_group_first = False
+    """Whether the process group must be started before anything uses the device."""
+    shards = True
+    """Whether FSDP2 runs on it."""
+    compiler: str | None = "inductor"
+    """The backend of torch.compile; None if it compiles without torch.compile."""
+    compiles_shards = True
+    """Whether torch.compile and FSDP2 go together."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def bf16(self) -> tuple[bool, str]:
-        """Whether it computes in bfloat16, and what says so."""
+        """Return whether it computes in bfloat16, and the evidence for that."""
         return False, f"nothing is known of bfloat16 on {self._name}: set bf16=True to use it"
 
 
 class _Cuda(Kind):
     backend = "nccl"
     has_fused_optimizer = True
+    has_fast_float16 = True
 
     def bf16(self) -> tuple[bool, str]:
         has = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -198,12 +237,24 @@ class _Cpu(Kind):
 
 
 class _Neuron(Kind):
+    backend = "neuron"
+    compiles_each_shape = True
+    needs_group_first = True
+    compiler = "neuron"
+    compiles_shards = False  # AWS names SimpleFSDP for that
+
     def bf16(self) -> tuple[bool, str]:
-        # Not asked of the device: its runtime must not start before the process group is made.
+        # Not queried: the runtime must not start before the process group.
         return True, "Trainium2 and later compute in bfloat16"
 
 
 class _Xla(Kind):
+    backend = "xla"
+    compiles_each_shape = True
+    needs_group_first = True
+    shards = False
+    compiler = None
+
     def bf16(self) -> tuple[bool, str]:
         computes_in = xla.device_type()
         return computes_in == "NEURON", f"PJRT_DEVICE is {computes_in}"
@@ -218,12 +269,12 @@ KINDS: Mapping[str, type[Kind]] = {
 
 
 def kind_of(name: str) -> Kind:
-    """The kind of this name in PyTorch; one of which nothing is known for a name with no row."""
+    """Return the kind of this name in PyTorch, with defaults for a name without a row."""
     return KINDS.get(name, Kind)(name)
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
-    """The instruction sets that Linux lists for the first CPU; empty elsewhere."""
+    """Return the instruction sets that Linux lists for the first CPU; an empty set elsewhere."""
     if not cpuinfo.is_file():
         return set()
     lines = cpuinfo.read_text().splitlines()
@@ -231,10 +282,10 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
 
 
 def check_world(device: torch.device, expected: int) -> None:
-    """See that a sum over all processes really has `expected` terms.
+    """Check that a sum over all processes really has `expected` terms.
 
     Raises:
-        DistributedError: the processes would train apart from each other.
+        DistributedError: The processes would train independently of each other.
     """
     if expected == 1:
         return
@@ -250,7 +301,7 @@ def check_world(device: torch.device, expected: int) -> None:
 
 
 def everyones(value: Any) -> list[Any]:
-    """`value` of each process, by rank; over the hosts' network, not by the accelerators."""
+    """Gather `value` of each process, by rank, over the hosts' network, not the accelerators'."""
     if not (dist.is_available() and dist.is_initialized()):
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -264,7 +315,7 @@ def _hosts() -> Any:
 
 
 def leave_world() -> None:
-    """Wait for all processes, then take the process group down; nothing to do with one process."""
+    """Wait for all processes, then destroy the process group, if there is one."""
     if dist.is_available() and dist.is_initialized():
         everyones(None)  # the barrier of torch-xla's backend waits for nobody
         _hosts.cache_clear()

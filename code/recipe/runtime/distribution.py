@@ -1,4 +1,4 @@
-"""What SageMaker's requests for sharding, compilation and smddp become in this recipe."""
+"""Translate SageMaker's requests for sharding, compilation and smddp into Trainer arguments."""
 
 from __future__ import annotations
 
@@ -41,12 +41,13 @@ class Distribution:
 def choose(
     hyperparameters: Hyperparameters, chosen: Device, environ: Mapping[str, str]
 ) -> Distribution:
-    """What the hyperparameters and SM_FRAMEWORK_PARAMS ask for.
+    """Choose what the hyperparameters and SM_FRAMEWORK_PARAMS ask for.
 
     Raises:
         HyperparameterError: mp_parameters is neither `key=value,...` nor a JSON object, or the
-            device does not take both requests.
+            device does not support the combination.
     """
+    kind = kind_of(chosen.kind)
     framework = json.loads(environ.get("SM_FRAMEWORK_PARAMS") or "{}")
     smddp = Distribution()
     if _is_true(framework.get(_SMDDP)) and chosen.processes > 1:
@@ -57,15 +58,15 @@ def choose(
                 arguments={"ddp_backend": "smddp"}, said=(f"{described} smddp backend",)
             )
         else:
-            backend = kind_of(chosen.kind).backend
-            smddp = Distribution(said=(f"{described} {backend} backend, smddp is not here",))
+            note = f"{described} {kind.backend} backend, since smddp is not installed"
+            smddp = Distribution(said=(note,))
     sharding = _sharding(hyperparameters.mp_parameters, chosen)
     by_compiler = _is_true(framework.get(_COMPILER))
     compilation = _compilation(hyperparameters, by_compiler, chosen, environ)
-    if chosen.kind == "neuron" and sharding.arguments and compilation.arguments:
+    if sharding.arguments and compilation.arguments and not kind.compiles_shards:
         raise HyperparameterError(
             "mp_parameters asks for sharded weights (FSDP2), and compile for torch.compile, which "
-            "TorchNeuron takes with SimpleFSDP only.",
+            "TorchNeuron supports with SimpleFSDP only.",
             "Leave out compile, or mp_parameters.",
         )
     parts = (sharding, compilation, smddp)
@@ -97,7 +98,7 @@ def _sharding(requested: str | None, chosen: Device) -> Distribution:
     listed = ", ".join(names)
     if chosen.processes == 1:
         return Distribution(said=(f"mp_parameters ({listed}) has no effect with one process",))
-    if chosen.kind == "xla":
+    if not kind_of(chosen.kind).shards:
         return Distribution(
             said=(f"mp_parameters ({listed}) has no effect on torch-xla: no weights are sharded",)
         )
@@ -116,10 +117,11 @@ def _compilation(
 ) -> Distribution:
     if not hyperparameters.compile and not by_training_compiler:
         return Distribution()
-    if chosen.kind == "xla":
+    compiler = kind_of(chosen.kind).compiler
+    if compiler is None:
         return Distribution(said=("torch.compile is off: torch-xla compiles without it",))
     why = "SageMaker Training Compiler was" if by_training_compiler else "compile was"
-    backend = hyperparameters.passed.get("torch_compile_backend") or "inductor"
+    backend = hyperparameters.passed.get("torch_compile_backend") or compiler
     if chosen.kind == "cpu" and backend == "inductor" and not hyperparameters.compile:
         # Measured: a step takes 1.4 times as long (docs/LAB.md).
         said = f"torch.compile is off, though {why} asked for: it does not pay on a CPU"
@@ -130,8 +132,8 @@ def _compilation(
         return Distribution(said=(said,))
     said = f"torch.compile is on: {why} asked for; batch size and learning rate stay as given"
     compiled: dict[str, Any] = {"torch_compile": True}
-    if chosen.kind == "neuron":
-        compiled["torch_compile_backend"] = "neuron"  # transformers' default knows no such device
+    if compiler != "inductor":  # the default of transformers
+        compiled["torch_compile_backend"] = compiler
     return Distribution(arguments=compiled, said=(said,))
 
 

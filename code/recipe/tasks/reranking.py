@@ -125,7 +125,8 @@ class Relevant(Objective):
         """The loss of an evaluation, in the place of that of its pairs."""
         losses = []
         for start, end in zip(lists.starts, lists.starts[1:], strict=False):
-            labels = np.stack([lists.labels[start:end], np.ones(end - start)], axis=1)
+            labels = lists.labels[start:end].astype(np.float32)
+            labels = np.stack([labels, np.ones_like(labels)], axis=1)
             logits = torch.from_numpy(scores[start:end])[None]
             loss = ranking_losses.list_net(logits, torch.from_numpy(labels)[None])
             losses.append((float(loss), 1))

@@ -107,7 +107,7 @@ def run(
             answers.write(predictions, output, _REMEDY)
         if hyperparameters.trains:
             report.of_run(job.trainer, facts, show, job.max_length, watch.seconds, hosts, output)
-    if chosen.kind == "xla":
+    if xla.in_use():
         say("torch-xla compiled {} graphs in {:.0f} s".format(*xla.compiled()))
     if chosen.kind == "cuda":
         say(f"device memory: {memory.size(torch.cuda.max_memory_allocated())} at most")
@@ -206,9 +206,8 @@ def _set_up(
         torch.set_num_threads(chosen.threads)
     if chosen.kind == "cpu":
         cpu_kernels.keep_memory()
-    set_seed(hyperparameters.seed)  # before the model, whose head is drawn at random
-    if chosen.kind == "xla":
-        xla.join(environ)
+    device.join(chosen.kind, environ)  # before the seed, which may start a device's runtime
+    set_seed(hyperparameters.seed)  # before the model, whose head is initialised at random
     tracking.set_places(places)
     shared = distribution.choose(hyperparameters, chosen, environ)
     quantized.check(hyperparameters, chosen, shared.arguments)

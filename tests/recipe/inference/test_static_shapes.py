@@ -14,6 +14,7 @@ from recipe.errors import ModelError
 from recipe.inference.payloads import BadRequest
 from recipe.inference.static import programs
 from recipe.inference.static.buckets import Bucket, Buckets
+from recipe.runtime import device
 from tests.support.serving_kit import TEXTS, WORDS, Handlers, assert_close, save
 
 MANY = [" ".join(WORDS[: 1 + number % 11]) for number in range(15)] + ["who " * 90]
@@ -56,8 +57,8 @@ def test_every_text_is_in_one_call_that_it_fits() -> None:
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[tuple[int, ...]]]]:
-    """The shapes of what each graph is given, where this CPU stands for a device with programs of
-    one shape that torch.compile makes."""
+    """The input shapes of each graph that torch.compile makes; this CPU stands for a device that
+    compiles a program for each shape."""
     seen: list[list[tuple[int, ...]]] = []
 
     def backend(graph: Any, inputs: list[Any]) -> Any:
@@ -70,7 +71,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[tuple[int, ...
     torch._dynamo.utils.counters.clear()  # of other tests of this process, which may have breaks
     monkeypatch.setattr(programs, "DEVICES", frozenset({"cpu"}))
     monkeypatch.setattr("recipe.inference.loading.DEVICES", frozenset({"cpu"}))
-    monkeypatch.setattr(programs, "BACKEND", backend)
+    monkeypatch.setattr(device.KINDS["cpu"], "compiler", staticmethod(backend))
     yield seen
     torch._dynamo.reset()
 
@@ -79,7 +80,6 @@ BODIES: dict[str, list[Any]] = {
     "BertForSequenceClassification": [{"inputs": MANY, "parameters": {"top_k": None}}],
     "BertForTokenClassification": [{"inputs": TEXTS}],
     "BertForQuestionAnswering": [{"inputs": {"question": "who", "context": "anna said " * 30}}],
-    "BertForMaskedLM": [{"inputs": ["the [MASK] was [MASK]", "[MASK] " * 11]}],
     "BertModel": [{"inputs": MANY}],
 }
 
@@ -89,7 +89,7 @@ def test_each_head_is_one_graph_for_each_bucket_without_breaks(
     kind: str, tmp_path: Path, graphs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save(kind, tmp_path / "model")
-    served = Handlers(folder, AMPHORA_BUCKETS="1x16,4x16,4x48", AMPHORA_COMPILE="1")
+    served = Handlers(folder, AMPHORA_BUCKETS="1x16,4x16,4x48")
     assert len(graphs) == 3
     answers = [served.ask(body) for body in BODIES[kind]]
     assert len(graphs) == 3
@@ -105,7 +105,7 @@ def test_ten_buckets_are_ten_graphs(tmp_path: Path, graphs: list[Any]) -> None:
     # torch.compile gives up after eight, unless it is told.
     shapes = ",".join(f"1x{length}" for length in range(4, 14))
     folder = save("BertForSequenceClassification", tmp_path / "model")
-    Handlers(folder, AMPHORA_BUCKETS=shapes, AMPHORA_COMPILE="1")
+    Handlers(folder, AMPHORA_BUCKETS=shapes)
     assert len(graphs) == 10
 
 
@@ -118,12 +118,19 @@ def test_a_model_with_a_break_in_its_graph_is_not_served(
     monkeypatch.setattr(programs, "move", breaks)
     folder = save("BertForSequenceClassification", tmp_path / "model")
     with pytest.raises(Exception, match="graph_break"):
-        Handlers(folder, AMPHORA_BUCKETS="1x16", AMPHORA_COMPILE="1")
+        Handlers(folder, AMPHORA_BUCKETS="1x16")
 
 
-@pytest.mark.parametrize("kind", ["LlamaForCausalLM", "T5ForConditionalGeneration"])
-def test_models_that_generate_text_are_refused(
-    kind: str, tmp_path: Path, graphs: list[Any]
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("LlamaForCausalLM", "shapes that grow.*vLLM image that serves decoders"),
+        ("T5ForConditionalGeneration", "shapes that grow"),
+        ("BertForMaskedLM", "scores of the whole vocabulary"),
+    ],
+)
+def test_models_without_fixed_shapes_are_refused(
+    kind: str, why: str, tmp_path: Path, graphs: list[Any]
 ) -> None:
-    with pytest.raises(ModelError, match=r"shapes that grow.*vLLM image that serves decoders"):
+    with pytest.raises(ModelError, match=why):
         Handlers(save(kind, tmp_path / "model"))

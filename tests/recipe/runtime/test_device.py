@@ -79,26 +79,43 @@ def test_no_attention_kernel_that_is_known_to_be_wrong_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "use_cpu", "refused"),
+    ("environ", "use_cpu", "says"),
     [
-        ({"SM_NUM_GPUS": "4"}, False, True),
-        ({"SM_NUM_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0"}, False, True),
-        ({"SM_NUM_GPUS": "4", "CUDA_VISIBLE_DEVICES": ""}, False, False),
-        ({"SM_NUM_GPUS": "4", "CUDA_VISIBLE_DEVICES": "-1"}, False, False),
-        ({"SM_NUM_GPUS": "4"}, True, False),
-        ({"SM_NUM_GPUS": "0"}, False, False),
+        ({"SM_NUM_GPUS": "4"}, False, "SM_NUM_GPUS is 4.* requirements"),
+        ({"SM_NUM_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0"}, False, "SM_NUM_GPUS is 4"),
+        ({"SM_NUM_GPUS": "4", "CUDA_VISIBLE_DEVICES": ""}, False, ""),
+        ({"SM_NUM_GPUS": "4", "CUDA_VISIBLE_DEVICES": "-1"}, False, ""),
+        ({"SM_NUM_GPUS": "4"}, True, ""),
+        ({"SM_NUM_GPUS": "0", "SM_NUM_NEURONS": "0"}, False, ""),
+        ({"SM_NUM_NEURONS": "64"}, False, "has Neuron cores, but torch .* has no Neuron device"),
+        ({"SM_NUM_NEURONS": "64"}, True, ""),
+        # As the front shows a model worker its core.
+        ({"NEURON_RT_VISIBLE_CORES": "0"}, False, "has Neuron cores, but"),
     ],
 )
-def test_a_host_with_gpus_does_not_train_on_its_cpu_in_silence(
-    environ: dict[str, str], use_cpu: bool, refused: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_host_with_accelerators_does_not_silently_use_its_cpu(
+    environ: dict[str, str], use_cpu: bool, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
-    if refused:
-        with pytest.raises(DeviceError, match=r"SM_NUM_GPUS is 4.* requirements\.txt"):
+    if says:
+        with pytest.raises(DeviceError, match=says):
             device.choose(environ, bf16=None, use_cpu=use_cpu, fp16=False)
     else:
         chosen = device.choose(environ, bf16=None, use_cpu=use_cpu, fp16=False)
         assert chosen.kind == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("kind", "world", "started"),
+    [("neuron", "2", ["neuron"]), ("neuron", "1", []), ("cpu", "2", [])],
+)
+def test_the_process_group_is_started_first_on_devices_that_need_it(
+    kind: str, world: str, started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[str] = []
+    monkeypatch.setattr(device.dist, "init_process_group", groups.append)
+    device.join(kind, {"WORLD_SIZE": world})
+    assert groups == started
 
 
 @pytest.mark.parametrize(

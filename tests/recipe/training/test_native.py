@@ -22,6 +22,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from recipe import paths
+from recipe.hyperparameters import Hyperparameters
+from recipe.training import run as training_run
 from tests.support.paths import CODE, ROOT
 from tests.support.task_cases import CASES, make
 
@@ -30,6 +33,8 @@ RULES = ROOT / "tests" / "support" / "neuron_rules.py"
 OPERATORS = ROOT / "tests" / "support" / "neuron_operators.txt"
 GRAPHS = {"summaries": 3, "summaries, LoRA": 3}
 """Of a training and its evaluations: two, but for these."""
+WATCHED = ("classes", "ranks of lists")
+"""The others take minutes in all."""
 COMPILED = ("--compile", "--torch_compile_backend", "neuron")
 STAND_IN = """
 import torch
@@ -88,10 +93,19 @@ def test_a_graph_for_training_and_one_for_evaluation_whatever_the_steps(
 
 
 @pytest.mark.heavy
-def test_nothing_is_computed_in_float64(tmp_path: Path, tiny_model: Path, reviews: Reviews) -> None:
-    """TorchNeuron would compute it in float32 without a word."""
-    arguments = ("--model_id", str(tiny_model), "--max_steps", "3", "--batch_size", "4")
-    done, (seen,) = run(tmp_path, reviews(24), *arguments, WATCH="1")
+@pytest.mark.parametrize(
+    "name",
+    [each if each in WATCHED else pytest.param(each, marks=pytest.mark.long) for each in CASES],
+)
+def test_nothing_is_computed_in_float64(name: str, tmp_path: Path, tiny_model: Path) -> None:
+    """TorchNeuron would silently compute it in float32."""
+    case = CASES[name]
+    model, data, channels, arguments = make(case, tmp_path, tiny_model)
+    more = ("--model_id", str(model), "--task", case.task, "--max_steps", "3", "--batch_size", "4")
+    done, (seen,) = run(
+        tmp_path / "run", [], *more, *arguments, *case.more,
+        **channels, SM_CHANNEL_TRAIN=data, WATCH="1",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert {"aten.embedding.default", "aten.embedding_dense_backward.default"} <= set(
         seen["operators"]
@@ -100,7 +114,28 @@ def test_nothing_is_computed_in_float64(tmp_path: Path, tiny_model: Path, review
     lines = OPERATORS.read_text().splitlines()
     listed = {name for line in lines if not line.startswith("#") for name in line.split()}
     called = {name.split(".")[1] for name in seen["operators"] if name.startswith("aten.")}
-    assert called <= listed, "see whether TorchNeuron computes these, and add them"
+    assert called <= listed, "check whether TorchNeuron computes these, and add them"
+
+
+class Stopped(Exception):
+    """Raised in place of seeding."""
+
+
+def test_the_process_group_is_started_before_anything_is_seeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seeding may start the runtime of a Neuron device, which assigns cores."""
+    joined = []
+
+    def seed(number: int) -> None:
+        raise Stopped
+
+    monkeypatch.setattr(training_run.device, "join", lambda kind, _: joined.append(kind))
+    monkeypatch.setattr(training_run, "set_seed", seed)
+    places = paths.from_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)})
+    with pytest.raises(Stopped):
+        training_run.run(Hyperparameters(), places, {})
+    assert joined == ["cpu"]
 
 
 @pytest.mark.heavy

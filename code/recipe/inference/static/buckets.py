@@ -1,4 +1,4 @@
-"""The shapes that a model is called with, where each new shape is a program to compile."""
+"""Choose the few shapes of a model's calls on a device that compiles a program for each."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from recipe.inference.payloads import BadRequest
 NAME = "AMPHORA_BUCKETS"
 LENGTHS, ROWS = (32, 128, 512, 2048), (1, 8, 32)
 _MOST_TOKENS = 16384
-"""Of a usual bucket."""
+"""Of a default bucket."""
 _PAIR = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 
 
 @dataclass(frozen=True, order=True)
 class Bucket:
-    """A shape of a call: so many rows of so many tokens, most of them maybe padding."""
+    """The shape of a call: a number of rows of as many tokens each, padding included."""
 
     length: int
     rows: int
@@ -28,27 +28,27 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Buckets:
-    """The shapes of one model, shorter ones first."""
+    """The shapes of one model, by length."""
 
     shapes: tuple[Bucket, ...]
 
     @classmethod
     def read(cls, environ: Mapping[str, str], longest: int) -> Buckets:
-        """Those of AMPHORA_BUCKETS, else three numbers of rows of a few lengths.
+        """Read AMPHORA_BUCKETS; by default there are three numbers of rows for each of few lengths.
 
         Args:
             environ: AMPHORA_BUCKETS, such as "1x32,8x128": rows and tokens.
             longest: Tokens of the longest text that the model reads.
 
         Raises:
-            ValueError: AMPHORA_BUCKETS is something else, or longer than the model reads.
+            ValueError: AMPHORA_BUCKETS names no such shapes, or longer texts than the model reads.
         """
         text = environ.get(NAME, "").strip()
         if not text:
             lengths = sorted({min(length, longest) for length in LENGTHS})
             pairs = [(rows, length) for length in lengths for rows in ROWS]
-            usual = [pair for pair in pairs if pair[0] == 1 or pair[0] * pair[1] <= _MOST_TOKENS]
-            return cls(tuple(sorted(Bucket(length, rows) for rows, length in usual)))
+            small = [pair for pair in pairs if pair[0] == 1 or pair[0] * pair[1] <= _MOST_TOKENS]
+            return cls(tuple(sorted(Bucket(length, rows) for rows, length in small)))
         matches = [_PAIR.fullmatch(part) for part in re.split(r"[,\s]+", text)]
         if not all(matches):
             raise ValueError(
@@ -65,14 +65,14 @@ class Buckets:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row."""
+        """Return the tokens of the longest row."""
         return self.shapes[-1].length
 
     def __str__(self) -> str:
         return ",".join(map(str, self.shapes))
 
     def cuts(self, lengths: Sequence[int]) -> Iterator[tuple[Bucket, list[int]]]:
-        """The calls for rows of these lengths: a bucket, and the places of the rows in it.
+        """Yield the calls for rows of these lengths: a bucket, and the places of the rows in it.
 
         Raises:
             BadRequest: A row is longer than every bucket.
@@ -89,8 +89,8 @@ class Buckets:
             length = min(
                 shape.length for shape in self.shapes if shape.length >= lengths[order[start]]
             )
-            alike = [shape for shape in self.shapes if shape.length == length]
+            of_length = [shape for shape in self.shapes if shape.length == length]
             fitting = sum(lengths[place] <= length for place in order[start:])
-            bucket = next((shape for shape in alike if shape.rows >= fitting), alike[-1])
+            bucket = next((shape for shape in of_length if shape.rows >= fitting), of_length[-1])
             yield bucket, order[start : start + min(fitting, bucket.rows)]
             start += min(fitting, bucket.rows)

@@ -1,7 +1,7 @@
-"""A model on a device that compiles a program for each shape: all are compiled before it answers.
+"""Run a model on a device that compiles a program for each shape, all before the first request.
 
-A request's texts are padded into one of a few shapes (`buckets`). Nothing whose shape depends on
-the texts is computed on the device: what is wanted of each text is cut out on the host.
+The texts of a request are padded into one of a few shapes (`buckets`). The device computes nothing
+whose shape depends on the texts: what belongs to each text is cut out on the host.
 """
 
 from __future__ import annotations
@@ -20,30 +20,17 @@ from transformers import PreTrainedModel
 from recipe.data.column_names import TYPE_IDS
 from recipe.errors import ModelError
 from recipe.inference import turns
-from recipe.inference.rows import (
-    Reading,
-    TokenRow,
-    of_padded,
-    of_tokens,
-    padded,
-    tolerance_of,
-)
+from recipe.inference.rows import Reading, TokenRow, of_padded, of_tokens, padded, tolerance_of
 from recipe.inference.saved.origin import Origin
 from recipe.inference.static.buckets import NAME, Bucket, Buckets
-from recipe.runtime import xla
+from recipe.runtime import device, xla
 
-DEVICES = frozenset({"xla", "neuron"})
-"""Those that compile a program for each shape."""
-IDS, MASK, PLACES, POOLED = "input_ids", "attention_mask", "places", "pooled"
+DEVICES = frozenset(name for name, kind in device.KINDS.items() if kind.compiles_each_shape)
+IDS, MASK, POOLED = "input_ids", "attention_mask", "pooled"
 _REMEDY = (
-    "Serve it on a CPU or GPU image; USE_TORCH_XLA=0 computes on this host's CPU; or bring an "
-    "inference.py whose model_fn and predict_fn use the device's own libraries."
+    "Serve it on a CPU or GPU image; on torch-xla USE_TORCH_XLA=0 uses this host's CPU; or bring "
+    "an inference.py whose model_fn and predict_fn use the device's own libraries."
 )
-BACKEND = "neuron"
-"""What torch.compile calls TorchNeuron's compiler."""
-_KEPT = 8
-"""Tokens of a row whose values a call gives, where few are wanted: a row with more is called
-again."""
 ATTENTION = {"attn_implementation": "eager"}
 Batch = Mapping[str, Tensor]
 Given = ParamSpec("Given")
@@ -52,98 +39,81 @@ Computed = TypeVar("Computed")
 
 @dataclass(frozen=True)
 class Layout:
-    """What a program is given, and what of it is one row's."""
+    """The inputs of a program, and which part of its output belongs to a row."""
 
     pad: int
-    """The id of what fills a row up."""
+    """The id of the padding token."""
     has_types: bool
-    """Whether it is given `token_type_ids`."""
+    """Whether it takes `token_type_ids`."""
     per_token: bool = False
-    """Whether it gives values of each token."""
-    picks: bool = False
-    """Whether it gives values of `_KEPT` tokens of each row, whose `places` it is given."""
+    """Whether it returns values of each token."""
     pools: bool = False
-    """Whether it is given a mask of the tokens that a row keeps."""
+    """Whether it takes a mask of the tokens that a row keeps."""
 
 
 class Programs:
-    """What computes rows of tokens, in calls of few shapes."""
+    """Computes rows of tokens in calls of few shapes."""
 
     def __init__(
         self, compute: Callable[[Batch], Tensor], layout: Layout, buckets: Buckets, kind: str
     ) -> None:
         """
         Args:
-            compute: A tensor whose first dimension is the rows', on the device, by operations that
-                do not depend on the numbers in it.
-            layout: What it is given: int64 tensors [rows, tokens], and `places` [rows, 8].
+            compute: Returns a tensor on the device whose first dimension is the rows, by operations
+                that do not depend on the numbers in it.
+            layout: What it takes: int64 tensors [rows, tokens].
             buckets: The shapes.
-            kind: The device's.
+            kind: The kind of device.
         """
         self._compute = compute
         self._layout = layout
         self._buckets = buckets
         self._device = torch.device(kind)
-        # What a thread has written for torch-xla, and not computed, would be of another's program.
+        # torch-xla's graph is global: what another thread has recorded would be part of it.
         self._lock = threading.Lock()
 
     @property
     def is_per_token(self) -> bool:
-        """Whether `values` are of each token."""
+        """Return whether `values` are of each token."""
         return self._layout.per_token
 
     def values(self, rows: Sequence[TokenRow]) -> list[Tensor]:
-        """What is wanted of each row, in float32 on the CPU.
+        """Compute the values of each row, in float32 on the CPU.
 
         Raises:
             BadRequest: A row is longer than every bucket.
         """
-        parts, owners = list(rows), list(range(len(rows)))
-        if self._layout.picks:
-            pairs = [(part, place) for place, row in enumerate(rows) for part in _parts(row)]
-            parts, owners = [part for part, _ in pairs], [place for _, place in pairs]
-        results: list[Tensor] = [torch.empty(0)] * len(parts)
-        for bucket, places in self._buckets.cuts([len(part.ids) for part in parts]):
-            together = [parts[place] for place in places]
-            for place, own in zip(places, self._call(bucket, together), strict=True):
-                results[place] = own
+        results: list[Tensor] = [torch.empty(0)] * len(rows)
+        for bucket, places in self._buckets.cuts([len(row.ids) for row in rows]):
+            values = self._call(bucket, [rows[place] for place in places])
+            for place, of_row in zip(places, values, strict=True):
+                results[place] = of_row
             turns.pause()
-        if not self._layout.picks:
-            return results
-        return [
-            torch.cat([own for own, owner in zip(results, owners, strict=True) if owner == place])
-            for place in range(len(rows))
-        ]
+        return results
 
     @torch.no_grad()
     def _call(self, bucket: Bucket, rows: Sequence[TokenRow]) -> Iterator[Tensor]:
-        """The values of at most `bucket.rows` rows, which the last one fills up."""
+        """Compute at most `bucket.rows` rows; copies of the last one fill the bucket."""
         filled = [*rows, *[rows[-1]] * (bucket.rows - len(rows))]
         batch = padded(filled, bucket.length, self._layout.pad, torch.device("cpu"))
         if not self._layout.has_types:
             batch.pop(TYPE_IDS, None)
         elif TYPE_IDS not in batch:
             batch[TYPE_IDS] = torch.zeros_like(batch[IDS])
-        if self._layout.picks:
-            batch[PLACES] = torch.zeros((bucket.rows, _KEPT), dtype=torch.long)
         if self._layout.pools:
             batch[POOLED] = batch[MASK].clone()
-        for place, row in enumerate(filled):
-            if row.keep is not None and self._layout.picks:
-                batch[PLACES][place, : len(row.keep)] = torch.tensor(row.keep, dtype=torch.long)
-            elif row.keep is not None and self._layout.pools:
-                batch[POOLED][place] = 0
-                batch[POOLED][place, row.keep] = 1
+            for place, row in enumerate(filled):
+                if row.keep is not None:
+                    batch[POOLED][place] = 0
+                    batch[POOLED][place, row.keep] = 1
         with self._lock:
             on_device = {name: tensor.to(self._device) for name, tensor in batch.items()}
-            # The whole of it: a part would be a program for each number of texts.
+            # All rows: a part of them would be a program for each number of texts.
             whole = self._compute(on_device).float().cpu()
-        return (self._of(row, own) for row, own in zip(rows, whole, strict=False))
-
-    def _of(self, row: TokenRow, own: Tensor) -> Tensor:
-        if self._layout.picks:
-            return own[: len(row.keep or ())]
-        return own[: len(row.ids)] if self._layout.per_token else own
+        return (
+            values[: len(row.ids)] if self._layout.per_token else values
+            for row, values in zip(rows, whole, strict=False)
+        )
 
     def prepare(
         self,
@@ -152,18 +122,18 @@ class Programs:
         expected: Callable[[TokenRow], Tensor],
         dtype: torch.dtype,
     ) -> Callable[[], None]:
-        """What compiles every program, once the model is on the device, and holds its answers to
-        those of the CPU.
+        """Compute the CPU's answers, with which those of the programs will be compared.
 
         Args:
-            longest: A text of as many tokens as the longest bucket, if they can be had.
+            longest: A text of as many tokens as the longest bucket, if there is one.
             short: Another one.
-            expected: A row's values. The model is still on the CPU.
+            expected: Computes a row's values. The model is still on the CPU.
             dtype: What it computes in.
 
         Returns:
-            A function that raises ModelError if an answer is another than on the CPU, or if other
-            texts of the same shape would be another program.
+            A function to call once the model is on the device. It compiles all programs, and raises
+            ModelError if answers differ from the CPU's, or if other texts of the same shape need
+            another program.
         """
         texts = {
             length: [_cut(longest, length), _cut(short, length)]
@@ -178,29 +148,29 @@ class Programs:
         answers: Mapping[int, Sequence[Tensor]],
         dtype: torch.dtype,
     ) -> None:
-        """Call each program twice.
+        """Call each program twice, with a text that fills it and with a short one.
 
         Args:
-            texts: For each length, as long a text and a short one.
-            answers: What the CPU answers.
-            dtype: What it computes in.
+            texts: Both texts, for each length.
+            answers: The CPU's.
+            dtype: What the model computes in.
         """
         count, kind = len(self._buckets.shapes), self._device.type
-        began, (_, looks) = time.monotonic(), xla.work()
+        began = time.monotonic()
         print(f"programs: {count} for {kind}, {NAME}={self._buckets} (texts x tokens)", flush=True)
         for number, bucket in enumerate(self._buckets.shapes, 1):
             rows, wanted = texts[bucket.length], answers[bucket.length]
             start = time.monotonic()
-            farthest = self._differ(bucket, rows[: bucket.rows], wanted)
-            first, work = time.monotonic() - start, xla.work()
+            farthest = self._difference(bucket, rows[: bucket.rows], wanted)
+            first, programs = time.monotonic() - start, xla.programs()
             start = time.monotonic()
-            again = self._differ(bucket, rows[1:], wanted[1:])
+            again = self._difference(bucket, rows[1:], wanted[1:])
             seconds = time.monotonic() - start
-            if xla.work() != work or work[1] != looks:
+            if xla.programs() != programs:
                 raise refused(
                     kind,
-                    "its code looks at numbers on the device, so that other texts of the same "
-                    "shape may be another program to compile",
+                    "its code depends on numbers on the device, so that other texts of the same "
+                    "shape need another program",
                 )
             tolerance = tolerance_of(wanted, dtype)
             if not (farthest <= tolerance and again <= tolerance):
@@ -216,90 +186,70 @@ class Programs:
             )
         print(f"programs: all are ready after {time.monotonic() - began:.0f} s", flush=True)
 
-    def _differ(
+    def _difference(
         self, bucket: Bucket, rows: Sequence[TokenRow], expected: Sequence[Tensor]
     ) -> float:
-        """By how much a bucket's values of rows differ from what is expected; NaN if some are no
-        numbers."""
-        parts = [next(_parts(row)) for row in rows] if self._layout.picks else rows
-        pairs = zip(self._call(bucket, parts), expected, strict=False)
-        return float(
-            torch.stack([(own - each[: len(own)]).abs().max() for own, each in pairs]).max()
-        )
-
-
-def _parts(row: TokenRow) -> Iterator[TokenRow]:
-    """A row as often as it keeps `_KEPT` tokens, each time with the next of them."""
-    keep = list(range(len(row.ids))) if row.keep is None else row.keep
-    for start in range(0, max(1, len(keep)), _KEPT):
-        yield replace(row, keep=keep[start : start + _KEPT])
+        """Return the largest difference of a bucket's values from those expected, or NaN."""
+        pairs = zip(self._call(bucket, rows), expected, strict=False)
+        return float(torch.stack([(values - right).abs().max() for values, right in pairs]).max())
 
 
 def _cut(row: TokenRow, length: int) -> TokenRow:
-    """The row, with its last token, in so many tokens."""
+    """Shorten a row to `length` tokens, its last token among them."""
     return row if len(row.ids) <= length else TokenRow([*row.ids[: length - 1], row.ids[-1]])
 
 
 def refused(kind: str, why: str) -> ModelError:
-    """What says that a model is not served on a device, as the CPU would take its place."""
+    """Make the error of a model that a device cannot serve; the CPU never takes its place."""
     return ModelError(f"The model cannot be served on {kind}: {why}.", _REMEDY)
 
 
 def origin_for(kind: str, origin: Origin) -> Origin:
-    """Where a model's weights come from, with the attention that a device needs."""
+    """Choose the attention that a device needs for a model."""
     if kind not in DEVICES:
         return origin
-    # Others look whether a mask leaves anything out, and go on in two ways.
+    # Other kernels branch on whether the mask leaves anything out.
     return replace(origin, options={**origin.options, **ATTENTION})
 
 
 def move(model: PreTrainedModel, kind: str) -> None:
-    """Put a model on a device that compiles a program for each shape."""
+    """Move a model to a device that compiles a program for each shape."""
     cast("torch.nn.Module", model).to(kind)
-    model.tie_weights()  # moving makes one tensor two
+    model.tie_weights()  # moving makes two tensors of one
 
 
-def compiled(
-    call: Callable[Given, Computed], kind: str, environ: Mapping[str, str], count: int
-) -> Callable[Given, Computed]:
-    """`call` by torch.compile, if AMPHORA_COMPILE asks for it, under TorchNeuron's rules: one graph
-    without breaks, and no dynamic shape.
+def compiled(call: Callable[Given, Computed], kind: str, count: int) -> Callable[Given, Computed]:
+    """Compile `call` under TorchNeuron's rules: one graph without breaks, no dynamic shape.
 
     Args:
         call: What a program computes.
-        kind: Of the device.
-        environ: AMPHORA_COMPILE.
-        count: How many shapes it will be called with.
+        kind: The kind of device; torch-xla compiles without torch.compile.
+        count: With how many shapes it will be called.
     """
-    if environ.get("AMPHORA_COMPILE", "") not in ("1", "true"):
-        return call
-    if kind == "xla":
-        print("AMPHORA_COMPILE has no effect: torch-xla compiles without it", flush=True)
+    compiler = device.kind_of(kind).compiler
+    if compiler is None:
         return call
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, count)
-    return torch.compile(call, backend=BACKEND, fullgraph=True, dynamic=False)
+    return torch.compile(call, backend=compiler, fullgraph=True, dynamic=False)
 
 
 def call_of(
     model: PreTrainedModel, inputs: Collection[str], reading: Reading
 ) -> Callable[[Batch], Tensor]:
-    """What a program computes: what is wanted of each row by a model of transformers.
+    """Make the function that a program computes: a model of transformers, read in one way.
 
     Args:
-        model: It may still be moved.
+        model: It may be moved later.
         inputs: What its forward takes of a batch.
-        reading: What is wanted.
+        reading: What to read of its output.
     """
 
     def call(batch: Batch) -> Tensor:
         taken = {name: tensor for name, tensor in batch.items() if name in inputs}
         output = model(**taken)
-        if reading is not Reading.TOKENS:
-            return of_padded(reading, output, batch[MASK], ()).whole
-        values = of_tokens(output)
-        if PLACES in batch:
-            values = values.take_along_dim(batch[PLACES].unsqueeze(-1), dim=1)
-        return values
+        if reading is Reading.TOKENS:
+            return of_tokens(output)
+        return of_padded(reading, output, batch[MASK], ()).whole
 
     return call

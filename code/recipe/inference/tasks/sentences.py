@@ -384,7 +384,7 @@ def _programs(model: Any, kind: str, environ: Mapping[str, str]) -> Programs:
     longest = _longest(model)
     layout = static.Layout(pad=pad, has_types=has_types, pools=True)
     buckets = Buckets.read(environ, longest)
-    call = static.compiled(compute, kind, environ, len(buckets.shapes))
+    call = static.compiled(compute, kind, len(buckets.shapes))
     programs = Programs(call, layout, buckets, kind)
     texts = ["d e f " * min(longest, 4096), "a b c"]
     first, second = (_rows(model, model.preprocess([text]))[0] for text in texts)
