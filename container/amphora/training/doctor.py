@@ -125,7 +125,7 @@ def _start(job: Job, environ: Mapping[str, str], scratch: Path) -> Iterator[Find
     if job.entry_point is not None:
         for install in entry_point.install_steps(code):
             try:
-                shown = packages.described(environ, code.root, install)
+                shown = packages.described(environ)
             except AmphoraError as error:
                 yield Finding(level=ERROR, what="packages", detail=str(error))
                 continue
