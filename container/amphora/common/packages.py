@@ -2,9 +2,9 @@
 
 `CA_REPOSITORY_ARN` works as in sagemaker-training and sagemaker-inference: that repository is the
 index, whatever PIP_INDEX_URL says. Those toolkits put the token into pip's argv. Here it is in a
-netrc file, readable by this user only, for one run of pip, because pip repeats an index's URL in the
-argv of the processes that build packages. pip reads its own variables (PIP_INDEX_URL, PIP_NO_INDEX,
-HTTPS_PROXY ...) and files (PIP_CONFIG_FILE) as usual.
+netrc file, readable by this user only, for one run of pip, because pip repeats an index's URL in
+the argv of the processes that build packages. pip reads its own variables (PIP_INDEX_URL,
+PIP_NO_INDEX, HTTPS_PROXY ...) and files (PIP_CONFIG_FILE) as usual.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from amphora.training import (
     sdk_v3,
 )
 from amphora.training.limits import Limits
-from amphora.training.verdict import Word
+from amphora.training.verdict import Report
 
 log = logging.getLogger("amphora")
 
@@ -162,7 +162,7 @@ def _trust_hosts(
 
 
 def _starts_again(
-    job: Job, link: cluster.Link, fault: Word, failed: failure.Failure, has_failed: bool
+    job: Job, link: cluster.Link, fault: Report, failed: failure.Failure, has_failed: bool
 ) -> bool:
     """Say why, and wait for the other hosts. False if the job ends after all."""
     if has_failed:

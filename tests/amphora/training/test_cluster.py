@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from amphora.training import cluster
 from amphora.training.cluster import Link, linked
 from amphora.training.limits import Limits
-from amphora.training.verdict import Word
+from amphora.training.verdict import Report
 from tests.support.ports import free_port
 from tests.support.until import until
 
@@ -64,7 +64,6 @@ JUNK = {
     "an object for an attempt": b'{"host": "127.0.0.1", "state": "running", "attempt": {}}\n',
     "an unknown state": b'{"host": "127.0.0.1", "state": "running away"}\n',
     "an unknown field": b'{"host": "127.0.0.1", "state": "running", "x": 1}\n',
-    "wrong places": b'{"host": "127.0.0.1", "state": "running", "places": [[1, 2]]}\n',
     "another host": b'{"host": "algo-9", "state": "failed"}\n',
     "the first host": b'{"host": "localhost", "state": "abort"}\n',
     "a request": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -83,7 +82,7 @@ def test_junk_closes_its_connection_and_nothing_else(first: Link, junk: bytes) -
 def test_other_addresses_are_refused(first: Link) -> None:
     with connect(STRANGER) as connection:
         with contextlib.suppress(ConnectionError):
-            connection.sendall(Word(host="127.0.0.1", state="failed", reason="forged").line())
+            connection.sendall(Report(host="127.0.0.1", state="failed", reason="forged").line())
         assert is_closed(connection)
     assert_meets(first)
 
@@ -93,7 +92,7 @@ def test_the_first_connection_of_a_host_is_the_host(first: Link) -> None:
         other.exchange_keys("a key, to be heard of", (), 1)
         until(lambda: first.keys)
         with contextlib.suppress(ConnectionError):
-            second.sendall(Word(host="127.0.0.1", state="failed", reason="forged").line())
+            second.sendall(Report(host="127.0.0.1", state="failed", reason="forged").line())
         assert is_closed(second)
         other.announce_done()
         first.announce_done()
@@ -106,24 +105,7 @@ def listens(link: Link) -> bool:
     return bool(threads) and not link.is_over()
 
 
-def test_connections_that_never_name_a_host_are_closed(
-    first: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cluster, "_NAME_SECONDS", 0.3)
-    with connect() as connection:
-        assert is_closed(connection)
-    assert_meets(first)
-
-
-def was_closed(connection: socket.socket) -> bool:
-    with contextlib.suppress(TimeoutError):
-        return is_closed(connection)
-    return False
-
-
-def test_idle_connections_up_to_the_limit_of_descriptors(
-    first: Link, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_idle_connections_up_to_the_limit_of_descriptors(first: Link) -> None:
     """From an address of the job itself, so that none is refused at once."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.ExitStack() as stack:
@@ -135,10 +117,6 @@ def test_idle_connections_up_to_the_limit_of_descriptors(
             for _ in range(300):
                 idle.append(stack.enter_context(connect()))
         # No descriptor is left in this process, which is that of the listener, too.
-        # The listener has none left either: it says so, or closes the oldest connection.
-        for connection in idle:
-            connection.settimeout(0.01)
-        until(lambda: "Too many open files" in caplog.text or was_closed(idle[0]))
         assert listens(first)
         for connection in idle[-20:]:
             connection.close()
@@ -147,7 +125,7 @@ def test_idle_connections_up_to_the_limit_of_descriptors(
 
 ATOMS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20))
 WORDS = st.dictionaries(
-    st.sampled_from(["host", "state", "attempt", "reason", "is_fault", "places", "key", "other"]),
+    st.sampled_from(["host", "state", "attempt", "reason", "is_fault", "key", "other"]),
     st.one_of(
         ATOMS, st.sampled_from(["127.0.0.1", "running", "failed", "done"]), st.lists(ATOMS, max_size=3)
     ),
@@ -158,10 +136,10 @@ WORDS = st.dictionaries(
 @settings(max_examples=300, deadline=None)
 def test_any_line_is_a_word_or_refused(line: bytes) -> None:
     try:
-        word = Word.of(line)
+        word = Report.of(line)
     except ValueError:
         return
-    assert Word.of(word.line()) == word
+    assert Report.of(word.line()) == word
 
 
 @given(chunks=st.lists(st.binary(min_size=1, max_size=200), max_size=8))

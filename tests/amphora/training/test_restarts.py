@@ -11,7 +11,7 @@ from amphora.common.errors import ConfigError
 from amphora.training import failure
 from amphora.training.failure import Ended, Raised, Record
 from amphora.training.limits import Limits
-from amphora.training.verdict import CAUSE_SECONDS, Word, judge
+from amphora.training.verdict import CAUSE_SECONDS, Report, judge
 from tests.support.job_tree import Tree, wait_for
 
 # Counts its starts in a file, and says which it is.
@@ -167,47 +167,36 @@ def test_the_head_never_passes_what_is_shown() -> None:
 
 
 HOSTS = ("algo-1", "algo-2")
-FAULT = Word(host="algo-2", state="failed", reason="killed", is_fault=True)
-LOST = Word(host="algo-1", state="failed", reason="gloo", is_fault=True, is_consequence=True)
-RAISED = Word(host="algo-2", state="failed", reason="ValueError: mine")
+FAULT = Report(host="algo-2", state="failed", reason="killed", is_fault=True)
+LOST = Report(host="algo-1", state="failed", reason="gloo", is_fault=True, is_consequence=True)
+RAISED = Report(host="algo-2", state="failed", reason="ValueError: mine")
 
 
-def decide(*words: Word, attempt: int = 0, restarts: int = 2, lost_for: float = 0.0) -> Word | None:
-    said = {host: Word(host=host, state="running", attempt=attempt) for host in HOSTS}
-    return judge(
-        said | {word.host: word for word in words}, HOSTS, attempt, restarts, lambda _: "", lost_for
-    )
+STOPPED = Report(host="algo-1", state="stopped")
+DONE = [Report(host=host, state="done") for host in HOSTS]
+AGAIN = Report(**{**vars(FAULT), "attempt": 2})
 
 
-class TestJudge:
-    def test_a_fault_restarts_all_hosts(self) -> None:
-        decision = decide(FAULT)
-        assert decision is not None
-        assert (decision.state, decision.attempt, decision.host) == ("restart", 1, "algo-2")
-
-    def test_an_exception_ends_all_hosts_though_another_one_only_lost_it(self) -> None:
-        decision = decide(RAISED, LOST)
-        assert decision is not None and (decision.state, decision.host) == ("abort", "algo-2")
-
-    def test_a_lost_host_waits_for_the_cause(self) -> None:
-        assert decide(LOST) is None
-        late = decide(LOST, lost_for=CAUSE_SECONDS + 1)
-        assert late is not None and late.state == "restart"
-
-    def test_words_of_an_earlier_attempt_say_nothing(self) -> None:
-        assert decide(FAULT, attempt=1) is None
-
-    def test_the_last_restart_is_the_last(self) -> None:
-        again = Word(**{**vars(FAULT), "attempt": 2})
-        decision = decide(again, attempt=2)
-        assert decision is not None and decision.state == "abort"
-
-    def test_a_job_that_is_stopped_is_not_restarted(self) -> None:
-        decision = decide(FAULT, Word(host="algo-1", state="stopped"))
-        assert decision is not None and decision.state == "abort"
-
-    def test_the_end(self) -> None:
-        done = [Word(host=host, state="done") for host in HOSTS]
-        assert decide(done[0]) is None
-        decision = decide(*done)
-        assert decision is not None and decision.state == "all done"
+@pytest.mark.parametrize(
+    ("reports", "attempt", "lost_for", "decision"),
+    [
+        pytest.param([FAULT], 0, 0.0, ("restart", 1, "algo-2"), id="a fault restarts all hosts"),
+        pytest.param([AGAIN], 2, 0.0, ("abort", 2, "algo-2"), id="no restart is left"),
+        pytest.param([FAULT], 1, 0.0, None, id="a report of an earlier attempt"),
+        pytest.param([FAULT, STOPPED], 0, 0.0, ("abort", 0, "algo-2"), id="a job that is stopped"),
+        pytest.param(
+            [RAISED, LOST], 0, 0.0, ("abort", 0, "algo-2"), id="an exception and its loss"
+        ),
+        pytest.param([LOST], 0, 0.0, None, id="a lost host waits for the cause"),
+        pytest.param([LOST], 0, CAUSE_SECONDS + 1, ("restart", 1, "algo-1"), id="and not for ever"),
+        pytest.param(DONE[:1], 0, 0.0, None, id="one host is done"),
+        pytest.param(DONE, 0, 0.0, ("all done", 0, "algo-1"), id="all hosts are done"),
+    ],
+)
+def test_the_decision_for_all_hosts(
+    reports: list[Report], attempt: int, lost_for: float, decision: tuple[str, int, str] | None
+) -> None:
+    running = {host: Report(host=host, state="running", attempt=attempt) for host in HOSTS}
+    current = running | {report.host: report for report in reports}
+    made = judge(current, HOSTS, attempt, 2, lost_for)
+    assert (made and (made.state, made.attempt, made.host)) == decision
