@@ -44,8 +44,11 @@ SERVE = (sys.executable, "-m", "amphora", "serve")
 
 
 def serve_with(limits: dict[str, float]) -> tuple[str, ...]:
-    """The command of a server that has other limits for its clients, so that no test waits long."""
+    """The command of a server with other limits for its clients; `open_files` is the process's."""
+    limits = dict(limits)
+    files = int(limits.pop("open_files", 4096))
     program = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}));"
         "from amphora.cli import main; from amphora.serving import settings;"
         f" settings.LIMITS = settings.ClientLimits(**{limits!r}); raise SystemExit(main())"
     )

@@ -17,7 +17,6 @@ from starlette.routing import Match, Route
 from starlette.types import ExceptionHandler
 
 from amphora.serving.http import content_coding
-from amphora.serving.http.transport import GONE
 from amphora.serving.pool import sessions
 from amphora.serving.pool.backend import Backend
 from amphora.serving.pool.connections import Call, Reply
@@ -27,6 +26,8 @@ from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import MIB, ServerSettings
 
 LOG = logging.getLogger("amphora.server")
+GONE = "amphora.gone"
+"""The key of a request's scope whose future is done once the client has gone."""
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _MOST_ATTRIBUTES = 1024
 # Clients that ask again at once instead of after Retry-After would be refused thousands of times a
@@ -115,6 +116,10 @@ class Invocations:
         own.update({"content-type": reply.content_type, "x-request-id": call.id})
         if reply.chunks is None:
             return Response(reply.body, reply.status, own)
+        if request.scope["http_version"] == "1.0":
+            # Such a client would read the lengths of chunks as part of the answer.
+            whole = b"".join([chunk async for chunk in chunks(call, reply, pool)])
+            return Response(whole, reply.status, own)
         return StreamingResponse(chunks(call, reply, pool), reply.status, own)
 
     async def order(self, request: Request) -> bytes:

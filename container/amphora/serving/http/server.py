@@ -14,9 +14,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
@@ -26,12 +25,11 @@ from starlette.types import ASGIApp
 from amphora.common import devices
 from amphora.common.errors import ConfigError
 from amphora.serving import log_relay, metrics
-from amphora.serving.http import acceptor, openapi, uvicorn_compat
+from amphora.serving.http import openapi, wire
 from amphora.serving.http.adapters import Adapters
 from amphora.serving.http.client_routes import ClientRoutes
 from amphora.serving.http.invocations import Invocations
 from amphora.serving.http.multi_model import TARGET_MODEL, MultiModel
-from amphora.serving.http.refusal import Refusal
 from amphora.serving.http.runtime_api import RuntimeApi
 from amphora.serving.http.websocket import WebSocketInvocations
 from amphora.serving.pool.backend import Backend
@@ -47,7 +45,6 @@ _DRAIN_SECONDS = 24
 # What is on its way is still accepted; once the port is closed, requests that are on their way on
 # open connections have as long again.
 _LINGER_SECONDS = 0.3
-_BACKLOG = 2048
 
 
 def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
@@ -56,11 +53,10 @@ def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
     Raises AmphoraError if the configuration is wrong or the model cannot be loaded.
     """
     log_relay.start()
-    uvicorn_compat.check()
     host_devices = devices.detect(environ)
     environ = {**environ, **host_devices.variables}
     settings = read_settings(base_dir, environ, host_devices)
-    settings = replace(settings, worker_open_files=acceptor.raise_limit())
+    settings = replace(settings, worker_open_files=wire.raise_limit())
     LOG.info(
         "Starting on %s, port %d, on %s (%s), with %d workers of %d threads; batches of up to %d"
         " requests, time-out %g s, queue limit %d. /ping answers 200 once the model is loaded.",
@@ -153,9 +149,9 @@ class Front:
             return TracedApp(self._access_log, self.tracing)
         return self._access_log
 
-    def note_refusal(self, refusal: Refusal, identifier: str) -> None:
+    def note_refusal(self, status: int, identifier: str) -> None:
         """Log and count a request that was refused before it reached a route."""
-        self._access_log.note_refusal(refusal.status, identifier)
+        self._access_log.note_refusal(status, identifier)
 
     @property
     def pools(self) -> list[Backend]:
@@ -231,23 +227,16 @@ class Front:
 async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socket.socket) -> int:
     """Serve on a bound socket until a signal comes, or the model's workers give up."""
     front = Front(settings, environ)
-    limits = settings.limits
-    config = uvicorn.Config(
+    connections, backlog = wire.affordable(settings.limits.connections, settings.workers)
+    server = wire.Server(
         front.application(),
-        http="httptools",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=cast(int, limits.keep_alive_seconds),
+        replace(settings.limits, connections=connections),
+        backlog,
+        front.note_refusal,
+        _LINGER_SECONDS,
         timeout_graceful_shutdown=_DRAIN_SECONDS,
-        backlog=_BACKLOG,
-        ws=uvicorn_compat.WebSocketProtocol,
         ws_max_size=settings.max_body,
     )
-    connections = acceptor.affordable(limits.connections, settings.workers)
-    limits = replace(limits, connections=connections)
-    server = uvicorn_compat.Server(config, limits, front.note_refusal, _LINGER_SECONDS)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
