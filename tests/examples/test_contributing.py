@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md's five changes, followed to the letter on a copy of the code."""
+"""CONTRIBUTING.md's six changes, followed to the letter on a copy of the code."""
 
 from __future__ import annotations
 
@@ -119,6 +119,16 @@ def test_a_task(follow: Callable[[str], Copy], tiny_model: Path, tmp_path: Path)
     saved = json.loads((tmp_path / "ml" / "model" / "config.json").read_text())
     assert saved["architectures"] == ["BertForTokenClassification"]
     assert (tmp_path / "ml" / "output" / "data" / "report.html").is_file()
+
+
+def test_a_metric(follow: Callable[[str], Copy]) -> None:
+    copy = follow("Add a metric")
+    program = (
+        "import numpy as np\nfrom recipe import metrics\nfrom recipe.tasks import evaluation\n"
+        "ids = np.array([0, 1, 1, 0])\nprint(evaluation.score_classes(ids, ids)['mcc'])\n"
+        "print(len(metrics.metric_definitions()), 'eval_mcc' in metrics.metric_names())"
+    )
+    assert copy.run("-c", program).splitlines() == ["1.0", "38 True"]
 
 
 def test_a_device(follow: Callable[[str], Copy]) -> None:

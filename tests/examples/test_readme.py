@@ -110,7 +110,7 @@ def test_a_shell_block_that_is_not_run_calls_what_exists(
 ) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name in ("docker", "curl", "make", "build_and_push.sh"):
+    for name in CHECKS:
         (tools / name).write_text(STAND_IN.format(name=name))
         (tools / name).chmod(0o755)
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
@@ -159,7 +159,12 @@ def asks(arguments: list[str]) -> None:
     assert "localhost:8080/invocations" in arguments
 
 
+def runs_a_job(arguments: list[str]) -> None:
+    assert arguments == ["train"]
+
+
 CHECKS: dict[str, Any] = {
+    "amphora": runs_a_job,
     "make": makes,
     "build_and_push.sh": builds,
     "docker": runs_a_container,
@@ -201,15 +206,6 @@ def test_other_python_blocks_show_hyperparameters_that_exist() -> None:
         found: dict[str, Any] = {}
         exec(text, found)
         known(found["hyperparameters"])
-
-
-@pytest.mark.heavy
-def test_the_table_of_hyperparameters_names_what_exists() -> None:
-    table = README.partition("## Hyperparameters of the recipe")[2].partition("\n\n`python")[0]
-    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")][1:]
-    names = [name for cell in cells for name in re.findall(r"\w+", cell)]
-    assert {"model_id", "lr", "save_total_limit"} <= set(names)
-    known(dict.fromkeys(names, ""))
 
 
 def known(hyperparameters: dict[str, object]) -> None:
