@@ -112,11 +112,11 @@ class Hostile:
         """Method, path and headers."""
         target = self.random.choice((
             "/invocations", "/invocations", "/invocations", "/invocations", "/ping", "/metrics",
-            "/models", "/models/x/invoke", "/endpoints/e/invocations", "/openapi.json", "/%2e%2e/",
-            "/endpoints/e/invocations-response-stream", "/execution-parameters", "/%00", "/%ff%fe",
+            "/models", "/models/x/invoke", "/openapi.json", "/%2e%2e/",
+            "/execution-parameters", "/%00", "/%ff%fe",
             "/../../etc/passwd", "//invocations", "/" + "a" * self.random.choice((10, 9000)), "*",
             "/invocations?" + "q=%F0&" * 100, "http://x/invocations",
-            "/endpoints/%0d%0aX:1/invocations",
+            "/models/%0d%0aX:1/invoke",
         ))  # fmt: skip
         method = self.random.choice(
             ("POST", "POST", "POST", "GET", "PUT", "HEAD", "OPTIONS", "DELETE")

@@ -12,10 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import boto3
 import httpx
 import pytest
-from botocore.config import Config
 from huggingface_hub import InferenceClient
 from openai import NotFoundError, OpenAI
 
@@ -196,33 +194,6 @@ def test_inference_client_generates_and_streams(server: Running, model: Path) ->
     assert events[-1].details is not None and events[-1].details.generated_tokens == 7
     said = asking.chat_completion(MESSAGES, model="model", max_tokens=3)
     assert said.usage.completion_tokens == 3
-
-
-def test_boto3_streams(server: Running, model: Path) -> None:
-    """SageMaker's client, with a body of either kind."""
-    runtime = boto3.client(
-        "sagemaker-runtime", endpoint_url=f"http://127.0.0.1:{server.port}",
-        region_name="eu-west-1", aws_access_key_id="none", aws_secret_access_key="none",
-        config=Config(retries={"max_attempts": 0}),
-    )  # fmt: skip
-    text = greedy(model / "model", PROMPT, 5)
-    bodies = [
-        {"inputs": PROMPT, "parameters": {"max_new_tokens": 5}, "stream": True},
-        {"prompt": PROMPT, "max_tokens": 5, "temperature": 0, "stream": True},
-    ]
-    for body in bodies:
-        answer = runtime.invoke_endpoint_with_response_stream(
-            EndpointName="x", Body=json.dumps(body), ContentType="application/json"
-        )
-        with contextlib.closing(answer["Body"]) as stream:
-            data = b"".join(part["PayloadPart"]["Bytes"] for part in stream)
-        lines = [line[6:] for line in data.split(b"\n") if line.startswith(b"data: {")]
-        events = [json.loads(line) for line in lines]
-        if "prompt" in body:
-            assert "".join(event["choices"][0]["text"] for event in events) == text
-        else:
-            assert events[-1]["generated_text"] == text
-    runtime.close()
 
 
 def test_adapters_are_named_added_and_removed(server: Running, client: OpenAI, model: Path) -> None:

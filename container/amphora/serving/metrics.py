@@ -61,11 +61,6 @@ class Metrics:
         self.restarts = Counter(
             "amphora_worker_restarts", "Model workers that were replaced.", registry=self.registry
         )
-        self.log_lines_dropped = Counter(
-            "amphora_log_lines_dropped",
-            "Lines of stdout and stderr that nobody read in time.",
-            registry=self.registry,
-        )
         self.waiting = Gauge(
             "amphora_queue_requests", "Requests that wait for a worker.", registry=self.registry
         )
@@ -133,8 +128,6 @@ class AccessLog:
                     "bytes_in": int(headers.get(b"content-length", b"0")),
                     "bytes_out": bytes_out,
                 }
-                if (trace := scope.get("state", {}).get("trace")) is not None:
-                    line["trace_id"] = trace.id
                 self._write(line)
 
     def note_refusal(self, status: int, identifier: str) -> None:

@@ -16,7 +16,6 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Match, Route
 from starlette.types import ExceptionHandler
 
-from amphora.serving.http import content_coding
 from amphora.serving.pool import sessions
 from amphora.serving.pool.backend import Backend
 from amphora.serving.pool.connections import Call, Reply
@@ -48,8 +47,6 @@ _OPENAI_ERRORS = {404: "not_found_error", 503: "overloaded_error"}
 _TEI_ERRORS = {503: "Overloaded", 504: "Overloaded"}
 # As nginx counts a client that left before its answer.
 _CLIENT_GONE = 499
-# Compressed bodies that are decoded between two requests; larger ones would make `/ping` wait.
-_DECODED_AT_ONCE = 4096
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 
 
@@ -137,17 +134,21 @@ class Invocations:
         return await self.body(request)
 
     async def body(self, request: Request) -> bytes:
-        """A request's whole body, decoded.
+        """Return a request's whole body.
 
-        Raises Fault (413 beyond the limit, 415 for a coding that is not supported, 400 if it is
-        broken), and ClientDisconnect if it broke off.
+        Raises Fault (413 beyond the limit, 415 if it is compressed), and ClientDisconnect.
         """
         limit = self._settings.max_body
         headers = request.headers
         if "expect" in headers and int(headers.get("content-length", 0)) > limit:
             # Nothing of the body is on its way yet, and the client is not asked for it.
-            raise content_coding.too_large(limit)
-        applied = content_coding.codings(headers.get("content-encoding", ""))
+            raise _too_large(limit)
+        if (coding := headers.get("content-encoding", "identity").lower()) != "identity":
+            raise Fault(
+                415,
+                "unsupported_content_encoding",
+                f"Content-Encoding is {coding[:100]!r}. Send the body without compression.",
+            )
         parts: list[bytes] = []
         size = 0
         async for part in request.stream():
@@ -161,13 +162,8 @@ class Invocations:
                 if size > 4 * limit + MIB:
                     break
         if size > limit:
-            raise content_coding.too_large(limit)
-        body = b"".join(parts)
-        if not applied:
-            return body
-        if len(body) < _DECODED_AT_ONCE:
-            return content_coding.decode(body, applied, limit)
-        return await asyncio.to_thread(content_coding.decode, body, applied, limit)
+            raise _too_large(limit)
+        return b"".join(parts)
 
     def call(self, connection: HTTPConnection, identifier: str, body: bytes) -> Call:
         """A call with the headers of the connection. Raises Fault (415) for an unknown charset."""
@@ -183,7 +179,6 @@ class Invocations:
             path=route_of(connection),
             deadline=loop.time() + self._settings.timeout,
             reply=loop.create_future(),
-            trace=connection.scope.get("state", {}).get("trace"),
         )
 
     async def wait(self, request: Request, pool: Backend, call: Call) -> Reply:
@@ -218,8 +213,8 @@ class Invocations:
         if error.code == "payload_too_large":
             # The rest of the body may still come, or never.
             headers["connection"] = "close"
-        if isinstance(error, content_coding.UnsupportedCoding):
-            headers["accept-encoding"] = content_coding.SUPPORTED
+        if error.code == "unsupported_content_encoding":
+            headers["accept-encoding"] = "identity"
         if isinstance(error, sessions.SessionGone):
             safe = (sign for sign in error.session if sign.isascii() and sign.isprintable())
             headers[sessions.CLOSED_HEADER] = "".join(safe)[:256]
@@ -284,6 +279,14 @@ class Invocations:
         body = error_body(code, message, request_id(request), status, path, param=param)
         headers = {**headers, "content-type": media_types.JSON, "x-request-id": request_id(request)}
         return Response(body, status, {**headers, **self._closing()})
+
+
+def _too_large(limit: int) -> Fault:
+    return Fault(
+        413,
+        "payload_too_large",
+        f"The body is larger than {limit} bytes; SAGEMAKER_MAX_PAYLOAD_IN_MB sets the limit.",
+    )
 
 
 def route_of(connection: HTTPConnection) -> str:

@@ -12,7 +12,7 @@ from amphora import __version__
 from amphora.serving.http.invocations import OPENAI_ROUTES, PREFIX, TEI_ROUTES, TGI_ROUTES
 from amphora.serving.settings import MIB, ServerSettings
 
-_JSON, _EVENTS = "application/json", "application/vnd.amazon.eventstream"
+_JSON = "application/json"
 _MEANINGS = {
     200: "The answer.",
     400: "The request cannot be understood.",
@@ -22,7 +22,6 @@ _MEANINGS = {
     409: "The model is already loaded.",
     413: "The body is too large.",
     415: "The body's type is not supported.",
-    424: "The model answered with an error (ModelError of SageMaker's runtime API).",
     500: "The model or its code failed.",
     503: "Not ready, or too many requests wait; see Retry-After.",
     504: "The time for an answer has passed.",
@@ -49,7 +48,6 @@ _SCHEMAS = {
 def describe(settings: ServerSettings) -> dict[str, Any]:
     """The document for a server with these settings."""
     alive = _operation("Whether a model is ready to answer.", (200, 503), answers=None)
-    runtime = (200, 424)
     chosen = (400, 404) if settings.is_multi_model else ()
     listed = _operation("The loaded models, as OpenAI's API lists them.", (200, 503))
     shown = _operation("A loaded model, by its name.", (200, 404, 503))
@@ -61,14 +59,6 @@ def describe(settings: ServerSettings) -> dict[str, Any]:
         "/health": {"get": alive},
         "/metrics": {"get": _operation("Prometheus metrics.", (200,), answers="text/plain")},
         "/openapi.json": {"get": _operation("This document.", (200,))},
-        "/endpoints/{name}/invocations": {
-            "post": _operation("What boto3's invoke_endpoint calls.", runtime, body=True)
-        },
-        "/endpoints/{name}/invocations-response-stream": {
-            "post": _operation(
-                "The same, in AWS's event framing.", runtime, body=True, answers=_EVENTS
-            )
-        },
         **{
             path: {"post": _operation(f"OpenAI's API: {path}.", _INVOKED, body=True, answers="*/*")}
             for route in OPENAI_ROUTES

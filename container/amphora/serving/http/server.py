@@ -24,19 +24,17 @@ from starlette.types import ASGIApp
 
 from amphora.common import devices
 from amphora.common.errors import ConfigError
-from amphora.serving import log_relay, metrics
+from amphora.serving import metrics
 from amphora.serving.http import openapi, wire
 from amphora.serving.http.adapters import Adapters
 from amphora.serving.http.client_routes import ClientRoutes
 from amphora.serving.http.invocations import Invocations
-from amphora.serving.http.multi_model import TARGET_MODEL, MultiModel
-from amphora.serving.http.runtime_api import RuntimeApi
+from amphora.serving.http.multi_model import MultiModel
 from amphora.serving.http.websocket import WebSocketInvocations
 from amphora.serving.pool.backend import Backend
 from amphora.serving.pool.pool import Pool
 from amphora.serving.settings import MOST_TRANSFORM_MB, ServerSettings
 from amphora.serving.settings import read as read_settings
-from amphora.serving.tracing import TracedApp, Tracing
 from amphora.serving.vllm import selection
 
 LOG = logging.getLogger("amphora.server")
@@ -52,7 +50,6 @@ def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
 
     Raises AmphoraError if the configuration is wrong or the model cannot be loaded.
     """
-    log_relay.start()
     host_devices = devices.detect(environ)
     environ = {**environ, **host_devices.variables}
     settings = read_settings(base_dir, environ, host_devices)
@@ -85,8 +82,6 @@ class Front:
         self.settings = settings
         self.invocations = Invocations(settings)
         self.metrics = metrics.Metrics()
-        self.tracing = Tracing(environ)
-        self._dropped_before = 0
         self.models: MultiModel | None = None
         self.pool: Backend | None = None
         if settings.is_multi_model:
@@ -115,7 +110,6 @@ class Front:
             Route("/health", self.ping, methods=["GET"]),
             Route("/metrics", self.show_metrics, methods=["GET"]),
             Route("/openapi.json", self.describe, methods=["GET"]),
-            *RuntimeApi(self.invocations, self.target_of).routes,
         ]
         if self.settings.shows_page:
             routes.append(Route("/", self.page, methods=["GET"]))
@@ -123,9 +117,7 @@ class Front:
             client_routes = ClientRoutes(self.settings, self.invocations, self.models)
             routes += [*client_routes.routes, *self.models.routes]
         elif self.pool is not None:
-            web_socket = WebSocketInvocations(
-                self.settings, self.invocations, self.pool, self.tracing
-            )
+            web_socket = WebSocketInvocations(self.settings, self.invocations, self.pool)
             clients = ClientRoutes(self.settings, self.invocations, self.pool, self.adapters)
             routes += [
                 Route("/invocations", self.invoke, methods=["POST"]),
@@ -145,8 +137,6 @@ class Front:
         # A redirect would name whatever host the client's Host header names.
         app.router.redirect_slashes = False
         self._access_log = metrics.AccessLog(app, self.metrics, sys.stdout)
-        if self.tracing.is_wanted:
-            return TracedApp(self._access_log, self.tracing)
         return self._access_log
 
     def note_refusal(self, status: int, identifier: str) -> None:
@@ -164,27 +154,15 @@ class Front:
         """End all workers."""
         await asyncio.gather(*(pool.close() for pool in self.pools))
 
-    def target_of(self, request: Request) -> Backend:
-        """Return the pool of the one model, or of the one that the header names.
-
-        Raises Fault as `MultiModel.select`.
-        """
-        if self.models is not None:
-            return self.models.select(request.headers.get(TARGET_MODEL, "")).pool
-        assert self.pool is not None
-        return self.pool
-
     async def ping(self, request: Request) -> Response:
         """Tell whether a model is ready to answer."""
-        is_ready = (self.pool is None or self.pool.is_ready) and self.tracing.is_settled
+        is_ready = self.pool is None or self.pool.is_ready
         return self.invocations.reply(200 if is_ready else 503)
 
     async def show_metrics(self, request: Request) -> Response:
         """Give the metrics in Prometheus' text format."""
         self.metrics.waiting.set(sum(pool.waiting for pool in self.pools))
         self.metrics.queue_age.set(max((pool.oldest for pool in self.pools), default=0.0))
-        self.metrics.log_lines_dropped.inc(log_relay.dropped() - self._dropped_before)
-        self._dropped_before = log_relay.dropped()
         self.metrics.workers.set(sum(pool.living for pool in self.pools))
         more = b"".join([await pool.metrics_text() for pool in self.pools])
         return Response(self.metrics.text() + more, headers={"content-type": metrics.CONTENT_TYPE})
@@ -244,9 +222,6 @@ async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socke
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     stopping = asyncio.create_task(stop.wait())
     ends: list[asyncio.Future[Any]] = [serving, stopping]
-    if front.tracing.is_wanted:
-        installed = None if front.pool is None else front.pool.loaded
-        tracing = asyncio.create_task(front.tracing.start(installed))
     if front.pool is not None:
         front.pool.start()
         ends.append(front.pool.failed)
@@ -259,9 +234,6 @@ async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socke
     await serving
     stopping.cancel()
     await front.close()
-    if front.tracing.is_wanted:
-        tracing.cancel()
-        await front.tracing.close()
     if front.pool is not None and front.pool.failed.done():
         raise front.pool.failed.result()
     LOG.info("All requests are answered; good bye.")

@@ -26,7 +26,6 @@ from amphora.serving.pool.pool import too_late
 from amphora.serving.protocol import media_types
 from amphora.serving.protocol.media_types import Fault
 from amphora.serving.settings import ServerSettings
-from amphora.serving.tracing import Tracing
 
 # Messages that are read before the answers to earlier ones; a client's leaving is seen behind them.
 _MOST_AHEAD = 8
@@ -35,11 +34,8 @@ _MOST_AHEAD = 8
 class WebSocketInvocations:
     """The WebSocket route of one model."""
 
-    def __init__(
-        self, settings: ServerSettings, invocations: Invocations, pool: Backend, tracing: Tracing
-    ) -> None:
+    def __init__(self, settings: ServerSettings, invocations: Invocations, pool: Backend) -> None:
         self._settings = settings
-        self._tracing = tracing
         self._invocations = invocations
         self._pool = pool
 
@@ -70,11 +66,8 @@ class WebSocketInvocations:
 
     async def _answer(self, socket: WebSocket, body: bytes) -> None:
         identifier = uuid.uuid4().hex
-        trace = self._tracing.begin("WebSocket message", socket.scope)
-        error = "cancelled"
         try:
             call = self._invocations.call(socket, identifier, body)
-            call.trace = trace
             if len(body) > self._settings.max_body:
                 raise Fault(413, "payload_too_large", f"{len(body)} bytes are too many.")
             if call.path in CLIENT_ROUTES and self._pool.is_ready:
@@ -96,13 +89,8 @@ class WebSocketInvocations:
                 async with aclosing(chunks(call, reply, self._pool)) as parts:
                     async for chunk in parts:
                         await _send(socket, chunk, reply.content_type)
-            error = ""
         except Fault as fault:
-            error = fault.code if fault.status >= 500 else ""
             await socket.send_text(error_body(fault.code, str(fault), identifier).decode())
-        finally:
-            if trace is not None:
-                trace.end(error, {"amphora.request_id": identifier})
 
 
 async def _read(socket: WebSocket, inbox: asyncio.Queue[bytes]) -> None:

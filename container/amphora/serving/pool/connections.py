@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from amphora.serving.pool.sessions import Session
 from amphora.serving.protocol import framing
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.tracing import RequestTrace
 
 LOG = logging.getLogger("amphora.pool")
 # A worker is told of this many chunks that its client has read at a time.
@@ -65,8 +64,6 @@ class Call:
     retried: bool = False
     batch: int = 0
     """The number of the batch in which it was sent to its worker."""
-    trace: RequestTrace | None = None
-    """Its spans, where traces are wanted."""
     taken: int = 0
     """Chunks that its client has read and that have not been reported to its worker."""
 

@@ -105,10 +105,6 @@ class Dispatcher:
             self._send(min(room, key=_load), [call])
 
     def _send(self, connection: WorkerConnection, batch: list[Call]) -> None:
-        for call in batch:
-            if call.trace is not None:
-                waited = time.monotonic() - call.arrived
-                call.headers = call.trace.sent(call.headers, connection.pid, len(batch), waited)
         connection.send(batch)
         connection.expect()
         self._metrics.batch_size.observe(len(batch))

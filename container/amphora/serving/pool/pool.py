@@ -228,11 +228,6 @@ class Pool:
             self.sessions.end(call.session.id)
         if not header.get("more"):
             del connection.calls[call.id]
-        if call.trace is not None:
-            if not header.get("more"):
-                call.trace.answered(header.get("error", {}).get("code", ""))
-            elif "status" in header:
-                call.trace.streams()
         if "error" in header:
             call.fail(Fault(header["status"], **header["error"]))
         elif "status" in header:

@@ -333,9 +333,6 @@ class VllmServer:
         except Exception as error:
             LOG.exception("Request %s could not be answered.", call.id)
             call.fail(Fault(500, "internal_error", f"{type(error).__name__}: see the log."))
-        finally:
-            if call.trace is not None:
-                call.trace.answered("")
 
     def _complete(self, part: Part, call: Call) -> None:
         """Name the model in a body, and hold what it asks for within bounds. Raises Fault."""
@@ -444,8 +441,6 @@ class VllmServer:
 def _settle(call: Call, reply: Reply) -> None:
     if not call.reply.done():
         call.reply.set_result(reply)
-        if call.trace is not None and reply.chunks is not None:
-            call.trace.streams()
 
 
 def _message(answer: bytes) -> str:

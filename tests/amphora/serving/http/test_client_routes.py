@@ -57,9 +57,8 @@ def test_sagemakers_openai_path_and_the_custom_attribute_name_the_route(shared: 
     assert answer.json()["path"] == "/v1/completions"
     assert server.http.get("/openai/v1/models").json() == server.http.get("/v1/models").json()
     named = {"X-Amzn-SageMaker-Custom-Attributes": "trace=1, route=/v1/completions"}
-    for path in ("/invocations", "/endpoints/any/invocations"):
-        answer = server.http.post(path, json="x", headers=named)
-        assert answer.json() == {"echo": "x", "path": "/v1/completions"}
+    answer = server.http.post("/invocations", json="x", headers=named)
+    assert answer.json() == {"echo": "x", "path": "/v1/completions"}
     refused = server.http.post("/invocations", json="refused", headers=named).json()["error"]
     assert refused["type"] == "invalid_request_error"
     absent = {"X-Amzn-SageMaker-Custom-Attributes": "route=/v1/embeddings"}
@@ -179,7 +178,7 @@ def test_teis_routes_and_info_of_several_models(several: Running) -> None:
 def test_the_header_names_the_model_on_every_route(several: Running) -> None:
     for name, said in (("first", "first"), ("b/second", "second")):
         headers = {TARGET_MODEL: name}
-        for path in ("/invocations", "/", "/endpoints/any/invocations", "/embed"):
+        for path in ("/invocations", "/", "/embed"):
             assert several.http.post(path, json=5, headers=headers).json() == [said, 5], path
     for path in ("/invocations", "/", "/embed"):
         assert several.http.post(path, json=5).status_code == 400

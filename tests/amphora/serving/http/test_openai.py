@@ -3,13 +3,11 @@ every answer is known (`tests.support.chain`)."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import huggingface_hub.constants
 import openai
 import pytest
@@ -253,27 +251,6 @@ def test_huggingface_client_generates_and_chats(hub: InferenceClient) -> None:
     assert "".join(each.choices[0].delta.content or "" for each in pieces) == REPLY
     with pytest.raises(HfHubHTTPError, match="grammar"):
         hub.text_generation("12", grammar={"type": "json", "value": {}})  # type: ignore[arg-type]
-
-
-def test_boto3_chats_and_reads_a_stream(server: Running) -> None:
-    runtime = boto3.client(
-        "sagemaker-runtime", endpoint_url=f"http://127.0.0.1:{server.port}",
-        region_name="eu-west-1", aws_access_key_id="none", aws_secret_access_key="none",
-    )  # fmt: skip
-    order = {"EndpointName": "x", "ContentType": "application/json"}
-    answer = runtime.invoke_endpoint(**order, Body=json.dumps(GREEDY))
-    assert json.loads(answer["Body"].read())["choices"][0]["message"]["content"] == REPLY
-    streamed = runtime.invoke_endpoint_with_response_stream(
-        **order, Body=json.dumps({**GREEDY, "stream": True})
-    )
-    assert streamed["ContentType"] == "text/event-stream"
-    with contextlib.closing(streamed["Body"]):
-        text = b"".join(part["PayloadPart"]["Bytes"] for part in streamed["Body"]).decode()
-    events = [line.removeprefix("data: ") for line in text.splitlines() if line]
-    assert events[-1] == "[DONE]"
-    deltas = [json.loads(event)["choices"][0]["delta"] for event in events[:-1]]
-    assert "".join(delta.get("content", "") for delta in deltas) == REPLY
-    runtime.close()
 
 
 def predictions(server: Running) -> float:
