@@ -1,4 +1,4 @@
-"""Errors a user can act on. Each message names the key, the value and the remedy."""
+"""Defines errors that a user can act on: key, value and remedy."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class AmphoraError(Exception):
-    """Something the user can mend. Shown without a traceback.
+    """Reports what the user can correct. Shown without a traceback.
 
     Args:
         message: What is wrong: it names the key (or file) and the value.
-        remedy: What to do instead, as a sentence; empty where the message says it.
+        remedy: What to do instead, as a sentence; empty if the message says it.
     """
 
     def __init__(self, message: str, remedy: str = "") -> None:
@@ -19,14 +19,14 @@ class AmphoraError(Exception):
 
 
 class ConfigError(AmphoraError):
-    """The job's configuration under /opt/ml/input, or the environment, is missing or wrong."""
+    """Reports a missing or wrong configuration, in /opt/ml/input or the environment."""
 
 
 class CodeError(AmphoraError):
-    """The user's code cannot be found, fetched, unpacked or installed."""
+    """Reports code that cannot be found, downloaded, unpacked or installed."""
 
 
-def near(name: str, known: Iterable[str]) -> str:
-    """A sentence naming what `name` may have been meant to be: ' Did you mean a or b?', or ''."""
-    matches = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return a sentence with similar names (' Did you mean a or b?'), or ''."""
+    matches = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)
     return f" Did you mean {' or '.join(matches)}?" if matches else ""

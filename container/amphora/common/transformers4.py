@@ -52,6 +52,19 @@ ARGUMENTS: Mapping[str, str] = {
     "load_in_4bit": "write quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
 }
 """Arguments that 5 refuses, or ignores without a word (the first three and `head_mask`)."""
+TRAINER_ARGUMENTS: Mapping[str, str] = {
+    "evaluation_strategy": "write eval_strategy",
+    "tokenizer": "write processing_class",
+    "no_cuda": "write use_cpu",
+    "warmup_ratio": "write warmup_steps (a fraction below 1 is a share of the steps)",
+    "group_by_length": 'write train_sampling_strategy="group_by_length"',
+    "logging_dir": "set the variable TENSORBOARD_LOGGING_DIR",
+    "per_gpu_train_batch_size": "write per_device_train_batch_size",
+    "per_gpu_eval_batch_size": "write per_device_eval_batch_size",
+    "overwrite_output_dir": "leave it out",
+    "save_safetensors": "leave it out",
+}
+"""Arguments of Trainer and TrainingArguments that 5 has removed; others have no counterpart."""
 NAMES: Mapping[str, str] = {
     "AdamW": "import it from torch.optim",
     "AutoModelWithLMHead": "use AutoModelForCausalLM, ...MaskedLM or ...Seq2SeqLM",
@@ -76,12 +89,13 @@ _RAISED = (
     re.compile(r"module transformers(?:\.\w+)* has no attribute (\w+)"),
     re.compile(r"module 'transformers[\w.]*' has no attribute '(\w+)'"),
     re.compile(r"No module named 'transformers\.([\w.]+)"),
+    re.compile(r"Train(?:er|ingArguments)\.__init__\(\) got an unexpected keyword argument '(\w+)"),
     re.compile(r"The task ([\w-]+) has been removed from transformers"),
     re.compile(r"Unknown task ([\w-]+), available tasks are"),
     re.compile(r"\w+ has no attribute (\w+)$"),
-    re.compile(r"unexpected keyword argument '(\w+)'"),
+    re.compile(r"unexpected keyword argument '(\w+)"),
 )
-_ALWAYS = 4
+_ALWAYS = 5
 """The first of these are transformers' own, whatever the name; others need one of the tables."""
 
 
@@ -129,7 +143,8 @@ def remedy(text: str) -> str:
     for place, pattern in enumerate(_RAISED):
         match = pattern.search(text.strip().strip("'\""))
         name = match.group(1) if match else ""
-        instead = {**TASKS, **METHODS, **ARGUMENTS, **NAMES}.get(name)
+        tables = (TASKS, METHODS, ARGUMENTS, TRAINER_ARGUMENTS, NAMES)
+        instead = next((table[name] for table in tables if name in table), None)
         if name and (instead is not None or place < _ALWAYS) and installed():
             image = "" if name in NOT_IN_4 else f"if the code was written for version 4, {IMAGE}"
             advice = "; or ".join(part for part in (instead, image) if part)

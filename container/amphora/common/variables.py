@@ -143,6 +143,6 @@ class Variables:
             if name in REMOVED:
                 self.refuse(f"{name} was removed. {REMOVED[name]}")
             elif name.startswith(PREFIX) and name not in SETTINGS.keys() | _INTERNAL:
-                self.refuse(f"{name} is not a variable of this image.{near(name, SETTINGS)}")
+                self.refuse(f"{name} is not a variable of this image.{near(name, SETTINGS, 0.8)}")
         if self._problems:
             raise ConfigError(" ".join(self._problems))

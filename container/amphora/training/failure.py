@@ -1,8 +1,7 @@
-"""The text of /opt/ml/output/failure: the real cause first, since only 1,024 characters are shown.
+"""Writes the text of /opt/ml/output/failure: the cause first, since 1,024 characters are shown.
 
-What is known comes from three places, the surest first: the records that the hook in the child
-(hook/sitecustomize.py) wrote when an exception ended a process, the status the child ended with,
-and the last lines it printed to stderr.
+The sources, most certain first: the records that the hook (hook/sitecustomize.py) wrote when an
+exception ended a process, the exit status of the process, and the last lines of its stderr.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from amphora.common.logs import mask
 SHOWN_CHARS = 1024
 _MESSAGE_CHARS, _ASIDE_CHARS = 600, 240
 _TOTAL_CHARS = 32 * 1024
-# torchrun's own: that its workers failed, or that it was told to stop.
+# torchrun's own exceptions: its workers failed, or it was asked to stop.
 _LAUNCHER_ERRORS = ("ChildFailedError", "SignalException")
-# Patterns are text until a job fails: compiling them would take a tenth of its way to the script.
-# How one rank sees that another one has gone: a consequence wherever a cause is known.
+# Patterns are compiled only after a failure: compiling them would delay every start.
+# How a rank notices that another one has gone: a consequence if any cause is known.
 _PEER_LOST = (
     r"RuntimeError: (?s:.*)(?:\bgloo\b|\bnccl|NCCL|Connection (?:closed|reset) by peer)"
     r"|\bDist(?:Backend|Network|Store)Error\b"
@@ -34,6 +33,16 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"ModuleNotFoundError|No module named",
         "List the package in requirements.txt beside the script.",
+    ),
+    (
+        r"KeyError: 'SM_CHANNEL_",
+        "The job has no channel of that name: pass it to fit(), or read the channel that it has.",
+    ),
+    (
+        r"on the Hugging Face Hub either|couldn't connect to 'https://huggingface\.co"
+        r"|(?:LocalEntryNotFound|OfflineModeIsEnabled)",
+        "The job cannot reach the Hub: put the files into a channel or the code folder, or give the"
+        " job network access.",
     ),
     (
         r"OutOfMemoryError|CUDA out of memory|can't allocate memory|died with <Signals.SIGKILL",
@@ -45,16 +54,16 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"DataLoader worker .*(?:killed by signal: (?:Killed|Bus)|exited unexpectedly)",
-        "A data loader's worker ran out of memory, most likely, or of shared memory: use fewer"
-        " workers, or a container with more (docker run --shm-size).",
+        "A data loader's worker most likely ran out of memory or shared memory: use fewer workers,"
+        " or a container with more (docker run --shm-size).",
     ),
     (
         _PEER_LOST,
         "A communication error: another rank ended first, or the hosts cannot reach each other.",
     ),
 )
-# What may go well at another time: a broken connection, a device that fails. Not what the script
-# brings about itself: too little memory, an index out of range (a device-side assert).
+# Faults that a restart may cure: a broken connection, a failing device. Not those that the script
+# causes: too little memory, an index out of range (a device-side assert).
 _DEVICE_FAULT = (
     r"\bCUDA error: (?!out of memory|device-side assert|invalid|no kernel image|API call is not)"
     r"|\b(?:CUBLAS|CUDNN)_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|MAPPING_ERROR)"
@@ -65,11 +74,11 @@ _DEVICE_FAULT = (
 _CRASHES = tuple(
     getattr(signal, f"SIG{name}") for name in ("ILL", "ABRT", "BUS", "FPE", "KILL", "SEGV")
 )
-# From here on torchrun speaks of itself: of the rank's own words only what stands before counts.
+# torchrun's own log begins here; only the lines before are the script's.
 _LAUNCHER_LINE = r"^[WE]\d{4} \d\d:\d\d.*torch/distributed/elastic"
 _SHELL_ERROR = r"^\S+: (?:line )?\d+: "
 _FRAME_LINES = r'(?m)^ *File "(.+)", line (\d+), in (.+)\n +(.+)$'
-# What mpirun says of the rank that ended the others.
+# mpirun's lines about the rank that ended the others.
 _MPI_SIGNAL = r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)"
 _MPI_EXIT = r"Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code: +(\d+)"
 _EXCEPTION_LINE = r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b.*"
@@ -77,7 +86,7 @@ _EXCEPTION_LINE = r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Inter
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception, as the hook saw it."""
+    """An exception that the hook recorded."""
 
     type: str
     message: str
@@ -89,8 +98,10 @@ class Raised:
         return f"{self.type}: {self.message}" if self.message else self.type
 
     def innermost(self) -> Raised:
-        """The exception that a traceback within the message begins with: a data loader's worker, a
-        pool and mp.spawn hand theirs over as text."""
+        """Return the first exception of a traceback within the message, or this exception.
+
+        Data loader workers, pools and mp.spawn pass their exceptions on as text.
+        """
         parts = self.message.split("Traceback (most recent call last):\n")
         while len(parts) > 2 and "direct cause of the following exception" in parts[-2]:
             parts.pop()
@@ -109,16 +120,16 @@ class Record:
     time: float
     pid: int
     parents: Sequence[tuple[int, Sequence[str]]] = ()
-    """The process and those above it: ids and command lines."""
+    """The process and its ancestors: ids and command lines."""
     rank: str | None
     host: str | None
     script_dir: str = ""
     errors: Sequence[Raised]
     """From the exception that was raised to its innermost cause."""
     handled: Raised | None = None
-    """What the innermost one's `except` block was handling, without being its cause."""
+    """The exception that was being handled when the innermost one was raised."""
     command: str | Sequence[str] = ""
-    """The command whose failure was the innermost cause."""
+    """The command whose failure is the innermost cause."""
     traceback: str
     workers: Sequence[dict[str, Any]] = ()
 
@@ -132,17 +143,17 @@ class Record:
 
     @property
     def above(self) -> list[int]:
-        """The ids of the processes above, the parent's first."""
+        """Return the ids of the ancestors, the parent first."""
         return [pid for pid, _ in self.parents[1:]]
 
     @property
     def headline(self) -> str:
-        """The innermost cause."""
+        """Return the innermost cause."""
         return _shorten(self.errors[-1].innermost().text)
 
     @property
     def lines(self) -> list[str]:
-        """The cause, the script's own frame that is nearest to it, and what became of it."""
+        """Return the cause, the nearest frame of the script, and what it was raised as."""
         causes = [error.innermost() for error in reversed(self.errors)]
         own = [
             frame
@@ -150,17 +161,17 @@ class Record:
             for frame in reversed(error.frames)
             if self.script_dir and str(frame[0]).startswith(f"{self.script_dir}/")
         ]
-        told = [self.headline]
+        lines = [self.headline]
         for file, line, function, source in [*own, *causes[0].frames[-1:]][:1]:
-            told.append(f"  at {file}:{line} in {function}: {source or ''}".rstrip(": ")[:300])
+            lines.append(f"  at {file}:{line} in {function}: {source or ''}".rstrip(": ")[:300])
         if causes[-1].text != causes[0].text:
-            told.append(_shorten(f"raised as {causes[-1].text}", _ASIDE_CHARS))
+            lines.append(_shorten(f"raised as {causes[-1].text}", _ASIDE_CHARS))
         if self.handled is not None:
-            told.append(_shorten(f"while handling {self.handled.text}", _ASIDE_CHARS))
-        return told
+            lines.append(_shorten(f"while handling {self.handled.text}", _ASIDE_CHARS))
+        return lines
 
     def was_run_by(self, other: Record) -> bool:
-        """Whether this process belongs to the command whose failure the other one raised."""
+        """Return whether this process ran the command whose failure `other` raised."""
         if not other.command or other.pid not in self.above:
             return False
         argv = list(self.parents[self.above.index(other.pid)][1])
@@ -168,7 +179,7 @@ class Record:
             words = shlex.split(other.command) if isinstance(other.command, str) else other.command
         except ValueError:
             words = []
-        # A program's #! line puts its interpreter before it; a shell may leave it its own place.
+        # A #! line puts the interpreter before the program; a shell may exec it.
         count = min(len(words), len(argv))
         words, argv = list(words[len(words) - count :]), argv[len(argv) - count :]
         return argv[-1:] == [other.command] or (
@@ -188,15 +199,15 @@ class Ended:
     stop_signal: int | None = None
     """The signal that asked this job to stop, if one came."""
     out_of_budget: bool = False
-    """Whether it was killed because it did not end in time after that."""
+    """Whether it was killed because it did not end in time after the signal."""
     oom_killed: bool = False
-    """Whether the kernel's out-of-memory killer struck in this container meanwhile."""
+    """Whether the kernel's out-of-memory killer killed a process of this container."""
     tail: Sequence[str] = field(default=())
-    """The last lines of stderr, without their ends."""
+    """The last lines of stderr, or of stdout if stderr is empty."""
 
 
 def within_shown(head: str) -> str:
-    """`head` in the characters that are shown, its longest lines cut: the others stay whole."""
+    """Shorten the longest lines of `head` until it fits the characters that are shown."""
     lines = head.split("\n")
     while (excess := len("\n".join(lines)) - SHOWN_CHARS) > 0:
         longest = max(range(len(lines)), key=lambda number: len(lines[number]))
@@ -208,23 +219,23 @@ def within_shown(head: str) -> str:
 
 
 def read_records(folder: Path) -> list[Record]:
-    """The records in `folder`, oldest first."""
+    """Read the records in `folder`, oldest first."""
     records = []
     for path in folder.glob("*.json"):
-        told = json.loads(path.read_text(encoding="utf-8"))
-        told["errors"] = [Raised(**error) for error in told["errors"]]
-        told["handled"] = told["handled"] and Raised(**told["handled"])
-        records.append(Record(**told))
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields["errors"] = [Raised(**error) for error in fields["errors"]]
+        fields["handled"] = fields["handled"] and Raised(**fields["handled"])
+        records.append(Record(**fields))
     return sorted(records, key=lambda record: record.time)
 
 
 def is_consequence(text: str) -> bool:
-    """Whether a failure's first line only tells of a lost peer."""
+    """Return whether a failure's first line only reports a lost peer."""
     return bool(re.search(_PEER_LOST, text.split("\n", 1)[0]))
 
 
 def exit_code(ended: Ended, records: Sequence[Record]) -> int:
-    """The code the container ends with: the script's own, also where torchrun stands between."""
+    """Return the container's exit code: that of the script, even below torchrun."""
     code = ended.exit_code
     worker = _cause(ended, records)[1]
     if code == 1 and worker is not None:
@@ -234,37 +245,67 @@ def exit_code(ended: Ended, records: Sequence[Record]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What is said of a failure."""
+    """The text of a failure, and what is known about its cause."""
 
     head: str
     """The cause, within the first 1,024 characters."""
     rest: str
     raised: bool
-    """Whether an exception of this host's own is known."""
+    """Whether an exception of this host is known."""
     is_consequence: bool
-    """Whether it only tells of a peer that was lost: then another host knows the cause."""
+    """Whether it only reports a lost peer, so that another host knows the cause."""
     is_stopped: bool
     """Whether it ended because the job was asked to stop."""
     is_fault: bool
-    """Whether a device, a collective or the host failed: a restart may go well. An exception of the
-    script's own, or an exit code that it chose, would come again."""
+    """Whether a device, a collective or the host failed, so that a restart may help. An exception
+    or exit code of the script would come again."""
 
     @property
     def text(self) -> str:
-        """At most 32 KiB."""
+        """Return the whole text, at most 32 KiB."""
         return f"{within_shown(self.head)}\n\n{self.rest}"[:_TOTAL_CHARS].rstrip() + "\n"
 
 
 def describe(ended: Ended, records: Sequence[Record]) -> Failure:
-    """What went wrong, secrets masked."""
+    """Describe what went wrong, with secrets masked."""
     tail = list(itertools.takewhile(lambda line: not re.match(_LAUNCHER_LINE, line), ended.tail))
     found, worker = _cause(ended, records)
     record = found if found and _ended_the_job(found, ended, records, tail) else None
     code: int = worker["exit_code"] if worker else ended.exit_code
+    rank = record.rank if record else worker and worker["rank"]
+    place = [f"exit code {code}" if code >= 0 else _signal_name(-code)]
+    place += [f"rank {rank}"] if rank is not None else []
+    place += [f"host {record.host}"] if record and record.host else []
+    head = [*_head(ended, records, record, found, worker, tail), f"({', '.join(place)})"]
+    rest = [record.traceback] if record else []
+    for other in records:
+        if other is not record and not other.is_launcher:
+            where = f"process {other.pid}" if other.rank is None else f"rank {other.rank}"
+            rest.append(f"{where}: {other.headline}")
+    rest += ["Last lines of output:", *tail] if tail else []
+    return Failure(
+        head=mask("\n".join(head)),
+        rest=mask("\n".join(rest)),
+        raised=record is not None,
+        is_consequence=record is not None and record.lost_a_peer,
+        is_stopped=ended.stop_signal is not None and not ended.out_of_budget,
+        is_fault=_is_fault(ended, record, worker),
+    )
+
+
+def _head(
+    ended: Ended,
+    records: Sequence[Record],
+    record: Record | None,
+    found: Record | None,
+    worker: dict[str, Any] | None,
+    tail: Sequence[str],
+) -> list[str]:
+    """Return the first lines: the cause, its circumstances, and advice."""
     head: list[str] = []
     if ended.stop_signal is not None:
         how = (
-            "; the script did not end within its budget and was killed."
+            "; the script did not end in time and was killed."
             if ended.out_of_budget
             else " before the training had ended."
         )
@@ -275,59 +316,46 @@ def describe(ended: Ended, records: Sequence[Record]) -> Failure:
         if record.pid == ended.pid and below:
             before, _ = _followed(below[-1], records)
             head.append(_before(before or below[-1]))
-        elif not ended.is_script and all(each.pid not in record.above for each in records):
+        elif not ended.is_script and worker is None and not _outer(record, records):
             head += [_shorten(line, _ASIDE_CHARS) for line in (_after(record, tail) or ())[-3:]]
     elif (printed := _printed_exception(ended, tail)) is not None:
         head.append(_shorten(printed))
     elif ended.stop_signal is None:
+        code: int = worker["exit_code"] if worker else ended.exit_code
         head.append(_status(ended, code, "." if found else " and no exception."))
-        head += [_shorten(line) for line in tail if line.strip()][-3:]
+        # Ranks print the same line, and mpirun frames its lines by dashes.
+        lines = [line for line in dict.fromkeys(tail) if line.strip(" -")]
+        head += [_shorten(line) for line in lines[-3:]]
         head += [_before(found)] if found else []
     if ended.stop_signal is None:
-        head_text = "\n".join(head)
-        hints = [hint for pattern, hint in _HINTS if re.search(pattern, head_text)]
-        from amphora.common import (
-            transformers4,
-        )  # whose patterns a job that goes well has no use for
+        from amphora.common import transformers4  # Its patterns are needed only after a failure.
 
+        text = "\n".join(head)
+        hints = [hint for pattern, hint in _HINTS if re.search(pattern, text)]
         advice = transformers4.remedy(head[0])
         head += [advice] if advice else hints[:1]
-    rank = record.rank if record else worker and worker["rank"]
-    parts = [f"exit code {code}" if code >= 0 else _signal_name(-code)]
-    parts += [f"rank {rank}"] if rank is not None else []
-    parts += [f"host {record.host}"] if record and record.host else []
-    head.append(f"({', '.join(parts)})")
-    rest = [record.traceback] if record else []
-    others = [each for each in records if each is not record and not each.is_launcher]
-    for other in others:
-        place = f"process {other.pid}" if other.rank is None else f"rank {other.rank}"
-        rest.append(f"{place}: {other.headline}")
-    rest += ["Last lines of stderr:", *tail] if tail else []
+    return head
+
+
+def _is_fault(ended: Ended, record: Record | None, worker: dict[str, Any] | None) -> bool:
+    """Return whether a restart may help."""
+    code: int = worker["exit_code"] if worker else ended.exit_code
     if ended.stop_signal is not None:
-        is_fault = False
-    elif record is not None:
+        return False
+    if record is not None:
         texts = [error.text for error in record.errors]
-        is_fault = record.lost_a_peer or any(re.search(_DEVICE_FAULT, text) for text in texts)
-    elif code < 0:
-        is_fault = -code != signal.SIGINT  # An interrupt is an exception of Python's.
-    else:
-        # A shell and mpirun tell of a program that a signal ended by 128 more than its number.
-        is_fault = worker is None and not ended.is_script and code - 128 in _CRASHES
-    return Failure(
-        head=mask("\n".join(head)),
-        rest=mask("\n".join(rest)),
-        raised=record is not None,
-        is_consequence=record is not None and record.lost_a_peer,
-        is_stopped=ended.stop_signal is not None and not ended.out_of_budget,
-        is_fault=is_fault,
-    )
+        return record.lost_a_peer or any(re.search(_DEVICE_FAULT, text) for text in texts)
+    if code < 0:
+        return -code != signal.SIGINT  # Python ends by it after KeyboardInterrupt.
+    # Shells and mpirun exit with 128 + n if signal n ended a program.
+    return worker is None and not ended.is_script and code - 128 in _CRASHES
 
 
 def _cause(ended: Ended, records: Sequence[Record]) -> tuple[Record | None, dict[str, Any] | None]:
-    """The exception nearest to the job's end, and the rank that a launcher saw fail first.
+    """Find the exception that ended the job, and the rank that a launcher saw fail first.
 
-    A Python program that the script ran may have failed without harm: it counts if a command that
-    was to go well ran it. Below a shell it is the last one that counts, of ranks the first.
+    A program below the script may have failed without consequences: it counts if a checked command
+    ran it. Below a shell the last exception counts, among ranks the first.
     """
     by_pid = {record.pid: record for record in records}
     if ended.pid in by_pid:
@@ -347,7 +375,7 @@ def _cause(ended: Ended, records: Sequence[Record]) -> tuple[Record | None, dict
 def _followed(
     record: Record, records: Sequence[Record]
 ) -> tuple[Record | None, dict[str, Any] | None]:
-    """The record behind one: of a rank behind torchrun's, of a command behind its caller's."""
+    """Return the record behind this one: of torchrun's rank, or of the command that was run."""
     if record.is_launcher:
         worker = _first_worker(record, records)
         ranks = [each for each in records if each.above[:1] == [record.pid]]
@@ -358,22 +386,22 @@ def _followed(
 
 
 def _first_own(ranks: Sequence[Record], worker: dict[str, Any] | None) -> Record | None:
-    """The first rank that failed by itself."""
+    """Return the first rank that did not just lose another one."""
     own = [rank for rank in ranks if not rank.lost_a_peer]
     if own:
         return own[0]
-    # A rank that a signal ended left no record: then a lost peer is no cause.
+    # A rank that a signal ended leaves no record, and is the cause of the lost peers.
     is_killed = worker is not None and worker["exit_code"] < 0
     return None if is_killed else next(iter(ranks), None)
 
 
 def _first_worker(launcher: Record, records: Sequence[Record]) -> dict[str, Any] | None:
-    """The worker that failed first, as torchrun saw it; one that a signal ended goes first."""
+    """Return the worker that failed first, as torchrun saw it."""
     by_pid = {record.pid: record for record in records}
 
     def order(worker: dict[str, Any]) -> tuple[bool, bool, float]:
         record = by_pid.get(worker["pid"])
-        # torchrun ends the others by SIGTERM once one has failed.
+        # torchrun ends the others with SIGTERM once one has failed.
         ended_by_it = record is None and worker["exit_code"] == -signal.SIGTERM
         return (ended_by_it, record is not None and record.lost_a_peer, worker["time"])
 
@@ -381,7 +409,7 @@ def _first_worker(launcher: Record, records: Sequence[Record]) -> dict[str, Any]
 
 
 def _mpi_worker(tail: Sequence[str]) -> dict[str, Any] | None:
-    """The rank that ended the others, as mpirun tells it."""
+    """Return the rank that ended the others, from mpirun's output."""
     text = "\n".join(tail)
     for pattern, sign in ((_MPI_SIGNAL, -1), (_MPI_EXIT, 1)):
         if found := re.search(pattern, text):
@@ -392,31 +420,42 @@ def _mpi_worker(tail: Sequence[str]) -> dict[str, Any] | None:
 def _ended_the_job(
     record: Record, ended: Ended, records: Sequence[Record], tail: Sequence[str]
 ) -> bool:
-    """Whether this exception is sure to be the cause.
+    """Return whether this exception is certain to be the cause.
 
-    It is if it left the script itself. A script or shell may have forgiven one below it: its exit
-    code is Python's for an exception then, or the traceback is the last that was said. A shell that
-    complains of a line of its own after it has gone on.
+    It is if it left the script itself. A script or shell may ignore one below it: then the exit
+    code must be Python's for an exception, or nothing may follow the traceback. A shell that
+    complains about one of its own lines afterwards has ignored it.
     """
     if ended.stop_signal is not None or any(each.pid == ended.pid for each in records):
         return True
-    after = _after(record, tail)
+    # The last traceback may be that of the program that ran this one as a checked command.
+    after = next(
+        (lines for each in (*_outer(record, records), record)
+         if (lines := _after(each, tail)) is not None),
+        None,
+    )  # fmt: skip
     if ended.is_script:
         return ended.exit_code == 1 and after == []
     went_on = any(re.search(_SHELL_ERROR, line) for line in after or ())
     return after == [] or (ended.exit_code == 1 and not went_on)
 
 
+def _outer(record: Record, records: Sequence[Record]) -> list[Record]:
+    """Return the records of the processes above, the outermost first."""
+    above = [each for each in records if each.pid in record.above]
+    return sorted(above, key=lambda each: len(each.above))
+
+
 def _after(record: Record, tail: Sequence[str]) -> list[str] | None:
-    """What stderr says after the exception's traceback; None if that is not in it."""
+    """Return the lines after the exception's traceback, or None if the tail does not contain it."""
     last = mask(record.traceback).strip().rpartition("\n")[2]
     places = [place for place, line in enumerate(tail) if last and line.endswith(last)]
     return [line for line in tail[places[-1] + 1 :] if line.strip()] if places else None
 
 
 def _before(record: Record) -> str:
-    told = _shorten("".join(record.lines[:2]), 2 * _ASIDE_CHARS)
-    return f"before, a process of the script ended with {told}"
+    cause = _shorten("".join(record.lines[:2]), 2 * _ASIDE_CHARS)
+    return f"before, a process of the script ended with {cause}"
 
 
 def _shorten(text: str, most: int = _MESSAGE_CHARS) -> str:
@@ -435,7 +474,7 @@ def _status(ended: Ended, code: int, ending: str) -> str:
         )
         return (
             f"The script was killed by SIGKILL, {sure}: it used more memory than there is."
-            " Lower the batch size or the number of workers, or take a larger instance."
+            " Lower the batch size or the number of workers, or use a larger instance."
         )
     return f"The script was ended by {_signal_name(-code)}."
 
@@ -449,10 +488,9 @@ def _signal_name(number: int) -> str:
 
 
 def _printed_exception(ended: Ended, tail: Sequence[str]) -> str | None:
-    """The exception that ends the last traceback, where that is the last that was said.
+    """Return the last line of the output if it is that of a traceback.
 
-    For processes without the hook, and interrupts, which it does not record. A traceback that the
-    script or a program of its printed on the way is none.
+    This serves processes without the hook, and interrupts, which the hook does not record.
     """
     if ended.is_script and ended.exit_code != -signal.SIGINT:
         return None

@@ -113,6 +113,8 @@ def test_the_tables_hold_for_the_installed_version() -> None:
     tokenizer = transformers.PreTrainedTokenizerFast
     assert not [name for name in transformers4.METHODS if name in dir(tokenizer)]
     assert not [name for name in transformers4.NAMES if name in dir(transformers)]
+    known = dir(transformers.TrainingArguments)
+    assert not [name for name in transformers4.TRAINER_ARGUMENTS if name in known]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +126,13 @@ def test_the_tables_hold_for_the_installed_version() -> None:
         ("import transformers.modeling_tf_utils", ["no modeling_tf_utils"], True),
         ("from transformers import pipeline; pipeline('summarization')", ["HF_TASK"], True),
         ("from transformers import TFBertModel", ["no TFBertModel"], True),
+        (
+            "import transformers as t; t.TrainingArguments('x', evaluation_strategy='epoch')",
+            ["eval_strategy"],
+            True,
+        ),
+        ("import transformers as t; t.Trainer(tokenizer=1)", ["processing_class"], True),
+        ("import transformers as t; t.TrainingArguments('x', past_index=1)", ["past_index"], True),
         ("import nothing_of_ours", [], False),
         ("[].encode", [], False),
         ("dict(a=1).get(b=2)", [], False),

@@ -90,6 +90,12 @@ CASES = {
         files=(("outer.py", "import subprocess, sys\nsys.exit(subprocess.call([sys.executable, 'script.py']))"),),
         hyperparameters=(("sagemaker_program", "outer.py"),),
     ),
+    "exit with accelerate launch's code": Case(
+        "raise LookupError('deep')", 1, ("script.py:1",), "LookupError: deep\n",
+        files=(("outer.py", "import subprocess, sys\nlaunch = [sys.executable, '-m', 'accelerate.commands.accelerate_cli', 'launch']\n"
+                "sys.exit(subprocess.run([*launch, '--cpu', '--num_processes', '1', 'script.py']).returncode)"),),
+        hyperparameters=(("sagemaker_program", "outer.py"),),
+    ),
     "accelerate launch": Case(
         "raise LookupError('deep')", 1, ("script.py:1",), "LookupError: deep\n",
         files=(("run.sh", f"{sys.executable} -m accelerate.commands.accelerate_cli launch --cpu --num_processes 1 script.py --n 1"),),
@@ -145,6 +151,13 @@ CASES = {
     "syntax error": Case("def f(:\n", 1, (), "SyntaxError: "),
     "module that is missing": Case(
         "import no_such_module", 1, ("requirements.txt",), "ModuleNotFoundError: No module named 'no_such_module'"
+    ),
+    "channel that is missing": Case(
+        "import os; os.environ['SM_CHANNEL_VALIDATION']", 1, ("no channel of that name",), "KeyError: 'SM_CHANNEL_VALIDATION'"
+    ),
+    "metric that needs the hub": Case(
+        "import evaluate\nevaluate.load('glue', 'mrpc')", 1, ("cannot reach the Hub",), "FileNotFoundError",
+        environ=(("HF_HUB_OFFLINE", "1"), ("HF_HOME", "/tmp/amphora-test-failures")),
     ),
     "name that is missing in a module": Case("from json import nothing", 1, (), "ImportError: cannot import name"),
     "file that is missing": Case("open('/nowhere')", 1, ("script.py:1",), "FileNotFoundError: [Errno 2]"),
@@ -305,7 +318,11 @@ def test_mpirun_starts_the_ranks(two_by_mpi: Tree) -> None:
 @pytest.mark.parametrize(
     ("ends", "code", "says"),
     [
-        ("os.kill(os.getpid(), 9)", 137, ("killed by SIGKILL", "more memory", "rank 1)")),
+        (
+            "os.kill(os.getpid(), 9)",
+            137,
+            ("killed by SIGKILL", "more memory", "signal 9", "rank 1)"),
+        ),
         ("sys.exit(7)", 7, ("exit code 7", "rank 1)")),
     ],
 )
