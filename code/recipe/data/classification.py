@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data import columns, held_out, labelled_rows, labels, shards, text_columns, values
+from recipe.data import column_content, columns, held_out, labelled_rows, labels, shards, values
 from recipe.data.column_names import LABEL, PAIR, SURE_LABELS, TEXT, TOKEN_IDS, TYPE_IDS, plain
 from recipe.data.columns import Columns
 from recipe.data.evidence import Evidence, Recognised
@@ -231,11 +231,10 @@ def _column(split: datasets.Dataset) -> Array:
 
 
 def recognise(evidence: Evidence) -> Recognised | None:
-    """Whether the first rows have texts and a label for each.
+    """Return that the first rows have texts and a label for each.
 
-    Not certain are completions of prompts, as labels or beside them, labels beside lists of texts
-    or preferences, numbers for pairs of texts, labels that may be about the text (its author,
-    language, place), and columns that have to be named first.
+    Not certain are completions of prompts, labels beside lists of texts or beside answers to
+    prefer, numbers for pairs of texts, and columns that have to be named first.
     """
     part, hyperparameters = evidence.part, evidence.hyperparameters
     if part is None:
@@ -246,24 +245,23 @@ def recognise(evidence: Evidence) -> Recognised | None:
             part = values.with_texts(part, column)
         part = values.with_labels(part, chosen.label)
     except DataError as error:
-        if not columns.possible_labels(part, part.table.column_names):
+        if not column_content.possible_labels(part, part.table.column_names):
             return None
         reason = error.message.removesuffix(".")
-        return Recognised(reason=reason, certain=False, remedy=error.remedy)
+        remedy = error.remedy or "Name them in text_column and label_column."
+        return Recognised(reason=reason, certain=False, remedy=remedy)
     different = {str(value) for value in part.table[chosen.label].to_pylist()}
-    if text_columns.is_text(part, chosen.label) and len(different) > max(
+    if column_content.is_text(part, chosen.label) and len(different) > max(
         2, part.table.num_rows // 2
     ):
         return None  # most rows have a text of their own
     reason = f"column {chosen.label} holds labels of {' and '.join(chosen.read)}"
-    if hyperparameters.label_column is None and text_columns.is_metadata(part, chosen.label):
-        remedy = f"Give label_column={chosen.label}."
-        return Recognised(reason=reason, certain=False, remedy=remedy)
-    is_other = bool({*chosen.read, chosen.label} & {*(evidence.prompts or ())[1:]})
+    read = {*chosen.read, chosen.label}
+    is_other = bool(read & {*(evidence.prompts or ())[1:]})
     if chosen.pair is not None and plain(chosen.label) not in SURE_LABELS:
         is_other |= labels.shape_of([(part, chosen.label)]).problem == labels.NUMBER
-    is_other |= {"chosen", "rejected"} <= evidence.columns.keys()
-    for name in set(part.table.column_names) - {*chosen.read, chosen.label}:
+    is_other |= None not in (evidence.named(["chosen"]), evidence.named(["rejected"]))
+    for name in set(part.table.column_names) - read:
         kind = part.table.schema.field(name).type
         is_other |= is_list(kind) and (
             is_string(kind.value_type) or pa.types.is_nested(kind.value_type)
@@ -315,24 +313,28 @@ def _choose(
 ) -> tuple[Part, Columns]:
     """The columns to read; and the rows of `part` that were accepted, with texts of its words, and
     classes of its indicators."""
+    columns.check_named(part, hyperparameters)
     part, label = values.with_words(part), hyperparameters.label_column
     if label is None and _are_answers_labels(part, like):
-        label = text_columns.ANSWER
+        label = column_content.ANSWER
     part, label = values.with_indicators(accepted(part, label, notes), label)
-    text, pair = hyperparameters.text_column, hyperparameters.text_pair_column
-    return part, columns.choose(part, text, label, like, pair)
+    return part, columns.choose(part, hyperparameters, label, like)
 
 
 def _are_answers_labels(part: Part, like: Columns | None) -> bool:
     """Whether a tool asked one question of all texts: what was accepted and what was rejected are
     the only classes that there are."""
     if like is not None:
-        return like.label == text_columns.ANSWER
-    classes = columns.possible_labels(part, part.table.column_names)
-    others = [name for name in classes if not text_columns.is_metadata(part, name)]
-    has_lists = any(is_list(each) and not pa.types.is_null(each.value_type)
-                    for each in part.table.schema.types)  # fmt: skip
-    return others == [text_columns.ANSWER] and text_columns.is_mark(part, *others) and not has_lists
+        return like.label == column_content.ANSWER
+    classes = column_content.possible_labels(part, part.table.column_names)
+    others = [name for name in classes if not column_content.is_metadata(part, name)]
+    has_lists = any(is_list(kind) and not pa.types.is_null(kind.value_type)
+                    for kind in part.table.schema.types)  # fmt: skip
+    return (
+        others == [column_content.ANSWER]
+        and column_content.is_mark(part, *others)
+        and not has_lists
+    )
 
 
 def _distinct(read: Read, hyperparameters: Hyperparameters) -> _Distinct:

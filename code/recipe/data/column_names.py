@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 
 TEXT, PAIR, LABEL = "text", "text_pair", "label"
 TOKEN_IDS, TYPE_IDS = "input_ids", "token_type_ids"
@@ -80,17 +81,29 @@ DERIVED = (
 
 
 PROMPT_NAMES = ("prompt", "instruction", "question")
+COMPLETION_NAMES = ("completion", "response", "answer", "output")
+MESSAGES_NAMES = ("messages", "conversation", "conversations", "chat")
+
 PROMPT_PARTS = (
     *("input", "inputs", "context", "system", "system_prompt", "history", "choices", "options"),
+    *("passage", "paragraph", "document", "article", "story"),
 )
-"""What the columns are called that belong to a prompt as well."""
-COMPLETION_NAMES = ("completion", "response", "answer", "output")
-COMPLETION_PARTS = (
+"""What columns are called that belong to a prompt as well."""
+_COMPLETION_PARTS = (
     *("reasoning", "reasoning_content", "thinking", "thoughts", "cot", "complex_cot"),
     *("chain_of_thought", "rationale"),
 )
-"""What the columns are called that an answer is derived by, and that belong to it."""
-MESSAGES_NAMES = ("messages", "conversation", "conversations", "chat")
+IMAGES = ("image", "images", "video", "videos", "audio", "audios")
+TEMPLATE_PARTS = ("tools", "functions", "chat_template_kwargs", *IMAGES)
+"""Columns beside conversations that TRL hands to their chat template."""
+DOCUMENT_PARTS: Mapping[str, Sequence[str]] = {
+    PROMPT: (*PROMPT_PARTS, *_COMPLETION_PARTS, *SURE_LABELS, TEXT),
+    MESSAGES: ("system", "system_prompt", "system_message"),
+    TEXT: ("chosen",),
+}
+"""What columns are called that belong to a document of each kind."""
+SPAN_PARTS = ("word", "target_word", "span", "span_text", "span_index", "start", "end")
+"""Columns beside a label that is about a word or a span of the text."""
 
 
 def plain(name: str) -> str:

@@ -10,9 +10,20 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from recipe.data.column_names import COMPLETION_NAMES, PROMPT_NAMES, plain
+from recipe.data.column_content import possible_labels
+from recipe.data.column_names import (
+    COMPLETION_NAMES,
+    LABEL_NAMES,
+    LABEL_NAMES_OF_PAIRS,
+    PROMPT_NAMES,
+    plain,
+)
+from recipe.data.columns import first_known
 from recipe.data.files.part import Part, is_string
 from recipe.hyperparameters import Hyperparameters
+
+DECODER, WRITER, FILLER = "a decoder", "an encoder with a decoder", "an encoder with a masked head"
+CLASSIFIER, ENCODER = "a classifier", "an encoder"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,45 +45,61 @@ class Evidence:
     channels: Mapping[str, Path]
     hyperparameters: Hyperparameters
     part: Part | None
-    """The first rows of a file of the training data; None where it is no table (plain texts,
+    """The first rows of a file of the training data; None if it is no table (plain texts,
     pictures), or cannot be read."""
     read_model: Callable[[], Mapping[str, Any]]
 
     @functools.cached_property
-    def model(self) -> Mapping[str, Any]:
-        """The model's config.json; empty where it is not known."""
+    def architectures(self) -> Sequence[str]:
+        """The names of the model's classes, such as BertForMaskedLM; none if it is not known."""
+        return self._config.get("architectures") or ()
+
+    @functools.cached_property
+    def _config(self) -> Mapping[str, Any]:
         return self.read_model()
 
     @property
-    def architectures(self) -> Sequence[str]:
-        """The names of the model's classes, such as BertForMaskedLM."""
-        return self.model.get("architectures") or ()
-
-    @functools.cached_property
-    def columns(self) -> Mapping[str, str]:
-        """The names of the columns, by their `plain` names; of a struct `name.field`."""
-        names = [] if self.part is None else self.part.table.column_names
-        return {plain(name): name for name in reversed(names)}
+    def model(self) -> str:
+        """What the base model is: DECODER, WRITER, FILLER, CLASSIFIER or (else) ENCODER."""
+        ends = {
+            DECODER: ("ForCausalLM", "LMHeadModel"),
+            FILLER: ("ForMaskedLM", "ForPreTraining"),
+            CLASSIFIER: ("ForSequenceClassification",),
+        }
+        if self._config.get("is_encoder_decoder"):
+            return WRITER
+        kinds = (kind for kind, end in ends.items()
+                 if any(name.endswith(end) for name in self.architectures))  # fmt: skip
+        return next(kinds, ENCODER)
 
     @property
     def prompts(self) -> tuple[str, str] | None:
         """The columns of prompts and of their completions, if there are texts in both."""
-        prompt = self.hyperparameters.prompt_column or self.named(PROMPT_NAMES)
-        completion = self.named(COMPLETION_NAMES)
+        given = self.hyperparameters
+        prompt = given.prompt_column or self.named(PROMPT_NAMES)
+        completion = given.completion_column or self.named(COMPLETION_NAMES)
         if prompt is None or completion is None or not is_string(self.kind(completion)):
             return None
         return prompt, completion
 
+    def labels_beside(self, *read: str) -> bool:
+        """Return whether a column that is not read has classes, and the name of a label column."""
+        known = {*LABEL_NAMES, *LABEL_NAMES_OF_PAIRS}
+        names = [] if self.part is None else self.part.table.column_names
+        others = [name for name in names if name not in read and plain(name) in known]
+        return self.part is not None and bool(possible_labels(self.part, others))
+
     def named(self, known: Sequence[str]) -> str | None:
-        """The column with the first of the `known` names, if there is one."""
-        return next((self.columns[name] for name in known if name in self.columns), None)
+        """Return the column with the first of the `known` names, if there is one."""
+        return None if self.part is None else first_known(self.part, known)
 
     def kind(self, column: str) -> pa.DataType:
-        """The Arrow type of a column."""
+        """Return the Arrow type of a column; null's if it does not exist."""
         assert self.part is not None
-        return self.part.table.schema.field(column).type
+        at = self.part.table.schema.get_field_index(column)
+        return pa.null() if at < 0 else self.part.table.schema.field(at).type
 
     def values(self, column: str) -> list[Any]:
-        """What the rows have in a column, without nulls."""
+        """Return what the rows have in a column, without nulls."""
         assert self.part is not None
         return [value for value in self.part.table[column].to_pylist() if value is not None]

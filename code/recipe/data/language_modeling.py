@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -33,7 +32,7 @@ from recipe.data.column_names import (
     TOKEN_IDS,
     plain,
 )
-from recipe.data.evidence import Evidence, Recognised
+from recipe.data.evidence import DECODER, ENCODER, FILLER, WRITER, Evidence, Recognised
 from recipe.data.files import formats
 from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import spooled
@@ -46,7 +45,7 @@ from recipe.data.reading import Units, describe, read_parts, read_training
 from recipe.errors import DataError, Problems, listed
 from recipe.hyperparameters import Hyperparameters
 
-_PLAIN = (".txt", ".text")
+_PLAIN = (".txt", ".text", ".tokens", ".raw")
 _ALPACA = ("instruction", "input", "output")
 ALPACA_WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further "
@@ -58,14 +57,9 @@ ALPACA_WITHOUT_INPUT = (
     "the request.\n\n### Instruction:\n{}\n\n### Response:"
 )
 """The prompts of Stanford Alpaca."""
-_SYSTEM = ("system", "system_prompt", "system_message")
 _NAMED = (TEXT, PROMPT, COMPLETION, MESSAGES)
 """What the user may name the columns of."""
 _LOOKED_AT = 20
-_FILLERS = ("ForMaskedLM", "ForPreTraining")
-"""Ends of the names of classes with a head for masked tokens."""
-_DECODERS = ("ForCausalLM", "LMHeadModel")
-"""What the names of decoders' classes end with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +100,8 @@ def load(
         DataError: names the channel, file, line or column that cannot be used, and the remedy.
     """
     hosts = shards.of_job()
-    requested = {name: getattr(hyperparameters, f"{name}_column") for name in _NAMED}
-
-    as_given = any(requested.values()) or PROMPT not in kinds
+    is_named = any(getattr(hyperparameters, f"{name}_column") for name in _NAMED)
+    as_given = is_named or PROMPT not in kinds
     units = functools.partial(_units, sample_by=hyperparameters.sample_by, as_given=as_given)
     with hosts.together():
         places = whole = layout.find(channels, hyperparameters.dataset_config_name, hosts.sharded)
@@ -122,9 +115,9 @@ def load(
             places = whole.of_training(portions[0])
         parts = read_parts(places, notes, units)
         first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
-        own = None if first is None else columns.of_documents(first, requested, None, kinds)
+        own = None if first is None else columns.of_documents(first, hyperparameters, None, kinds)
     like = hosts.first(own)
-    choose = functools.partial(_chosen, requested, kinds)
+    choose = functools.partial(_chosen, hyperparameters, kinds)
     read: dict[str, list[_Read]] = {}
     with hosts.together():
         problems = Problems()
@@ -261,28 +254,15 @@ def _with_alpaca_prompts(part: Part) -> Part:
 
 
 def _chosen(
-    requested: Mapping[str, str | None],
+    hyperparameters: Hyperparameters,
     kinds: Collection[str],
     part: Part,
     like: dict[str, str] | None,
 ) -> _Read:
-    chosen = columns.of_documents(part, requested, like, kinds)
-    if MESSAGES in chosen and requested.get(MESSAGES) is None:
-        _refuse_system(part, chosen)
+    chosen = columns.of_documents(part, hyperparameters, like, kinds)
     if TEXT in chosen:
         part = values.with_texts(part, chosen[TEXT])
     return _Read(part=part, columns=chosen)
-
-
-def _refuse_system(part: Part, chosen: Mapping[str, str]) -> None:
-    """Raises DataError where a column beside conversations has what the system says in them."""
-    if (name := columns.unread_texts(part, _SYSTEM, chosen.values())) is not None:
-        raise DataError(
-            f"{part.path} has texts in column {name!r} beside conversations, and a model that does "
-            "not read them learns to answer without.",
-            "Write each as the first message, of the role system; or give messages_column="
-            f"{chosen[MESSAGES]} to leave {name!r} out.",
-        )
 
 
 def _of_files(
@@ -297,42 +277,59 @@ def _of_files(
 
 
 def recognise(evidence: Evidence) -> Recognised | None:
-    """Whether the first rows hold conversations, prompts with completions, or texts.
+    """Return that the first rows hold conversations, prompts with completions, or texts.
 
-    Certain are conversations, and for a decoder what text classification finds no labels in.
+    Certain are conversations without answers to prefer, and for a decoder prompts without labels,
+    and texts without any other column.
     """
     messages = evidence.named(MESSAGES_NAMES)
-    is_decoder = any(name.endswith(_DECODERS) for name in evidence.architectures)
     if messages is not None and evidence.part is not None:
-        with contextlib.suppress(DataError):
+        try:
             for row, value in enumerate(evidence.values(messages)[:_LOOKED_AT]):
                 conversation(evidence.part, row, value, messages)
-            return Recognised(reason=f"column {messages} holds conversations")
-    if evidence.prompts is not None:
-        reason = f"columns {' and '.join(evidence.prompts)} hold prompts and completions"
-        is_asked = is_decoder or evidence.hyperparameters.prompt_column is not None
-        return Recognised(reason=reason, certain=is_asked and not _is_labelled(evidence))
-    return _texts_alone(evidence, "a decoder") if is_decoder else None
+        except DataError as error:
+            if "struct" not in str(evidence.kind(messages)):
+                return None  # a column of texts, say
+            reason = error.message.removesuffix(".")
+            return Recognised(reason=reason, certain=False, remedy=error.remedy)
+        is_half = evidence.named(("chosen.value", "chosen.content")) is not None
+        return None if is_half else Recognised(reason=f"column {messages} holds conversations")
+    prompts, is_decoder = evidence.prompts, evidence.model == DECODER
+    is_asked = evidence.hyperparameters.prompt_column is not None
+    if evidence.part is not None and prompts is not None and (evidence.model != WRITER or is_asked):
+        reason = f"columns {' and '.join(prompts)} hold prompts and completions"
+        try:
+            part = evidence.part if is_asked else _with_alpaca_prompts(evidence.part)
+            columns.of_documents(part, evidence.hyperparameters)
+        except DataError as error:
+            reason = f"{reason}; but {error.message.removesuffix('.')}"
+            is_certain = is_decoder and not evidence.labels_beside(*prompts)
+            return Recognised(reason=reason, certain=is_asked or is_certain, remedy=error.remedy)
+        reason += "" if is_decoder else ", for a decoder"
+        return Recognised(reason=reason, certain=is_asked or is_decoder)
+    return _texts_alone(evidence) if is_decoder else None
 
 
 def recognise_for_encoders(evidence: Evidence) -> Recognised | None:
-    """Whether the first rows hold texts without labels, for an encoder with its head."""
-    fills = any(name.endswith(_FILLERS) for name in evidence.architectures)
-    return _texts_alone(evidence, "an encoder") if fills else None
+    """Return that the first rows hold texts without labels, for an encoder with its head."""
+    is_lone = evidence.part is not None and evidence.part.table.num_columns == 1
+    is_one = evidence.model == FILLER or (evidence.model == ENCODER and is_lone)
+    return _texts_alone(evidence) if is_one else None
 
 
-def _texts_alone(evidence: Evidence, model: str) -> Recognised | None:
-    """Texts to learn; certain where there is no other column."""
-    text = evidence.named(TEXT_NAMES)
-    if text is None or evidence.part is None or _is_labelled(evidence):
+def _texts_alone(evidence: Evidence) -> Recognised | None:
+    """Return that there are texts to learn; certain if there is no other column."""
+    if evidence.part is None:
         return None
-    is_alone = evidence.part.table.num_columns == 1
-    return Recognised(reason=f"column {text} holds texts, for {model}", certain=is_alone)
-
-
-def _is_labelled(evidence: Evidence) -> bool:
+    names = evidence.part.table.column_names
+    text = evidence.named((*TEXT_NAMES, TOKEN_IDS)) or (names[0] if len(names) == 1 else None)
+    if text is None or (text != TOKEN_IDS and not is_string(evidence.kind(text))):
+        return None
     labelled = classification.recognise(evidence)
-    return labelled is not None and labelled.certain
+    if labelled is not None and labelled.certain:
+        return None
+    is_certain = len(names) == 1 and evidence.model != ENCODER
+    return Recognised(reason=f"column {text} holds texts, for {evidence.model}", certain=is_certain)
 
 
 def _documents(read: _Read) -> pa.Table:

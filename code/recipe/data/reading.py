@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from recipe.data.column_content import is_mark
 from recipe.data.column_names import LABEL_NAMES, SPLIT_COLUMNS, plain, split_of
 from recipe.data.files import formats, room
 from recipe.data.files.part import Part, is_string
 from recipe.data.layout.channels import ChannelLayout
 from recipe.data.layout.splits import ORDER, TRAIN
-from recipe.data.text_columns import is_mark
 from recipe.errors import DataError, Problems, listed
 
 Unit = Callable[[], Part]

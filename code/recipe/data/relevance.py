@@ -18,9 +18,11 @@ import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from recipe.data import held_out, text_columns
+from recipe.data import held_out
+from recipe.data.column_content import is_mark
 from recipe.data.column_names import LABEL_NAMES_OF_PAIRS, plain
-from recipe.data.evidence import Evidence, Recognised
+from recipe.data.columns import check_choices, check_named, given_texts, pair_by_name
+from recipe.data.evidence import CLASSIFIER, Evidence, Recognised
 from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import Spool
 from recipe.data.layout import channels as layout
@@ -106,20 +108,19 @@ class RelevanceColumns:
 
 
 def recognise(evidence: Evidence) -> Recognised | None:
-    """Whether the first rows are for vectors of sentences.
+    """Return that the first rows are for vectors of sentences.
 
-    Certain where a column is called positive or negative and no classifier is trained; two texts
-    in each row may be for other tasks.
+    Certain if a column is called positive or negative and no classifier is trained; two texts in
+    each row may be for other tasks.
     """
     chosen = columns_of(evidence)
     if chosen is None or chosen.kind == LISTS:
         return None
-    is_head = any("ForSequenceClassification" in name for name in evidence.architectures)
     shown = " and ".join((chosen.query, chosen.text, *chosen.negatives[:1]))
     is_named = bool(chosen.negatives) or plain(chosen.text) in POSITIVE_NAMES
     if chosen.kind == PAIRS and is_named:
         reason = f"columns {shown} hold queries and what belongs to them"
-        return Recognised(reason=reason, certain=not is_head)
+        return Recognised(reason=reason, certain=evidence.model != CLASSIFIER)
     return Recognised(reason=f"columns {shown} hold pairs of texts", certain=False)
 
 
@@ -235,17 +236,12 @@ def choose(
         while pa.types.is_list(kind) or pa.types.is_large_list(kind):
             kind = kind.value_type
         can_be = is_string(kind) or pa.types.is_struct(kind) or pa.types.is_null(kind)
-        if can_be and not text_columns.is_mark(part, name):
+        if can_be and not is_mark(part, name):
             with_texts[each] = name
     label = hyperparameters.label_column
     listed = [each.strip() for each in (hyperparameters.negative_columns or "").split(",") if each]
-    requested = text_columns.given(
-        part,
-        hyperparameters.text_column,
-        hyperparameters.text_pair_column,
-        ("label_column", label),
-        *(("negative_columns", each) for each in listed),
-    )
+    check_named(part, hyperparameters)
+    requested = given_texts(part, hyperparameters.text_column, hyperparameters.text_pair_column)
     if requested is not None and requested[1] is None:
         raise DataError(
             f"text_column has value {requested[0]!r}, one column, and this task takes two.",
@@ -280,7 +276,7 @@ def choose(
             "Give a list of labels for each row in a column called labels.",
         )
     if requested is None:
-        text_columns.check_choices(part)
+        check_choices(part)
     if score is None and plain(text) not in POSITIVE_NAMES:
         _refuse_unread_judgement(part, (query, text))
     return RelevanceColumns(
@@ -312,13 +308,21 @@ def _by_names(
 ) -> tuple[str, str]:
     query = next((name for name in QUERY_NAMES if name in by_plain), None)
     for known in (POSITIVE_NAMES, LIST_NAMES):
-        text = next((name for name in known if name in by_plain and name != query), None)
+        text = next(
+            (
+                name
+                for name in known
+                # `pos` alone may be parts of speech.
+                if name in by_plain and name != query and (name != "pos" or has_negatives)
+            ),
+            None,
+        )
         is_one = known is POSITIVE_NAMES or (
             text is not None and pa.types.is_nested(part.table.schema.field(by_plain[text]).type)
         )
         if query is not None and text is not None and is_one:
             return by_plain[query], by_plain[text]
-    if (pair := text_columns.pair_by_name(part, label)) is not None:
+    if (pair := pair_by_name(part, label)) is not None:
         return pair
     others = [name for name in ANSWER_NAMES if name in by_plain and name != query]
     if query == "text" and others == ["title"]:

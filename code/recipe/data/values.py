@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from recipe.data import text_columns
+from recipe.data.column_content import is_something_else, is_text
 from recipe.data.column_names import LABEL_NAMES, TEXT_NAMES, TOKEN_IDS, plain
 from recipe.data.files.part import TAG, Part, is_list, is_number, is_string, token_data
 from recipe.data.files.spool import spooled
@@ -87,7 +87,7 @@ def with_texts(part: Part, column: str) -> Part:
             raise _no_text(part, column, "holds numbers", values)
         if sample and all(_DATE.fullmatch(value.strip()) for value in sample):
             raise _no_text(part, column, "holds dates", values)
-        if what := text_columns.is_something_else(sample):
+        if what := is_something_else(sample):
             raise _no_text(part, column, what, values)
         parsed = [container(value) for value in sample]
         if not sample or any(value is None for value in parsed):
@@ -260,12 +260,6 @@ def with_indicators(part: Part, label_column: str | None) -> tuple[Part, str | N
         columns = [name.strip() for name in label_column.split(",")]
         if label_column in names or len(columns) < 2:
             return part, label_column
-        if missing := [name for name in columns if name not in names]:
-            raise DataError(
-                f"label_column has value {label_column!r}, but {part.path} has no column "
-                f"{missing[0]!r}: its columns are {', '.join(names)}.",
-                "Name one column, or those of 0 and 1 with commas.",
-            )
         if odd := [name for name in columns if _indicators(part, name) is None]:
             raise DataError(
                 f"label_column has value {label_column!r}, but column {odd[0]!r} of {part.path} "
@@ -283,7 +277,7 @@ def with_indicators(part: Part, label_column: str | None) -> tuple[Part, str | N
             and not plain(name).startswith("unnamed")
         ]
         columns = [name for name in others if _indicators(part, name) is not None]
-        no_texts = {name for name in others if not text_columns.is_text(part, name)}
+        no_texts = {name for name in others if not is_text(part, name)}
         if len(columns) < 2 or set(columns) != no_texts:
             return part, None
     of_columns = [_indicators(part, name) for name in columns]

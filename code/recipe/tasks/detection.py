@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from recipe import task_table
-from recipe.data import text_columns
+from recipe.data.columns import check_choices, check_named
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import head
 from recipe.data.files.part import Part
@@ -101,6 +101,8 @@ def _recognised(
         part=_first_rows(hyperparameters, channels),
         read_model=functools.partial(_configuration, hyperparameters, channels),
     )
+    if evidence.part is not None:
+        check_named(evidence.part, hyperparameters)
     recognised: dict[str, Recognised] = {}
     for task in possible:
         if (named := TASKS[task].recognised_by) is not None:
@@ -111,7 +113,7 @@ def _recognised(
             if (each := recognise(evidence)) is not None:
                 recognised[task] = each
     if evidence.part is not None and not any(each.certain for each in recognised.values()):
-        text_columns.check_choices(evidence.part)
+        check_choices(evidence.part)
     return recognised
 
 

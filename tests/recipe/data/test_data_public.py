@@ -157,7 +157,7 @@ READ: list[tuple[str, dict[str, Any], dict[str, Any], tuple[int, int, int], list
 REFUSED: list[tuple[str, dict[str, str], list[str]]] = [
     ("TweetEval of the hub", TWEETS, ["hate, irony", "dataset_config_name"]),
     ("GoEmotions", {"train.tsv": lines("My favourite is {n}\t{c}\tid{n}") + "So\t0,1\tidx\n"
-                                 + "Well then\t0,1\tidy\n"}, ["'0,1'", "label_separator"]),
+                                 + "Well then\t0,1\tidy\n"}, ["label_column=column_1"]),
     ("CoNLL 2003", {"eng.train": "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n",
                     "eng.testa": "CRICKET NNP B-NP O\n"}, ["token classification", "eng.train"]),
     ("Kaggle's NER", {"ner_dataset.csv": "Sentence #,Word,POS,Tag\nSentence: 1,Thousands,NNS,O\n"

@@ -138,9 +138,12 @@ def part_of(tmp_path: Path, header: str, *columns: Sequence[object]) -> Any:
 def test_a_user_s_word_decides(tmp_path: Path) -> None:
     part = part_of(tmp_path, "title,body,kind", FIRST, SECOND, LABELS)
     both = Columns(text="body", pair="title", label="kind")
-    assert choose(part, "body, title", None) == both
-    assert choose(part, "body", None, pair="title") == both
-    assert choose(part, "title", None).read == ("title",)
+    assert choose(part, Hyperparameters(text_column="body, title"), None, None) == both
+    assert (
+        choose(part, Hyperparameters(text_column="body", text_pair_column="title"), None, None)
+        == both
+    )
+    assert choose(part, Hyperparameters(text_column="title"), None, None).read == ("title",)
     for text, pair, words in [
         ("body,titel", None, "text_column has value 'titel'"),
         ("body", "titel", "text_pair_column has value 'titel'"),
@@ -149,19 +152,20 @@ def test_a_user_s_word_decides(tmp_path: Path) -> None:
         ("title,body,kind", None, "title, body, kind"),
     ]:
         with pytest.raises(DataError, match=words):
-            choose(part, text, None, pair=pair)
+            choose(part, Hyperparameters(text_column=text, text_pair_column=pair), None, None)
 
 
 def test_all_files_are_pairs_or_none_is(tmp_path: Path) -> None:
     pairs = part_of(tmp_path, "premise,hypothesis,label", FIRST, SECOND, LABELS)
     other = part_of(tmp_path, "sentence1,sentence2,label", FIRST, SECOND, LABELS)
     single = part_of(tmp_path, "text,label", FIRST, LABELS)
-    like = choose(pairs, None, None)
-    assert choose(other, None, None, like).read == ("sentence1", "sentence2")
+    given = Hyperparameters()
+    like = choose(pairs, given, None, None)
+    assert choose(other, given, None, like).read == ("sentence1", "sentence2")
     with pytest.raises(DataError, match="training data premise, hypothesis"):
-        choose(single, None, None, like)
+        choose(single, given, None, like)
     with pytest.raises(DataError, match="training data text"):
-        choose(pairs, None, None, choose(single, None, None))
+        choose(pairs, given, None, choose(single, given, None, None))
 
 
 def test_quotes_of_glue_s_files_are_characters(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_conversations_that_are_no_preference(given: tuple[Any, Any, Any], why: 
          ["'images'", "TRL"]),
         ([{"prompt": "q", "chosen": "a", "rejected": "b", "status": "tie"}], ["status", "tie"]),
         ([{"prompt": "q", "chosen": GOOD, "rejected": BAD, "tools": [{"name": "clock"}]}],
-         ["'tools'", "given messages alone"]),
+         ["'tools'", "into a system message"]),
         ([{"chosen": GOOD, "rejected": BAD, "chat_template_kwargs": {"thinking": False}}],
          ["'chat_template_kwargs.thinking'"]),
     ],
@@ -204,8 +204,8 @@ def test_texts_and_conversations_do_not_mix(tmp_path: Path) -> None:
     [
         ([{"prompt": "q", "chosen": "a", "rejected": "b"}], ["LlamaForCausalLM"], True),
         ([{"chosen": ASKED + GOOD, "rejected": ASKED + BAD}], ["GPT2LMHeadModel"], True),
-        ([{"prompt": "q", "chosen": "a", "rejected": "b"}], [], False),
-        ([{"prompt": "q", "chosen": "a", "rejected": "b"}], ["BertForSequenceClassification"], None),
+        ([{"prompt": "q", "chosen": "a", "rejected": "b"}], [], True),
+        ([{"prompt": "q", "chosen": "a", "rejected": "b"}], ["BertForSequenceClassification"], True),
         ([{"prompt": "q", "completion": "a"}], ["LlamaForCausalLM"], None),
     ],
 )  # fmt: skip

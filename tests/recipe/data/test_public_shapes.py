@@ -204,11 +204,11 @@ SHAPES = {
     ),
     "alpaca, for T5": Shape(
         WRITER, lambda n: {"instruction": "do", "input": "it" * (n % 2), "output": "done"},
-        "texts in column 'instruction' beside the sources",
+        "values in column 'instruction'",
     ),
     "simpletransformers": Shape(
         WRITER, lambda n: {"prefix": "ask", "input_text": "it", "target_text": "done"},
-        "texts in column 'prefix' beside the sources",
+        "values in column 'prefix'",
     ),
     "aya collection, several languages": Shape(
         WRITER, lambda n: {"inputs": "cat", "targets": "chat", "target_lang": ["fra", "deu"][n % 2]},
@@ -234,7 +234,7 @@ SHAPES = {
     # Texts alone
     "wikipedia": Shape(
         ENCODER, lambda n: {"id": str(n), "url": "http://a/b", "title": said(3), "text": "the cat"},
-        "masked-lm: column text holds texts, for an encoder. Give task=masked-lm",
+        "masked-lm: column text holds texts, for an encoder with a masked head. Give task=masked-lm",
     ),
     "the pile": Shape(
         DECODER, lambda n: {"text": "the cat", "meta": {"pile_set_name": "Github"}},
@@ -246,7 +246,7 @@ SHAPES = {
     # Preferences and prompts
     "truthy-dpo": Shape(
         DECODER, lambda n: {"system": "You are kind.", "prompt": f"hi {n}", "chosen": "yes",
-                            "rejected": "no"}, "texts in column 'system' beside",
+                            "rejected": "no"}, "values in column 'system'",
     ),
     "truthy-dpo, named": Shape(
         DECODER, lambda n: {"system": "You are kind.", "prompt": "hi", "chosen": "yes",
@@ -264,7 +264,7 @@ SHAPES = {
     "SafeRLHF": Shape(
         DECODER, lambda n: {"prompt": said(), "response_0": said(), "response_1": said(),
                             "better_response_id": n % 2},
-        "chosen column", argv=("--task", "preference"),
+        "chosen and rejected columns", argv=("--task", "preference"),
     ),
     "preferences for a language model": Shape(
         DECODER, lambda n: {"question": said(), "chosen": said(), "rejected": said()},
@@ -272,19 +272,19 @@ SHAPES = {
     ),
     "kto for a language model": Shape(
         DECODER, lambda n: {"prompt": f"hi {n}", "completion": f"yes {n}", "label": n % 2 == 1},
-        "True and False in column 'label'", argv=("--task", "causal-lm"),
+        "values in column 'label', which belong", argv=("--task", "causal-lm"),
     ),
     "medical o1": Shape(
         DECODER, lambda n: {"Question": said(), "Complex_CoT": said(), "Response": said()},
-        "texts in column 'Complex_CoT' beside the answers",
+        "values in column 'Complex_CoT'",
     ),
     "firefly": Shape(
         DECODER, lambda n: {"instruction": "hi", "output": "yes", "history": [["a", "b"]]},
-        "texts in column 'history' beside",
+        "values in column 'history'",
     ),
     "kto": Shape(
         DECODER, lambda n: {"prompt": f"hi {n}", "completion": f"yes {n}", "label": n % 2 == 1},
-        "True and False in column 'label'",
+        "values in column 'label', which belong",
     ),
     "alpaca": Shape(
         DECODER, lambda n: {"instruction": "do", "input": "it" * (n % 2), "output": "done"},
@@ -293,7 +293,7 @@ SHAPES = {
     ),
     "dolly": Shape(
         DECODER, lambda n: {"instruction": "do", "context": "it" * n, "response": "done",
-                            "category": "qa"}, "texts in column 'context' beside",
+                            "category": "qa"}, "values in column 'context'",
         argv=("--task", "causal-lm"),
     ),
     "no_robots": Shape(

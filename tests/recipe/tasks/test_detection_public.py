@@ -56,12 +56,6 @@ TASKS: dict[str, tuple[Row, str, str]] = {
              "text-classification", "'review', label column 'sentiment'"),
     "sms spam": (lambda n: {"v1": one("ham", "spam"), "v2": said()},
                  "text-classification", "'v2', label column 'v1'"),
-    "disaster tweets": (lambda n: {"id": n, "keyword": one("fire", "flood"), "location": one("US", ""),
-                                   "text": said(), "target": n % 2},
-                        "text-classification", "'text', label column 'target'"),
-    "yelp": (lambda n: {"review_id": f"r{n}", "stars": 1 + n % 5, "useful": n % 6, "funny": n % 3,
-                        "text": said(), "date": "2018-07-07"},
-             "text-classification", "'text', label column 'stars'"),
     "reddit stress": (lambda n: {"subreddit": one("ptsd", "anxiety"), "text": said(), "label": n % 2,
                                  "confidence": 0.8},
                       "text-classification", "'text', label column 'label'"),
@@ -92,6 +86,13 @@ TASKS: dict[str, tuple[Row, str, str]] = {
 }  # fmt: skip
 REFUSED: dict[str, tuple[Row, list[str]]] = {
     # name: rows, words of the refusal
+    "disaster tweets": (
+        lambda n: {"id": n, "keyword": one("fire", "flood"), "location": one("US", ""),
+                   "text": said(), "target": n % 2},
+        ["label_column=target or label_column=keyword"]),
+    "yelp": (lambda n: {"review_id": f"r{n}", "stars": 1 + n % 5, "useful": n % 6, "funny": n % 3,
+                        "text": said(), "date": "2018-07-07"},
+             ["label_column=stars or label_column=useful"]),
     "airline tweets": (
         lambda n: {"tweet_id": n, "airline_sentiment": one("neutral", "positive"), "name": f"u{n}",
                    "airline": one("United", "Delta"), "retweet_count": n % 2, "text": said()},
@@ -207,7 +208,9 @@ def test_the_refusal_of_a_table_lists_what_selects_each_task(tmp_path: Path) -> 
     *_, classes, texts = str(refusal.value).splitlines()
     assert classes.startswith("- text-classification: ")
     assert classes.endswith(" Give label_column=queue or label_column=priority.")
-    assert texts == "- masked-lm: column text holds texts, for an encoder. Give task=masked-lm."
+    assert texts == (
+        "- masked-lm: column text holds texts, for an encoder with a masked head. Give task=masked-lm."
+    )
     (tmp_path / "again").mkdir()
     found, lines = read(tmp_path / "again", row, "masked", "--label_column", "queue")
     assert found == "text-classification"

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data.files.spool import spooled
-from recipe.errors import DataError, Problems, near
+from recipe.errors import DataError
 
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 10_000, 1 << 24
 _VALUES_AT_ONCE = 1 << 17
@@ -55,32 +55,6 @@ class Part:
         if self.lines is None:
             return f"{self.path} row {row if self.rows is None else self.rows[row]}"
         return f"{self.path} line {self.lines[row]}"
-
-    def check_named(self, *named: tuple[str, str | None]) -> None:
-        """See that there are the columns that hyperparameters name, each given with its value.
-
-        Raises:
-            DataError: some are not there; it tells all of them.
-        """
-        names = self.table.column_names
-        problems = Problems()
-        for key, name in named:
-            with problems.noted():
-                if name is not None and name not in names:
-                    columns = ", ".join(names)
-                    raise DataError(
-                        f"{key} has value {name!r}, but {self.path} has the columns {columns}.",
-                        near(name, names) or f"Name one of them in {key}.",
-                    )
-        problems.check()
-
-    def unknown(self, what: str, key: str) -> DataError:
-        """The refusal of rows whose column of `what` has to be named in `key`."""
-        return DataError(
-            f"The {what} column of {self.path} is not known by its name: its columns are "
-            f"{', '.join(self.table.column_names)}.",
-            f"Name it in the hyperparameter {key}.",
-        )
 
     def with_column(self, name: str, values: pa.Array) -> Part:
         """With a column replaced, or added as the last one."""

@@ -15,6 +15,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import classification, held_out, labels
 from recipe.data.column_names import LABEL, LABEL_NAMES, plain, split_of
+from recipe.data.columns import Role, check_named, first_known, unknown
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import formats
 from recipe.data.files.part import Part
@@ -23,7 +24,7 @@ from recipe.data.labels import Labels, LabelShape
 from recipe.data.layout import sources, splits
 from recipe.data.layout.channels import NOT_DATA_CHANNELS
 from recipe.data.reading import by_column
-from recipe.errors import DataError, Problems, listed, near
+from recipe.errors import DataError, Problems, listed
 from recipe.hyperparameters import Hyperparameters
 
 PLACE, BYTES, FILE = "place", "bytes", "file"
@@ -198,25 +199,18 @@ def _of_table(part: Part, hyperparameters: Hyperparameters, notes: list[str]) ->
         DataError: the column of pictures or of labels is not known, or a file is not there.
     """
     names = part.table.column_names
-    by_plain = {plain(name): name for name in reversed(names)}
-    known = [by_plain[name] for name in LABEL_NAMES if name in by_plain]
     classes = [name for name in names if name in part.class_names]
-    label_column = hyperparameters.label_column
-    part.check_named(("label_column", label_column))
-    column = label_column or next(iter([*known, *(classes if len(classes) == 1 else [])]), None)
+    check_named(part, hyperparameters)
+    column = hyperparameters.label_column or first_known(part, LABEL_NAMES)
+    column = column or (classes[0] if len(classes) == 1 else None)
     if column is None:
-        raise part.unknown("label", "label_column")
+        raise unknown(part, [Role("label", (), "label_column")])
     rows = part.table.num_rows
     part = labels.labelled(part, column, is_pair=False)
     if unlabelled := rows - part.table.num_rows:
         notes.append(f"{unlabelled} rows of {part.path} have no label and are not used.")
     rows = part.table.num_rows
     stem = hyperparameters.image_column
-    if stem is not None and not any(name == stem or name.startswith(f"{stem}.") for name in names):
-        raise DataError(
-            f"image_column has value {stem!r}, but {part.path} has the columns {', '.join(names)}.",
-            near(stem, names) or "Name one of them in image_column.",
-        )
     kept = pa.nulls(rows, pa.large_binary())
     for name in [stem] if stem else NAMES:
         for each in (f"{name}.bytes", name):
@@ -242,17 +236,10 @@ def _of_table(part: Part, hyperparameters: Hyperparameters, notes: list[str]) ->
 
 def _files(part: Part, kept: Any, stem: str | None) -> list[str | None]:
     """The files that the rows without bytes name, which lie beside the table."""
-    by_plain = {plain(name): name for name in reversed(part.table.column_names)}
     known = [f"{stem}.path", stem] if stem else [f"{NAMES[0]}.path", *FILE_NAMES]
-    column = next(
-        (by_plain[plain(name)] for name in known if name and plain(name) in by_plain), None
-    )
+    column = first_known(part, [plain(name) for name in known])
     if column is None:
-        raise DataError(
-            f"The column of pictures of {part.path} is not known by its name: its columns are "
-            f"{', '.join(part.table.column_names)}.",
-            "Name it in the hyperparameter image_column.",
-        )
+        raise unknown(part, [Role("image", (), "image_column")])
     paths: list[str | None] = []
     problems = Problems()
     for row, name in enumerate(part.table[column].to_pylist()):
@@ -273,24 +260,23 @@ def _files(part: Part, kept: Any, stem: str | None) -> list[str | None]:
 
 
 def recognise(evidence: Evidence) -> Recognised | None:
-    """Whether the channels hold pictures in folders, or the first rows pictures in a column."""
+    """Return that the first rows hold pictures in a column, or the channels pictures in folders."""
     for stem in NAMES:
-        name = next((n for n in (f"{stem}.bytes", stem) if n in evidence.columns), None)
-        if name is not None and pa.types.is_binary(evidence.kind(evidence.columns[name])):
+        name = evidence.named([f"{stem}.bytes", stem])
+        if name is not None and pa.types.is_binary(evidence.kind(name)):
             return Recognised(reason=f"column {stem} holds pictures")
     for name, path in evidence.channels.items():
         if name in NOT_DATA_CHANNELS or not path.is_dir():
             continue
-        sources_here = sources.scan(path)
-        pictures = [
-            each for each in (*sources_here.data, *sources_here.passed_over) if _is_picture(each)
-        ]
+        found = sources.scan(path)
+        pictures = [each for each in (*found.data, *found.passed_over) if _is_picture(each)]
         in_folders = sum(len(picture.relative_to(path).parts) > 1 for picture in pictures)
-        if not [each for each in sources_here.data if not _is_picture(each)] and in_folders > 1:
+        if in_folders > 1 and all(map(_is_picture, found.data)):
             return Recognised(reason=f"channel {name} holds folders of pictures")
     column = evidence.named((*NAMES, *FILE_NAMES))
-    if column is not None and any(
-        name.endswith("ForImageClassification") for name in evidence.architectures
-    ):
-        return Recognised(reason=f"column {column}, for a model of pictures")
-    return None
+    is_model = any(name.endswith("ForImageClassification") for name in evidence.architectures)
+    return (
+        Recognised(reason=f"column {column}, for a model of pictures")
+        if column and is_model
+        else None
+    )

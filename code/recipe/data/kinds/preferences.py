@@ -19,8 +19,8 @@ import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out
-from recipe.data.column_names import PROMPT, PROMPT_NAMES, plain
-from recipe.data.columns import check_only_messages, check_prompt_is_whole
+from recipe.data.column_names import PROMPT, PROMPT_NAMES, PROMPT_PARTS, TEMPLATE_PARTS, plain
+from recipe.data.columns import Role, by_name, check_choices, check_parts
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled
@@ -31,12 +31,25 @@ from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
 CHOSEN, REJECTED = "chosen", "rejected"
-NAMES: Mapping[str, Sequence[str]] = {
-    PROMPT: (*PROMPT_NAMES, "input", "query", "context"),
-    CHOSEN: (CHOSEN, "chosen_response", "chosen_answer", "response_chosen", "accepted"),
-    REJECTED: (REJECTED, "rejected_response", "rejected_answer", "response_rejected"),
-}
-"""What the columns are called, most telling first."""
+_ROLES = (
+    Role(
+        PROMPT,
+        # LLaMA-Factory's conversations stand before `chosen` and `rejected` of one message each.
+        (*PROMPT_NAMES, "input", "query", "context", "conversations"),
+        "prompt_column",
+        is_optional=True,
+    ),
+    Role(
+        CHOSEN,
+        (CHOSEN, "chosen_response", "chosen_answer", "response_chosen", "accepted", "chosen.value"),
+        "chosen_column",
+    ),
+    Role(
+        REJECTED,
+        (REJECTED, "rejected_response", "rejected_answer", "response_rejected", "rejected.value"),
+        "rejected_column",
+    ),
+)
 _STATUS = "status"
 TIE = "column 'status' says tie: neither answer is the better one"
 NO_PROMPT = "there is no prompt, and the answers have no beginning in common"
@@ -48,7 +61,6 @@ _TURN = "\n\nAssistant:"
 _MOST_WITHOUT_PROMPT = 0.1
 """A larger share of rows without a shared beginning says that the prompt is in another column."""
 _LAST_WORD = re.compile(r"\S*\Z")
-_DECODERS = ("ForCausalLM", "LMHeadModel")
 _AT_ONCE = 10_000
 _SCHEMA = pa.schema([(name, pa.large_string()) for name in (PROMPT, CHOSEN, REJECTED)])
 Message = dict[str, Any]
@@ -141,30 +153,11 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Pref
 def _columns(
     part: Part, hyperparameters: Hyperparameters, like: Mapping[str, str]
 ) -> dict[str, str]:
-    """The columns of `part`, as the training data has them; maybe without one of prompts.
-
-    Raises:
-        DataError: a given column is not there, or those of answers are not known by their names.
-    """
-    names = {plain(name): name for name in reversed(part.table.column_names)}
-    chosen = {}
-    keys = [f"{what}_column" for what in NAMES]
-    part.check_named(*((key, getattr(hyperparameters, key)) for key in keys))
-    for key, (what, known) in zip(keys, NAMES.items(), strict=True):
-        column = getattr(hyperparameters, key) or like.get(what)
-        if column is None and not like:
-            column = next((names[name] for name in known if name in names), None)
-        if column in part.table.column_names:
-            chosen[what] = str(column)
-        elif what != PROMPT or like.get(what):
-            raise part.unknown(what, key)
-    if len(set(chosen.values())) < len(chosen):
-        raise DataError(
-            f"One column of {part.path} is named for two things: {chosen}.",
-            "Name a column each in prompt_column, chosen_column and rejected_column.",
-        )
+    """Return the columns of `part`, as the training data has them; maybe without one of prompts."""
+    chosen = by_name(part, _ROLES, hyperparameters, like)
     if PROMPT in chosen and hyperparameters.prompt_column is None:
-        check_prompt_is_whole(part, chosen)
+        check_choices(part)
+        check_parts(part, chosen.values(), PROMPT_PARTS, f"prompt_column={chosen[PROMPT]}")
     return chosen
 
 
@@ -203,7 +196,7 @@ def _usable(part: Part, columns: Mapping[str, str]) -> _Usable:
             "Give both answers as texts, or both as lists of messages.",
         )
     if talks:
-        check_only_messages(part)
+        check_parts(part, columns.values(), TEMPLATE_PARTS, "")
     names: list[str] = part.table.column_names
     status = [name for name in names if plain(name) == _STATUS and name not in columns.values()]
     left_out: dict[str, tuple[int, int]] = {}
@@ -360,13 +353,10 @@ def alike(first: Sequence[Any], second: Sequence[Any]) -> int:
 
 
 def recognise(evidence: Evidence) -> Recognised | None:
-    """Whether the first rows hold chosen and rejected answers; certain for a decoder."""
-    columns = [evidence.named(NAMES[what]) for what in (CHOSEN, REJECTED)]
+    """Return that the first rows hold chosen and rejected answers, whatever the model is."""
+    _, *roles = _ROLES
+    columns = [evidence.named(role.names) for role in roles]
     if None in columns:
         return None
-    classes = evidence.architectures
-    is_decoder = any(name.endswith(_DECODERS) for name in classes)
-    if classes and not is_decoder:
-        return None
     reason = f"columns {columns[0]} and {columns[1]} hold answers that were chosen and rejected"
-    return Recognised(reason=reason, certain=is_decoder)
+    return Recognised(reason=reason)

@@ -16,6 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import held_out, values
+from recipe.data.columns import first_known
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files.part import Part
 from recipe.data.files.spool import spooled
@@ -62,7 +63,7 @@ class Questions:
 
 
 def recognise(evidence: Evidence) -> Recognised | None:
-    """Whether these are SQuAD's rows: nested, or a question, a context and an answer's start."""
+    """Return that these are SQuAD's rows: nested, or question, context and an answer's start."""
     if evidence.part is None:
         return None
     if (nested := _nested_column(evidence.part)) is not None:
@@ -231,10 +232,8 @@ def _nested(part: Part, column: str) -> Iterator[tuple[int, Any, Any, Any, list[
 
 
 def _flat(part: Part) -> Iterator[tuple[int, Any, Any, Any, list[Any], list[Any]]]:
-    by_plain = {name.strip().lower().replace(" ", "_"): name for name in part.table.column_names}
-
     known = (_QUESTIONS, _CONTEXTS, _TEXTS, _STARTS, _IDS, _NONE_THERE)
-    names = [next((by_plain[each] for each in some if each in by_plain), None) for some in known]
+    names = [first_known(part, some) for some in known]
     if None in names[:3]:
         raise DataError(
             f"{part.path} has the columns {', '.join(part.table.column_names)}: questions, "

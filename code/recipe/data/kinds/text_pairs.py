@@ -11,9 +11,15 @@ import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out
-from recipe.data.column_names import PROMPT_PARTS, plain
-from recipe.data.columns import refuse_unwanted, unread_texts
-from recipe.data.evidence import Evidence, Recognised
+from recipe.data.column_names import (
+    COMPLETION_NAMES,
+    PROMPT_NAMES,
+    PROMPT_PARTS,
+    SURE_LABELS,
+    plain,
+)
+from recipe.data.columns import Role, check_named, check_parts, unknown
+from recipe.data.evidence import WRITER, Evidence, Recognised
 from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import spooled
 from recipe.data.layout import channels as layout
@@ -56,14 +62,14 @@ PAIRS = (
     ("inputs", "targets"),
     ("inputs", "labels"),
     ("input", "output"),
-    ("prompt", "completion"),
     ("source", "translation"),
     ("text", "translation"),
+    *((prompt, answer) for prompt in PROMPT_NAMES for answer in COMPLETION_NAMES),
 )
 """What the columns of any text and what is written for it are called."""
 _TRANSLATION = "translation"
-_SOURCE_PARTS = (*PROMPT_PARTS, "instruction", "prefix")
-"""What the columns are called that belong to a source as well."""
+_PARTS = (*PROMPT_PARTS, *SURE_LABELS, "instruction", "prefix")
+"""What the columns are called that belong to a source, or say which targets are wanted."""
 _LANGUAGES = (
     *("source_lang", "src_lang", "source_language", "src_language", "from_lang", "direction"),
     *("target_lang", "tgt_lang", "target_language", "tgt_language", "to_lang", "lang_pair"),
@@ -107,8 +113,6 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
         with problems.noted():
             like_here = _columns(part, hyperparameters, like)
             like = like or like_here
-            if hyperparameters.completion_column is None:
-                refuse_unwanted(part)
             built.setdefault(split, []).append(_texts(part, *like_here, notes))
             source, target = like_here
             findings.setdefault(
@@ -144,14 +148,14 @@ def _both(split: str, tables: Sequence[pa.Table]) -> datasets.Dataset:
 def _columns(
     part: Part, hyperparameters: Hyperparameters, like: tuple[str, str] | None
 ) -> tuple[str, str]:
-    """The columns of the source and of the target.
+    """Return the columns of the source and of the target.
 
     Raises:
         DataError: a given column is not there, or they are not known by their names.
     """
+    check_named(part, hyperparameters)
     names = part.table.column_names
     text, label = hyperparameters.text_column, hyperparameters.label_column
-    part.check_named(("text_column", text), ("label_column", label))
     if text is not None and label is not None:
         return text, label
     by_plain = {plain(name): name for name in reversed(names)}
@@ -163,16 +167,10 @@ def _columns(
         if source in by_plain and target in by_plain
     ]
     for source, target in candidates:
-        fits = text in (None, source) and label in (None, target)
-        if fits and {source, target} <= set(names):
-            if text is None and (name := unread_texts(part, _SOURCE_PARTS, (source, target))):
-                raise DataError(
-                    f"{part.path} has texts in column {name!r} beside the sources in {source!r}, "
-                    "and a model that does not read them learns to write without.",
-                    f"Write both into one column, or give text_column={source} to leave {name!r} "
-                    "out.",
-                )
+        if text in (None, source) and label in (None, target) and {source, target} <= set(names):
             if text is None:
+                leave = f"text_column={source} and label_column={target}"
+                check_parts(part, (source, target), _PARTS, leave)
                 _refuse_several_languages(part, source)
             return source, target
     languages = [name.partition(".")[2] for name in names if name.startswith(f"{_TRANSLATION}.")]
@@ -182,12 +180,7 @@ def _columns(
             "source is not said.",
             f"Give source_lang={languages[0]} and target_lang={languages[-1]}, or the reverse.",
         )
-    raise DataError(
-        f"The columns of sources and targets of {part.path} are not known by their names: its "
-        f"columns are {', '.join(names)}.",
-        "Name them in the hyperparameters text_column (what is read) and label_column (what is "
-        "written).",
-    )
+    raise unknown(part, [Role("source", (), "text_column"), Role("target", (), "label_column")])
 
 
 def _refuse_several_languages(part: Part, source: str) -> None:
@@ -255,30 +248,41 @@ def _texts(part: Part, source: str, target: str, notes: list[str]) -> pa.Table:
 
 
 def recognise_summaries(evidence: Evidence) -> Recognised | None:
-    """Whether the first rows hold documents and summaries, for an encoder with a decoder."""
+    """Return that the first rows hold documents and summaries, for an encoder with a decoder."""
     return _recognised(evidence, SUMMARIES, "documents and summaries")
 
 
 def recognise_translations(evidence: Evidence) -> Recognised | None:
-    """Whether the first rows hold translations, for an encoder with a decoder."""
-    if not evidence.model.get("is_encoder_decoder"):
+    """Return that the first rows hold translations, for an encoder with a decoder."""
+    if evidence.model != WRITER or evidence.part is None:
         return None
-    if _of_languages(evidence.columns, evidence.hyperparameters):
+    names = {plain(name): name for name in evidence.part.table.column_names}
+    if _of_languages(names, evidence.hyperparameters):
         return Recognised(reason="source_lang and target_lang name columns")
-    if any(name.startswith(f"{_TRANSLATION}.") for name in evidence.columns):
+    if any(name.startswith(f"{_TRANSLATION}.") for name in names):
         return Recognised(reason=f"column {_TRANSLATION} holds a text in several languages")
     return None
 
 
 def recognise_others(evidence: Evidence) -> Recognised | None:
-    """Whether the first rows hold other texts and what is written for each."""
-    return None if recognise_translations(evidence) else _recognised(evidence, PAIRS, "texts")
+    """Return that the first rows hold other texts and what is written for each."""
+    if recognise_translations(evidence) or recognise_summaries(evidence):
+        return None
+    return _recognised(evidence, PAIRS, "texts")
 
 
 def _recognised(
     evidence: Evidence, known: Sequence[tuple[str, str]], what: str
 ) -> Recognised | None:
-    for pair in known if evidence.model.get("is_encoder_decoder") else ():
-        if set(pair) <= evidence.columns.keys():
-            return Recognised(reason=f"columns {' and '.join(pair)} hold {what} to read and write")
+    """Return that columns are known as a source and a target; certain for an encoder with a
+    decoder, if no labels stand beside.
+    """
+    is_writer = evidence.model == WRITER
+    for names in known if is_writer or known is SUMMARIES else ():
+        pair = [evidence.named([name]) for name in names]
+        if pair[0] and pair[1] and is_string(evidence.kind(pair[1])):
+            reason = f"columns {pair[0]} and {pair[1]} hold {what} to read and write"
+            is_certain = is_writer and not evidence.labels_beside(pair[0], pair[1])
+            reason += "" if is_writer else f", for {WRITER}"
+            return Recognised(reason=reason, certain=is_certain)
     return None

@@ -18,6 +18,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import held_out, labels, values
 from recipe.data.column_names import TAGS, TOKENS, plain
+from recipe.data.columns import Role, by_name
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import conll, fasttext, formats
 from recipe.data.files.part import TAG, Part
@@ -32,12 +33,22 @@ from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
 OUTSIDE, UNTAGGED = "O", -100
-_WORDS = ("tokens", "words", "text", "sentence", "token")
-_TAG_NAMES = (
-    *("ner_tags", "tags", "labels", "label", "ner", "ner_labels", "iob_tags", "bio_tags"),
-    *("entity_tags", "entities", "slots", "slot_labels", "ner_tag", "tag", "upos", "pos_tags"),
+_ROLES = (
+    Role(
+        "words",
+        ("tokens", "words", "text", "sentence", "token", *spans.TEXT_COLUMNS),
+        "text_column",
+    ),
+    Role(
+        "tags",
+        (
+            *("ner_tags", "tags", "labels", "label", "ner", "ner_labels", "iob_tags", "bio_tags"),
+            *("entity_tags", "entities", "slots", "slot_labels", "ner_tag", "tag", "upos"),
+            *("pos_tags", *spans.SPAN_COLUMNS),
+        ),
+        "label_column",
+    ),
 )
-"""What the column of tags is called, most telling first."""
 _TAG = re.compile(r"([BIESLUMW])-(.+)", re.DOTALL)
 _STARTING, _ENDING = set("BSUW"), set("ESLUW")
 _LOOKED_AT = 100
@@ -83,25 +94,26 @@ class _Read:
 
 
 def recognise(evidence: Evidence) -> Recognised | None:
-    """Whether the first rows have a tag for each word, or spans of a text with their labels."""
+    """Return that the first rows have a tag for each word, or spans of a text with their labels."""
     part = evidence.part
     if part is None:
         return None
     try:
         words, tags = _columns(part, evidence.hyperparameters, None)
-        rows = list(zip(part.table[words].to_pylist(), part.table[tags].to_pylist(), strict=True))
     except DataError:
         return None
-    pairs = [_lists(word, tag) for word, tag in rows[:_LOOKED_AT] if word and tag]
+    rows = zip(part.table[words].to_pylist(), part.table[tags].to_pylist(), strict=True)
+    pairs = [pair for pair in rows if all(pair)][:_LOOKED_AT]
+    lists = [_lists(word, tag) for word, tag in pairs]
     alike = [
         isinstance(word, list) and isinstance(tag, list) and len(word) == len(tag)
-        for word, tag in pairs
+        for word, tag in lists
     ]
     if pairs and sum(alike) >= _SURE * len(pairs):
         return Recognised(reason=f"column {tags} holds a list of labels for each of {words}")
     # Rows that were ignored, or have no span, may have nothing in the column.
-    span_lists = [spans.spans_of(tag) for word, tag in rows[:_LOOKED_AT] if word and tag]
-    if all(span_list is not None for span_list in span_lists) and any(span_lists):
+    span_lists = [spans.spans_of(tag) for _, tag in pairs]
+    if None not in span_lists and any(span_lists):
         return Recognised(reason=f"column {tags} holds labels of spans of {words}")
     return None
 
@@ -296,36 +308,18 @@ def _columns(
             f"{part.path} has lines of {fasttext.MARK}, whose labels belong to a whole text.",
             "Give task=text-classification, or a tag for each word (docs/DATA.md).",
         )
-    names = part.table.column_names
-    by_plain = {plain(name): name for name in reversed(names)}
-    requested = hyperparameters.text_column, hyperparameters.label_column
-    part.check_named(*zip(("text_column", "label_column"), requested, strict=True))
-    if like is not None and set(like) <= set(names):
-        return like
-    texts = (*_WORDS, *spans.TEXT_COLUMNS)
-    words = requested[0] or next(
-        (
-            by_plain[text]
-            for text in texts
-            if text in by_plain
-            and by_plain[text] != requested[1]
-            # Prodigy's tokens are records, beside the text that its spans are of.
-            and "struct" not in str(part.table.schema.field(by_plain[text]).type)
-        ),
-        None,
-    )
-    known = (*_TAG_NAMES, *spans.SPAN_COLUMNS)
-    tags = requested[1] or next(
-        (by_plain[each] for each in known if each in by_plain and by_plain[each] != words), None
-    )
-    if words is None or tags is None:
-        what, key = ("words", "text_column") if words is None else ("tags", "label_column")
-        raise DataError(
-            f"The column of {what} of {part.path} is not known by its name: its columns are "
-            f"{', '.join(names)}.",
-            f"Name it in the hyperparameter {key}.",
-        )
-    return words, tags
+    # Prodigy's tokens are records, beside the text that its spans are of.
+    readable = [
+        field.name
+        for field in part.table.schema
+        if field.name == hyperparameters.text_column
+        or plain(field.name) != TOKENS
+        or "struct" not in str(field.type)
+    ]
+    others = dataclasses.replace(part, table=part.table.select(readable))
+    known = None if like is None else dict(zip(("words", "tags"), like, strict=True))
+    chosen = by_name(others, _ROLES, hyperparameters, known)
+    return chosen["words"], chosen["tags"]
 
 
 def _lists(words: Any, tags: Any) -> tuple[Any, Any]:
