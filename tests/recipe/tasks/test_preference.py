@@ -374,7 +374,7 @@ def test_a_stop_before_the_first_step_is_one(
         (["--do_train", "False", "--do_eval", "True"], ["do_train=False", "task=causal-lm"]),
         (["--loss_type", "ipo", "--label_smoothing", "0.1"], ["label_smoothing", "loss_type=ipo"]),
         (["--metric_for_best_model", "accuracy"], ["reward_accuracy", "reward_margin"]),
-        (["--chosen_column", "prompt"], ["named for two things"]),
+        (["--chosen_column", "prompt"], ["no column of prompts"]),
         (["--rejected_column", "x"], ["rejected_column", "'x'"]),
     ],
 )
