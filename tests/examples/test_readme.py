@@ -1,4 +1,4 @@
-"""What README.md and docs/TRAINING.md show is run, or says in a comment before it why not; then stand-ins are called."""
+"""What README.md, TRAINING.md and SERVING.md show is run, or says before it why not; then stand-ins are called."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from tests.support.ports import free_port
 from .aws import Aws
 from .conftest import ROOT, Run
 
-README = "\n".join((ROOT / name).read_text() for name in ("README.md", "docs/TRAINING.md"))
+README = "\n".join(
+    (ROOT / name).read_text() for name in ("README.md", "docs/TRAINING.md", "docs/SERVING.md")
+)
 NOT_RUN = r"<!-- not run: (?P<why>.+?) -->\n"
 BLOCK = re.compile(
     rf"(?:{NOT_RUN})?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
@@ -63,7 +65,7 @@ def shell(
 def test_every_block_is_found_and_has_a_language() -> None:
     assert len(BLOCKS) == len(re.findall(r"^```\w", README, re.MULTILINE)) > 5
     assert 2 * len(BLOCKS) == len(re.findall(r"^```", README, re.MULTILINE))
-    assert {block.language for block in BLOCKS} <= {"bash", "python", "text"}
+    assert {block.language for block in BLOCKS} <= {"bash", "python", "text", "dockerfile"}
 
 
 RUN = [b for b in SHELL if not b.why_not_run]
@@ -144,7 +146,7 @@ def builds(arguments: list[str]) -> None:
 def runs_a_container(arguments: list[str]) -> None:
     assert arguments[:2] == ["run", "--rm"]
     image, command = arguments[-2:]
-    assert image == "amphora:cpu"
+    assert image in ("amphora:cpu", "amphora:vllm")
     assert command in ("train", "serve", "doctor")
     mounts = [arguments[place + 1] for place, word in enumerate(arguments) if word == "-v"]
     assert mounts
@@ -159,12 +161,12 @@ def asks(arguments: list[str]) -> None:
     assert "localhost:8080/invocations" in arguments
 
 
-def runs_a_job(arguments: list[str]) -> None:
-    assert arguments == ["train"]
+def runs_or_serves(arguments: list[str]) -> None:
+    assert arguments in (["train"], ["serve"])
 
 
 CHECKS: dict[str, Any] = {
-    "amphora": runs_a_job,
+    "amphora": runs_or_serves,
     "make": makes,
     "build_and_push.sh": builds,
     "docker": runs_a_container,
@@ -198,9 +200,7 @@ def test_the_estimator_starts_the_job_it_shows(
 
 @pytest.mark.heavy
 def test_other_python_blocks_show_hyperparameters_that_exist() -> None:
-    shown = [
-        b.text for b in BLOCKS if b.language == "python" and "sagemaker.estimator" not in b.text
-    ]
+    shown = [b.text for b in BLOCKS if b.language == "python" and "hyperparameters = " in b.text]
     assert shown
     for text in shown:
         found: dict[str, Any] = {}

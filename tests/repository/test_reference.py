@@ -1,7 +1,8 @@
-"""docs/REFERENCE.md is what docs/reference.py makes of the code."""
+"""Generated files are what their programs make: docs/REFERENCE.md, and the drawings."""
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -16,3 +17,11 @@ def test_the_page_is_what_the_code_says() -> None:
     ).stdout
     committed = (ROOT / "docs" / "REFERENCE.md").read_text()
     assert committed == made, "run: .venv/bin/python docs/reference.py"
+
+
+def test_the_drawings_are_what_the_program_draws() -> None:
+    drawings = runpy.run_path(str(ROOT / "docs" / "diagrams.py"))["DRAWINGS"]
+    assert len(drawings) >= 4
+    for name, draw in drawings.items():
+        committed = (ROOT / "docs" / "images" / f"{name}.svg").read_text()
+        assert committed == draw().text(), "run: .venv/bin/python docs/diagrams.py"
