@@ -1,4 +1,4 @@
-"""The commands `amphora train`, `amphora serve` and `amphora doctor`."""
+"""Runs the commands `amphora train`, `amphora serve` and `amphora doctor`."""
 
 from __future__ import annotations
 
@@ -18,31 +18,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the container's entry point. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="amphora",
-        description="Train and serve models as Amazon SageMaker asks a container to.",
+        description="Train and serve models in an Amazon SageMaker container.",
     )
     parser.add_argument("--version", action="version", version=f"amphora {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     train = commands.add_parser(
         "train",
         help="run the training job under /opt/ml",
-        epilog="Hyperparameters stand in /opt/ml/input/config/hyperparameters.json (another folder "
-        "than /opt/ml: SAGEMAKER_BASE_DIR). `python /opt/amphora/code/train.py --help`, in a "
-        "checkout `python code/train.py --help`, lists those of the recipe.",
+        epilog="Hyperparameters are read from /opt/ml/input/config/hyperparameters.json; "
+        "SAGEMAKER_BASE_DIR replaces /opt/ml. `python /opt/amphora/code/train.py --help` lists "
+        "those of the recipe (in a checkout: `python code/train.py --help`).",
     )
     train.add_argument(
         "--sdk-command",
         metavar="COMMAND",
-        help="what SDK v3's ModelTrainer sends in place of the entry point",
-    )
-    train.add_argument(
-        "--check",
-        action="store_true",
-        help="look at the job as `amphora doctor` does, train nothing",
+        help="the command that SDK v3's ModelTrainer sends instead of the entry point",
     )
     commands.add_parser("serve", help="serve the model in /opt/ml/model")
-    doctor = commands.add_parser("doctor", help="tell whether the training job would run")
-    doctor.add_argument("--base-dir", metavar="DIR", help="stands in for /opt/ml")
-    doctor.add_argument("--json", action="store_true", help="for machines")
+    doctor = commands.add_parser("doctor", help="check the training job without running it")
+    doctor.add_argument("--base-dir", metavar="DIR", help="the folder to use instead of /opt/ml")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)
     logs.configure()
     logs.remember(logs.secret_values(os.environ))
@@ -54,17 +49,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run a command that was read. Each imports what it needs: a job waits for no server's code."""
+    """Run a parsed command. Each imports only what it needs, so that jobs start fast."""
     if arguments.command == "serve":
         from amphora.serving.http.server import serve
 
         return serve(Paths.of(os.environ).base, os.environ)
-    if arguments.command == "doctor" or arguments.check:
+    if arguments.command == "doctor":
         from amphora.training.doctor import doctor
 
-        base_dir = getattr(arguments, "base_dir", None)
-        base = {"SAGEMAKER_BASE_DIR": base_dir} if base_dir else {}
-        return doctor({**os.environ, **base}, getattr(arguments, "json", False))
+        base = {"SAGEMAKER_BASE_DIR": arguments.base_dir} if arguments.base_dir else {}
+        return doctor({**os.environ, **base}, arguments.json)
     from amphora.training.job_runner import train
 
     return train(os.environ, arguments.sdk_command)

@@ -22,7 +22,7 @@ from sphinx.util.nodes import nested_parse_with_titles
 from sphinx.util.typing import ExtensionMetadata
 
 _ROOT = Path(__file__).parents[2]
-_LEFT_OUT = {"hook", "evaluate_modules", "__main__"}
+_LEFT_OUT = {"hook", "__main__"}
 _CODE = re.compile(r"(``.*?``|`[^`]*`)", re.DOTALL)
 # What reST would take for marks of its own: docstrings here are plain text with code in backticks.
 _MARKS = re.compile(r"[*|]|(?<=\w)_(?!\w)")

@@ -1,4 +1,4 @@
-"""The training contract: the tree under /opt/ml, read once into a frozen `Job`.
+"""Reads the training contract, the tree under /opt/ml, into a frozen `Job`.
 
 Source: "How Amazon SageMaker AI provides training information" of the developer guide, and
 sagemaker-training 5.1.4, whose names and encodings the SDKs and users' scripts rely on.
@@ -18,10 +18,10 @@ from amphora.common.errors import ConfigError
 
 DEFAULT_BASE_DIR = "/opt/ml"
 PREFIX = "sagemaker_"
-# Without the prefix, but the platform's all the same: no script asked for it.
+# Keys of the platform without its prefix.
 _TUNING_METRIC = "_tuning_objective_metric"
 _OWN_KEYS = frozenset({_TUNING_METRIC, "default_user_module_name"})
-# Those of the platform's keys that stand for themselves; the rest is `framework_params`.
+# The platform's keys that are not `framework_params`.
 CORE_KEYS = frozenset(
     {
         "sagemaker_program",
@@ -34,15 +34,13 @@ CORE_KEYS = frozenset(
     }
     | _OWN_KEYS
 )
-CONFIG_CHANNEL = "config"
-_CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
 _CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HOMOGENEOUS = "homogeneousCluster"
 
 
 @dataclass(frozen=True)
 class Paths:
-    """The tree of one job. SAGEMAKER_BASE_DIR moves all of it."""
+    """Names the folders and files of one job, below SAGEMAKER_BASE_DIR."""
 
     base: Path
 
@@ -88,18 +86,18 @@ class Paths:
 
     @property
     def failure(self) -> Path:
-        """Its first 1,024 characters become the job's FailureReason."""
+        """Return the failure file; its first 1,024 characters become the job's FailureReason."""
         return self.output / "failure"
 
     @property
     def success(self) -> Path:
-        """Empty, and there once the job has ended well."""
+        """Return the empty file that is written once the job has succeeded."""
         return self.output / "success"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One training job as its containers see it, its values decoded where they were JSON."""
+    """Holds the configuration of one training job, with JSON values decoded."""
 
     paths: Paths
     hyperparameters: Mapping[str, Any]
@@ -107,7 +105,7 @@ class Job:
     arguments: Mapping[str, Any]
     """The same, for argv: a number that came as text keeps its spelling ('1.10')."""
     sagemaker: Mapping[str, Any]
-    """The platform's hyperparameters: sagemaker_program and the like."""
+    """The platform's hyperparameters, such as sagemaker_program."""
     input_data_config: Mapping[str, Any]
     resource_config: Mapping[str, Any]
     hosts: tuple[str, ...]
@@ -116,10 +114,10 @@ class Job:
     entry_point: str | None
     """The user's script, or None: the image's recipe runs."""
     submit_directory: str
-    """Where the user's code comes from: s3://, a tarball or a folder."""
+    """The source of the user's code: s3://, a tarball or a folder."""
     log_level: int = 20
     notes: tuple[str, ...] = ()
-    """What was assumed, for the log."""
+    """Assumptions, for the log."""
 
     @property
     def rank(self) -> int:
@@ -143,7 +141,7 @@ class Job:
 
     @property
     def instance_groups(self) -> dict[str, dict[str, Any]]:
-        """By name; the hosts sorted, since SageMaker has been seen to list them in any order."""
+        """Return the groups by name, their hosts sorted: SageMaker lists them in any order."""
         groups = self.resource_config.get("instance_groups") or []
         return {
             group["instance_group_name"]: {**group, "hosts": sorted(group["hosts"])}
@@ -155,7 +153,7 @@ class Job:
         return str(self.resource_config.get("network_interface_name", "eth0"))
 
     def wants(self, key: str) -> bool:
-        """Whether a `sagemaker_..._enabled` switch is on, in any spelling of true."""
+        """Return whether a `sagemaker_..._enabled` switch is on, in any spelling of true."""
         return str(self.sagemaker.get(key, "")).lower() in ("true", "1")
 
 
@@ -183,7 +181,6 @@ def read_job(environ: Mapping[str, str]) -> Job:
         [],
         lambda: {"current_host": "algo-1", "hosts": ["algo-1"]},
     )
-    raw = {**_config_channel(raw, input_data_config, paths, notes), **raw}
     platform: dict[str, Any] = {}
     own: dict[str, Any] = {}
     arguments: dict[str, Any] = {}
@@ -199,6 +196,11 @@ def read_job(environ: Mapping[str, str]) -> Job:
     program = environ.get("SAGEMAKER_PROGRAM") or platform.get("sagemaker_program")
     submit = platform.get("sagemaker_submit_directory") or environ.get("SAGEMAKER_SUBMIT_DIRECTORY")
     _check_channels(input_data_config, paths)
+    if "config" in input_data_config and not program:
+        raise ConfigError(
+            "The recipe does not read a channel 'config'.",
+            "Set the hyperparameters on the job, and remove the channel.",
+        )
     hosts = _hosts(resources, paths.config / "resourceconfig.json")
     level_key = "sagemaker_container_log_level"
     log_level = platform.get(level_key, environ.get(level_key.upper(), 20))
@@ -226,10 +228,10 @@ def read_job(environ: Mapping[str, str]) -> Job:
 
 
 def decode(value: Any) -> Any:
-    """A hyperparameter's value: decoded where it is JSON text, itself where it is not.
+    """Decode the value of a hyperparameter if it is JSON text; return it unchanged otherwise.
 
-    SageMaker hands every value over as a string. SDK v2's estimators JSON-encode each one, v3 sends
-    strings as they are: both are understood.
+    SageMaker passes every value as a string. SDK v2's estimators JSON-encode each one, SDK v3 does
+    not encode strings.
     """
     if not isinstance(value, str):
         return value
@@ -240,12 +242,12 @@ def decode(value: Any) -> Any:
 
 
 def _read_object(path: Path, notes: list[str], default: Any) -> dict[str, Any]:
-    """The JSON object in `path`. A file that is not there is the default, and is noted."""
+    """Read the JSON object in `path`; a missing file counts as the default, with a note."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         value: dict[str, Any] = default()
-        notes.append(f"{path} is not there; taking {json.dumps(value)}")
+        notes.append(f"{path} does not exist; using {json.dumps(value)}")
         return value
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}.", "It must be UTF-8 JSON.") from error
@@ -261,47 +263,6 @@ def _read_object(path: Path, notes: list[str], default: Any) -> dict[str, Any]:
             'Write {"name": "value", ...}.',
         )
     return value
-
-
-def _config_channel(
-    raw: Mapping[str, Any], channels: Mapping[str, Any], paths: Paths, notes: list[str]
-) -> dict[str, Any]:
-    """Hyperparameters from a file in the channel `config`; those of the job itself win over it.
-
-    A script's own configuration files are not taken for one: with an entry point the file must be
-    called hyperparameters.json or .yaml.
-    """
-    folder = paths.data / CONFIG_CHANNEL
-    if CONFIG_CHANNEL not in channels or not folder.is_dir():
-        return {}
-    files = [file for file in sorted(folder.iterdir()) if file.suffix in _CONFIG_SUFFIXES]
-    named = [file for file in files if file.stem == "hyperparameters"]
-    chosen = named or ([] if "sagemaker_program" in raw else files)
-    if len(chosen) > 1:
-        raise ConfigError(
-            f"The channel {CONFIG_CHANNEL!r} holds several files of hyperparameters:"
-            f" {', '.join(file.name for file in chosen)}.",
-            "Leave one.",
-        )
-    if not chosen:
-        return {}
-    path = chosen[0]
-    if path.suffix == ".json":
-        values = _read_object(path, [], dict)
-    else:
-        import yaml
-
-        try:
-            lines = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(
-                f"{path} cannot be read: {error}.", "It must be UTF-8 YAML."
-            ) from error
-        if not isinstance(lines, dict):
-            raise ConfigError(f"{path} holds no `name: value` lines.", "Write learning_rate: 5e-5.")
-        values = {str(name): value for name, value in lines.items()}
-    notes.append(f"hyperparameters from {path}: {', '.join(sorted(values)) or 'none'}")
-    return values
 
 
 def _channels_found(data: Path) -> dict[str, Any]:
@@ -325,8 +286,8 @@ def _check_channels(config: Mapping[str, Any], paths: Paths) -> None:
             present = ", ".join(_channels_found(paths.data)) or "none"
             raise ConfigError(
                 f"inputdataconfig.json names the channel {name!r}, but {paths.data / name} does not"
-                f" exist (there: {present}).",
-                "Mount the channel's data there, or take the channel out of inputdataconfig.json.",
+                f" exist (existing channels: {present}).",
+                "Mount the channel's data there, or remove the channel from inputdataconfig.json.",
             )
 
 
@@ -353,19 +314,19 @@ def _hosts(resources: Mapping[str, Any], path: Path) -> tuple[str, ...]:
 
 
 def _check_representable(key: str, value: Any) -> None:
-    """Raise where a value cannot stand in argv or the environment (NUL, half a character)."""
+    """Raise ConfigError if a value cannot be passed in argv or the environment."""
     try:
         is_representable = b"\0" not in os.fsencode("".join((key, *_texts(value))))
     except UnicodeEncodeError:
         is_representable = False
     if not is_representable:
         raise ConfigError(
-            f"The hyperparameter {key!r} holds a NUL or half of a surrogate pair.",
-            "Neither can be passed to a program: take it out, or write it as an escape.",
+            f"The hyperparameter {key!r} contains a NUL or half of a surrogate pair.",
+            "Neither can be passed to a program: remove it, or write it as an escape.",
         )
     if "=" in key or not key:
         raise ConfigError(
-            f"The hyperparameter {key!r} has no usable name.", "Take the '=' out of it."
+            f"The hyperparameter {key!r} has no usable name.", "Remove the '=' from it."
         )
 
 

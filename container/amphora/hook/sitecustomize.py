@@ -3,7 +3,6 @@
 - Records the exception that ends a process, so that nobody has to guess it from stderr.
 - Puts secret hyperparameters, which must not stand in a command line, back into `sys.argv`.
 - Makes stdout and stderr line-buffered.
-- After the script imports `evaluate`: `evaluate.load` finds the modules that the image ships.
 - After the script imports `accelerate`: `PartialState` respects ACCELERATE_USE_CPU.
 
 Uses the standard library only and imports as little as possible, because it runs in other people's
@@ -22,11 +21,9 @@ from types import TracebackType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 _ERROR_DIR = os.environ.get("AMPHORA_ERROR_DIR", "")
-_MODULES = os.environ.get("AMPHORA_EVALUATE_MODULES", "")
 _IS_LAUNCHER = os.environ.get("AMPHORA_LAUNCHER") == "1" and "RANK" not in os.environ
 _SECRET = "amphora-secret:"
 
@@ -36,8 +33,8 @@ def _record(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     import time
     import traceback
 
-    chain, handled = _behind(error)
-    if _is_mistake(error):
+    chain, handled = _causes(error)
+    if _is_users_mistake(error):
         chain, handled, trace = [error.with_traceback(None)], None, None
     # Which workers torchrun saw fail: the exception that ends it carries them.
     failures = getattr(error, "failures", None)
@@ -51,8 +48,8 @@ def _record(kind: type[BaseException], error: BaseException, trace: TracebackTyp
         "rank": next(filter(None, ranks), None),
         "host": os.environ.get("SM_CURRENT_HOST"),
         "script_dir": os.environ.get("AMPHORA_SCRIPT_DIR", ""),
-        "errors": [_told(each) for each in chain],
-        "handled": handled and _told(handled),
+        "errors": [_as_json(each) for each in chain],
+        "handled": handled and _as_json(handled),
         "command": command if isinstance(command, str) else list(map(str, command or ())),
         "traceback": "".join(traceback.format_exception(kind, error, trace)) if trace else "",
         "workers": [
@@ -66,12 +63,11 @@ def _record(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     os.replace(path + ".part", path)
 
 
-def _behind(error: BaseException) -> tuple[list[BaseException], BaseException | None]:
-    """The exceptions from the last raised to the innermost cause; and one that was being handled
-    when another, of its own, was raised.
+def _causes(error: BaseException) -> tuple[list[BaseException], BaseException | None]:
+    """Return the exceptions from the last raised to the innermost cause, and the one being handled.
 
-    An exception raised by the `except` block itself stands for the one it handles; one raised by
-    what that block calls does not.
+    An exception that an `except` block itself raises replaces the one it handles, which is its
+    cause. One that is raised by a function called in that block has its own cause.
     """
     chain: list[BaseException] = []
     inner: BaseException | None = error
@@ -92,20 +88,20 @@ def _behind(error: BaseException) -> tuple[list[BaseException], BaseException | 
     return chain, None
 
 
-def _told(error: BaseException) -> dict[str, Any]:
-    """An exception's type, message and frames as JSON."""
+def _as_json(error: BaseException) -> dict[str, Any]:
+    """Return an exception's type, message and frames for JSON."""
     import traceback
 
     kind = type(error)
     module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
     try:
         message = str(error)
-        # What a command wrote that was not to be seen: subprocess.run(..., capture_output=True).
-        written = getattr(error, "stderr", None) if kind.__name__ == "CalledProcessError" else None
-        if isinstance(written, bytes):
-            written = written.decode("utf-8", "replace")
-        if isinstance(written, str):
-            message = "\n".join([message, *written.strip().splitlines()[-5:]])
+        # The output of subprocess.run(..., capture_output=True) is in no log.
+        output = getattr(error, "stderr", None) if kind.__name__ == "CalledProcessError" else None
+        if isinstance(output, bytes):
+            output = output.decode("utf-8", "replace")
+        if isinstance(output, str):
+            message = "\n".join([message, *output.strip().splitlines()[-5:]])
     except Exception as failing:
         message = f"(its text cannot be shown: {type(failing).__name__} in __str__)"
     frames = traceback.extract_tb(error.__traceback__)
@@ -117,7 +113,7 @@ def _told(error: BaseException) -> dict[str, Any]:
 
 
 def _parents() -> list[tuple[int, list[str]]]:
-    """This process and those above it: their ids and command lines."""
+    """Return the ids and command lines of this process and its ancestors."""
     chain: list[tuple[int, list[str]]] = []
     pid = os.getpid()
     with contextlib.suppress(OSError):
@@ -130,9 +126,11 @@ def _parents() -> list[tuple[int, list[str]]]:
     return chain
 
 
-def _is_mistake(error: BaseException) -> bool:
-    """Whether the message is all that its reader needs: an error that the recipe marks so, which
-    the supervisor logs. A user's own script may call the recipe, and go on."""
+def _is_users_mistake(error: BaseException) -> bool:
+    """Return whether the recipe marks an error as a user's mistake, whose message is enough.
+
+    The supervisor logs it. In a user's script, which may call the recipe, no error is a mistake.
+    """
     is_marked = bool(getattr(error, "is_users_mistake", False))
     return is_marked and not os.environ.get("SM_USER_ENTRY_POINT")
 
@@ -140,19 +138,19 @@ def _is_mistake(error: BaseException) -> bool:
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     is_shown = True
     try:
-        # An interrupt has its own exit status, which running code here would take from it.
+        # Running code here would change the exit status of an interrupt.
         if not issubclass(kind, KeyboardInterrupt):
             _record(kind, error, trace)
-            is_shown = not _is_mistake(error)  # Else the supervisor logs the message.
+            is_shown = not _is_users_mistake(error)
     except Exception:
-        pass  # On another host of mpirun's the folder is not there. Nothing hides the traceback.
+        pass  # Another host of mpirun lacks the folder. The traceback is always shown.
     finally:
         if is_shown:
             _previous_hook(kind, error, trace)
 
 
 def _record_at_exit() -> None:
-    """For a script whose own excepthook does not call the one it found (rich, typer)."""
+    """Record the exception if the script's own excepthook does not call ours (rich, typer)."""
     error = getattr(sys, "last_value", None)
     is_recorded = os.path.exists(os.path.join(_ERROR_DIR, f"{os.getpid()}.json"))
     if error is not None and not isinstance(error, KeyboardInterrupt) and not is_recorded:
@@ -161,7 +159,7 @@ def _record_at_exit() -> None:
 
 
 def _chain() -> None:
-    """Run the sitecustomize that this one stands in front of, if there is one."""
+    """Run the next sitecustomize on the path, if there is one."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
@@ -172,31 +170,10 @@ def _chain() -> None:
         spec.loader.exec_module(module_from_spec(spec))
 
 
-def _offer_modules(loading: types.ModuleType) -> None:
-    """`evaluate.load("accuracy")` takes the image's module: the hub may be out of reach."""
-    original = loading.evaluation_module_factory
-
-    def evaluation_module_factory(
-        path: str, module_type: Any = None, revision: Any = None, *args: Any, **options: Any
-    ) -> Any:
-        brought = os.path.join(_MODULES, path)
-        if (
-            path.isidentifier()
-            and module_type in (None, "metric")
-            and revision is None
-            and not os.path.isfile(os.path.join(path, f"{path}.py"))  # the script's own
-            and os.path.isfile(os.path.join(brought, f"{path}.py"))
-        ):
-            path = brought
-        return original(path, module_type, revision, *args, **options)
-
-    loading.evaluation_module_factory = evaluation_module_factory  # type: ignore[attr-defined]
-
-
 def _join_on_cpu(state: types.ModuleType) -> None:
-    """`PartialState()` heeds ACCELERATE_USE_CPU, as Accelerator() does.
+    """Make `PartialState()` apply ACCELERATE_USE_CPU, as Accelerator() does.
 
-    Without, it makes a world of one of each process, which a later Accelerator() stays in.
+    Otherwise each process becomes a world of one, in which a later Accelerator() stays.
     """
     original = state.PartialState.__init__
 
@@ -207,28 +184,25 @@ def _join_on_cpu(state: types.ModuleType) -> None:
     state.PartialState.__init__ = __init__
 
 
-class _AfterImport:
-    """Finds a module as Python would, and changes it when it has been loaded."""
-
-    def __init__(self, changes: dict[str, Callable[[types.ModuleType], None]]) -> None:
-        self._changes = changes
+class _AfterAccelerate:
+    """Finds `accelerate.state` as Python would, and changes it once it is loaded."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """None for all modules but those that are changed, once each."""
-        change = self._changes.pop(name, None)
-        if change is None:
+        """Return None for all other modules."""
+        if name != "accelerate.state":
             return None
         from importlib.machinery import PathFinder
 
+        sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def exec_module(module: types.ModuleType) -> None:
                 load(module)
-                # A library that has changed its inside is used as it is.
+                # A version of accelerate with other internals is left unchanged.
                 with contextlib.suppress(AttributeError):
-                    change(module)
+                    _join_on_cpu(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -239,16 +213,13 @@ if _ERROR_DIR:
     sys.excepthook = _hook
     atexit.register(_record_at_exit)
     if hasattr(sys, "argv") and not _IS_LAUNCHER:
-        # A secret hyperparameter stands in the environment only; in argv a mark holds its place.
+        # A secret hyperparameter is in the environment only; argv has a placeholder.
         for _index, _argument in enumerate(sys.argv):
             if _argument.startswith(_SECRET):
                 sys.argv[_index] = os.environ.get(_argument[len(_SECRET) :], _argument)
-    # To a pipe Python holds lines back; unbuffered, it writes the words of several ranks mixed.
+    # Python buffers output to a pipe; without any buffer, the lines of ranks would mix.
     for _stream in (sys.stdout, sys.stderr):
         if isinstance(_stream, io.TextIOWrapper):
             _stream.reconfigure(line_buffering=True, write_through=False)
-    _changes: dict[str, Callable[[types.ModuleType], None]] = {"accelerate.state": _join_on_cpu}
-    if _MODULES:
-        _changes["evaluate.loading"] = _offer_modules
-    sys.meta_path.insert(0, _AfterImport(_changes))
+    sys.meta_path.insert(0, _AfterAccelerate())
 _chain()

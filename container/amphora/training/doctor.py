@@ -1,7 +1,7 @@
-"""`amphora doctor` and `amphora train --check`: would this job run? Told without training.
+"""Implements `amphora doctor`: checks a training job without running it.
 
-What only the recipe can know (formats, labels, token lengths, memory) its own code/check.py tells,
-in a process of its own, as a JSON line; everything else is looked at here.
+The recipe's own checks (formats, labels, token lengths, memory) run in code/check.py, a separate
+process that prints JSON lines.
 """
 
 from __future__ import annotations

@@ -109,15 +109,6 @@ def recipe_dir(environ: Mapping[str, str]) -> Path:
     return folder.absolute()
 
 
-def evaluate_modules(environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of `evaluate` modules that the image ships, or None."""
-    try:
-        folders = sorted(recipe_dir(environ).rglob("evaluate_modules"))
-    except CodeError:
-        return None
-    return next((folder for folder in folders if folder.is_dir()), None)
-
-
 def install_steps(source: Source) -> list[Install]:
     """The runs of pip that the code asks for."""
     steps = []

@@ -24,7 +24,7 @@ from amphora.contract.sm_variables import (
     too_long,
 )
 from amphora.training import mpi, neuron
-from amphora.training.entry_point import ProgramKind, Source, evaluate_modules
+from amphora.training.entry_point import ProgramKind, Source
 
 SECRET_PREFIX = "amphora-secret:"
 HOOK_DIR = Path(__file__).parents[1] / "hook"
@@ -93,7 +93,6 @@ def plan(
     variables |= {_mark(name, value): to_argument(value) for name, value in _hidden(job).items()}
     folders = [str(HOOK_DIR), str(source.root), environ.get("PYTHONPATH", "")]
     variables |= {
-        "AMPHORA_EVALUATE_MODULES": str(evaluate_modules(environ) or ""),
         "PYTHONPATH": ":".join(filter(None, folders)),
         "AMPHORA_ERROR_DIR": str(error_dir),
         "AMPHORA_SCRIPT_DIR": str(source.root),

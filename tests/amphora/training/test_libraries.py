@@ -1,11 +1,8 @@
-"""Scripts that use HF Trainer, accelerate and evaluate, started as they are, without a network."""
+"""Scripts that use HF Trainer and accelerate train one model in several processes."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,57 +106,3 @@ def test_several_processes_on_cpus_train_one_model(tree: Tree, script: str, proc
         for name, weight in expected().items():
             found = torch.tensor(each["weights"][name])
             torch.testing.assert_close(found, weight, rtol=0, atol=1e-6)
-
-
-EVALUATE = """
-import evaluate, json, os, sys
-sys.argv[1:] or sys.exit("no arguments")
-given = {"predictions": [0, 1, 1, 0, 1], "references": [0, 1, 0, 1, 1]}
-found = evaluate.combine(["accuracy", "f1", "precision", "recall"]).compute(**given)
-several = {"predictions": [0, 2, 1, 1], "references": [0, 1, 2, 1], "average": "macro"}
-found["several"] = evaluate.load("f1").compute(**several)["f1"]
-found["each"] = evaluate.load("recall").compute(**{**several, "average": None})["recall"].tolist()
-sets = {"predictions": [[0, 1], [1, 1]], "references": [[0, 1], [1, 0]], "average": "micro"}
-found["sets"] = evaluate.load("precision", "multilabel").compute(**sets)["precision"]
-os.chdir("own")
-found["own"] = evaluate.load("accuracy").compute(predictions=[1], references=[0])["accuracy"]
-print("found", json.dumps(found))
-"""
-OWN = """
-import datasets
-import evaluate
-class Accuracy(evaluate.Metric):
-    def _info(self):
-        kinds = dict.fromkeys(("predictions", "references"), datasets.Value("int32"))
-        return evaluate.MetricInfo(
-            description="", citation="", inputs_description="", features=datasets.Features(kinds)
-        )
-    def _compute(self, predictions, references):
-        return {"accuracy": 42.0}
-"""
-
-
-@pytest.mark.heavy
-def test_the_metrics_that_are_shipped_need_no_network_and_are_those_of_the_hub(
-    scripted: Tree,
-) -> None:
-    scripted.configure({"sagemaker_program": "run.sh", "x": "1"})
-    scripted.script("python3 other.py --x 1", "run.sh").script(EVALUATE, "other.py")
-    scripted.script(OWN, "own/accuracy/accuracy.py")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    cache = str(scripted.base / "cache")
-    done = scripted.train(HF_HUB_OFFLINE="1", HF_HOME=cache, PATH=path)
-    assert done.returncode == 0, done.stderr
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("found "))
-    found = json.loads(line.removeprefix("found "))
-    # By hand, as the hub's modules have it: of two classes, class 1 is the one that is looked for.
-    assert found == {
-        "accuracy": pytest.approx(3 / 5),
-        "f1": pytest.approx(2 / 3),
-        "precision": pytest.approx(2 / 3),
-        "recall": pytest.approx(2 / 3),
-        "several": pytest.approx((1 + 1 / 2 + 0) / 3),
-        "each": pytest.approx([1, 1 / 2, 0]),
-        "sets": pytest.approx(2 / 3),
-        "own": 42.0,
-    }
