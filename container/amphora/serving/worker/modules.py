@@ -1,14 +1,12 @@
-"""Imports files by their paths: the user's handlers, and the image's own beside them.
+"""Imports files by their paths: the user's handlers, and the image's own.
 
-The user's folder stands first on sys.path and the image's does not stand there, so that a user's
-`check`, `train` or `utils` is what the user's code imports, and the image's never. Only the image's
-packages can be imported by one name from both sides: if a user has a package of that name, the
-image's files are imported with their own packages under another name.
+The user's folder comes first on sys.path and the image's is not on it, so that `import utils` in a
+user's file finds the user's module, never the image's. Only the image's packages can be imported by
+name from both sides; a user's module of the same name is refused if the image's is needed.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib.abc
 import importlib.machinery
@@ -18,14 +16,13 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 
 from amphora.common import transformers4
 from amphora.common.errors import CodeError, near
 from amphora.serving import programs
 
 LOG = logging.getLogger("amphora.worker")
-_PRIVATE = "_amphora_image_"
 
 
 def user_module(code_dir: Path, program: str | None) -> ModuleType | None:
@@ -100,22 +97,20 @@ def load_image(image_code: Path, name: str) -> ModuleType:
         name: The file's name without .py.
 
     Raises:
-        CodeError: It cannot be imported.
+        CodeError: It cannot be imported, or a module of the user's hides one of its packages.
     """
     path = image_code / f"{name}.py"
     packages = sorted(init.parent.name for init in image_code.glob("*/__init__.py"))
-    finders = (_ImageFinder, _PrivateFinder)
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, finders)]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ImageFinder)]
     sys.meta_path.append(_ImageFinder(image_code, packages))
-    shadowed = [package for package in packages if _is_elsewhere(package, image_code)]
-    if not shadowed:
-        spec = importlib.util.spec_from_file_location(f"amphora_image_{name}", path)
-        return _execute(path, f"amphora_image_{name}", spec)
-    LOG.info("The user's %s is not the image's: each has its own.", ", ".join(shadowed))
-    finder = _PrivateFinder(image_code, shadowed)
-    # First, since Python would find what is inside of a package by itself, and not rename it.
-    sys.meta_path.insert(0, finder)
-    return _execute(path, f"amphora_image_{name}", finder.spec(f"amphora_image_{name}", path))
+    if hidden := [package for package in packages if _is_elsewhere(package, image_code)]:
+        raise CodeError(
+            f"The user's code has a module {hidden[0]!r}, which hides the image's package of that"
+            f" name, and {path.name} of the image is needed for the functions that it leaves out.",
+            "Rename the module, or define model_fn, input_fn, predict_fn and output_fn.",
+        )
+    spec = importlib.util.spec_from_file_location(f"amphora_image_{name}", path)
+    return _execute(path, f"amphora_image_{name}", spec)
 
 
 def _is_elsewhere(package: str, image_code: Path) -> bool:
@@ -142,62 +137,6 @@ class _ImageFinder(importlib.abc.MetaPathFinder):
         if fullname not in self._packages:
             return None
         return importlib.machinery.PathFinder.find_spec(fullname, [str(self._image_code)])
-
-
-class _PrivateFinder(importlib.abc.MetaPathFinder):
-    """Finds the image's packages under their private names."""
-
-    def __init__(self, image_code: Path, packages: Sequence[str]) -> None:
-        self._image_code = image_code
-        self._packages = packages
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """For Python's import system."""
-        if not fullname.startswith(_PRIVATE):
-            return None
-        place = self._image_code.joinpath(*fullname.removeprefix(_PRIVATE).split("."))
-        if (place / "__init__.py").is_file():
-            return self.spec(fullname, place / "__init__.py", [str(place)])
-        file = place.with_name(f"{place.name}.py")
-        return self.spec(fullname, file) if file.is_file() else None
-
-    def spec(
-        self, name: str, path: Path, folders: list[str] | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """How a file is imported whose own imports are renamed."""
-        loader = _RenamingLoader(name, str(path), self._packages)
-        return importlib.util.spec_from_file_location(
-            name, path, loader=loader, submodule_search_locations=folders
-        )
-
-
-class _RenamingLoader(importlib.machinery.SourceFileLoader):
-    """Compiles a file whose imports of some packages take the private ones."""
-
-    def __init__(self, name: str, path: str, packages: Sequence[str]) -> None:
-        super().__init__(name, path)
-        self._packages = packages
-
-    def get_code(self, fullname: str) -> CodeType:
-        """From the source, since the compiled file beside it has the other names."""
-        path = self.get_filename(fullname)
-        tree = ast.parse(self.get_data(path), path)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and not node.level and node.module:
-                node.module = self._renamed(node.module)
-            elif isinstance(node, ast.Import):
-                for alias in node.names:
-                    new = self._renamed(alias.name)
-                    if new != alias.name and alias.asname is None and "." in alias.name:
-                        raise CodeError(f"{path}: write `from ... import` for {alias.name}.")
-                    alias.asname = alias.asname or (alias.name if new != alias.name else None)
-                    alias.name = new
-        return compile(tree, path, "exec", dont_inherit=True)
-
-    def _renamed(self, name: str) -> str:
-        return _PRIVATE + name if name.partition(".")[0] in self._packages else name
 
 
 def _execute(path: Path, name: str, spec: importlib.machinery.ModuleSpec | None) -> ModuleType:
