@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 from starlette.applications import Starlette
 from starlette.routing import Route
 
@@ -54,9 +55,6 @@ def test_an_error_has_the_form_that_is_described_for_its_route(tmp_path: Path) -
         name = content["schema"]["$ref"].rpartition("/")[2]
         schema = document["components"]["schemas"][name]
         error = json.loads(error_body("bad_request", "no", "1", 400, path))
-        assert set(schema["required"]) <= error.keys(), path
-        for key, expected in schema["properties"].items():
-            kinds = {"string": str, "object": dict}
-            assert isinstance(error[key], kinds[expected["type"]]), (path, key)
+        Draft202012Validator(schema).validate(error)
         seen.add(name)
-    assert seen == {"Error", "TEIError", "TGIError"}
+    assert seen == {"Error", "OpenAIError", "TEIError", "TGIError"}
