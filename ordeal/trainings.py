@@ -56,11 +56,6 @@ KINDS = (
          without_rows=True),
     Kind(name="sharded rows, two processes a host", processes=(4,), rows_of_each=2),
     Kind(name="sharded rows, FSDP2", processes=(2, 3), rows_of_each=1, more=SHARDED),
-    Kind(name="streamed", processes=(1, 2, 3), more={"streaming": True, "streaming_rows": 40}),
-    Kind(name="streamed files", processes=(1, 2, 3, 4), more={"streaming_files": 1},
-         material="files"),
-    Kind(name="streamed files, FSDP2", processes=(2,), more={"streaming_files": 1, **SHARDED},
-         material="files"),
     Kind(name="summaries", processes=(1, 2, 3), more=SUMMARIES, material="summaries"),
     Kind(name="summaries, FSDP2", processes=(3,), more={**SUMMARIES, **SHARDED},
          material="summaries"),
@@ -88,25 +83,18 @@ def material(name: str, folder: Path) -> Material:
     """The model and the data of a kind, written below `folder` if they are not there."""
     at = folder / name.replace(" ", "-")
     channels = {"train": at / "train"}
-    if name == "files":
-        channels["validation"] = at / "validation"
     if not at.exists():
         for path in channels.values():
             path.mkdir(parents=True)
         still = name.startswith("still")
         tiny_model(at / "model", still=still, writes=name.endswith("summaries"))
         _write(name.removeprefix("still "), channels["train"])
-        if name == "files":
-            reviews(channels["validation"] / "some.csv", 20)
     return Material(at / "model", channels)
 
 
 def _write(name: str, folder: Path) -> None:
     if name == "reviews":
         reviews(folder / "train.csv", 180)
-    elif name == "files":
-        for number in range(12):
-            reviews(folder / f"part-{number}.csv", 10 + number)
     else:
         pairs = {
             "summaries": ("document", "summary", "the film number {0} was good", "number {0}"),

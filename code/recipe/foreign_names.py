@@ -316,8 +316,9 @@ context_parallel_size cp_size sequence_parallel_size ulysses_degree | A text is 
   GPUs: give a lower max_length or gradient_checkpointing=True, or a script of your own with
   accelerate's ParallelismConfig.
 activation_offloading layer_offloading selective_checkpointing | Give gradient_checkpointing=True.
-dataset_streaming streaming_multipack_buffer_size | Leave it out: a data set is read from the
-  channel; streaming=True makes tokens beside training.
+streaming streaming_rows streaming_files dataset_streaming streaming_multipack_buffer_size | Leave
+  it out: tokens are made before the first step, once for a host, and mapped from its disk. Larger
+  data needs a script of your own, with datasets' IterableDataset (load_dataset(streaming=True)).
 ms_hub_token om_hub_token | Only the Hugging Face hub is known: give hf_token.
 default_system default_system_message dataset_kwargs chat_template_kwargs tool_format
   enable_thinking | Leave it out: the conversation's own messages are what is learned.

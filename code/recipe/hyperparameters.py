@@ -220,24 +220,6 @@ class Hyperparameters:
         "task=reranking: learn each query's list as a whole (ListNet), not each pair by itself "
         "(binary cross-entropy). A batch is then so many queries.",
     )
-    streaming: bool | None = _documented(
-        None,
-        "task=text-classification, causal-lm, masked-lm: make tokens beside training, a portion of "
-        "the rows at a time, not before the first step. Texts that may be several samples need "
-        "max_steps. Default: where the data is of more than four portions.",
-    )
-    streaming_rows: int | None = _documented(
-        None,
-        "Rows of a portion that is made tokens beside training. Default: 131,072, fewer of long "
-        "texts.",
-    )
-    streaming_files: int | None = _documented(
-        None,
-        "Tasks of texts, words and pairs of texts: read so many files of the training data at a "
-        "time, while others are trained on, and keep few of them on the disk; 0: read all before "
-        "training. Evaluation data needs a channel of its own; all but text-classification need "
-        "max_steps. Default: files of some 64 MB, of channels in FastFile mode with 1 GB and more.",
-    )
     num_train_epochs: float = _documented(3.0, "Passes over the training data.", "epochs")
     max_train_steps: int | None = _documented(
         None, "Stop after this many optimizer steps, whatever the epochs.", "max_steps"

@@ -45,7 +45,6 @@ RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "max_length": (lambda value: value >= 4, "4 or more"),
     "seed": (lambda value: 0 <= value < 2**32, "a whole number from 0 to 2**32 - 1"),
     "max_target_length": _AT_LEAST_1,
-    "streaming_rows": (lambda value: 1 <= value <= 1 << 21, "a whole number from 1 to 2**21"),
     "generated_rows": _AT_LEAST_1,
     "num_beams": _AT_LEAST_1,
     "mlm_probability": (lambda value: 0 < value < 1, "a number between 0 and 1"),

@@ -143,7 +143,6 @@ class Padded:
 
     def _length(self, samples: Samples, rows: Rows) -> int:
         longest = int(samples.lengths[rows].max(initial=1))
-        # Of data that is made tokens as it is trained on, a longer sample may come later.
         own = -(-longest // ALIGNMENT) * ALIGNMENT
         return next((length for length in self.lengths if length >= longest), own)
 
@@ -211,18 +210,6 @@ class Training:
             of_hosts.append([rows[step] for step in dealt])
         return Epoch(self, self.samples.in_epoch(self.seed, epoch), of_hosts, balanced)
 
-    def first_part(self) -> Training:
-        """What tells of the whole training: itself, where all of its tokens are known."""
-        return self
-
-    def named(self, numbers: Sequence[int]) -> str:
-        """Which rows those of a batch are, in words."""
-        return f"the rows {', '.join(map(str, numbers))} of the training data, counted from 0"
-
-    def epoch_lengths(self) -> Rows:
-        """Tokens of each text of an epoch."""
-        return self.samples.text_lengths
-
     def rows(self, epochs: int, balanced: bool) -> list[Rows]:
         """The rows of every batch of all processes in the first `epochs` epochs."""
         return [
@@ -282,12 +269,6 @@ class Epoch:
     def __iter__(self) -> Iterator[list[tuple[Rows, int]]]:
         return (self[number] for number in range(len(self)))
 
-    def of(self, number: int, rank: int) -> tuple[Samples, Rows, int, int]:
-        """The samples that a batch is of, its rows in these, the weight of its step, and what is
-        added to the numbers of rows to tell them from those of other samples."""
-        rows, total = self[number][rank]
-        return self.samples, rows, total, 0
-
     def _split_step(self, number: int) -> tuple[list[Rows], int]:
         """The rows of each batch, those of the first accumulated one for all processes first."""
         training, steps = self._training, [steps[number] for steps in self._of_hosts]
@@ -318,8 +299,8 @@ class _Drawn(Dataset[Batch]):
     def __getitem__(self, at: tuple[int, int]) -> Batch:
         epoch, number = at
         drawn = self._epoch(epoch, self._layout.balanced)
-        samples, rows, total, first = drawn.of(number, self._training.world.rank)
-        return finish(samples, self._layout, rows, self._training.size, total, first)
+        rows, total = drawn[number][self._training.world.rank]
+        return finish(drawn.samples, self._layout, rows, self._training.size, total)
 
 
 class _Numbers(BatchSampler):
@@ -398,19 +379,16 @@ def evaluation_batches(
         yield finish(samples, layout, rows, size, weight)
 
 
-def finish(
-    samples: Samples, layout: Layout, rows: Rows, size: int, total: int, first: int = 0
-) -> Batch:
+def finish(samples: Samples, layout: Layout, rows: Rows, size: int, total: int) -> Batch:
     """A batch of the samples at `rows`, at most `size`, with what stands beside the model's inputs.
 
     Args:
         total: The weight of the samples of the whole step.
-        first: What the number of the first of all samples is.
     """
     labels = np.zeros((size, *samples.labels.shape[1:]), dtype=samples.labels.dtype)
     labels[: len(rows)] = samples.labels[rows]
     placed = np.full(size, -1)
-    placed[: len(rows)] = rows + first
+    placed[: len(rows)] = rows
     return {
         **layout.tensors(samples, rows),
         "labels": torch.from_numpy(labels),

@@ -28,16 +28,12 @@ from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import text_files
 from recipe.data.files.part import Part, is_list, is_string
 from recipe.data.labelled_rows import Read
-from recipe.data.labels import Labels, LabelShape
+from recipe.data.labels import Labels
 from recipe.data.layout import channels as layout
-from recipe.data.layout import file_portions, surveys
-from recipe.data.layout.channels import ChannelLayout
-from recipe.data.layout.file_portions import FileRows
-from recipe.data.reading import accepted, describe, read_parts, read_training
+from recipe.data.reading import accepted, describe, read_parts
 from recipe.data.shards import Hosts
 from recipe.errors import DataError, Problems, listed
 from recipe.hyperparameters import Hyperparameters
-from recipe.value_ranges import SPLIT
 
 _AT_ONCE = 10_000
 Array = npt.NDArray[Any]
@@ -64,8 +60,6 @@ class Splits:
     """The names of the columns of texts in the training data: one, or two of pairs."""
     sharded: frozenset[str] = frozenset()
     """Which of `train`, `evaluation` and `test` have this host's rows only."""
-    files: FileRows | None = None
-    """The training data, where `train` has the rows of its first portion only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +87,6 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
     with hosts.together():
         places = layout.find(channels, hyperparameters.dataset_config_name, hosts.sharded)
         notes = list(places.notes)
-        reasons = _why_not_files(hyperparameters)
-        portions = file_portions.choose(places, channels, hyperparameters, reasons, notes)
-        if portions is not None:
-            places = places.of_training(portions[0])
         parts = read_parts(places, notes, functools.partial(text_files.units, notes=notes))
         first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
         own = None if first is None else _choose(first, hyperparameters, None, [])[1]
@@ -110,16 +100,12 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
     for of_host in of_hosts:
         for split, each in of_host.items():
             distinct[split] += each
-    later = _Later(places, hyperparameters, like)
-    if portions is not None:
-        distinct["train"] += later.survey(portions, read["train"], notes)
     if hyperparameters.problem_type != labels.NUMBER:
         names = _names_of_classes(distinct, hyperparameters.class_names)
         if names is not None:
             for of in read.values():
                 of[:] = [_named(each, names) for each in of]
             distinct = {split: [each.named(names) for each in of] for split, of in distinct.items()}
-            later.names = names
     trained = [(column.part, column.column) for column in distinct["train"]]
     shape = labels.shape_of(trained, hyperparameters.label_separator, hyperparameters.problem_type)
     if shape.problem == labels.SINGLE and hyperparameters.problem_type is None:
@@ -127,7 +113,6 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
     spelled = [label for part, column in trained for label in shape.spell(part, column)]
     train_rows = sum(column.rows for column in distinct["train"])
     known = labels.classes(*trained[0], spelled, shape.problem, train_rows)
-    files = None if portions is None else later.files(portions, shape, known)
     with hosts.together():
         built = {
             split: labelled_rows.build(split, each, shape, known) for split, each in read.items()
@@ -150,74 +135,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Spli
         found=[*notes, *findings, rule, *_describe_labels(known, train, hosts)],
         text_columns=like.read,
         sharded=held_out.uses_of(sharded, set(built)),
-        files=files,
     )
-
-
-def _why_not_files(hyperparameters: Hyperparameters) -> Iterator[str]:
-    """Why rows of other files may be needed at once."""
-    if hyperparameters.class_weight is not None:
-        yield "class_weight weighs all rows"
-    if hyperparameters.long_texts == SPLIT:
-        yield "long_texts=split makes several samples of a row"
-
-
-class _Later:
-    """Files of training data that are read after those of the first portion, as these."""
-
-    def __init__(
-        self, places: ChannelLayout, hyperparameters: Hyperparameters, like: Columns
-    ) -> None:
-        self._places, self._hyperparameters, self._like = places, hyperparameters, like
-        self.names: Mapping[int, str] | None = None
-        """Of the classes, if the hyperparameter class_names has some."""
-        self._rows: dict[Path, int] = {}
-
-    def survey(
-        self, portions: Sequence[Sequence[Path]], first: Sequence[Read], notes: list[str]
-    ) -> list[_Distinct]:
-        """Read all but the first portion once, a file at a time: rows and labels."""
-        found: list[_Distinct] = []
-        paths = [*itertools.chain.from_iterable(portions[1:])]
-
-        def tell(path: Path, of_file: list[str]) -> list[surveys.Told]:
-            read = [_distinct(each, self._hyperparameters) for each in self._read([path], of_file)]
-            return [{**vars(each), "part": surveys.packed(each.part)} for each in read]
-
-        named = ("text_column", "text_pair_column", "label_column", "label_separator")
-        how = {name: getattr(self._hyperparameters, name) for name in named}
-        how |= {"like": dataclasses.asdict(self._like), "of": "labels"}
-        for path, (told, own) in zip(paths, surveys.of_files(paths, how, tell), strict=True):
-            of_file = [
-                _Distinct(**{**each, "part": surveys.unpacked(each["part"])}) for each in told
-            ]
-            self._rows[path] = sum(each.rows for each in of_file)
-            found += of_file
-            notes += own
-        for each in first:
-            self._rows[each.part.path] = each.part.table.num_rows
-        return found
-
-    def files(
-        self, portions: Sequence[Sequence[Path]], shape: LabelShape, known: Labels
-    ) -> FileRows:
-        """What is read later, with the labels of all."""
-
-        def read(paths: Sequence[Path]) -> datasets.Dataset:
-            own = self._read(paths, [])
-            if self.names is not None:
-                own = [_named(each, self.names) for each in own]
-            return labelled_rows.build("train", own, shape, known)
-
-        rows = [sum(self._rows.get(path, 0) for path in paths) for paths in portions]
-        filled = [at for at, count in enumerate(rows) if count]
-        return FileRows(
-            portions=[portions[at] for at in filled], rows=[rows[at] for at in filled], read=read
-        )
-
-    def _read(self, paths: Sequence[Path], notes: list[str]) -> list[Read]:
-        parts = [("train", part) for part in read_training(self._places, paths, notes)]
-        return _read_splits(parts, self._hyperparameters, notes, self._like).get("train", [])
 
 
 def _named(read: Read, names: Mapping[int, str]) -> Read:

@@ -38,11 +38,8 @@ from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import spooled
 from recipe.data.kinds.conversations import EXAMPLE, conversation
 from recipe.data.layout import channels as layout
-from recipe.data.layout import file_portions
-from recipe.data.layout.channels import ChannelLayout
-from recipe.data.layout.file_portions import FileRows
-from recipe.data.reading import Units, describe, read_parts, read_training
-from recipe.errors import DataError, Problems, listed
+from recipe.data.reading import describe, read_parts
+from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
 _PLAIN = (".txt", ".text", ".tokens", ".raw")
@@ -75,8 +72,6 @@ class Texts:
     """What was detected, one line each."""
     sharded: frozenset[str] = frozenset()
     """Which of `train`, `evaluation` and `test` have this host's documents only."""
-    files: FileRows | None = None
-    """The training data, where `train` has the documents of its first portion only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,15 +99,9 @@ def load(
     as_given = is_named or PROMPT not in kinds
     units = functools.partial(_units, sample_by=hyperparameters.sample_by, as_given=as_given)
     with hosts.together():
-        places = whole = layout.find(channels, hyperparameters.dataset_config_name, hosts.sharded)
+        places = layout.find(channels, hyperparameters.dataset_config_name, hosts.sharded)
         _refuse_template(channels)
         notes = [*places.notes]
-        reasons = file_portions.unknown_steps(hyperparameters)
-        portions = file_portions.choose(
-            places, channels, hyperparameters, reasons, notes, file_portions.PLAIN
-        )
-        if portions is not None:
-            places = whole.of_training(portions[0])
         parts = read_parts(places, notes, units)
         first = next((part for split, part in parts if split == "train" and hosts.sharded), None)
         own = None if first is None else columns.of_documents(first, hyperparameters, None, kinds)
@@ -139,7 +128,6 @@ def load(
         built[split] = datasets.Dataset(_empty(like))
     findings = [_describe(split, files) for split, files in read.items()]
     train, evaluation, test, rule = held_out.assign(built, None, hyperparameters, hosts)
-    of_files = functools.partial(_of_files, whole, units, functools.partial(choose, like=like))
     sharded = frozenset().union(*hosts.each(places.sharded))
     if hosts.sharded:
         rows = zip(hosts.names, hosts.each(len(train)), strict=True)
@@ -151,7 +139,6 @@ def load(
         test=test,
         found=[*notes, *findings, rule],
         sharded=held_out.uses_of(sharded, set(built)),
-        files=_files(portions, of_files),
     )
 
 
@@ -171,12 +158,6 @@ def _refuse_template(channels: Mapping[str, Path]) -> None:
                 f"Write what it makes of each row into the columns {PROMPT} and {COMPLETION}, and "
                 "remove it.",
             )
-
-
-def _files(
-    portions: Sequence[Sequence[Path]] | None, read: Callable[[Sequence[Path]], datasets.Dataset]
-) -> FileRows | None:
-    return None if portions is None else FileRows(portions=portions, rows=None, read=read)
 
 
 def _empty(columns_: Mapping[str, str]) -> pa.Table:
@@ -263,17 +244,6 @@ def _chosen(
     if TEXT in chosen:
         part = values.with_texts(part, chosen[TEXT])
     return _Read(part=part, columns=chosen)
-
-
-def _of_files(
-    places: ChannelLayout, units: Units, chosen: Callable[[Part], _Read], paths: Sequence[Path]
-) -> datasets.Dataset:
-    """The documents of some files of training data."""
-    parts = read_training(places, paths, [], units)
-    tables = [_documents(chosen(part)) for part in parts]
-    if not tables:
-        raise DataError(f"There are no rows in {listed(list(map(str, paths)))}.", "Remove them.")
-    return datasets.Dataset(pa.concat_tables(tables), fingerprint=uuid.uuid4().hex)
 
 
 def recognise(evidence: Evidence) -> Recognised | None:

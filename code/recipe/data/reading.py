@@ -79,25 +79,6 @@ def read_parts(
     return sorted(parts, key=lambda each: ORDER.index(each[0]))
 
 
-def read_training(
-    layout: ChannelLayout, paths: Sequence[Path], notes: list[str], units: Units | None = None
-) -> list[Part]:
-    """Some files of training data, by themselves; those without rows are left out.
-
-    Raises:
-        DataError: as `read_parts`; or some of their rows are said to be of another split.
-    """
-    parts = read_parts(layout.of_training(paths, maybe_none=True), notes, units)
-    for split, part in parts:
-        if split != TRAIN:
-            raise DataError(
-                f"A column of {part.path} says that rows are {split} data, and the training data "
-                "is read in portions.",
-                "Give each split in a channel of its own, or streaming_files=0.",
-            )
-    return [part for _, part in parts]
-
-
 def describe(
     split: str, parts: Sequence[Part], count: str, read: str, columns_read: Collection[str]
 ) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import datasets
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
@@ -24,9 +22,7 @@ from recipe.batching import batches, flat, packing
 from recipe.batching.batches import Layout, Samples
 from recipe.batching.flat import Row
 from recipe.batching.packing import Rows, Shape
-from recipe.batching.portions import Later, needed
 from recipe.console import say
-from recipe.data.layout.file_portions import FileRows
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import cpu_kernels, flat_attention
@@ -35,15 +31,11 @@ from recipe.reports.answers import PredictedAnswers
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.tasks import evaluation
-from recipe.tokenization import store
 
 Model = tuple[PreTrainedModel, PreTrainedTokenizerBase]
-LaterLayout = Callable[[], Layout]
 Batches = Sequence[tuple[Samples, Rows]]
 """The samples of each of some batches."""
 OK, WARNING, ERROR = "ok", "warning", "error"
-ROWS, PIECES = "rows", "pieces"
-"""See `Streaming`."""
 _FEW = 8
 
 
@@ -217,80 +209,6 @@ TaskClass = Callable[[Mapping[str, Path], Hyperparameters], Task]
 """What a task's module calls `TASK`: called with the job's channels and hyperparameters."""
 
 
-@dataclass(frozen=True)
-class Portion(Sequence[int]):
-    """Some rows of the training data that are made tokens by themselves."""
-
-    rows: Rows
-    name: str
-    """What they are kept by: the same for the same rows of the same data only."""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, at: Any) -> Any:
-        return self.rows[at]
-
-    def of(self, split: datasets.Dataset) -> datasets.Dataset:
-        """These rows of the training data, of a name by which nobody has to read them all."""
-        return split.select(self.rows, new_fingerprint=f"{store.PORTION}{self.name}")
-
-
-@dataclass(frozen=True)
-class FilePortion(Portion):
-    """All rows of some files, which are not among those that the task has read."""
-
-    read: datasets.Dataset
-
-    def of(self, split: datasets.Dataset) -> datasets.Dataset:
-        """These rows."""
-        return super().of(self.read)
-
-
-NO_PORTION = Portion(np.empty(0, np.int64), "")
-"""None of the training data, but all of the others: see `named`."""
-
-
-class Streaming(Protocol):
-    """A task whose training data may be made tokens while it is trained on, a portion at a time:
-    none of its samples rests on samples of other portions."""
-
-    def others(self) -> dict[str, datasets.Dataset]:
-        """The data sets beside the training data, before they are tokenised."""
-
-    @property
-    def streams(self) -> str | None:
-        """ROWS where each row is one sample, PIECES where it may be several or none; None where
-        the job's settings need all tokens first."""
-
-
-@runtime_checkable
-class ByMore(Protocol):
-    """A task whose samples are by more than its rows, the hyperparameters and the tokenizer."""
-
-    def ways(self, tokenizer: PreTrainedTokenizerBase) -> Sequence[str]:
-        """What else tells its samples apart from those of other jobs: what the model says."""
-
-
-class StreamingFiles(Streaming, Protocol):
-    """A task whose training data may be read while it is trained on, a file or some at a time."""
-
-    @property
-    def files(self) -> FileRows | None:
-        """The training data, where `train` has its first portion only."""
-
-    def restored(self, tokenizer: PreTrainedTokenizerBase, arrays: Mapping[str, Any]) -> Samples:
-        """Training samples whose fields that are arrays were kept, by their names."""
-
-
-def training_rows(task: Task) -> int | None:
-    """How many rows the training data has; None where that is not known before all are read."""
-    files: FileRows | None = getattr(task, "files", None)
-    if files is None:
-        return len(task.train)
-    return None if files.rows is None else sum(files.rows)
-
-
 class NamedSplits(Protocol):
     """The data of a job, by its use."""
 
@@ -322,15 +240,10 @@ def named(
     """The splits that there are, with their names.
 
     Args:
-        rows: Of the training data, if not all are wanted; of the evaluation's then a few. Of a
-            `Portion`, that of the training data only; of one without rows, all other splits.
+        rows: Of the training data, if not all are wanted; of the evaluation's then a few.
     """
-    if isinstance(rows, Portion) and len(rows):
-        return [("train", rows.of(splits.train))]
     named_splits = {"train": splits.train, "evaluation": splits.evaluation, "test": splits.test}
-    if isinstance(rows, Portion):
-        del named_splits["train"]
-    elif rows is not None:
+    if rows is not None:
         few = range(min(_FEW, len(splits.evaluation)))
         named_splits = {
             "train": splits.train.select(rows),
@@ -355,10 +268,10 @@ def layouts(
     pad_id: int,
     asked: bool | None,
     training: batches.Training,
-    evaluations: Mapping[str, Samples | Later],
+    evaluations: Mapping[str, Samples],
     evaluation_size: int,
     objective: Objective,
-) -> tuple[Layout, LaterLayout]:
+) -> tuple[Layout, Layout]:
     """How training and evaluation lay out their samples, each in one way for the whole run.
 
     That of training is made for batches of its first epoch, with the longest sample among them:
@@ -368,8 +281,7 @@ def layouts(
         asked: The hyperparameter packing; None packs where the model can be packed.
 
     Returns:
-        That of training; and what gives that of evaluation, which is made at once unless its
-        samples come later.
+        That of training, and that of evaluation.
 
     Raises:
         HyperparameterError: packing was asked for, but the model cannot be packed.
@@ -382,24 +294,14 @@ def layouts(
             f"Leave it out. What can be packed: {', '.join(objective.packable)}.",
         )
     packs = can_pack and asked is not False
-    first = training.first_part()
-    drawn = [(first.samples, rows) for rows in first.typical(packs)]
+    drawn = [(training.samples, rows) for rows in training.typical(packs)]
     layout = objective.layout(model, packs, training.size, pad_id, drawn)
-
-    @functools.cache
-    def evaluation() -> Layout:
-        evaluated = [
-            (samples, rows)
-            for samples in map(needed, evaluations.values())
-            for rows in packing.in_order(samples.lengths, evaluation_size, packs)
-        ]
-        made = objective.layout(model, packs, evaluation_size, pad_id, evaluated)
-        if comes_later:
-            say(f"batches: evaluation {made.describe()}")
-        return made
-
-    comes_later = any(isinstance(samples, Later) for samples in evaluations.values())
-    said = "made tokens beside training" if comes_later else evaluation().describe()
+    evaluated = [
+        (samples, rows)
+        for samples in evaluations.values()
+        for rows in packing.in_order(samples.lengths, evaluation_size, packs)
+    ]
+    evaluation = objective.layout(model, packs, evaluation_size, pad_id, evaluated)
     objective.prepare(model, packs)
     places = sum(layout.places(samples, rows) for samples, rows in drawn if len(rows))
     real = sum(int(samples.lengths[rows].sum()) for samples, rows in drawn) / places
@@ -408,7 +310,8 @@ def layouts(
     of_a_step = f"{together} texts a step; " if together != training.size else ""
     say(
         f"batches: {of_a_step}{training.size} texts {layout.describe()}"
-        f"{'' if layout.balanced else why}, {real:.1%} of them real; evaluation {said}"
+        f"{'' if layout.balanced else why}, {real:.1%} of them real; "
+        f"evaluation {evaluation.describe()}"
     )
     return layout, evaluation
 
@@ -419,9 +322,9 @@ def lay_out(
     args: TrainingArguments,
     hyperparameters: Hyperparameters,
     training: batches.Training,
-    evaluations: Mapping[str, Samples | Later],
+    evaluations: Mapping[str, Samples],
     objective: Objective,
-) -> tuple[Layout, LaterLayout]:
+) -> tuple[Layout, Layout]:
     """See `layouts`; the model gets the attention that its device is fastest with.
 
     Raises:

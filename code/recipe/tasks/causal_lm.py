@@ -7,14 +7,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from recipe.batching import packing
 from recipe.batching.batches import Layout, Samples
 from recipe.batching.document_batches import Documents, PackedDocuments, PaddedDocuments
 from recipe.data import language_modeling
-from recipe.data.layout.file_portions import FileRows
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading, packed_decoders
 from recipe.models.loading import Source
@@ -24,8 +22,6 @@ from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.tasks import judging
 from recipe.tasks.base import (
-    NO_PORTION,
-    PIECES,
     Batches,
     Finding,
     Model,
@@ -79,24 +75,6 @@ class CausalLm:
     def sharded(self) -> frozenset[str]:
         """See base.Sharding."""
         return self._texts.sharded
-
-    @property
-    def streams(self) -> str | None:
-        """See base.Streaming."""
-        return PIECES
-
-    @property
-    def files(self) -> FileRows | None:
-        """See base.StreamingFiles."""
-        return self._texts.files
-
-    def others(self) -> dict[str, datasets.Dataset]:
-        """See base.Streaming."""
-        return dict(named(self._texts, NO_PORTION))
-
-    def restored(self, tokenizer: PreTrainedTokenizerBase, arrays: Mapping[str, Any]) -> Samples:
-        """See base.StreamingFiles."""
-        return Documents(**arrays)
 
     def load(self, source: Source) -> Model:
         """As it is."""

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from recipe.batching import packing
@@ -15,7 +14,6 @@ from recipe.batching.batches import Layout, Samples
 from recipe.batching.masked_batches import MaskedTexts, PackedMasked, PaddedMasked
 from recipe.data import language_modeling
 from recipe.data.column_names import TEXT, TOKEN_IDS
-from recipe.data.layout.file_portions import FileRows
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading, masked_models, packed_encoders
@@ -26,8 +24,6 @@ from recipe.reports.section import Section
 from recipe.runtime import xla
 from recipe.tasks import judging
 from recipe.tasks.base import (
-    NO_PORTION,
-    PIECES,
     Batches,
     Finding,
     Model,
@@ -83,26 +79,6 @@ class MaskedLm:
         channels = judging.channels(channels, hyperparameters)
         self._texts = language_modeling.load(channels, hyperparameters, (TEXT, TOKEN_IDS))
         self.train, self.found = self._texts.train, self._texts.found
-
-    @property
-    def streams(self) -> str | None:
-        """See base.Streaming."""
-        return PIECES
-
-    def others(self) -> dict[str, datasets.Dataset]:
-        """See base.Streaming."""
-        return dict(named(self._texts, NO_PORTION))
-
-    @property
-    def files(self) -> FileRows | None:
-        """See base.StreamingFiles."""
-        return self._texts.files
-
-    def restored(self, tokenizer: PreTrainedTokenizerBase, arrays: Mapping[str, Any]) -> Samples:
-        """See base.StreamingFiles."""
-        masking = masked_texts.masking(tokenizer, self._hyperparameters)
-        ids, starts, back = arrays["token_ids"], arrays["starts"], arrays["back"]
-        return MaskedTexts.drawn_from(ids, starts, back, masking, is_fixed=False)
 
     def load(self, source: Source) -> Model:
         """With its head for masked tokens."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 from torch import Tensor
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
@@ -19,7 +18,6 @@ from recipe.console import say
 from recipe.data import classification
 from recipe.data.column_names import LABEL, PAIR, TEXT, TOKEN_IDS
 from recipe.data.labels import NUMBER, SEVERAL, SINGLE, balanced_weights
-from recipe.data.layout.file_portions import FileRows
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading, losses, packed_encoders
@@ -30,9 +28,7 @@ from recipe.reports.predictions import Predictions
 from recipe.reports.section import Section
 from recipe.tasks import evaluation, judging
 from recipe.tasks.base import (
-    NO_PORTION,
     OK,
-    ROWS,
     WARNING,
     Batches,
     Finding,
@@ -200,24 +196,6 @@ class TextClassification:
     def sharded(self) -> frozenset[str]:
         """See base.Sharding."""
         return self.splits.sharded
-
-    @property
-    def streams(self) -> str | None:
-        """See base.Streaming: classes weigh by their windows, of which all must be known."""
-        return None if self._is_split else ROWS
-
-    @property
-    def files(self) -> FileRows | None:
-        """See base.StreamingFiles."""
-        return self.splits.files
-
-    def others(self) -> dict[str, datasets.Dataset]:
-        """See base.Streaming."""
-        return dict(named(self.splits, NO_PORTION))
-
-    def restored(self, tokenizer: PreTrainedTokenizerBase, arrays: Mapping[str, Any]) -> Samples:
-        """See base.StreamingFiles."""
-        return Samples(**arrays)
 
     def load(self, source: Source) -> Model:
         """With a head for the labels; its configuration says which columns it was trained on."""

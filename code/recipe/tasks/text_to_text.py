@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from recipe import metrics
@@ -18,7 +17,6 @@ from recipe.batching.pair_batches import PaddedPairs, Pairs
 from recipe.console import say
 from recipe.data.kinds import text_pairs
 from recipe.data.kinds.text_pairs import SOURCE
-from recipe.data.layout.file_portions import FileRows
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import text_to_text as models
@@ -30,9 +28,6 @@ from recipe.runtime import xla
 from recipe.task_table import SUMMARIES, TRANSLATIONS
 from recipe.tasks import judging
 from recipe.tasks.base import (
-    NO_PORTION,
-    PIECES,
-    ROWS,
     Batches,
     Finding,
     Model,
@@ -111,28 +106,6 @@ class TextToText:
         channels = judging.channels(channels, hyperparameters)
         self._pairs = text_pairs.load(channels, hyperparameters)
         self.train, self.found = self._pairs.train, self._pairs.found
-
-    @property
-    def streams(self) -> str | None:
-        """See base.Streaming: in files there may be rows that lack a text."""
-        return ROWS if self.files is None else PIECES
-
-    @property
-    def files(self) -> FileRows | None:
-        """See base.StreamingFiles."""
-        return self._pairs.files
-
-    def others(self) -> dict[str, datasets.Dataset]:
-        """See base.Streaming."""
-        return dict(named(self._pairs, NO_PORTION))
-
-    def ways(self, tokenizer: PreTrainedTokenizerBase) -> Sequence[str]:
-        """See base.Streaming: targets are cut where the model's positions end."""
-        return (str(self._objective.longest_target), *tokens.marks(tokenizer))
-
-    def restored(self, tokenizer: PreTrainedTokenizerBase, arrays: Mapping[str, Any]) -> Samples:
-        """See base.StreamingFiles."""
-        return Pairs(**arrays)
 
     def load(self, source: Source) -> Model:
         """With its languages and prefix set."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 from transformers import (
     AutoConfig,
@@ -23,7 +22,6 @@ from recipe.batching.samples import Samples
 from recipe.batching.tagged_batches import PackedTags, PaddedTags, TaggedSamples
 from recipe.data.column_names import TAGS, TOKENS
 from recipe.data.kinds import word_tags
-from recipe.data.layout.file_portions import FileRows
 from recipe.errors import HyperparameterError, ModelError
 from recipe.hyperparameters import Hyperparameters
 from recipe.models import loading, packed_encoders, token_heads
@@ -34,9 +32,7 @@ from recipe.reports.model_card import About
 from recipe.reports.section import Section
 from recipe.tasks import judging
 from recipe.tasks.base import (
-    NO_PORTION,
     OK,
-    PIECES,
     WARNING,
     Batches,
     Finding,
@@ -122,28 +118,6 @@ class TokenClassification:
         """Of the tags as the model has them, once it is loaded."""
         smoothing = float(self._hyperparameters.passed.get("label_smoothing_factor") or 0.0)
         return Tags(smoothing, self._names, self.splits.are_entities)
-
-    @property
-    def streams(self) -> str | None:
-        """See base.Streaming."""
-        return PIECES
-
-    @property
-    def files(self) -> FileRows | None:
-        """See base.StreamingFiles."""
-        return self.splits.files
-
-    def others(self) -> dict[str, datasets.Dataset]:
-        """See base.Streaming."""
-        return dict(named(self.splits, NO_PORTION))
-
-    def ways(self, tokenizer: PreTrainedTokenizerBase) -> Sequence[str]:
-        """See base.Streaming: the model may have the tags in another order."""
-        return self._names
-
-    def restored(self, tokenizer: PreTrainedTokenizerBase, arrays: Mapping[str, Any]) -> Samples:
-        """See base.StreamingFiles."""
-        return TaggedSamples(**arrays)
 
     def load(self, source: Source) -> Model:
         """With a head for the tags, in the order of the model's own where these are the same."""

@@ -38,8 +38,6 @@ _FORMAT = "number files 2"
 _LOOKED_AT, _DOUBT = 1 << 24, 3
 """Bytes of tokens after which it is asked whether the others have room, and again after twice as
 many; and how many times less than these suggest the others may take, and one."""
-PORTION = "portion-"
-"""What the name (its fingerprint) of a data set begins with that nobody has to read to know it."""
 
 
 def tokens_of(
@@ -139,10 +137,7 @@ def check_room(needed: float, rows: int, doubt: float) -> None:
         f"The tokens of {rows} rows take some {needed / 1e9:.2f} GB more in {folder}, where "
         f"{free / 1e9:.2f} GB are free"
     )
-    remedy = (
-        "Give the job a larger volume, or name a folder on another one in HF_DATASETS_CACHE; or "
-        "give several files and streaming_files=1, which keeps few of them."
-    )
+    remedy = "Give the job a larger volume, or name a folder on another one in HF_DATASETS_CACHE."
     if needed > doubt * free:
         raise OutputError(f"{what}.", remedy)
     say(f"warning: {what}, as those before them suggest. {remedy}")
@@ -171,9 +166,6 @@ def key(
     split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *how: str
 ) -> str:
     """The same for the same texts, labels, tokenizer, length and ways only."""
-    if split._fingerprint.startswith(PORTION):
-        digest = hashlib.sha256(f"{split._fingerprint} {max_length} {how} {_FORMAT}".encode())
-        return digest.hexdigest()[:32]
     ways = (*how, _FORMAT)
     digest = hashlib.sha256(f"{datasets.__version__} {max_length} {tokenizer} {ways}".encode())
     digest.update(_identity(tokenizer))

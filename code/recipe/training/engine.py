@@ -29,14 +29,13 @@ from transformers.trainer_utils import EvalLoopOutput
 from recipe.batching import batches
 from recipe.batching import packing as plan
 from recipe.batching.batches import Batch, Layout, Samples, World
-from recipe.batching.portions import Announced, Later, Streamed, needed
 from recipe.console import say
 from recipe.errors import DistributedError, DivergedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.runtime import cuda_graphs, ddp_hook, distribution, gathering
 from recipe.storage import checkpoints
 from recipe.tasks import base
-from recipe.tasks.base import LaterLayout, Objective, Referring, Writing
+from recipe.tasks.base import Objective, Referring, Writing
 from recipe.training import job_identity, worlds
 from recipe.training.interruptions import Interrupted
 from recipe.training.resuming import Resumable, fingerprint
@@ -44,7 +43,7 @@ from recipe.training.worlds import Cut
 from recipe.value_ranges import REFUSED
 
 _WATCHED = 16
-_REFERENCES, _PORTIONS = "references.safetensors", "portions.json"
+_REFERENCES = "references.safetensors"
 
 
 def check(args: TrainingArguments) -> None:
@@ -77,10 +76,10 @@ def build(
     tokenizer: PreTrainedTokenizerBase,
     args: TrainingArguments,
     hyperparameters: Hyperparameters,
-    ready: Mapping[str, Samples | Later],
+    ready: Mapping[str, Samples],
     objective: Objective,
 ) -> Engine:
-    """The engine for samples: `train`, which are there or announced, `evaluation`, maybe others.
+    """Build the engine for the samples `train` and `evaluation`, and maybe others.
 
     Raises:
         HyperparameterError: packing was asked for, but the model cannot be packed; or something
@@ -90,20 +89,14 @@ def build(
     check(args)
     cut = worlds.settle(args)
     samples = dict(ready)
-    train = needed(samples.pop("train"))
-    same: dict[str, Any] = {
-        "samples": train,
-        "size": cut.size,
-        "accumulation": cut.accumulation,
-        "at_once": cut.samples,
-        "seed": args.seed if args.data_seed is None else args.data_seed,
-        "world": World(processes=args.world_size, rank=args.process_index),
-    }
-    if isinstance(train, Announced):
-        limit = None if train.portions.one_each else args.max_steps
-        training: batches.Training = Streamed(portions=train.portions, limit=limit, **same)
-    else:
-        training = batches.Training(**same)
+    training = batches.Training(
+        samples=samples.pop("train"),
+        size=cut.size,
+        accumulation=cut.accumulation,
+        at_once=cut.samples,
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        world=World(processes=args.world_size, rank=args.process_index),
+    )
     training, cut = worlds.by_length(
         training, cut, args, model, tokenizer, hyperparameters.packing, objective
     )
@@ -129,13 +122,13 @@ def build(
 
 
 class Engine(Resumable):
-    """HF Trainer on `Samples`: `train_dataset` and `eval_dataset` are those (or come `Later`).
+    """HF Trainer on `Samples`: `train_dataset` and `eval_dataset` are those.
 
     Args:
         training: What is trained on.
         cut: How its steps are cut into batches.
         train_layout: How its batches are laid out.
-        eval_layout: Gives how those of an evaluation are laid out, the same each time.
+        eval_layout: How those of an evaluation are laid out.
         objective: What their losses are.
         class_weights: What the loss of a sample of each class is multiplied by in training.
         decisive: What else must be the same for a checkpoint to be of this job (`job_identity`).
@@ -151,7 +144,7 @@ class Engine(Resumable):
         training: batches.Training,
         cut: Cut,
         train_layout: Layout,
-        eval_layout: LaterLayout,
+        eval_layout: Layout,
         objective: Objective,
         class_weights: Sequence[float] | None = None,
         decisive: Mapping[str, Any] | None = None,
@@ -190,15 +183,13 @@ class Engine(Resumable):
 
     def training_lengths(self) -> Any:
         """Tokens of each training text of an epoch."""
-        return self._training.epoch_lengths()
+        return self._training.samples.text_lengths
 
     def tokens_computed(self) -> int:
         """In the first epoch, by all processes, padding included."""
-        part = self._training.first_part()
-        drawn = part.rows(1, self._train_layout.balanced)
+        drawn = self._training.rows(1, self._train_layout.balanced)
         places = self._train_layout.places
-        of_part = sum(places(part.samples, rows) for rows in drawn if len(rows))
-        return of_part * self._training.steps() // max(1, part.steps())
+        return sum(places(self._training.samples, rows) for rows in drawn if len(rows))
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Samples in a step, by which the Trainer counts how many were trained on."""
@@ -280,9 +271,10 @@ class Engine(Resumable):
         totals = [each.item() for each in sums]
         for (step, _, rows), total in zip(self._watched, totals, strict=True):
             if not math.isfinite(total):
-                real = self._training.named([row for row in rows.tolist() if row >= 0])
+                real = ", ".join(str(row) for row in rows.tolist() if row >= 0)
                 raise DivergedError(
-                    f"The loss of step {step} is no number. Its batch has {real}.",
+                    f"The loss of step {step} is no number. Its batch has the rows {real} of the "
+                    "training data, counted from 0.",
                     "Lower learning_rate, or look at these rows. The checkpoints in "
                     f"{self.args.output_dir} are from before.",
                 )
@@ -307,7 +299,7 @@ class Engine(Resumable):
 
             def ask(samples: Samples) -> Any:
                 trains = samples is self._training.samples
-                layout = self._train_layout if trains else self._eval_layout()
+                layout = self._train_layout if trains else self._eval_layout
                 size = self._training.size if trains else self.args.eval_batch_size
                 return self._answers(samples, layout, size)[0]
 
@@ -321,18 +313,13 @@ class Engine(Resumable):
         super().before_steps()
 
     def files_beside(self) -> dict[str, bytes]:
-        """With what the untrained model said, and what is known of portions."""
-        files = {}
+        """Return what a checkpoint keeps beside the weights: the untrained model's answers."""
         if isinstance(self._objective, Referring):
-            files[_REFERENCES] = self._objective.references()
-        if isinstance(self._training, Streamed):
-            files[_PORTIONS] = self._training.portions.records()
-        return files
+            return {_REFERENCES: self._objective.references()}
+        return {}
 
     def restore(self, files: Mapping[str, bytes]) -> None:
         """Take back what `files_beside` gave."""
-        if isinstance(self._training, Streamed):
-            self._training.portions.expect(files[_PORTIONS])
         if isinstance(self._objective, Referring):
             self._objective.restore(files[_REFERENCES])
             self._has_references = True
@@ -374,8 +361,8 @@ class Engine(Resumable):
     ) -> EvalLoopOutput:
         """Logits, labels and metrics of all samples, each once and in the order of the data; of
         texts in windows those of the texts."""
-        samples = needed(dataloader)
-        logits, each = self._answers(samples, self._eval_layout(), self.args.eval_batch_size)
+        samples: Samples = dataloader
+        logits, each = self._answers(samples, self._eval_layout, self.args.eval_batch_size)
         weight = samples.weight(np.arange(len(samples)))
         labels = samples.labels
         if samples.text_of is not None:

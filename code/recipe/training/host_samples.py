@@ -11,7 +11,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from recipe.batching import samples as batching
-from recipe.batching.portions import Later, needed
 from recipe.batching.samples import Samples
 from recipe.console import say
 from recipe.data.layout import channels as layout
@@ -68,11 +67,11 @@ def check_same_model(model: PreTrainedModel, hosts: Hosts) -> None:
 
 
 def of_all_hosts(
-    samples: Mapping[str, Samples | Later],
+    samples: Mapping[str, Samples],
     sharded: Collection[str],
     hosts: Hosts,
     environ: Mapping[str, str],
-) -> dict[str, Samples | Later]:
+) -> dict[str, Samples]:
     """The samples as all processes see them; the processes call it together.
 
     Each looks up row numbers of one plan in its own data: with different data they would train on
@@ -107,12 +106,12 @@ def of_all_hosts(
     whole = dict(samples)
     for name in sorted(set(sharded) & set(samples)):
         whole[name], rows = batching.sharded(
-            needed(samples[name]), hosts.of_processes, hosts.rank, device.everyones
+            samples[name], hosts.of_processes, hosts.rank, device.everyones
         )
         if not sum(rows):
             raise DistributedError(f"No host has {name} rows.", "Give some.")
     if "train" in sharded:
-        shards = needed(whole["train"]).shards
+        shards = whole["train"].shards
         assert shards is not None
         for_each = [len(shards.rows(at)) / len(shards.ranks(at)) for at in range(shards.hosts)]
         if max(for_each) > _UNEVEN * min(for_each):

@@ -19,8 +19,8 @@ _DATA = """
     text_column text_pair_column label_column problem_type label_separator num_labels prompt_column
     completion_column messages_column sample_by long_texts max_length dataset_config_name
     image_column mlm_probability whole_word_masking source_prefix source_lang target_lang
-    max_target_length label_all_tokens doc_stride chosen_column rejected_column streaming
-    streaming_rows streaming_files class_names
+    max_target_length label_all_tokens doc_stride chosen_column rejected_column
+    class_names
 """
 IN_THE_DATA = frozenset(_DATA.split())
 """What decides on the samples, which a digest stands for."""

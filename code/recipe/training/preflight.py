@@ -28,7 +28,7 @@ from recipe.runtime.distribution import Distribution
 from recipe.storage import atomic
 from recipe.tasks import base, detection
 from recipe.tasks.base import ERROR, OK, WARNING, Finding, Task
-from recipe.training import run, streaming, worlds
+from recipe.training import run, worlds
 
 _SAMPLE_ROWS = 2000
 _TRUNCATED_SHARE = 0.05
@@ -73,7 +73,6 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         # Its memory is told by the model as it is read, on a CPU.
         whole = dataclasses.replace(hyperparameters, load_in_4bit=False)
         kind = task_table.load(hyperparameters.task)
-        streaming.check(kind, hyperparameters)
         task: Task = kind(places.channels, whole)
         for line in task.found:
             yield Finding(level=OK, what=what, detail=line)
@@ -98,12 +97,9 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         yield Finding(level=ERROR, what=what, detail=str(error))
         return
     pieces = sum(task.pieces(length, longest) for length in lengths) / len(lengths or [1]) or 1
-    known = base.training_rows(task)
-    if known is not None:
-        yield _steps(round(known * pieces), hyperparameters, processes)
-        cut = [min(length, longest * max(1, task.pieces(length, longest))) for length in lengths]
-        if getattr(task, "files", None) is None:
-            yield from _room(sum(cut) / len(cut or [1]) * known, known)
+    yield _steps(round(rows * pieces), hyperparameters, processes)
+    cut = [min(length, longest * max(1, task.pieces(length, longest))) for length in lengths]
+    yield from _room(sum(cut) / len(cut or [1]) * rows, rows)
     job = _Job(
         hyperparameters=hyperparameters,
         args=args,
@@ -167,7 +163,7 @@ def _room(tokens: float, rows: int) -> Iterator[Finding]:
         level = ERROR if needed > _DOUBT * free else WARNING
         detail = (
             f"the tokens of {rows} rows take some {needed / 1e9:.2f} GB in {folder}, where "
-            f"{free / 1e9:.2f} GB are free: give a larger volume, or streaming_files=1"
+            f"{free / 1e9:.2f} GB are free: give a larger volume"
         )
         yield Finding(level=level, what="disk", detail=detail)
 

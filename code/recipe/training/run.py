@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import math
@@ -26,7 +25,6 @@ from transformers import (
 )
 
 from recipe import task_table
-from recipe.batching.portions import Later, Needed
 from recipe.batching.samples import Samples
 from recipe.compat import parts, quieten
 from recipe.console import has_terminal, is_first_process, say
@@ -44,7 +42,7 @@ from recipe.runtime.timer import Stopwatch
 from recipe.storage import atomic, checksums, hub
 from recipe.tasks import detection
 from recipe.tasks.base import Answering, Objective, Saving, Sharding, Task, Tuning
-from recipe.training import engine, host_samples, profiling, streaming, tracking
+from recipe.training import engine, host_samples, profiling, tracking
 from recipe.training.engine import Engine
 from recipe.training.progress import Bar, MetricLines, ProgressLines
 
@@ -80,10 +78,9 @@ def run(
     hyperparameters, why = detection.find(hyperparameters, places.channels)
     say(f"task: {why}")
     chosen, arguments = _set_up(hyperparameters, places, environ)
-    with contextlib.ExitStack() as stack:  # of what goes on beside training
-        job = _make(hyperparameters, places, arguments, watch, environ, stack)
-        with tracking.run(cast("list[str]", arguments.report_to), hyperparameters):
-            metrics = _train(job, hyperparameters)
+    job = _make(hyperparameters, places, arguments, watch, environ)
+    with tracking.run(cast("list[str]", arguments.report_to), hyperparameters):
+        metrics = _train(job, hyperparameters)
     watch.lap("training")
     weights = distribution.whole_weights(job.trainer)
     if is_first_process():
@@ -99,7 +96,7 @@ def run(
         _write(job, weights, facts, places)
         watch.lap("saving")
         hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
-        show = functools.partial(job.task.sections, job.trainer, Needed(job.samples))
+        show = functools.partial(job.task.sections, job.trainer, job.samples)
         output = places.output_data_dir
         if hyperparameters.predicts and isinstance(job.task, Answering):
             predictions = job.task.answers(job.trainer)
@@ -125,7 +122,7 @@ class _Made:
     source: loading.Source
     tokenizer: PreTrainedTokenizerBase
     max_length: int
-    samples: Mapping[str, Samples | Later]
+    samples: Mapping[str, Samples]
     trainer: Engine
 
 
@@ -135,7 +132,6 @@ def _make(
     arguments: TrainingArguments,
     watch: Stopwatch,
     environ: Mapping[str, str],
-    stack: contextlib.ExitStack,
 ) -> _Made:
     hosts = shards.of_job(environ)
     if hosts.sharded:
@@ -148,7 +144,6 @@ def _make(
             f"task {hyperparameters.task} needs all rows on every host.",
             "Set their S3DataDistributionType to FullyReplicated.",
         )
-    streaming.check(kind, hyperparameters)
     task: Task = kind(places.channels, hyperparameters)
     for line in task.found:
         say(line)
@@ -166,9 +161,8 @@ def _make(
     cut = f", texts {how} {max_length} tokens" if max_length else ""
     say(f"model: {source.name}, {parameters / 1e6:.1f} M parameters{cut}")
     watch.lap("model")
-    samples: Mapping[str, Samples | Later] = stack.enter_context(
-        streaming.samples(task, tokenizer, max_length, hyperparameters, arguments, hosts)
-    )
+    with waits():
+        samples = task.samples(tokenizer, max_length)
     if hosts.sharded:
         host_samples.check_same_model(model, hosts)
     sharded = task.sharded if isinstance(task, Sharding) else frozenset[str]()
@@ -284,7 +278,7 @@ def _trainer(
     tokenizer: PreTrainedTokenizerBase,
     arguments: TrainingArguments,
     hyperparameters: Hyperparameters,
-    ready: Mapping[str, Samples | Later],
+    ready: Mapping[str, Samples],
     objective: Objective,
     environ: Mapping[str, str],
 ) -> Engine:

@@ -134,13 +134,13 @@ def by_length(
     if is_packed or objective.couples_samples or is_dear:
         return training, cut
     pad_id: Any = getattr(tokenizer, "pad_token_id", None)
-    part, costs = training.first_part(), {}
+    costs = {}
     of_a_batch = _OF_A_BATCH if args.device.type == "cpu" else _OF_A_BATCH_ELSEWHERE
     for parts in (each for each in _PARTS if cut.size % each == 0):
-        finer = _finer(part, parts)
+        finer = _finer(training, parts)
         drawn = finer.epoch(0, False)
         seen = range(min(len(drawn), _STEPS * finer.accumulation))
-        batches = [(part.samples, rows) for at in seen for rows, _ in drawn[at]]
+        batches = [(training.samples, rows) for at in seen for rows, _ in drawn[at]]
         layout = objective.layout(model, False, finer.size, pad_id, batches)
         costs[parts] = sum(layout.places(*each) + of_a_batch for each in batches)
     best = everyones(min(costs, key=lambda parts: costs[parts]))[0]

@@ -176,7 +176,7 @@ def trained(
         cut=worlds.of_arguments(args),
         training=run,
         train_layout=layouts[0],
-        eval_layout=lambda: layouts[1],
+        eval_layout=layouts[1],
         objective=goal,
         eval_dataset=run.samples,
         compute_metrics=goal.metrics(),

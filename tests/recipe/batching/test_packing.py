@@ -189,7 +189,7 @@ def train(
         cut=worlds.of_arguments(args),
         training=run,
         train_layout=layout,
-        eval_layout=lambda: layout,
+        eval_layout=layout,
         objective=CLASSES,
     )
     trainer.train()
@@ -231,7 +231,7 @@ def test_what_the_log_says_of_packing(
     assert isinstance(lay(make("bert"), None)[0], Packed)
     assert "8 texts packed into" in capsys.readouterr().out
     assert isinstance(lay(make("bert"), False)[0], Padded)
-    assert isinstance(lay(make_deberta(), None)[1](), Padded)
+    assert isinstance(lay(make_deberta(), None)[1], Padded)
     assert "(deberta-v2 cannot be packed)" in capsys.readouterr().out
     with pytest.raises(HyperparameterError, match=r"packing has value True.*deberta-v2"):
         lay(make_deberta(), True)

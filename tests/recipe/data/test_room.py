@@ -12,16 +12,15 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from transformers import AutoTokenizer, TrainingArguments
+from transformers import AutoTokenizer
 
 from recipe import task_table
-from recipe.data import shards
 from recipe.data.files import room
 from recipe.errors import OutputError
 from recipe.hyperparameters import Hyperparameters
 from recipe.runtime import memory
 from recipe.tokenization import store
-from recipe.training import preflight, streaming
+from recipe.training import preflight
 
 _ROWS = 40_000
 _TRAINED = 36_000
@@ -66,7 +65,7 @@ def test_rows_without_room_are_refused_and_what_is_uncertain_is_told(
     with pytest.raises(OutputError) as caught:
         room.check([path], notes)
     said = str(caught.value)
-    assert "0.00 GB free" in said and "streaming_files=1" in said and "HF_DATASETS_CACHE" in said
+    assert "0.00 GB free" in said and "IterableDataset" in said and "HF_DATASETS_CACHE" in said
     with pytest.raises(OutputError):
         task_table.load("text-classification")(
             {"train": path}, Hyperparameters(task="text-classification")
@@ -135,19 +134,6 @@ def test_tokens_without_room_are_refused_after_the_first(
     assert len(task.samples(tokenizer, 32)["train"]) == _TRAINED
     free(0)
     assert len(task.samples(tokenizer, 32)["train"]) == _TRAINED, "they are kept"
-
-
-def test_tokens_of_portions_without_room_are_refused_by_the_first_one(
-    tmp_path: Path, tiny_model: Path, free: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task, job = _task(_csv(tmp_path), streaming=True, streaming_rows=1_000)
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-    free(100_000)
-    with streaming.samples(task, tokenizer, 32, job, arguments, shards.ONE) as read:
-        portions: Any = read["train"]
-        with pytest.raises(OutputError, match=f"The tokens of {_TRAINED} rows take some"):
-            portions.portions.read(0)
 
 
 def test_the_doctor_tells(free: Any) -> None:

@@ -289,7 +289,7 @@ def test_a_model_of_several_languages_learns_and_keeps_them(tmp_path: Path) -> N
     assert settings.forced_bos_token_id == named("fra_Latn")
 
 
-def test_a_pair_that_comes_later_and_is_longer_than_all_of_the_first_portion_has_room() -> None:
+def test_a_pair_longer_than_every_planned_shape_has_room() -> None:
     starts = np.array([0, 5, 41, 70])
     pairs = Pairs(np.arange(70), starts, np.array([2, 3, 26]), np.array([3, 33, 3]))
     layout = PaddedPairs([(8, 8)], 2, 0, lambda labels: labels.clamp(min=0), 8)

@@ -59,9 +59,8 @@ def check(files: Iterable[Path], notes: list[str]) -> None:
         f"memory {there / 1e9:.2f} GB"
     )
     remedy = (
-        "Give the job a larger volume, or name a folder on another one in HF_DATASETS_CACHE; or "
-        "give several files and streaming_files=1, which keeps few of them (docs/TRAINING.md, "
-        "FastFile mode)."
+        "Give the job a larger volume, or name a folder on another one in HF_DATASETS_CACHE. A "
+        "script of your own can read larger data by datasets' IterableDataset."
     )
     if needed > _TIMES_LESS * (disk + there):
         raise OutputError(f"{what}.", remedy)

@@ -23,9 +23,7 @@ from recipe.data.evidence import WRITER, Evidence, Recognised
 from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import spooled
 from recipe.data.layout import channels as layout
-from recipe.data.layout import file_portions
-from recipe.data.layout.file_portions import FileRows
-from recipe.data.reading import read_parts, read_training
+from recipe.data.reading import read_parts
 from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
@@ -89,8 +87,6 @@ class TextPairs:
     """Present where there is validation data beside it; else it is `evaluation`."""
     found: list[str]
     """What was detected, one line each."""
-    files: FileRows | None = None
-    """The training data, where `train` has the pairs of its first portion only."""
 
 
 def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> TextPairs:
@@ -99,12 +95,8 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
     Raises:
         DataError: names the channel, file or column that cannot be used, and the remedy.
     """
-    places = whole = layout.find(channels, hyperparameters.dataset_config_name)
+    places = layout.find(channels, hyperparameters.dataset_config_name)
     notes = list(places.notes)
-    reasons = file_portions.unknown_steps(hyperparameters)
-    portions = file_portions.choose(places, channels, hyperparameters, reasons, notes)
-    if portions is not None:
-        places = whole.of_training(portions[0])
     built: dict[str, list[pa.Table]] = {}
     findings: dict[str, str] = {}
     like: tuple[str, str] | None = None
@@ -121,19 +113,10 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Text
             )
     problems.check()
     sets = {split: _both(split, tables) for split, tables in built.items()}
-    files = None
-    if portions is not None:
-
-        def read(paths: Sequence[Path]) -> datasets.Dataset:
-            parts = read_training(whole, paths, [])
-            tables = [_texts(part, *_columns(part, hyperparameters, like), []) for part in parts]
-            return _both("train", tables)
-
-        files = FileRows(portions=portions, rows=None, read=read)
     train, evaluation, test, rule = held_out.assign(sets, None, hyperparameters)
     counted = [f"{line}; {len(sets[split])} rows" for split, line in findings.items()]
     found = [*notes, *counted, rule]
-    return TextPairs(train=train, evaluation=evaluation, test=test, found=found, files=files)
+    return TextPairs(train=train, evaluation=evaluation, test=test, found=found)
 
 
 def _both(split: str, tables: Sequence[pa.Table]) -> datasets.Dataset:

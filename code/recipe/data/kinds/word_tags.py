@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import re
 import uuid
 from collections import Counter
@@ -20,15 +19,12 @@ from recipe.data import held_out, labels, values
 from recipe.data.column_names import TAGS, TOKENS, plain
 from recipe.data.columns import Role, by_name
 from recipe.data.evidence import Evidence, Recognised
-from recipe.data.files import conll, fasttext, formats
+from recipe.data.files import fasttext, formats
 from recipe.data.files.part import TAG, Part
 from recipe.data.files.spool import spooled
 from recipe.data.kinds import spans
 from recipe.data.layout import channels as layout
-from recipe.data.layout import file_portions, surveys
-from recipe.data.layout.channels import ChannelLayout
-from recipe.data.layout.file_portions import FileRows
-from recipe.data.reading import accepted, describe, read_parts, read_training
+from recipe.data.reading import accepted, describe, read_parts
 from recipe.errors import DataError, Problems
 from recipe.hyperparameters import Hyperparameters
 
@@ -75,8 +71,6 @@ class Tagged:
     """Whether they are B-, I- and O of entities."""
     found: list[str]
     """What was detected, one line each."""
-    files: FileRows | None = None
-    """The training data, where `train` has the sentences of its first portion only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,14 +118,8 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagg
     Raises:
         DataError: names the channel, file, row or column that cannot be used, and the remedy.
     """
-    places = whole = layout.find(channels, hyperparameters.dataset_config_name)
+    places = layout.find(channels, hyperparameters.dataset_config_name)
     notes = list(places.notes)
-    reasons = file_portions.unknown_steps(hyperparameters)
-    portions = file_portions.choose(
-        places, channels, hyperparameters, reasons, notes, (*conll.SUFFIXES, *file_portions.PLAIN)
-    )
-    if portions is not None:
-        places = whole.of_training(portions[0])
     read: dict[str, list[_Read]] = {}
     like = None
     problems = Problems()
@@ -143,9 +131,7 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagg
                 _read(part, columns, hyperparameters.class_names, notes)
             )
     problems.check()
-    later = _Later(places=whole, hyperparameters=hyperparameters, like=like)
-    surveyed = [*map(_without_rows, read["train"]), *later.survey(portions or [], notes)]
-    names, are_entities, summary = _tag_names(surveyed, notes)
+    names, are_entities, summary = _tag_names(read["train"], notes)
     built = {split: _build(split, each, names, are_entities) for split, each in read.items()}
     findings = []
     for split, files in read.items():
@@ -164,81 +150,11 @@ def load(channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> Tagg
         names=names,
         are_entities=are_entities,
         found=[*notes, *findings, rule, summary],
-        files=None if portions is None else later.files(portions, surveyed, names, are_entities),
     )
 
 
 def _units(paths: Sequence[Path]) -> list[Callable[[], Part]]:
     return [functools.partial(formats.read_tagged, path) for path in paths]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Later:
-    """Files of training data that are read after those of the first portion, as these."""
-
-    places: ChannelLayout
-    hyperparameters: Hyperparameters
-    like: tuple[str, str] | None
-
-    def read(self, paths: Sequence[Path], notes: list[str]) -> list[_Read]:
-        """Their sentences."""
-        read = []
-        for part in read_training(self.places, paths, notes, _units):
-            columns = _columns(part, self.hyperparameters, self.like)
-            read.append(_read(part, columns, self.hyperparameters.class_names, notes))
-        return read
-
-    def survey(self, portions: Sequence[Sequence[Path]], notes: list[str]) -> Iterator[_Read]:
-        """All but the first portion, read once, a file at a time: what is told of their tags."""
-        paths = [*itertools.chain.from_iterable(portions[1:])]
-
-        def tell(path: Path, of_file: list[str]) -> list[surveys.Told]:
-            read = map(_without_rows, self.read([path], of_file))
-            return [
-                {**vars(each), "part": surveys.packed(each.part), "table": None} for each in read
-            ]
-
-        given = self.hyperparameters
-        how = {
-            "columns": [given.text_column, given.label_column, self.like],
-            "names": given.class_names,
-        }
-        for told, own in surveys.of_files(paths, {**how, "of": "tags"}, tell):
-            notes += own
-            for each in told:
-                yield _Read(
-                    part=surveys.unpacked(each["part"]),
-                    table=_SCHEMA.empty_table(),
-                    words=each["words"],
-                    tags=Counter(each["tags"]),
-                    begun=Counter(each["begun"]),
-                    columns=(each["columns"][0], each["columns"][1]),
-                    sentences=each["sentences"],
-                )
-
-    def files(
-        self,
-        portions: Sequence[Sequence[Path]],
-        surveyed: Sequence[_Read],
-        names: Sequence[str],
-        are_entities: bool,
-    ) -> FileRows:
-        """What is read later, with the tags of all; no portion is without a sentence."""
-
-        def read(paths: Sequence[Path]) -> datasets.Dataset:
-            return _build("train", self.read(paths, []), names, are_entities)
-
-        filled = {each.part.path for each in surveyed if each.sentences}
-        kept = [portion for portion in portions if filled & {*portion}]
-        return FileRows(portions=kept, rows=None, read=read)
-
-
-def _without_rows(read: _Read) -> _Read:
-    """What is told of a part once its rows are not kept."""
-    part = dataclasses.replace(
-        read.part, table=read.part.table.schema.empty_table(), lines=None, places=None, rows=None
-    )
-    return dataclasses.replace(read, part=part, table=_SCHEMA.empty_table())
 
 
 def _tag_names(files: Sequence[_Read], notes: list[str]) -> tuple[tuple[str, ...], bool, str]:

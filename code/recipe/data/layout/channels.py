@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,12 +37,6 @@ class ChannelLayout:
     """Whether files are training data only because other files are named after other splits."""
     sharded: frozenset[str] = frozenset()
     """Splits with files of sharded channels: this host has its own part of them, maybe none."""
-
-    def of_training(self, files: Sequence[Path], maybe_none: bool = False) -> ChannelLayout:
-        """With some of the training data's files only; alone, and maybe without a row."""
-        if not maybe_none:
-            return dataclasses.replace(self, files={**self.files, "train": [*files]})
-        return dataclasses.replace(self, files={"train": [*files]}, sharded=frozenset({"train"}))
 
 
 @dataclass(frozen=True, kw_only=True)
