@@ -1,7 +1,7 @@
 """Serving, measured: `amphora serve` beside the servers of today, taking turns.
 
     .venv/bin/python benchmarks/bench_serve.py
-        [--workload classification|embeddings|long|generation]
+        [--workload classification|embeddings|long]
         [--peers infinity,litserve,openvino,ray,bentoml] [--clients 32,8,1] [--rounds 1]
         [--engines torch,openvino]
         [--seconds 4] [--texts FILE] [--model FOLDER] [--faults] [--figures FILE]
@@ -9,7 +9,7 @@
 Without --model, MiniLM-L6 is saved first (`servers/workloads.py`); without --texts, sentences of 6
 to 28 words are made, of 600 for `long`. Each peer is installed under build/peers the first time;
 torchserve, mms and hf are known, too (Java 17 runs them), and --peers '' measures amphora alone.
-`generation` is measured as bench_generation.py says, beside `transformers serve`.
+Text generation is measured by bench_generation.py.
 What a server answers is held to transformers in float32 before it is measured. --faults adds bad
 items, floods, SIGTERM and killed workers, for classification. With --figures the rounds are added
 to those in FILE, so that several runs make one table. CPU-ms a request counts the server's whole
@@ -45,7 +45,6 @@ from servers.workloads import WORKLOADS, Right, Workload, make_texts, save_embed
 
 ROOT = Path(__file__).resolve().parents[1]
 LOAD = Path(__file__).with_name("load.py")
-GENERATION = Path(__file__).with_name("bench_generation.py")
 TICKS = os.sysconf("SC_CLK_TCK")
 PEERS = {**in_python.PEERS, **on_java.PEERS}
 BAD = '{"inputs": 7}'
@@ -348,7 +347,7 @@ def _cell(values: list[float]) -> str:
 def main() -> None:
     """Read the arguments, measure, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--workload", choices=[*WORKLOADS, "generation"], default="classification")
+    parser.add_argument("--workload", choices=[*WORKLOADS], default="classification")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--texts", type=Path, help="one text a line")
     parser.add_argument("--clients", type=_numbers, default=[32, 8, 1])
@@ -361,9 +360,6 @@ def main() -> None:
     parser.add_argument("--engines", default="torch", help="of torch, openvino: AMPHORA_ENGINE")
     parser.add_argument("--figures", type=Path, help="add the rounds to those in this file")
     asked = parser.parse_args()
-    if asked.workload == "generation":
-        more = ["--rounds", str(asked.rounds), "--peers", asked.peers]
-        raise SystemExit(subprocess.call([sys.executable, str(GENERATION), *more]))
     work = WORKLOADS[asked.workload]
     if asked.faults and asked.workload != "classification":
         parser.error("--faults is for --workload classification")
@@ -453,7 +449,6 @@ def _peers(base: Path, names: list[str], work: Workload) -> list[Server]:
             raise SystemExit(f"{name} is no peer: there are {', '.join(PEERS)}.")
         peer = PEERS[name]
         why_not = missing_java() if peer.needs_java else ""
-        why_not = why_not or ("" if work.task in peer.tasks else f"it has no {work.task} here")
         if why_not:
             print(f"{peer.name} is left out: {why_not}", file=sys.stderr)
             continue

@@ -1,5 +1,5 @@
-"""The servers that are maintained today: infinity-emb, LitServe (also over OpenVINO), Ray Serve,
-BentoML, and `transformers serve` for texts that are written.
+"""The servers that are maintained today: infinity-emb, LitServe (also over OpenVINO), Ray Serve and
+BentoML.
 
 Each with what its documentation recommends for small models on a CPU: requests that come together
 are predicted together, 2 workers of 1 thread, weights in bfloat16. infinity-emb has one process.
@@ -7,9 +7,7 @@ are predicted together, 2 workers of 1 thread, weights in bfloat16. infinity-emb
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -215,20 +213,6 @@ def _infinity(tools: Path, folder: Path, model: Path, task: str) -> Launch:
     return Launch(command, environ_of(folder, tools), port, path, body, values)
 
 
-def _transformers(tools: Path, folder: Path, model: Path, task: str, joins: bool = False) -> Launch:
-    (port,) = free_ports(1)
-    command = [
-        str(tools / "transformers"), "serve", str(model), "--host", "127.0.0.1",
-        "--port", str(port), "--device", "cpu", "--dtype", os.environ.get("PEER_DTYPE", "auto"),
-        "--log-level", "error",
-    ]  # fmt: skip
-    if joins:
-        # Its cache takes nine tenths of the memory that is free otherwise.
-        command += ["--continuous-batching", "--cb-max-memory-percent", "0.1"]
-    return Launch(command, environ_of(folder, tools), port, "/v1/completions")
-
-
-_TRANSFORMERS_SERVE = (TORCH, TRANSFORMERS.replace("==", "[serving]=="))
 PEERS = {
     "infinity": Peer("infinity-emb", (TORCH, "infinity-emb[server,torch]==0.0.78"), _infinity),
     "litserve": Peer("LitServe", (TORCH, TRANSFORMERS, "litserve==0.2.19"), _litserve),
@@ -239,13 +223,4 @@ PEERS = {
     ),
     "ray": Peer("Ray Serve", (TORCH, TRANSFORMERS, "ray[serve]==2.60.0"), _ray),
     "bentoml": Peer("BentoML", (TORCH, TRANSFORMERS, "bentoml==1.4.38"), _bentoml),
-    "transformers": Peer(
-        "`transformers serve`", _TRANSFORMERS_SERVE, _transformers, frozenset({"generation"})
-    ),
-    "transformers-joining": Peer(
-        "`transformers serve`, continuous batching",
-        _TRANSFORMERS_SERVE,
-        partial(_transformers, joins=True),
-        frozenset({"generation"}),
-    ),
 }
