@@ -1,4 +1,4 @@
-"""Stage C on a GPU, 8 minutes: how much does it serve?
+"""Stage C on a GPU, 11 minutes: how much does it serve?
 
     make gpu-serve                     on a machine with a CUDA device
     python benchmarks/gpu/serve.py --smoke      the same code, small, on a CPU
@@ -8,13 +8,15 @@ Then a classifier of MiniLM's shape behind `amphora serve`, with 1, 2 and 3 work
 256 clients that ask for one short text each, and which number of workers is best; beside it the
 model alone in batches of 64, and LitServe if it is installed. Answers are checked before anything
 is timed. Then calls of several texts, padded and end to end (`AMPHORA_PACKING`), and generation:
-32 prompts at once through the server, compared with `generate` on one after the other.
+32 prompts at once through the server, by transformers and, where it is installed, by vLLM, compared
+with `generate` on one after the other.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import functools
+import importlib.util
 import json
 import os
 import socket
@@ -53,8 +55,10 @@ def save_model(stage: Stage, folder: Path) -> None:
 
 
 @contextmanager
-def served(base: Path, workers: int, **variables: str) -> Iterator[int]:
-    """`amphora serve` over base/model; its port."""
+def served(
+    base: Path, workers: int, python: str = sys.executable, **variables: str
+) -> Iterator[int]:
+    """Start `amphora serve` over base/model, and yield its port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -69,10 +73,10 @@ def served(base: Path, workers: int, **variables: str) -> Iterator[int]:
     }
     log = (base / f"server-{workers}.log").open("w+")
     with log, subprocess.Popen(
-        [sys.executable, "-m", "amphora", "serve"], env=environ, stdout=log, stderr=log
+        [python, "-m", "amphora", "serve"], env=environ, stdout=log, stderr=log
     ) as server:  # fmt: skip
         try:
-            end = time.monotonic() + 180
+            end = time.monotonic() + 300
             while True:
                 try:
                     urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=5).close()
@@ -294,8 +298,18 @@ def packing(stage: Stage, base: Path) -> Values:
     return {"rows": rows}
 
 
-def generation(stage: Stage, base: Path) -> Values:
-    """32 prompts at once, beside one after the other by `generate`; greedy answers must agree."""
+def vllm_python() -> str:
+    """Return a Python that has vLLM: this one, or the one of tests/vllm/environment.sh; or ""."""
+    if importlib.util.find_spec("vllm") is not None:
+        return sys.executable
+    made = ROOT / "build/vllm/bin/python"
+    return str(made) if made.is_file() else ""
+
+
+def generation(stage: Stage, base: Path, python: str, **variables: str) -> Values:
+    """32 prompts at once through the server, compared with `generate` on one after the other."""
+    if not python:
+        return {"not here": "vLLM is not installed: make build/vllm/.made, or use AWS's vLLM image"}
     from jobs import save_decoder
     from transformers import AutoModelForCausalLM
 
@@ -314,7 +328,7 @@ def generation(stage: Stage, base: Path) -> Values:
     one_by_one = time.perf_counter() - began
     parameters = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False,
                   "return_full_text": False}  # fmt: skip
-    with served(base / "decoder", 1) as port:
+    with served(base / "decoder", 1, python, **variables) as port:
         ask(port, {"inputs": prompts[0], "parameters": parameters})
         with concurrent.futures.ThreadPoolExecutor(count) as pool:
             began = time.perf_counter()
@@ -343,7 +357,7 @@ def workers_chosen(rates: dict[str, int]) -> Values:
 
 def main() -> None:
     """All of it; exit code 1 if something failed."""
-    stage = Stage("serve", __doc__, seconds=480)
+    stage = Stage("serve", __doc__, seconds=660)
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         save_model(stage, base / "model")
@@ -361,7 +375,12 @@ def main() -> None:
         stage.check("long lists", 30, lambda: long_lists(stage, base))
         stage.check("packing", 60, lambda: packing(stage, base))
         stage.check("LitServe", 60, lambda: litserve(stage, base))
-        stage.check("generation", 60, lambda: generation(stage, base))
+        stage.check("generation", 60, lambda: generation(stage, base, sys.executable))
+        settings = {"AMPHORA_GENERATION": "vllm", "SM_VLLM_GPU_MEMORY_UTILIZATION": "0.5"}
+        if stage.smoke:
+            settings |= {"VLLM_CPU_KVCACHE_SPACE": "1", "SM_VLLM_ENFORCE_EAGER": "true"}
+        run = functools.partial(generation, stage, base, vllm_python(), **settings)
+        stage.check("vLLM", 180, run)
     stage.end()
 
 

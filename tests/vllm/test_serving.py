@@ -40,7 +40,7 @@ MESSAGES: Any = [{"role": "user", "content": "paint it"}]
 def server(serve: Serve, model: Path) -> Running:
     """One for all tests of this module, which come in their order: the last ones end it."""
     settings = {"SM_VLLM_ENABLE_AUTO_TOOL_CHOICE": "true", "SM_VLLM_TOOL_CALL_PARSER": "hermes"}
-    return serve(model, **settings, AMPHORA_QUEUE_LIMIT="40").ready(200)
+    return serve(model, **settings, AMPHORA_QUEUE_LIMIT="40", AMPHORA_ADAPTERS="2").ready(300)
 
 
 @pytest.fixture(scope="module")
@@ -147,8 +147,34 @@ def test_openai_completes(client: OpenAI, model: Path) -> None:
     )
     assert made.choices[0].text == greedy(model / "model", PROMPT, 6)
     assert [choice.index for choice in made.choices] == [0, 1]
-    answer = client.responses.create(model="model", input="paint it", max_output_tokens=4)
-    assert answer.usage is not None and answer.usage.output_tokens == 4
+
+
+def test_openai_responds_whole_and_streamed(client: OpenAI, server: Running) -> None:
+    """With the events that OpenAI documents, in their order."""
+    asked: Any = {"model": "model", "input": "paint it", "max_output_tokens": 6, "temperature": 0}
+    whole = client.responses.create(**asked)
+    assert whole.usage is not None and whole.usage.output_tokens == 6
+    with client.responses.create(**asked, stream=True) as stream:
+        events = [*stream]
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] in ("response.completed", "response.incomplete")
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    for kind in ("response.output_item.added", "response.content_part.added",
+                 "response.output_text.done", "response.content_part.done",
+                 "response.output_item.done"):  # fmt: skip
+        assert kinds.count(kind) == 1, kind
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text
+    assert events[-1].response.output_text == whole.output_text
+    # Behind an endpoint, too.
+    with server.http.stream("POST", "/invocations", json={**asked, "stream": True}) as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in reply.iter_lines() if line.startswith("event: ")]
+    # How many tokens a delta has depends on the load.
+    others = [kind for kind in kinds if kind != "response.output_text.delta"]
+    shown = [line.removeprefix("event: ") for line in lines]
+    assert [kind for kind in shown if kind != "response.output_text.delta"] == others
 
 
 def test_openai_calls_tools(client: OpenAI) -> None:
@@ -222,12 +248,33 @@ def test_adapters_are_named_added_and_removed(server: Running, client: OpenAI, m
     assert server.http.post("/adapters", json={**order, "src": str(model / "first")}).is_success
     assert text("second") == first
     assert server.http.delete("/adapters/second").is_success
+
+
+def test_adapters_that_cannot_be_loaded_are_refused(server: Running, model: Path) -> None:
+    """And forgotten."""
+
+    def post(name: str, folder: Path) -> tuple[int, str]:
+        answer = server.http.post("/adapters", json={"name": name, "src": str(folder)})
+        return answer.status_code, answer.text
+
     broken = model / "broken"
     broken.mkdir()
     (broken / "adapter_config.json").write_text((model / "first/adapter_config.json").read_text())
-    refused = server.http.post("/adapters", json={"name": "broken", "src": str(broken)})
-    assert refused.status_code == 400
-    assert "broken" in refused.text
+    assert server.http.post("/adapters", json={"name": "x"}).status_code == 400
+    assert post("x", model)[0] == 404
+    assert post("first", model / "second")[0] == post("model", model / "second")[0] == 409
+    status, text = post("broken", broken)
+    assert status == 400
+    assert "broken" in text
+    assert server.http.delete("/adapters/broken").status_code == 404
+    assert server.http.get("/adapters").json()["adapters"] == [
+        {"name": "first", "src": str(model / "model/adapters/first")}
+    ]
+    assert post("second", model / "second")[0] == 200
+    status, text = post("third", model / "second")
+    assert status == 507
+    assert "AMPHORA_ADAPTERS is 2" in text
+    assert server.http.delete("/adapters/second").is_success
 
 
 def test_32_streams_at_once_are_what_they_are_alone(client: OpenAI, server: Running) -> None:
@@ -251,15 +298,20 @@ def test_32_streams_at_once_are_what_they_are_alone(client: OpenAI, server: Runn
 
 
 def test_more_requests_than_the_bound_are_answered_503(server: Running) -> None:
-    """At once, while others are at work."""
+    """At once, while as many as are allowed are answered."""
     body = {"prompt": PROMPT, "max_tokens": 1000, "ignore_eos": True, "stream": True}
-    with contextlib.ExitStack() as held:
-        for accepted in range(90):
-            reply = held.enter_context(server.http.stream("POST", "/v1/completions", json=body))
-            if reply.status_code == 503:
-                assert accepted >= 40
-                return
-    pytest.fail("90 streams are open")
+    together = threading.Barrier(80)
+
+    def status(_: int) -> int:
+        together.wait(60)
+        url = f"http://127.0.0.1:{server.port}/v1/completions"
+        with httpx.stream("POST", url, json=body, timeout=120) as reply:
+            return reply.status_code
+
+    with ThreadPoolExecutor(80) as threads:
+        statuses = [*threads.map(status, range(80))]
+    assert set(statuses) == {200, 503}
+    assert statuses.count(200) >= 40
 
 
 def test_a_client_that_leaves_ends_its_text(server: Running) -> None:

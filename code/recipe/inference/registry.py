@@ -120,13 +120,6 @@ def load(model_dir: str, environ: Mapping[str, str]) -> ServedTask:
         ValueError: HF_TASK names a task that these handlers cannot do.
     """
     quieten(bars=False)
-    if environ.get("AMPHORA_ADAPTERS_FILE"):
-        raise ModelError(
-            "AMPHORA_ADAPTERS is set, or the model has a folder adapters/, and vLLM alone serves "
-            "adapters by name.",
-            "Use the image with vLLM for a decoder; else merge each adapter into its base "
-            "(merge_and_unload), serve it as a model of its own, and set AMPHORA_ADAPTERS to 0.",
-        )
     origin = Origin.find(model_dir, environ)
     with checksums.verified(origin.place):
         name = chosen(origin, environ)

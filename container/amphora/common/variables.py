@@ -53,7 +53,7 @@ SETTINGS: Mapping[str, str] = {
 _INTERNAL = frozenset(
     PREFIX + name
     for name in (
-        *("ADAPTERS_FILE", "ERROR_DIR", "LAUNCHER", "NEURON_STACK"),
+        *("ERROR_DIR", "LAUNCHER", "NEURON_STACK"),
         *("RESTART_COUNT", "SCRIPT_DIR"),
     )
 )

@@ -1,5 +1,4 @@
-"""OpenAI's log-probabilities, penalties and biases, beside what their definitions make of the
-model's own scores."""
+"""OpenAI's log-probabilities, penalties and biases, computed from the model's own scores."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from recipe.inference.apis import reading
 from recipe.inference.generation.generator import Generator
-from recipe.inference.payloads import BadRequest
 from recipe.inference.saved.origin import Origin
 
 TEXT = "the film was good, said Anna again in Paris, naïve café 北京 is big 🙂🙂 rain in Spain"
@@ -209,26 +207,3 @@ def test_what_a_request_leaves_out_is_the_apis_value(model: Generator) -> None:
     request = reading.read(json.dumps(body).encode(), "application/json", "/v1/completions")
     (texts,) = model.predict([request])
     assert len({text.text for text in texts[0]}) > 1
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"stream_options": {"include_usage": True}}, ["stream_options", "stream: true"]),
-        (
-            {"stream": True, "stream_options": {"include_obfuscation": True}},
-            ["stream_options", "obfuscation"],
-        ),
-        ({"suffix": "end"}, ["suffix"]),
-        ({"best_of": 3}, ["best_of"]),
-        ({"echo": True, "logprobs": 1}, ["echo", "logprobs"]),
-        ({"max_completion_tokens": 3}, ["max_completion_tokens"]),
-    ],
-)
-def test_what_a_completion_cannot_have_is_refused(
-    model: Generator, options: dict[str, Any], words: list[str]
-) -> None:
-    with pytest.raises(BadRequest) as caught:
-        ask(model, **options)
-    for word in words:
-        assert word in str(caught.value)

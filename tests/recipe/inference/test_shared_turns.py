@@ -1,4 +1,4 @@
-"""Work that several predictions share, and predictions that take turns, in a worker's own turns."""
+"""Work that several predictions share while they take turns in a worker."""
 
 from __future__ import annotations
 
@@ -33,16 +33,12 @@ class Counting:
     def __init__(self, seen: list[str], slices: int = 4) -> None:
         self.seen = seen
         self.begun = 0
-        self.fails_at = -1
-        self.error: Callable[[str], Exception] = ValueError
         self.slices = slices
 
     def __call__(self, pause: Callable[[], None]) -> str:
         self.begun += 1
         for number in range(self.slices):
             self.seen.append(f"s{number}")
-            if number == self.fails_at:
-                raise self.error("a slice has failed")
             pause()
         return "whole"
 
@@ -66,27 +62,6 @@ def test_it_is_done_once_and_whoever_waits_has_it(jobs: Turns) -> None:
     assert work.begun == 1
     assert seen == ["s0", "s1", "s2", "s3", "a: whole", "b: whole", "c: whole"]
     assert shared.result() == "whole"
-
-
-def test_others_have_their_turn_between_its_slices(jobs: Turns) -> None:
-    """Who comes late and has little to do is through before it."""
-    seen: list[str] = []
-    work = Counting(seen, slices=6)
-    shared = turns.Shared(work)
-
-    def beside() -> None:
-        for _ in range(3):
-            seen.append("-")
-            turns.pause()
-
-    jobs.add([asking(shared, name, seen) for name in "ab"])
-    jobs.give()
-    jobs.give()
-    jobs.give()
-    jobs.add([beside])
-    finish(jobs)
-    assert "".join(seen[:8]) == "s0s1-s2-s3-s4"
-    assert seen[-3:] == ["s5", "a: whole", "b: whole"]
 
 
 def test_an_error_in_a_slice_is_everybodys_and_holds_no_memory(jobs: Turns) -> None:
@@ -122,19 +97,6 @@ def started(jobs: Turns, works: list[Callable[[], None]]) -> list[Job]:
     return added
 
 
-def test_a_waiter_that_leaves_changes_nothing(jobs: Turns) -> None:
-    seen: list[str] = []
-    work = Counting(seen)
-    shared = turns.Shared(work)
-    _, leaving, _ = started(jobs, [asking(shared, name, seen) for name in "abc"])
-    jobs.leave(leaving)
-    finish(jobs)
-    assert work.begun == 1
-    assert seen[-2:] == ["a: whole", "c: whole"]
-    assert leaving.is_done
-    assert "b: whole" not in seen
-
-
 @pytest.mark.parametrize("others_leave", [False, True])
 def test_who_does_the_work_and_leaves_does_it_as_long_as_others_wait(
     jobs: Turns, others_leave: bool
@@ -168,18 +130,6 @@ def test_who_comes_after_it_was_left_begins_again(jobs: Turns) -> None:
     finish(jobs)
     assert work.begun == 2
     assert seen[1:] == ["s0", "s1", "s2", "s3", "b: whole"]
-
-
-def test_a_slice_that_fails_for_a_client_that_has_left_fails_for_the_others(jobs: Turns) -> None:
-    seen: list[str] = []
-    work = Counting(seen)
-    work.fails_at = 2
-    shared = turns.Shared(work)
-    working, _ = started(jobs, [asking(shared, name, seen) for name in "ab"])
-    jobs.leave(working)
-    finish(jobs)
-    assert work.begun == 1
-    assert [text for text in seen if ":" in text] == ["b: a slice has failed"]
 
 
 def test_without_turns_it_is_done_in_one_piece(jobs: Turns) -> None:

@@ -1,4 +1,4 @@
-"""Encoder-decoders' texts that are written in turns, beside `generate` for each of them."""
+"""Encoder-decoders and decoders whose requests take turns, compared with `generate` for each."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from amphora.serving.worker.turns import Job, Turns
 from recipe.inference import turns
 from recipe.inference.apis import reading
+from recipe.inference.generation.generator import Generator
 from recipe.inference.payloads import Request
 from recipe.inference.saved.origin import Origin
 from recipe.inference.tasks.text_to_text import GENERAL, TextGenerator
@@ -92,7 +93,7 @@ def oracle(model: TextGenerator, texts: Sequence[str], settings: dict[str, Any])
     return [entry for (entry,) in entries] if single else entries
 
 
-def together(jobs: Turns, model: TextGenerator, batches: Sequence[Sequence[Request]]) -> list[Any]:
+def together(jobs: Turns, model: Any, batches: Sequence[Sequence[Request]]) -> list[Any]:
     """The answers to batches of requests that come a turn after each other, and then are all at
     work; each request has a thread of its own."""
     answers: list[Any] = []
@@ -126,31 +127,6 @@ def test_requests_that_are_written_in_turns_are_answered_as_generate_does(
             assert list(answer) == wanted, f"{size}, {texts}: {settings}"
         assert jobs.slices - slices > 3 * len(requests)
     assert len({json.dumps(answer) for answer in expected}) > len(asked) // 2, "they must differ"
-
-
-def test_a_short_request_is_answered_while_long_ones_are_written(
-    t5: TextGenerator, jobs: Turns
-) -> None:
-    long = request("the film", num_beams=1, max_new_tokens=60, min_new_tokens=60)
-    ends: list[str] = []
-
-    def answer(name: str, later: Callable[[], Any]) -> None:
-        later()
-        ends.append(name)
-
-    jobs.add([partial(answer, name, *t5.predict([long])) for name in ("one", "other")])
-    for _ in range(10):
-        jobs.give()
-    begun = jobs.slices
-    jobs.add([partial(answer, "short", *t5.predict([request("who", max_new_tokens=4)]))])
-    while "short" not in ends:
-        jobs.give()
-    assert ends == ["short"]
-    # Its own tokens, and as many of the others' turns as they may have beside them.
-    assert jobs.slices - begun <= 3 * 5
-    while len(jobs):
-        jobs.give()
-    assert len(ends) == 3
 
 
 @pytest.mark.parametrize(
@@ -217,30 +193,6 @@ def test_a_text_that_ends_early_does_not_wait_for_the_whole_of_one_like_it(
     while len(jobs):
         jobs.give()
     assert ends[1:] == [(short, expected[short]), (long, expected[long])]
-
-
-def test_who_leaves_takes_its_text_along_and_no_other(t5: TextGenerator, jobs: Turns) -> None:
-    settings = {"num_beams": 2, "max_new_tokens": 20, "min_new_tokens": 20}
-    requests = [request(text, **settings) for text in TEXTS[:3]]
-    answers: dict[int, Any] = {}
-    added = jobs.add(
-        [
-            partial(lambda place, later: answers.update({place: list(later())}), place, later)
-            for place, later in enumerate(t5.predict(requests))
-        ]
-    )
-    for _ in range(5):
-        jobs.give()
-    jobs.leave(added[0])
-    while len(jobs):
-        jobs.give()
-    expected = {place: oracle(t5, [TEXTS[place]], settings) for place in (1, 2)}
-    assert answers == expected
-    (alone,) = jobs.add([t5.predict([requests[0]])[0]])
-    jobs.give()
-    jobs.leave(alone)
-    jobs.give()
-    assert alone.is_done, "nobody waits for it"
 
 
 def test_what_comes_meanwhile_is_written_together_but_what_is_shorter_at_once(
@@ -337,14 +289,23 @@ def test_a_list_of_more_texts_than_a_call_takes_has_seeds_of_its_own_for_each_ca
     assert unseeded[0] != unseeded[1]
 
 
-def test_what_is_drawn_for_one_does_not_depend_on_requests_beside_it(
-    t5: TextGenerator, jobs: Turns
+def test_decoders_prompts_gather_too(
+    tmp_path: Path, jobs: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"num_beams": 1, "do_sample": True, "max_new_tokens": 12, "temperature": 1.5}
-    expected = {seed: oracle(t5, TEXTS[:2], {**settings, "seed": seed}) for seed in (1, 2)}
-    others = [request(TEXTS, **settings) for _ in range(2)]
-    seeded = [request(TEXTS[:2], seed=seed, **settings) for seed in (1, 2, 1)]
-    answers = together(jobs, t5, [others[:1], seeded[:1], others[1:], seeded[1:]])
-    assert list(answers[1]) == list(answers[4]) == expected[1]
-    assert list(answers[3]) == expected[2]
-    assert list(answers[0]) != list(answers[2])
+    """Those that arrive while a prompt like them is continued share the next call."""
+    model = Generator.load(Origin(str(save("LlamaForCausalLM", tmp_path)), {}))
+    settings = {"max_new_tokens": 12, "min_new_tokens": 12}
+    batches = [[request(text, **settings)] for text in TEXTS]
+    with monkeypatch.context() as patch:
+        patch.setattr(turns, "_pause", None)
+        expected = [list(model.predict(batch)[0]) for batch in batches]
+    generate = type(model.loaded.model).generate
+    sizes: list[int] = []
+
+    def counted(self: Any, input_ids: torch.Tensor, **options: Any) -> Any:
+        sizes.append(len(input_ids))
+        return generate(self, input_ids=input_ids, **options)
+
+    monkeypatch.setattr(type(model.loaded.model), "generate", counted)
+    assert [list(answer) for answer in together(jobs, model, batches)] == expected
+    assert sum(sizes) == len(TEXTS) > len(sizes)

@@ -1,7 +1,7 @@
-"""vLLM's server behind the front: it stands where a pool of model workers stands otherwise.
+"""vLLM's server behind the front, in the place of a pool of model workers.
 
-The server listens on a Unix socket in a private folder. One that dies is started again; what it was
-answering is answered 500, since a stream cannot be written twice.
+The server listens on a Unix socket in a private folder. A server that dies is started again; the
+requests that it was answering fail with 500, since a stream cannot be repeated.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from amphora.serving.pool.pool import too_late
 from amphora.serving.pool.spawner import ModelError
 from amphora.serving.protocol import framing, media_types
 from amphora.serving.protocol.media_types import Fault
-from amphora.serving.settings import ServerSettings
+from amphora.serving.settings import ADAPTER_CONFIG, ADAPTERS, ServerSettings
 from amphora.serving.vllm import server_arguments, translation
 from amphora.serving.vllm.selection import Selection
 from amphora.serving.vllm.server_process import ServerProcess
 from amphora.serving.vllm.translation import Exchange, Part
 
 LOG = logging.getLogger("amphora.vllm")
-ADAPTERS_ROUTE = "/adapters"
 _ADAPTER = "x-amzn-sagemaker-adapter-identifier"
 _SESSION = "x-amzn-sagemaker-session-id"
 _URL = "http://vllm"
 _HEALTH_PAUSE = 0.25
-# Failed starts in a row after which the container gives up.
+# Failed starts in a row after which the container ends.
 _GIVE_UP_AFTER = 3
 _PAUSE = 1.0
-# Bodies that are parsed between two requests; larger ones would make `/ping` wait.
+# Larger bodies are parsed in a thread, so that `/ping` does not wait for them.
 _PARSED_AT_ONCE = 65536
 _BROKEN = b'data: {"error":'
-"""How an error begins in a stream of OpenAI's API: within a text its quotes would be escaped."""
+"""The beginning of an error in a stream; within a text its quotes would be escaped."""
+_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _ERRORS = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 
 
@@ -60,18 +60,23 @@ class VllmServer:
     ) -> None:
         """
         Args:
-            settings: The server's.
-            environ: Of vLLM's processes, with AMPHORA_ADAPTERS_FILE if adapters are taken.
-            metrics: Where it counts.
-            selection: What vLLM serves.
+            settings: The front's settings.
+            environ: The variables of vLLM's processes.
+            metrics: The front's metrics.
+            selection: The model.
 
         Raises:
-            ConfigError: Variables of vLLM's are wrong.
+            ConfigError: Variables that set vLLM's arguments are wrong.
         """
         self.settings = settings
         self.loaded = asyncio.Event()
         self.failed: asyncio.Future[ModelError] = asyncio.get_running_loop().create_future()
         self.is_ready = False
+        self.adapters: dict[str, str] = {}
+        """The folders of the loaded adapters by their names."""
+        if settings.adapters:
+            configs = sorted(settings.model_dir.glob(f"{ADAPTERS}/*/{ADAPTER_CONFIG}"))
+            self.adapters = {path.parent.name: str(path.parent) for path in configs}
         self._metrics = metrics
         self._environ = server_arguments.environment(environ)
         self._folder = tempfile.TemporaryDirectory(prefix="amphora-vllm-")
@@ -81,16 +86,13 @@ class VllmServer:
         variables = Variables(environ)
         self._most_written = variables.number("AMPHORA_MAX_TOKENS_WRITTEN", 262_144, least=1)
         variables.check()
-        self._list = environ.get("AMPHORA_ADAPTERS_FILE", "")
-        self._placed: dict[str, int] = {}
-        """The adapters that vLLM has, with the number of their line in the list."""
+        self._changing = asyncio.Lock()
         self._process = ServerProcess()
         self._session: aiohttp.ClientSession | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._calls: dict[str, Call] = {}
+        self._work: dict[str, tuple[Call, asyncio.Task[None]]] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._names: set[str] = set()
-        """The model and the adapters that vLLM was started with."""
+        """The names of the model, and of the adapter that is the model itself."""
         self._description: dict[str, Any] = {}
 
     merges = True
@@ -102,76 +104,111 @@ class VllmServer:
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """The model, its routes and limits, as `recipe.inference.apis` describes others."""
+        """The model, its routes and limits, as `recipe.inference.apis` describes other models."""
         return self._description
 
     @property
     def oldest(self) -> float:
-        """Seconds that the oldest request has waited for the begin of its answer."""
-        arrived = [call.arrived for call in self._calls.values() if not call.reply.done()]
+        """Seconds that the oldest request has waited for the beginning of its answer."""
+        arrived = [call.arrived for call, _ in self._work.values() if not call.reply.done()]
         return time.monotonic() - min(arrived) if arrived else 0.0
 
     @property
     def waiting(self) -> int:
         """Requests whose answer has not begun."""
-        return sum(not call.reply.done() for call in self._calls.values())
+        return sum(not call.reply.done() for call, _ in self._work.values())
 
     def start(self) -> None:
         """Start vLLM, and keep it running."""
         self._keeper = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
-        """End vLLM; what it has not answered is lost, so drain first."""
+        """End vLLM. Unanswered requests are lost, so drain first."""
         if self._keeper is not None:
             self._keeper.cancel()
         self.is_ready = False
         await self._process.stop()
-        for task in self._tasks.values():
+        for _, task in self._work.values():
             task.cancel()
         if self._session is not None:
             await self._session.close()
         self._folder.cleanup()
 
     def submit(self, call: Call) -> None:
-        """Begin to answer a request. Raises Fault at once: not ready, or too many are at work."""
-        if not self.is_ready:
-            raise Fault(503, "not_ready", "vLLM is not ready yet, or is being started again.")
-        if len(self._tasks) >= self.settings.queue_limit:
-            raise Fault(503, "overloaded", f"{len(self._tasks)} requests are at work already.")
+        """Begin to answer a request. Raises Fault if vLLM is not ready, or has too many."""
+        self._check_ready()
+        if len(self._work) >= self.settings.queue_limit:
+            raise Fault(503, "overloaded", f"{len(self._work)} requests are running already.")
         if _SESSION in call.headers:
             raise Fault(400, "no_sessions", "A model that vLLM serves has no sessions.")
-        self._calls[call.id] = call
-        task = self._tasks[call.id] = asyncio.create_task(self._answer(call))
-        task.add_done_callback(lambda _: self._forget(call))
+        task = asyncio.create_task(self._answer(call))
+        self._work[call.id] = call, task
+        task.add_done_callback(lambda _: self._work.pop(call.id, None))
 
-    def _forget(self, call: Call) -> None:
-        self._tasks.pop(call.id, None)
-        self._calls.pop(call.id, None)
+    def _check_ready(self) -> None:
+        if not self.is_ready:
+            raise Fault(503, "not_ready", "vLLM is not ready yet, or is being started again.")
 
     def cancel(self, call: Call) -> None:
-        """The client is gone: the connection to vLLM closes, which ends the work there."""
-        if (task := self._tasks.get(call.id)) is not None:
-            task.cancel()
+        """Close the connection to vLLM, which ends the work on a request whose client has left."""
+        if call.id in self._work:
+            self._work[call.id][1].cancel()
 
     def took(self, call: Call) -> None:
-        """Nothing is counted: a full queue of chunks holds vLLM's connection up."""
+        """Ignore a chunk that a client has read: a full queue of chunks holds vLLM up."""
 
     async def metrics_text(self) -> bytes:
-        """vLLM's own metrics, without those of Python and its HTTP server."""
+        """Return vLLM's own metrics, without those of Python and its HTTP server."""
         if not self.is_ready:
             return b""
         with contextlib.suppress(*_ERRORS):
             _, body = await self._ask("/metrics", None, 5)
+            signs = (b"vllm:", b"# HELP vllm:", b"# TYPE vllm:")
             lines = body.splitlines(keepends=True)
-            words = (line.split(b" ", 3) for line in lines)
-            names = (each[2] if each[0] == b"#" else each[0] for each in words)
-            return b"".join(
-                line for line, name in zip(lines, names, strict=True) if name[:5] == b"vllm:"
-            )
+            return b"".join(line for line in lines if line.startswith(signs))
         return b""
 
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Load an adapter, and have it generate a token.
+
+        Raises:
+            Fault: 404 without its files, 409 for a name that is taken, 507 beyond AMPHORA_ADAPTERS,
+                400 with vLLM's reason if it cannot be served, 503 if vLLM is not ready.
+        """
+        async with self._changing:
+            self._check_ready()
+            if name in self._names | set(self.adapters):
+                raise Fault(409, "adapter_already_loaded", f"{name!r} is already loaded.")
+            if not (folder / ADAPTER_CONFIG).is_file():
+                raise Fault(404, "adapter_not_found", f"{folder} holds no {ADAPTER_CONFIG}.")
+            if len(self.adapters) >= (most := self.settings.adapters):
+                raise Fault(
+                    507,
+                    "too_many_adapters",
+                    f"{len(self.adapters)} adapters are loaded, and AMPHORA_ADAPTERS is {most}."
+                    " Unload one, or raise it.",
+                )
+            try:
+                await self._place(name, str(folder))
+                await self._try(name)
+            except (ModelError, *_ERRORS) as error:
+                with contextlib.suppress(*_ERRORS):
+                    await self._ask("/v1/unload_lora_adapter", {"lora_name": name}, 60)
+                message = str(error) or type(error).__name__
+                raise Fault(400, "adapter_not_loaded", message) from error
+            self.adapters[name] = str(folder)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter. Raises Fault (404) if it is not loaded."""
+        async with self._changing:
+            if self.adapters.pop(name, None) is None:
+                raise Fault(404, "adapter_not_found", f"The adapter {name!r} was not found.")
+            # A server that has just died has no adapter to unload.
+            with contextlib.suppress(*_ERRORS):
+                await self._ask("/v1/unload_lora_adapter", {"lora_name": name}, 60)
+
     async def _keep(self) -> None:
-        """Keep vLLM running for as long as it starts."""
+        """Start vLLM, and start it again whenever it ends."""
         failures = 0
         while True:
             began = time.monotonic()
@@ -181,39 +218,38 @@ class VllmServer:
             ended = asyncio.create_task(self._process.wait())
             warming = asyncio.create_task(self._warm_up())
             await asyncio.wait({ended, warming}, return_when=asyncio.FIRST_COMPLETED)
-            error = None
             if ended.done():
                 warming.cancel()
                 error = f"vLLM's server ended: {ended.result()}"
             elif (failure := warming.exception()) is not None:
                 error = f"vLLM's server does not answer: {failure}"
                 await self._process.stop()
-            if error is not None:
-                failures += 1
-                if not self.loaded.is_set() or failures >= _GIVE_UP_AFTER:
-                    model = self.settings.model_dir
-                    told = f"The model in {model} cannot be served by vLLM. {error}"
-                    self.failed.set_result(ModelError(told))
-                    return
-                LOG.error("%s It is started again.", error)
-                await asyncio.sleep(_PAUSE * 2**failures)
+            else:
+                failures = 0
+                if not self.loaded.is_set():
+                    LOG.info("vLLM has answered (%.1f s).", time.monotonic() - began)
+                self.is_ready = True
+                self.loaded.set()
+                reason = await ended
+                self.is_ready = False
+                self._metrics.restarts.inc()
+                LOG.error("vLLM's server died, with %d requests: %s", len(self._work), reason)
                 continue
-            failures = 0
-            if not self.loaded.is_set():
-                LOG.info("vLLM has answered (%.1f s).", time.monotonic() - began)
-            self.is_ready = True
-            self.loaded.set()
-            why = await ended
-            self.is_ready = False
-            self._metrics.restarts.inc()
-            LOG.error("vLLM's server is gone, with %d requests: %s", len(self._tasks), why)
+            failures += 1
+            if not self.loaded.is_set() or failures >= _GIVE_UP_AFTER:
+                model = self.settings.model_dir
+                message = f"The model in {model} cannot be served by vLLM. {error}"
+                self.failed.set_result(ModelError(message))
+                return
+            LOG.error("%s It is started again.", error)
+            await asyncio.sleep(_PAUSE * 2**failures)
 
     async def _warm_up(self) -> None:
         """Wait until vLLM has answered a request. Raises ModelError with its reason."""
         if self._session is not None:
             await self._session.close()
         self._session = aiohttp.ClientSession(
-            # vLLM closes idle connections at times that it does not tell.
+            # vLLM closes idle connections, at times that are not known here.
             connector=aiohttp.UnixConnector(str(self._socket), limit=0, force_close=True),
             auto_decompress=False,
         )
@@ -232,8 +268,8 @@ class VllmServer:
         _, listed = await self._ask("/v1/models", None, limit)
         models = json.loads(listed)["data"]
         self._names = {model["id"] for model in models}
-        self._placed = {}
-        await self._place_adapters()
+        for name, folder in self.adapters.items():
+            await self._place(name, folder)
         await self._try(self._name)
         message = {"model": self._name, "messages": [{"role": "user", "content": "Hello"}]}
         status, _ = await self._ask(translation.CHAT, {**message, "max_tokens": 1}, limit)
@@ -248,51 +284,33 @@ class VllmServer:
             "max_length": longest,
             "max_input_tokens": longest - 1,
             "max_total_tokens": longest,
-            "adapters": bool(self._list),
+            "adapters": self.settings.adapters > 0,
             "engine": "vllm",
         }  # fmt: skip
 
+    async def _place(self, name: str, folder: str) -> None:
+        """Give vLLM an adapter. Raises ModelError with its reason if it does not fit."""
+        order = {"lora_name": name, "lora_path": folder}
+        limit = self.settings.startup_timeout
+        status, answer = await self._ask("/v1/load_lora_adapter", order, limit)
+        if status != 200:
+            raise ModelError(
+                f"The adapter {name!r} ({folder}) cannot be served on this model:"
+                f" {_message(answer)}"
+            )
+
     async def _try(self, name: str) -> None:
-        """Have the model, or an adapter, write a token. Raises ModelError if it does not."""
+        """Have the model, or an adapter, generate a token. Raises ModelError if it does not."""
         body = {"model": name, "prompt": "Hello", "max_tokens": 1}
-        status, answer = await self._ask(
-            translation.COMPLETIONS, body, self.settings.startup_timeout
-        )
+        limit = self.settings.startup_timeout
+        status, answer = await self._ask(translation.COMPLETIONS, body, limit)
         if status != 200:
             raise ModelError(f"{name} does not answer: {_message(answer)}")
-
-    async def _place_adapters(self) -> None:
-        """Give vLLM the adapters of the list, and take from it those that are no longer there.
-        Raises ModelError with its reason if one does not fit."""
-        entries = self._adapters()
-        for name, number in [*self._placed.items()]:
-            if entries.get(name, {}).get("number") != number:
-                await self._ask("/v1/unload_lora_adapter", {"lora_name": name}, 60)
-                del self._placed[name]
-        for name, entry in entries.items():
-            if name not in self._placed:
-                order = {"lora_name": name, "lora_path": entry["path"]}
-                status, answer = await self._ask(
-                    "/v1/load_lora_adapter", order, self.settings.startup_timeout
-                )
-                if status != 200:
-                    raise ModelError(
-                        f"The adapter {name!r} ({entry['path']}) cannot be served on this model:"
-                        f" {_message(answer)}"
-                    )
-                self._placed[name] = entry["number"]
-
-    def _adapters(self) -> dict[str, dict[str, Any]]:
-        """The adapters that may be named now."""
-        entries: dict[str, dict[str, Any]] = (
-            json.loads(Path(self._list).read_text()) if self._list else {}
-        )
-        return entries
 
     async def _ask(
         self, route: str, body: Mapping[str, Any] | None, seconds: float
     ) -> tuple[int, bytes]:
-        """A whole answer of vLLM's: GET, or POST of a body. Raises one of `_ERRORS`."""
+        """Return status and body of a GET, or of a POST with a body. Raises one of `_ERRORS`."""
         assert self._session is not None
         method = "GET" if body is None else "POST"
         timeout = aiohttp.ClientTimeout(total=seconds)
@@ -303,17 +321,13 @@ class VllmServer:
 
     async def _answer(self, call: Call) -> None:
         """Answer a request, whatever happens."""
+        read = translation.read
         try:
-            if call.path == ADAPTERS_ROUTE:
-                await self._load_adapter(call)
-                return
-            # What is small is parsed at once: a thread would cost more.
+            # A thread would cost more than parsing a small body.
             if len(call.body) < _PARSED_AT_ONCE:
-                exchange = translation.read(call.path, call.body, call.content_type)
+                exchange = read(call.path, call.body, call.content_type)
             else:
-                exchange = await asyncio.to_thread(
-                    translation.read, call.path, call.body, call.content_type
-                )
+                exchange = await asyncio.to_thread(read, call.path, call.body, call.content_type)
             for part in exchange.parts:
                 if isinstance(part, Part):
                     self._complete(part, call)
@@ -324,8 +338,6 @@ class VllmServer:
                 await self._gather(call, exchange)
         except Fault as fault:
             call.fail(fault)
-        except ModelError as error:
-            call.fail(Fault(400, "adapter_not_loaded", str(error)))
         except asyncio.TimeoutError:
             call.fail(too_late(self.settings.timeout))
         except (aiohttp.ClientError, OSError):
@@ -335,22 +347,22 @@ class VllmServer:
             call.fail(Fault(500, "internal_error", f"{type(error).__name__}: see the log."))
 
     def _complete(self, part: Part, call: Call) -> None:
-        """Name the model in a body, and hold what it asks for within bounds. Raises Fault."""
-        adapters = self._adapters()
+        """Name the model in a body, and hold its cost within the bound. Raises Fault."""
         named = call.headers.get(_ADAPTER) or part.body.get("model") or self._name
-        known = self._names | set(adapters)
+        known = self._names | set(self.adapters)
         if named not in known:
-            # A single model answers to any name; among adapters another one would answer.
+            # A single model answers to any name; among adapters that would be a guess.
             if call.headers.get(_ADAPTER) or len(known) > 1 or "adapter_id" in part.body:
                 listed = ", ".join(sorted(known))
-                told = f"There is no model {named!r}, but {listed}.{near(str(named), known)}"
-                raise Fault(404, "model_not_found", told, "model")
+                message = f"There is no model {named!r}, but {listed}.{near(str(named), known)}"
+                raise Fault(404, "model_not_found", message, "model")
             named = self._name
         part.body["model"] = named
         prompt = part.body.get("prompt")
         is_many = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
         prompts = len(prompt) if isinstance(prompt, list) and is_many else 1
-        copies, most = part.body.get("n") or 1, part.body.get("max_tokens") or 1
+        copies = part.body.get("n") or 1
+        most = next((part.body[key] for key in _LENGTHS if part.body.get(key)), 1)
         if isinstance(copies, int) and isinstance(most, int):
             cost = prompts * copies * most
             if cost > self._most_written:
@@ -363,7 +375,7 @@ class VllmServer:
                 )
 
     async def _pass_on(self, call: Call, part: Part) -> None:
-        """Answer by what vLLM answers, whole or as it comes; a stream of TGI's is translated."""
+        """Pass vLLM's answer on, whole or as it comes; a stream of TGI's is translated."""
         assert self._session is not None
         timeout = aiohttp.ClientTimeout(sock_read=self.settings.timeout)
         async with self._session.post(
@@ -373,26 +385,24 @@ class VllmServer:
                 raise _refused(response.status, await response.read())
             kind = response.headers.get("content-type", media_types.JSON)
             if not part.streams:
-                reply = Reply(status=200, content_type=kind, headers={}, body=await response.read())
-                _settle(call, reply)
+                _settle(call, kind, await response.read())
                 return
             events = part.events() if part.events is not None else None
             kind = kind if events is None else translation.stream_type(call.accept)
             chunks: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(
                 framing.CHUNKS_AHEAD + 1
             )
-            reply = Reply(status=200, content_type=kind, headers={}, body=b"", chunks=chunks)
             async for data in response.content.iter_any():
                 if events is not None:
                     data = events.read(data, call.accept)
-                # The status is sent with the first chunk: what fails before is a plain error.
-                _settle(call, reply)
+                # The status is sent with the first chunk: failures before it are plain errors.
+                _settle(call, kind, b"", chunks)
                 if data:
                     await self._put(chunks, data)
                 if _BROKEN in data:
-                    # vLLM would end it as if it were whole.
+                    # vLLM would end the stream as if it were whole.
                     raise Fault(500, "stream_broken", "vLLM's stream broke off.")
-            _settle(call, reply)
+            _settle(call, kind, b"", chunks)
             await self._put(chunks, None)
 
     async def _put(
@@ -405,7 +415,7 @@ class VllmServer:
             await asyncio.wait_for(chunks.put(chunk), self.settings.timeout)
 
     async def _gather(self, call: Call, exchange: Exchange) -> None:
-        """Answer by the entries of all parts."""
+        """Answer with the entries of all parts."""
 
         async def entries(part: Part | Fault) -> list[Any]:
             try:
@@ -423,37 +433,36 @@ class VllmServer:
 
         tasks = [asyncio.create_task(entries(part)) for part in exchange.parts]
         try:
-            found = [entry for each in await asyncio.gather(*tasks) for entry in each]
+            answered = [entry for some in await asyncio.gather(*tasks) for entry in some]
         finally:
             for task in tasks:
                 task.cancel()
-        body, kind = translation.written(exchange.join(found), call.accept)
-        _settle(call, Reply(status=200, content_type=kind, headers={}, body=body))
-
-    async def _load_adapter(self, call: Call) -> None:
-        """Answer the front's order to load an adapter of its list."""
-        await self._place_adapters()
-        await self._try(json.loads(call.body)["name"])
-        reply = Reply(status=200, content_type=media_types.JSON, headers={}, body=b"{}")
-        _settle(call, reply)
+        body, kind = translation.written(exchange.joined(answered), call.accept)
+        _settle(call, kind, body)
 
 
-def _settle(call: Call, reply: Reply) -> None:
+def _settle(
+    call: Call,
+    kind: str,
+    body: bytes,
+    chunks: asyncio.Queue[bytes | Exception | None] | None = None,
+) -> None:
+    """Begin the answer of a call, unless it has begun."""
     if not call.reply.done():
+        reply = Reply(status=200, content_type=kind, headers={}, body=body, chunks=chunks)
         call.reply.set_result(reply)
 
 
 def _message(answer: bytes) -> str:
-    """What an error of vLLM's says."""
+    """Return the message of one of vLLM's errors."""
     try:
-        error = json.loads(answer)["error"]
-        return str(error["message"])
+        return str(json.loads(answer)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return answer[:500].decode(errors="replace")
 
 
 def _refused(status: int, answer: bytes) -> Fault:
-    """An error of vLLM's as one of ours."""
+    """Return one of vLLM's errors as a Fault."""
     message, param, code = _message(answer), None, "bad_request" if status < 500 else "engine_error"
     with contextlib.suppress(ValueError, KeyError, TypeError):
         param = json.loads(answer)["error"]["param"]

@@ -1,5 +1,5 @@
-"""Which engine generates a decoder's text: vLLM, where it is installed and lists the model's
-architecture, or the model's own handlers (transformers)."""
+"""Chooses the engine that generates a decoder's text: vLLM, if it is installed and lists the
+model's architecture, or the model's own handlers (transformers)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from amphora.serving.settings import ADAPTER_CONFIG, ServerSettings
 
 VLLM, TRANSFORMERS = "vllm", "transformers"
 PREFIXES = ("SM_VLLM_", "OPTION_")
-"""Of the variables that set vLLM's arguments: those of AWS's vLLM image, and of LMI."""
-_REGISTRY = "model_executor/models/registry.py"
-_LISTS = ("_TEXT_GENERATION_MODELS",)
+"""Prefixes of variables that set vLLM's arguments: those of AWS's vLLM image, and of LMI."""
+_REGISTRY, _LIST = "model_executor/models/registry.py", "_TEXT_GENERATION_MODELS"
 _TASK = "text-generation"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The engine, why it was chosen, and what vLLM is to serve."""
+    """The engine, and what vLLM serves."""
 
     engine: str
     reason: str
@@ -42,56 +41,62 @@ def select(settings: ServerSettings, environ: Mapping[str, str]) -> Selection:
     """Choose the engine.
 
     Raises:
-        ConfigError: AMPHORA_GENERATION asks for vLLM and the model cannot be served by it, or
-            variables of vLLM's are set and vLLM is not used.
+        ConfigError: AMPHORA_GENERATION asks for vLLM and the model cannot be served by it, or vLLM
+            is not used and variables of vLLM, or adapters, would be ignored.
     """
     wish = settings.generation
     model, adapter = _model(settings, environ)
-    obstacle = _obstacle(settings, environ)
+    has_handlers = bool(
+        settings.submitted or programs.has_handlers(settings.code_dir, settings.program)
+    )
     if wish == TRANSFORMERS:
         obstacle = "AMPHORA_GENERATION is transformers"
-    elif not obstacle and not model:
+    elif _package() is None:
+        obstacle = f"vLLM is not installed for {sys.executable}"
+    elif settings.is_multi_model:
+        obstacle = "SAGEMAKER_MULTI_MODEL is set"
+    elif has_handlers:
+        obstacle = f"the model has its own handlers ({settings.submitted or settings.code_dir})"
+    elif (task := environ.get("HF_TASK", "")) not in ("", _TASK):
+        obstacle = f"HF_TASK is {task}"
+    elif not model:
         obstacle = f"{settings.model_dir} holds no model, and HF_MODEL_ID names none"
-    if not obstacle and wish != VLLM:
-        reason, obstacle = _by_architecture(model, environ)
+    elif wish == VLLM:
+        reason, obstacle = "AMPHORA_GENERATION is vllm", ""
     else:
-        reason = "AMPHORA_GENERATION is vllm"
+        reason, obstacle = _by_architecture(model, environ)
     if not obstacle:
         return Selection(engine=VLLM, reason=reason, model=model, adapter=adapter)
     if wish == VLLM:
         raise ConfigError(
             f"AMPHORA_GENERATION is vllm, but {obstacle}.", "Leave it out, or change that."
         )
-    if unused := sorted(name for name in environ if name.startswith(PREFIXES[0])):
+    # The model's handlers may read OPTION_* and adapters/ themselves.
+    prefixes = PREFIXES[:1] if has_handlers else PREFIXES
+    if unused := sorted(name for name in environ if name.startswith(prefixes)):
         raise ConfigError(
             f"{', '.join(unused)} set arguments of vLLM, which is not used: {obstacle}.",
             "Leave them out, or set AMPHORA_GENERATION to vllm.",
+        )
+    if settings.adapters and not has_handlers:
+        raise ConfigError(
+            "AMPHORA_ADAPTERS is set, or the model has a folder adapters/; vLLM alone serves"
+            f" adapters by name, and it is not used: {obstacle}.",
+            "Use the image with vLLM for a decoder; else merge each adapter into its base"
+            " (merge_and_unload), serve it as a model of its own, and set AMPHORA_ADAPTERS to 0.",
         )
     is_decided = wish or _package() is not None
     return Selection(engine=TRANSFORMERS, reason=obstacle if is_decided else "")
 
 
 def _package() -> Path | None:
-    """vLLM's folder, found without importing it."""
+    """Return vLLM's folder without importing it."""
     spec = importlib.util.find_spec("vllm")
     return None if spec is None or not spec.origin else Path(spec.origin).parent
 
 
-def _obstacle(settings: ServerSettings, environ: Mapping[str, str]) -> str:
-    """What rules vLLM out whatever the model is, or ''."""
-    if _package() is None:
-        return f"vLLM is not installed for {sys.executable}"
-    if settings.is_multi_model:
-        return "SAGEMAKER_MULTI_MODEL is set"
-    if settings.submitted or programs.has_handlers(settings.code_dir, settings.program):
-        return f"the model has handlers of its own ({settings.submitted or settings.code_dir})"
-    if (task := environ.get("HF_TASK", "")) not in ("", _TASK):
-        return f"HF_TASK is {task}"
-    return ""
-
-
 def _model(settings: ServerSettings, environ: Mapping[str, str]) -> tuple[str, Path | None]:
-    """The model that vLLM would serve, or '', and the adapter that is to be served on it."""
+    """Return the model that vLLM would serve, or "", and the adapter to serve on it."""
     folder = settings.model_dir
     named = environ.get("SM_VLLM_MODEL") or environ.get("OPTION_MODEL_ID") or ""
     on_hub = environ.get("HF_MODEL_ID", "")
@@ -103,7 +108,7 @@ def _model(settings: ServerSettings, environ: Mapping[str, str]) -> tuple[str, P
         return (str(folder) if (folder / "config.json").is_file() else on_hub), None
     base = str(_read(folder / ADAPTER_CONFIG).get("base_model_name_or_path") or "")
     last = Path(base).name
-    # As the image's own handlers look for it.
+    # The image's own handlers look in the same places.
     others = folder.parent / "additional-model-data-sources"
     places = [folder / base, folder / last, others / last] if base else []
     found = next((place for place in places if (place / "config.json").is_file()), None)
@@ -111,12 +116,12 @@ def _model(settings: ServerSettings, environ: Mapping[str, str]) -> tuple[str, P
 
 
 def _by_architecture(model: str, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Why vLLM serves this model and '', or '' and why it does not."""
+    """Return the reason to serve a model with vLLM and "", or "" and the reason not to."""
     named = _read(Path(model) / "config.json").get("architectures")
     if not named:
-        asked = [name for name in sorted(environ) if name.startswith(PREFIXES[0])]
-        if asked or environ.get("HF_TASK") == _TASK:
-            return f"{asked[0] if asked else 'HF_TASK'} is set, for {model}", ""
+        variables = [name for name in sorted(environ) if name.startswith(PREFIXES[0])]
+        if variables or environ.get("HF_TASK") == _TASK:
+            return f"{variables[0] if variables else 'HF_TASK'} is set, for {model}", ""
         return "", f"the architecture of {model} is not known before it is fetched: set HF_TASK"
     package = _package()
     assert package is not None
@@ -129,21 +134,22 @@ def _by_architecture(model: str, environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _listed(registry: Path) -> set[str]:
-    """The architectures that vLLM lists as models that generate text, read from its source: to
-    import it takes ten seconds."""
-    names: set[str] = set()
+    """Return the architectures that vLLM lists as models that generate text. They are read from its
+    source, since importing it takes ten seconds."""
     with contextlib.suppress(OSError, SyntaxError):
         for node in ast.parse(registry.read_text()).body:
-            targets = node.targets if isinstance(node, ast.Assign) else []
-            if any(isinstance(target, ast.Name) and target.id in _LISTS for target in targets):
-                assert isinstance(node, ast.Assign)
-                keys = node.value.keys if isinstance(node.value, ast.Dict) else []
-                names |= {str(key.value) for key in keys if isinstance(key, ast.Constant)}
-    return names
+            if (
+                isinstance(node, ast.Assign)
+                and isinstance(node.value, ast.Dict)
+                and any(isinstance(one, ast.Name) and one.id == _LIST for one in node.targets)
+            ):
+                keys = node.value.keys
+                return {str(key.value) for key in keys if isinstance(key, ast.Constant)}
+    return set()
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON object in a file; empty if it is not there or is something else."""
+    """Return the JSON object in a file; an empty one if there is none."""
     with contextlib.suppress(OSError, ValueError):
         if isinstance(value := json.loads(path.read_text()), dict):
             return value

@@ -1,5 +1,5 @@
-"""The command that starts vLLM's server: arguments from the variables of AWS's vLLM image
-(SM_VLLM_*) and of LMI (OPTION_*), and what the front needs."""
+"""The command that starts vLLM's server, with arguments from the variables of AWS's vLLM image
+(SM_VLLM_*) and of LMI (OPTION_*), and those that the front needs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,29 @@ from amphora.serving.settings import ADAPTER_CONFIG, ADAPTERS, ServerSettings
 from amphora.serving.vllm.selection import PREFIXES, Selection
 
 BASE = "base"
-"""The name of an adapter's base, where the adapter is the model."""
+"""The name of the base of an adapter that is the model."""
 _AWS, _LMI = PREFIXES
-# Read elsewhere, or no argument of vLLM's.
+# Arguments that are set from here.
 _ELSEWHERE = {"model", "served-model-name"}
-# What would open another port, or close ours.
+# Arguments that would open another port, or close the front's.
 _REFUSED = {
     **dict.fromkeys(("host", "port", "uds"), "SAGEMAKER_BIND_TO_PORT and AMPHORA_BIND are read"),
-    **dict.fromkeys(("api-key", "ssl-keyfile", "ssl-certfile", "root-path"), "the front is ours"),
+    **dict.fromkeys(
+        (
+            "api-key",
+            "ssl-keyfile",
+            "ssl-certfile",
+            "root-path",
+            "middleware",
+            "allowed-origins",
+            "allowed-methods",
+            "allowed-headers",
+        ),
+        "clients see the front, and not vLLM's server",
+    ),
     **dict.fromkeys(("config", "headless", "grpc"), "it would start another kind of server"),
 }
-# LMI's names of vLLM's arguments.
+# LMI's names for vLLM's arguments.
 _LMI_NAMES = {
     "model-id": "model",
     "tensor-parallel-degree": "tensor-parallel-size",
@@ -35,25 +47,24 @@ _LMI_NAMES = {
     "max-rolling-batch-prefill-tokens": "max-num-batched-tokens",
     "quantize": "quantization",
 }
-# LMI's own, as far as they say what is so here: anything else is refused.
+# LMI's own settings, with the values that describe this server; other values are refused.
 _LMI_GIVEN = {
     "rolling-batch": ("auto", "vllm", "disable"),
     "async-mode": ("true",),
     "engine": ("python",),
     "entrypoint": ("djl_python.lmi_vllm.vllm_async_service",),
 }
-# vLLM takes a list for these as one word of JSON, and for all others as several words.
-_ONE_WORD = {"allowed-origins", "allowed-methods", "allowed-headers", "middleware"}
 _OWN_FILES = {"tokenizer": "tokenizer_config.json", "generation-config": "generation_config.json"}
+_DTYPES = ("float32", "bfloat16")
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-# The most adapters whose weights are in a device's memory together; others wait in the host's.
+# The most adapters in a device's memory; others are in the host's.
 _ADAPTERS_AT_ONCE = 8
-# Of a GPU's memory that weights may fill: the rest is for the cache.
+# The share of a GPU's memory for weights: the rest is for the cache.
 _WEIGHTS_SHARE = 0.7
 
 
 def served_name(environ: Mapping[str, str]) -> str:
-    """The model's name in clients' answers."""
+    """Return the model's name in clients' answers."""
     names = ("AMPHORA_MODEL_NAME", _AWS + "SERVED_MODEL_NAME", "HF_MODEL_ID")
     return next((environ[name] for name in names if environ.get(name)), "model")
 
@@ -61,10 +72,10 @@ def served_name(environ: Mapping[str, str]) -> str:
 def command(
     settings: ServerSettings, environ: Mapping[str, str], selection: Selection, socket: Path
 ) -> list[str]:
-    """The command of vLLM's server, which listens on a Unix socket.
+    """Return the command of vLLM's server, which listens on a Unix socket.
 
     Raises:
-        ConfigError: Variables set what they may not; all of them are named.
+        ConfigError: Variables set arguments that may not be set; the message names all of them.
     """
     given = _given(environ)
     name = served_name(environ)
@@ -72,9 +83,16 @@ def command(
         "uds": [str(socket)],
         "served-model-name": [BASE if selection.adapter else name],
         "disable-uvicorn-access-log": [],
-        # The largest number that OpenAI's API has.
+        # The most of OpenAI's API.
         "max-logprobs": ["20"],
     }
+    if dtype := environ.get("AMPHORA_DTYPE"):
+        if dtype not in _DTYPES:
+            raise ConfigError(
+                f"AMPHORA_DTYPE is {dtype!r}, and vLLM serves this model.",
+                f"Give {' or '.join(_DTYPES)}, or quantize the model's folder for vLLM.",
+            )
+        usual["dtype"] = [dtype]
     if environ.get("HF_MODEL_REVISION"):
         usual["revision"] = [environ["HF_MODEL_REVISION"]]
     if environ.get("HF_TRUST_REMOTE_CODE", "").lower() in ("1", "true"):
@@ -83,7 +101,7 @@ def command(
     if selection.adapter is not None:
         folders.append(selection.adapter)
         usual["lora-modules"] = [f"{name}={selection.adapter}"]
-        # vLLM would take the base's tokens and settings, though the adapter has its own.
+        # By default vLLM takes the base's tokenizer and settings, and not the adapter's.
         for argument, file in _OWN_FILES.items():
             if (selection.adapter / file).is_file():
                 usual[argument] = [str(selection.adapter)]
@@ -103,10 +121,10 @@ def command(
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of vLLM's processes."""
+    """Return the variables of vLLM's processes."""
     child = {name: text for name, text in environ.items() if not name.startswith(PREFIXES)}
     child["PYTHONUNBUFFERED"] = "1"
-    # The front alone may call these routes.
+    # Only the front can call the routes that this opens.
     child["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     child.setdefault("VLLM_NO_USAGE_STATS", "1")
     if environ.get("HF_API_TOKEN"):
@@ -115,7 +133,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _given(environ: Mapping[str, str]) -> dict[str, list[str]]:
-    """vLLM's arguments that variables set, with their words; a true flag has none."""
+    """Return vLLM's arguments that variables set, with their words; a true flag has none."""
     given: dict[str, list[str]] = {}
     wrong: list[str] = []
     for variable in sorted(environ, reverse=True):  # SM_VLLM_ comes before OPTION_
@@ -127,7 +145,7 @@ def _given(environ: Mapping[str, str]) -> dict[str, list[str]]:
         if prefix == _LMI:
             if argument in _LMI_GIVEN:
                 if text.lower() not in (allowed := _LMI_GIVEN[argument]):
-                    wrong.append(f"{variable} is {text!r}, and only {' or '.join(allowed)} is so.")
+                    wrong.append(f"{variable} is {text!r}: give {' or '.join(allowed)}.")
                 continue
             argument = _LMI_NAMES.get(argument, argument)
             if argument.endswith("parallel-size") and text == "max":
@@ -136,7 +154,7 @@ def _given(environ: Mapping[str, str]) -> dict[str, list[str]]:
             wrong.append(f"{variable} cannot be set: {_REFUSED[argument]}.")
         if argument in _ELSEWHERE | set(given) or text.lower() == "false":
             continue
-        words = _words(argument, text)
+        words = _words(text)
         if words is not None:
             given[argument] = words
     if wrong:
@@ -144,12 +162,12 @@ def _given(environ: Mapping[str, str]) -> dict[str, list[str]]:
     return given
 
 
-def _words(argument: str, text: str) -> list[str] | None:
-    """A variable's value as words of a command, as AWS's image reads it: a list's items are one
-    word each. None: the argument is left out."""
+def _words(text: str) -> list[str] | None:
+    """Return a variable's value as words of a command, as AWS's image reads it: one word for each
+    item of a list. None leaves the argument out."""
     if text.lower() in ("", "true"):
         return []
-    if argument not in _ONE_WORD and text.startswith("["):
+    if text.startswith("["):
         try:
             items = json.loads(text)
         except ValueError:
@@ -159,13 +177,13 @@ def _words(argument: str, text: str) -> list[str] | None:
 
 
 def _rank(folder: Path) -> int:
-    """The largest rank of an adapter's layers."""
+    """Return the largest rank of an adapter's layers."""
     config = json.loads((folder / ADAPTER_CONFIG).read_text())
     return max([int(config.get("r", 0)), *map(int, (config.get("rank_pattern") or {}).values())])
 
 
 def _gpus_needed(settings: ServerSettings, model: str) -> int:
-    """How many of the GPUs hold the weights: one, or, if they do not fit into it, all."""
+    """Return how many GPUs hold the weights: one, or all if one is too small."""
     weights = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     found = subprocess.run(query, capture_output=True, text=True, timeout=60, env=os.environ)

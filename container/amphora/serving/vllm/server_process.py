@@ -1,9 +1,8 @@
-"""vLLM's server as a child process: its output in the log, its end, and the reason for that."""
+"""vLLM's server as a child process: its output in the log, and the reason of its end."""
 
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
 import os
 import re
@@ -17,26 +16,22 @@ from amphora.common import logs
 _KEPT_LINES = 400
 _READ_BYTES = 1 << 16
 _STOP_SECONDS = 3.0
-# What vLLM's logger puts before a line: the process, level, time, place.
+# vLLM's logger puts the process, level, time and place before a line.
 _HEAD = re.compile(r"^\([\w.-]+ pid=\d+\) ?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?")
-_ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b|error)(?::|$)")
-_USAGE = re.compile(r"\berror: ")
-# What follows from the error of another process.
-_EFFECT = re.compile(r"Engine core initialization failed|WorkerProc initialization failed|See root")
-# Reasons that a user would otherwise have to look up.
-_REMEDIES = (
-    (
-        re.compile(
-            r"out of memory|OutOfMemory|No available memory for the cache|KV cache is needed"
-        ),
-        "Set SM_VLLM_MAX_MODEL_LEN lower, SM_VLLM_GPU_MEMORY_UTILIZATION higher, or take a larger"
-        " instance.",
-    ),
-    (
-        re.compile(r"unrecognized arguments|invalid choice|invalid .* value|expected .*argument"),
-        "The arguments come from SM_VLLM_* and OPTION_*: SM_VLLM_MAX_MODEL_LEN is --max-model-len.",
-    ),
+_ERROR = re.compile(
+    r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b|error)(?::|$)|\berror: "
 )
+# Errors that follow from the error of another process.
+_EFFECT = re.compile(r"Engine core initialization failed|WorkerProc initialization failed|See root")
+_REMEDIES = {
+    r"out of memory|OutOfMemory|No available memory for the cache|KV cache is needed": (
+        "Set SM_VLLM_MAX_MODEL_LEN lower, SM_VLLM_GPU_MEMORY_UTILIZATION higher, or take a larger"
+        " instance."
+    ),
+    r"unrecognized arguments|invalid choice|invalid .* value|expected .*argument": (
+        "The arguments come from SM_VLLM_* and OPTION_*: SM_VLLM_MAX_MODEL_LEN is --max-model-len."
+    ),
+}
 
 
 class ServerProcess:
@@ -59,23 +54,17 @@ class ServerProcess:
         )
         self._relay = asyncio.create_task(self._pass_on())
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        assert self._process is not None
-        return self._process.pid
-
     async def wait(self) -> str:
-        """Wait for its end. Returns the reason, for people."""
+        """Wait for its end, and return the reason."""
         assert self._process is not None and self._relay is not None
         code = await self._process.wait()
-        self._signal(signal.SIGKILL)
+        self._kill()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._relay, _STOP_SECONDS)
         return reason([*self._lines], code)
 
     async def stop(self) -> None:
-        """End it, with a moment to give devices back, and everything that it has started."""
+        """End it and its processes, with a moment to release devices."""
         if self._process is None:
             return
         if self._process.returncode is None:
@@ -83,51 +72,50 @@ class ServerProcess:
                 self._process.terminate()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
-        self._signal(signal.SIGKILL)
+        self._kill()
         await self._process.wait()
         if self._relay is not None:
             self._relay.cancel()
 
-    def _signal(self, number: int) -> None:
+    def _kill(self) -> None:
+        assert self._process is not None
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _pass_on(self) -> None:
         """Print its output with secrets masked, and keep the last lines."""
         assert self._process is not None and self._process.stdout is not None
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        rest = ""
+        rest = b""
         while data := await self._process.stdout.read(_READ_BYTES):
-            *lines, rest = (rest + decoder.decode(data)).split("\n")
+            *lines, rest = (rest + data).split(b"\n")
             if len(rest) > _READ_BYTES:
-                lines, rest = [*lines, rest], ""
-            for line in lines:
-                self._note(line)
-        if rest:
-            self._note(rest)
+                lines, rest = [*lines, rest], b""
+            self._note(lines)
+        self._note([rest] if rest else [])
 
-    def _note(self, line: str) -> None:
-        line = logs.mask(line.rpartition("\r")[2])
-        self._lines.append(line)
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
+    def _note(self, lines: Sequence[bytes]) -> None:
+        for line in lines:
+            # A progress bar overwrites its line.
+            text = logs.mask(line.decode(errors="replace").rpartition("\r")[2])
+            self._lines.append(text)
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(text + "\n")
+                sys.stderr.flush()
 
 
 def reason(lines: Sequence[str], code: int) -> str:
-    """Why vLLM's server has ended: the last error in its output that is not another one's effect,
-    and a remedy if there is one."""
+    """Return why vLLM's server has ended: the last error in its output that is not an effect of
+    another one, with a remedy if one is known."""
     if code == -signal.SIGKILL:
         return "its process was killed (SIGKILL): most likely it needs more memory than there is."
     texts = [_HEAD.sub("", line) for line in lines]
     found = f"exit code {code}"
     for place in range(len(texts) - 1, -1, -1):
         text = texts[place].strip()
-        is_error = _ERROR.match(text) or _USAGE.search(text)
-        if is_error and not _EFFECT.search(text):
-            # pydantic's go on in lines that are indented.
+        if _ERROR.search(text) and not _EFFECT.search(text):
+            # pydantic's errors continue in indented lines.
             more = [line.strip() for line in texts[place + 1 : place + 3] if line.startswith("  ")]
             found = " ".join([text, *more])
             break
-    remedy = next((remedy for sign, remedy in _REMEDIES if sign.search(found)), "")
+    remedy = next((_REMEDIES[sign] for sign in _REMEDIES if re.search(sign, found)), "")
     return f"{found} {remedy}".strip()

@@ -1,5 +1,5 @@
-"""Bodies of Hugging Face's and TGI's requests as ones of OpenAI's API, which vLLM answers, and the
-answers in their forms. A body of OpenAI's API passes as it is."""
+"""Translates requests of Hugging Face's and TGI's APIs to OpenAI's API, which vLLM answers, and the
+answers back. Bodies of OpenAI's API pass unchanged."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ GENERATE, GENERATE_STREAM = "/generate", "/generate_stream"
 OPENAI = (CHAT, COMPLETIONS, RESPONSES)
 EVENTS, TEXT = "text/event-stream", "text/plain"
 _LINES = ("application/jsonlines", "application/x-jsonlines", "application/x-ndjson")
-_USUAL_TOKENS = 64
+_DEFAULT_TOKENS = 64
 _GREEDY_BELOW = 1e-5
 """A temperature, as in the image's own handlers."""
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 _STOPS = ("stop", "stop_sequences", "stop_sequence")
-# Parameters of Hugging Face's that OpenAI's API or vLLM has, perhaps by another name.
-_SAME = {
+# Parameters of Hugging Face's APIs, and their names in OpenAI's API or vLLM's extension of it.
+_NAMES = {
     **{name: name for name in (*_SAMPLING, "seed", "repetition_penalty", "frequency_penalty")},
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "num_return_sequences": "n",
 }
-_FLAGS = ("do_sample", "return_full_text", "details", "stream", "truncation", "watermark")
-_OTHERS = (*_FLAGS, *_STOPS, "truncate", "grammar", "best_of", "adapter_id")
-# What has no effect in these values, which older clients send.
+_FLAGS = ("do_sample", "return_full_text", "details", "stream", "truncation")
+_KNOWN = {*_NAMES, *_FLAGS, *_STOPS, "truncate", "grammar", "adapter_id"}
+# Parameters that vLLM does not have, with the values that have no effect.
 _IDLE: Mapping[str, Any] = {
     "watermark": False, "best_of": 1, "num_beams": 1, "top_n_tokens": 0, "no_repeat_ngram_size": 0,
     "decoder_input_details": False, "typical_p": 1.0, "length_penalty": 1.0,
@@ -45,9 +45,9 @@ class Part:
     route: str
     body: dict[str, Any]
     shape: Callable[[dict[str, Any]], list[Any]] | None = None
-    """Makes the entries of the answer of vLLM's document; None: that is the answer."""
+    """Makes the answer's entries of vLLM's document; None: the document is the answer."""
     events: Callable[[], Events] | None = None
-    """Makes what turns vLLM's stream into TGI's events; None: it passes as it is."""
+    """Makes the translator of vLLM's stream; None: the stream passes unchanged."""
 
     @property
     def streams(self) -> bool:
@@ -57,32 +57,42 @@ class Part:
 
 @dataclass
 class Exchange:
-    """What a client's request is to vLLM."""
+    """The requests to vLLM that answer one request of a client."""
 
     parts: list[Part | Fault]
-    """Several for JSON Lines and lists of conversations. A line that cannot be read is a Fault."""
-    join: Callable[[list[Any]], Any] = list
-    """Makes the answer's value of the entries of all parts."""
+    """Several for JSON Lines and lists of conversations; a Fault for a line that is wrong."""
+    depth: int = 0
+    """How many lists around a single answer to remove."""
     has_lines: bool = False
-    """Whether a part that fails has an entry of its own, beside good ones."""
+    """Whether a failed part has an entry of its own in the answer."""
+
+    def joined(self, entries: list[Any]) -> Any:
+        """Return the answer made of the entries of all parts."""
+        value: Any = entries
+        for _ in range(self.depth):
+            value = value[0]
+        return value
+
+
+def bad_request(message: str, param: str | None = None) -> Fault:
+    """Return a fault of status 400."""
+    return Fault(400, "bad_request", message, param)
 
 
 def read(route: str, body: bytes, content_type: str) -> Exchange:
-    """The exchange of a request.
+    """Return the exchange of a request.
 
     Raises:
-        Fault: 415 for a content type that is not read, 400 for a body that is wrong.
+        Fault: 415 for an unknown content type, 400 for a wrong body.
     """
     kind = media_types.media_type(content_type)
     if kind in _LINES and route not in OPENAI:
-        texts = [line for line in body.splitlines() if line.strip()]
-        if not texts:
-            raise Fault(400, "bad_request", "The body holds no line.")
-        parts = [part for line in texts for part in _of_line(line)]
-        return Exchange(parts, has_lines=True)
+        lines = [line for line in body.splitlines() if line.strip()]
+        if not lines:
+            raise bad_request("The body holds no line.")
+        return Exchange([part for line in lines for part in _of_line(line)], has_lines=True)
     if kind == TEXT and route not in OPENAI:
-        text = media_types.as_text(body, content_type)
-        return Exchange([_hugging_face(text, {})], join=lambda entries: entries[0])
+        return Exchange([_hugging_face(media_types.as_text(body, content_type), {})], depth=1)
     if kind != media_types.JSON:
         raise Fault(
             415,
@@ -97,62 +107,57 @@ def _parsed(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise Fault(400, "bad_request", f"The body is not JSON: {error}.") from error
+        raise bad_request(f"The body is not JSON: {error}.") from error
 
 
 def _of_line(line: bytes) -> list[Part | Fault]:
     try:
-        exchange = _of_document("/invocations", _parsed(line))
-        if len(exchange.parts) > 1 or any(
-            isinstance(p, Part) and p.streams for p in exchange.parts
-        ):
-            raise Fault(400, "bad_request", "A line holds one text or conversation, and no stream.")
+        parts = _of_document("/invocations", _parsed(line)).parts
+        if len(parts) > 1 or any(isinstance(part, Part) and part.streams for part in parts):
+            raise bad_request("A line holds one text or conversation, and no stream.")
     except Fault as fault:
         return [fault]
-    return exchange.parts
+    return parts
 
 
 def _of_document(route: str, document: Any) -> Exchange:
     if route in OPENAI:
         if not isinstance(document, dict):
-            raise Fault(400, "bad_request", "The body is not an object.")
+            raise bad_request("The body is not an object.")
         return Exchange([Part(route, document)])
     if isinstance(document, (str, list)):
         document = {"inputs": document}
     if not isinstance(document, dict):
-        raise Fault(400, "bad_request", 'Send {"inputs": ..., "parameters": {...}}.', "inputs")
+        raise bad_request('Send {"inputs": ..., "parameters": {...}}.', "inputs")
+    is_tgis = route in (GENERATE, GENERATE_STREAM)
     if "inputs" not in document:
         keys = {"messages": CHAT, "prompt": COMPLETIONS, "input": RESPONSES}
-        routes = [known for key, known in keys.items() if key in document]
-        if len(routes) != 1 or route in (GENERATE, GENERATE_STREAM):
-            raise Fault(
-                400, "bad_request", f"The body needs inputs, or one of {', '.join(keys)}.", "inputs"
-            )
+        routes = [keys[key] for key in keys if key in document]
+        if len(routes) != 1 or is_tgis:
+            raise bad_request(f"The body needs inputs, or one of {', '.join(keys)}.", "inputs")
         return Exchange([Part(routes[0], document)])
-    beside = {key: document[key] for key in document if key not in ("inputs", "parameters")}
-    beside.pop("options", None)
+    others = {key: document[key] for key in document if key not in ("inputs", "parameters")}
+    others.pop("options", None)
     given = document.get("parameters") or {}
     if not isinstance(given, dict):
-        raise Fault(400, "bad_request", "parameters is not an object.", "parameters")
-    values = {name: value for name, value in {**beside, **given}.items() if value is not None}
+        raise bad_request("parameters is not an object.", "parameters")
+    values = {name: value for name, value in {**others, **given}.items() if value is not None}
     inputs = document["inputs"]
-    if route in (GENERATE, GENERATE_STREAM):
+    if is_tgis:
         if not isinstance(inputs, str):
-            raise Fault(400, "bad_request", "inputs is not a text.", "inputs")
+            raise bad_request("inputs is not a text.", "inputs")
         values = {"return_full_text": False, **values, "stream": route == GENERATE_STREAM}
-        return Exchange([_hugging_face(inputs, values)], join=lambda entries: entries[0][0])
-    is_chat = _is_conversation(inputs)
-    if isinstance(inputs, str) or is_chat:
-        return Exchange([_hugging_face(inputs, values)], join=lambda entries: entries[0])
+        return Exchange([_hugging_face(inputs, values)], depth=2)
+    if isinstance(inputs, str) or _is_conversation(inputs):
+        return Exchange([_hugging_face(inputs, values)], depth=1)
     if not isinstance(inputs, list) or not inputs or values.get("stream"):
-        raise Fault(
-            400, "bad_request",
+        raise bad_request(
             "inputs is a text, a conversation, or a list of them; only one can be streamed.",
             "inputs",
-        )  # fmt: skip
+        )
     if all(isinstance(text, str) for text in inputs):
         return Exchange([_hugging_face(inputs, values)])
-    return Exchange([_hugging_face(each, values) for each in inputs])
+    return Exchange([_hugging_face(one, values) for one in inputs])
 
 
 def _is_conversation(value: Any) -> bool:
@@ -164,124 +169,114 @@ def _is_conversation(value: Any) -> bool:
 
 
 def _hugging_face(inputs: Any, values: Mapping[str, Any]) -> Part:
-    """The request of a text, a list of texts or a conversation. Raises Fault (400)."""
-    settings, asked = _settings(values), dict(values)
-    texts = [inputs] if isinstance(inputs, str) else inputs
+    """Return the request of a text, a list of texts or a conversation. Raises Fault (400)."""
+    settings = _settings(values)
     if _is_conversation(inputs):
-        goes_on = inputs[-1]["role"] == "assistant"
-        route = CHAT
-        body = {"messages": inputs, "add_generation_prompt": not goes_on,
-                "continue_final_message": goes_on}  # fmt: skip
-        texts = [inputs]
-    elif isinstance(texts, list) and all(isinstance(text, str) for text in texts):
-        route, body = COMPLETIONS, {"prompt": texts}
+        continues = inputs[-1]["role"] == "assistant"
+        route, prompts = CHAT, [inputs]
+        body = {"messages": inputs, "add_generation_prompt": not continues,
+                "continue_final_message": continues}  # fmt: skip
     else:
-        raise Fault(400, "bad_request", "inputs holds what is no text or conversation.", "inputs")
-    if asked.get("details") or asked.get("stream"):
-        chosen = {"logprobs": True} if route == CHAT else {"logprobs": 0}
-        settings |= {**chosen, "return_token_ids": True}
-    if asked.get("stream"):
+        route, prompts = COMPLETIONS, [inputs] if isinstance(inputs, str) else inputs
+        if not isinstance(prompts, list) or not all(isinstance(text, str) for text in prompts):
+            raise bad_request("inputs must hold texts or conversations.", "inputs")
+        body = {"prompt": prompts}
+    if values.get("details") or values.get("stream"):
+        logprobs = {"logprobs": True} if route == CHAT else {"logprobs": 0}
+        settings |= {**logprobs, "return_token_ids": True}
+    if values.get("stream"):
         settings["stream"] = True
         if settings.get("n", 1) > 1:
-            raise Fault(400, "bad_request", "Only one text can be streamed.", "stream")
-    events = partial(Events, texts[0], asked)
-    return Part(route, {**body, **settings}, partial(_entries, texts, asked), events)
+            raise bad_request("Only one text can be streamed.", "stream")
+    shape, events = partial(_entries, prompts, values), partial(Events, prompts[0], values)
+    return Part(route, {**body, **settings}, shape, events)
 
 
 def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a body of OpenAI's API that parameters of Hugging Face's mean.
+    """Translate parameters of Hugging Face's APIs to keys of OpenAI's API.
 
     Raises:
         Fault: 400 for parameters that are unknown, that vLLM does not have, or that contradict.
     """
-    idle = [name for name, value in _IDLE.items() if name in values and values[name] == value]
-    values = {name: value for name, value in values.items() if name not in idle}
-    known = (*_SAME, *_OTHERS)
-    if unknown := [name for name in values if name not in known]:
-        raise Fault(
-            400, "bad_request",
-            f"{', '.join(map(repr, unknown))} cannot be given here: vLLM writes this model's text"
-            f" (AMPHORA_GENERATION), and takes {', '.join(sorted(known))}.",
+    values = {
+        name: value for name, value in values.items() if name not in _IDLE or value != _IDLE[name]
+    }
+    if unknown := [name for name in values if name not in _KNOWN]:
+        raise bad_request(
+            f"{', '.join(map(repr, unknown))} cannot be given here: vLLM generates this model's"
+            f" text (AMPHORA_GENERATION), and takes {', '.join(sorted(_KNOWN))}.",
             unknown[0],
-        )  # fmt: skip
+        )
     for name in _FLAGS:
-        if not isinstance(values.get(name, False), bool) or (
-            name == "watermark" and name in values
-        ):
-            raise Fault(400, "bad_request", f"{name} is {values[name]!r}.", name)
+        if not isinstance(values.get(name, False), bool):
+            raise bad_request(f"{name} is {values[name]!r}: give true or false.", name)
     stops = [name for name in _STOPS if name in values]
     if len(stops) > 1:
-        raise Fault(400, "bad_request", f"{' and '.join(stops)} mean the same.", stops[1])
-    body = {_SAME[name]: value for name, value in values.items() if name in _SAME}
-    body.setdefault("max_tokens", _USUAL_TOKENS)
+        raise bad_request(f"{' and '.join(stops)} mean the same: give one of them.", stops[1])
+    body = {_NAMES[name]: value for name, value in values.items() if name in _NAMES}
+    body.setdefault("max_tokens", _DEFAULT_TOKENS)
     samples = values.get("do_sample", any(name in values for name in _SAMPLING))
     temperature = values.get("temperature", 1)
     if isinstance(temperature, (int, float)) and temperature < _GREEDY_BELOW:
         if temperature == 0 and values.get("do_sample"):
-            raise Fault(400, "bad_request", "temperature is 0, and do_sample is true.", "do_sample")
+            raise bad_request("temperature is 0, and do_sample is true.", "do_sample")
         samples = False
     if not samples:
         body = {name: value for name, value in body.items() if name not in _SAMPLING}
         body["temperature"] = 0.0
         if body.get("n", 1) != 1:
-            raise Fault(400, "bad_request", "num_return_sequences needs do_sample.", "do_sample")
+            raise bad_request("num_return_sequences needs do_sample.", "do_sample")
     if stops:
         body |= {"stop": values[stops[0]], "include_stop_str_in_output": True}
-    if "truncate" in values:
-        body |= {"truncate_prompt_tokens": values["truncate"], "truncation_side": "left"}
-    elif values.get("truncation"):
-        body |= {"truncate_prompt_tokens": -1, "truncation_side": "left"}
+    if "truncate" in values or values.get("truncation"):
+        cut = {"truncate_prompt_tokens": values.get("truncate", -1), "truncation_side": "left"}
+        body |= cut
     if "adapter_id" in values:
         body["model"] = values["adapter_id"]
     if grammar := values.get("grammar"):
-        body |= _grammar(grammar)
+        kind, value = (
+            (grammar.get("type"), grammar.get("value")) if isinstance(grammar, dict) else ("", "")
+        )
+        if kind == "json":
+            schema = {"name": "grammar", "schema": value}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        elif kind == "regex":
+            body["structured_outputs"] = {"regex": value}
+        else:
+            raise bad_request('grammar is {"type": "json" or "regex", "value"}.', "grammar")
     return body
 
 
-def _grammar(grammar: Any) -> dict[str, Any]:
-    """TGI's grammar as OpenAI's API and vLLM have it."""
-    kind, value = (
-        (grammar.get("type"), grammar.get("value")) if isinstance(grammar, dict) else ("",) * 2
-    )
-    if kind == "json":
-        schema = {"name": "grammar", "schema": value}
-        return {"response_format": {"type": "json_schema", "json_schema": schema}}
-    if kind == "regex":
-        return {"structured_outputs": {"regex": value}}
-    raise Fault(400, "bad_request", 'grammar is {"type": "json" or "regex", "value"}.', "grammar")
-
-
 def _entries(
-    texts: Sequence[Any], asked: Mapping[str, Any], document: Mapping[str, Any]
+    prompts: Sequence[Any], values: Mapping[str, Any], document: Mapping[str, Any]
 ) -> list[Any]:
-    """The answer to each prompt: a list of its texts."""
+    """Return the answer to each prompt: a list of its texts."""
     choices = sorted(document["choices"], key=lambda choice: choice["index"])
-    size = len(choices) // len(texts)
-    has_details = asked.get("details")
-    full = asked.get("return_full_text", not has_details)
+    size = len(choices) // len(prompts)
+    full = values.get("return_full_text", not values.get("details"))
     answers = []
-    for place, prompt in enumerate(texts):
+    for place, prompt in enumerate(prompts):
         entries = []
         for choice in choices[place * size : (place + 1) * size]:
             text = _text(choice)
             entry = {"generated_text": _with_prompt(prompt, text) if full else text}
-            if has_details:
+            if values.get("details"):
                 tokens = _tokens(choice, text)
-                entry["details"] = {**_details(choice, len(tokens), asked), "prefill": [],
-                                    "tokens": tokens}  # fmt: skip
+                details = _details(choice, len(tokens), values)
+                entry["details"] = {**details, "prefill": [], "tokens": tokens}
             entries.append(entry)
         answers.append(entries)
     return answers
 
 
 def _text(choice: Mapping[str, Any]) -> str:
-    """The text of a choice, or of a chunk's, of either API."""
+    """Return the text of a choice, or of a chunk's, of either API."""
     message = choice.get("message") or choice.get("delta") or {}
     return str(choice.get("text") or message.get("content") or "")
 
 
 def _with_prompt(prompt: Any, text: str) -> Any:
-    """A prompt and its text; of a conversation all messages, the last one the assistant's."""
+    """Return a prompt with its text; for a conversation, its messages and the assistant's."""
     if isinstance(prompt, str):
         return prompt + text
     if prompt[-1]["role"] != "assistant":
@@ -290,7 +285,7 @@ def _with_prompt(prompt: Any, text: str) -> Any:
 
 
 def _tokens(choice: Mapping[str, Any], text: str) -> list[dict[str, Any]]:
-    """TGI's tokens of a choice or a chunk whose text is `text`."""
+    """Return TGI's tokens of a choice, or of a chunk, with this text."""
     ids, noted = choice.get("token_ids") or [], choice.get("logprobs") or {}
     if "content" in noted:
         pairs = [(one["token"], one["logprob"]) for one in noted["content"] or ()]
@@ -299,31 +294,31 @@ def _tokens(choice: Mapping[str, Any], text: str) -> list[dict[str, Any]]:
     ends = choice.get("finish_reason") == "stop" and choice.get("stop_reason") is None
     tokens = []
     for place, (number, (piece, logprob)) in enumerate(zip(ids, pairs, strict=True)):
-        is_last = place == len(ids) - 1
-        own = text if len(ids) == 1 and not ends else piece
-        tokens.append({"id": number, "text": own, "logprob": logprob, "special": ends and is_last})
+        shown = text if len(ids) == 1 and not ends else piece
+        special = ends and place == len(ids) - 1
+        tokens.append({"id": number, "text": shown, "logprob": logprob, "special": special})
     return tokens
 
 
-def _details(choice: Mapping[str, Any], count: int, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _details(choice: Mapping[str, Any], count: int, values: Mapping[str, Any]) -> dict[str, Any]:
     reason = choice.get("finish_reason")
     if reason == "stop":
         reason = "stop_sequence" if isinstance(choice.get("stop_reason"), str) else "eos_token"
-    return {"finish_reason": reason, "generated_tokens": count, "seed": asked.get("seed")}
+    return {"finish_reason": reason, "generated_tokens": count, "seed": values.get("seed")}
 
 
 class Events:
-    """Makes TGI's events of the chunks of a stream of OpenAI's API, in the form of a media type."""
+    """Translates chunks of a stream of OpenAI's API to TGI's events, in a given media type."""
 
-    def __init__(self, prompt: Any, asked: Mapping[str, Any]) -> None:
+    def __init__(self, prompt: Any, values: Mapping[str, Any]) -> None:
         self._prompt = prompt
-        self._asked = asked
+        self._values = values
         self._rest = b""
         self._text = ""
         self._count = self._prompt_tokens = 0
 
     def read(self, data: bytes, accept: str) -> bytes:
-        """The bytes for the client that follow from bytes of vLLM's stream.
+        """Return the client's bytes that follow from bytes of vLLM's stream.
 
         Raises:
             Fault: vLLM's stream holds an error.
@@ -346,18 +341,16 @@ class Events:
             text = _text(choice)
             self._text += text
             tokens = _tokens(choice, text)
-            for place, token in enumerate(tokens):
+            for place, token in enumerate(tokens, 1):
                 self._count += 1
-                event: dict[str, Any] = {
-                    "index": self._count, "token": token, "generated_text": None, "details": None,
-                }  # fmt: skip
-                if choice.get("finish_reason") and place == len(tokens) - 1:
-                    full = self._asked.get("return_full_text", False)
+                whole, details = None, None
+                if choice.get("finish_reason") and place == len(tokens):
+                    full = self._values.get("return_full_text", False)
                     whole = _with_prompt(self._prompt, self._text) if full else self._text
-                    details = _details(choice, self._count, self._asked)
+                    details = _details(choice, self._count, self._values)
                     details["input_length"] = self._prompt_tokens
-                    event |= {"generated_text": whole, "details": details}
-                yield event
+                yield {"index": self._count, "token": token, "generated_text": whole,
+                       "details": details}  # fmt: skip
 
 
 def _framed(event: dict[str, Any], accept: str) -> bytes:
@@ -369,12 +362,12 @@ def _framed(event: dict[str, Any], accept: str) -> bytes:
 
 
 def written(value: Any, accept: str) -> tuple[bytes, str]:
-    """A value as JSON, or as JSON Lines if these are asked for, and its content type."""
+    """Return a value as JSON, or as JSON Lines if the client accepts them, and its media type."""
     if accept in _LINES and isinstance(value, list):
         return b"".join(json.dumps(v, ensure_ascii=False).encode() + b"\n" for v in value), accept
     return json.dumps(value, ensure_ascii=False).encode(), media_types.JSON
 
 
 def stream_type(accept: str) -> str:
-    """The content type of a stream of TGI's events."""
+    """Return the media type of a stream of TGI's events."""
     return accept if accept in (*_LINES, TEXT) else EVENTS

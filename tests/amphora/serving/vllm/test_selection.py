@@ -1,4 +1,4 @@
-"""Which engine generates text, and with which arguments vLLM's server is started."""
+"""The choice of the engine that generates text, and the arguments of vLLM's server."""
 
 from __future__ import annotations
 
@@ -79,17 +79,25 @@ def test_handlers_of_the_model_come_before_vllm(tmp_path: Path) -> None:
     code.mkdir()
     (code / "inference.py").write_text("def model_fn(model_dir): ...")
     assert _select(tmp_path).engine == "transformers"
-    with pytest.raises(ConfigError, match=r"is vllm, but the model has handlers of its own"):
+    with pytest.raises(ConfigError, match=r"is vllm, but the model has its own handlers"):
         _select(tmp_path, AMPHORA_GENERATION="vllm")
 
 
-def test_without_vllm_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But its variables are refused, by name."""
+def test_without_vllm_its_variables_and_adapters_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name; a model's own handlers may read OPTION_* and adapters/ themselves."""
     monkeypatch.setattr(selection, "_package", lambda: None)
-    _save(tmp_path)
+    model = _save(tmp_path)
     assert _select(tmp_path) == Selection(engine="transformers", reason="")
-    with pytest.raises(ConfigError, match=r"SM_VLLM_DTYPE set .*not used: vLLM is not installed"):
-        _select(tmp_path, SM_VLLM_DTYPE="float16")
+    for name in ("SM_VLLM_DTYPE", "OPTION_DTYPE"):
+        with pytest.raises(ConfigError, match=rf"{name} set .*not used: vLLM is not installed"):
+            _select(tmp_path, **{name: "float16"})
+    with pytest.raises(ConfigError, match=r"AMPHORA_ADAPTERS is set.*vLLM alone serves"):
+        _select(tmp_path, AMPHORA_ADAPTERS="2")
+    (model / "code").mkdir()
+    (model / "code/inference.py").write_text("def model_fn(model_dir): ...")
+    assert _select(tmp_path, AMPHORA_ADAPTERS="2", OPTION_DTYPE="x").engine == "transformers"
 
 
 def test_a_name_on_the_hub_needs_a_task_or_a_variable(tmp_path: Path) -> None:
@@ -136,12 +144,13 @@ def _command(base: Path, chosen: Selection | None = None, **environ: str) -> dic
         ({"SM_VLLM_MAX_MODEL_LEN": "4096"}, {"--max-model-len": ["4096"]}),
         ({"SM_VLLM_ENFORCE_EAGER": "true"}, {"--enforce-eager": []}),
         ({"SM_VLLM_LORA_MODULES": '["a=/a", "b=/b"]'}, {"--lora-modules": ["a=/a", "b=/b"]}),
-        ({"SM_VLLM_MIDDLEWARE": '["a"]'}, {"--middleware": ['["a"]']}),
         ({"SM_VLLM_SPECULATIVE_CONFIG": '{"a": 1}'}, {"--speculative-config": ['{"a": 1}']}),
         ({"OPTION_TENSOR_PARALLEL_DEGREE": "4"}, {"--tensor-parallel-size": ["4"]}),
         ({"OPTION_MAX_ROLLING_BATCH_SIZE": "8"}, {"--max-num-seqs": ["8"]}),
         ({"OPTION_DTYPE": "fp16", "SM_VLLM_DTYPE": "half"}, {"--dtype": ["half"]}),
         ({"OPTION_ROLLING_BATCH": "vllm", "OPTION_ASYNC_MODE": "true"}, {}),
+        ({"AMPHORA_DTYPE": "float32"}, {"--dtype": ["float32"]}),
+        ({"AMPHORA_DTYPE": "float32", "SM_VLLM_DTYPE": "half"}, {"--dtype": ["half"]}),
         ({"HF_MODEL_REVISION": "v1"}, {"--revision": ["v1"]}),
         ({"HF_TRUST_REMOTE_CODE": "true"}, {"--trust-remote-code": []}),
         ({"SM_VLLM_SERVED_MODEL_NAME": "mine"}, {"--served-model-name": ["mine"]}),
@@ -167,6 +176,8 @@ def test_what_would_change_the_front_is_refused(tmp_path: Path) -> None:
     ) as told:
         _command(tmp_path, SM_VLLM_PORT="1", OPTION_ROLLING_BATCH="trtllm", SM_VLLM_API_KEY="k")
     assert "SM_VLLM_API_KEY" in str(told.value)
+    with pytest.raises(ConfigError, match=r"AMPHORA_DTYPE is 'int8'"):
+        _command(tmp_path, AMPHORA_DTYPE="int8")
 
 
 @pytest.mark.parametrize(
