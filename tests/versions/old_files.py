@@ -103,6 +103,11 @@ FILES: list[tuple[str, str, str]] = [
         ids = m[1](data, return_tensors="pt").input_ids
         return m[1].batch_decode(m[0].generate(ids, max_new_tokens=3), skip_special_tokens=True)
 """, ""),
+    (T5, LOADS.format(auto="AutoModelForSeq2SeqLM") + READS + """
+    def predict_fn(data, m):
+        ids = m[1]([data, data + data], padding=True, return_tensors="pt").input_ids
+        return m[1].batch_decode(m[0].generate(ids, max_new_tokens=3), skip_special_tokens=True)
+""", "attention_mask"),
     ("BertForMaskedLM", pipe("'fill-mask', model=model_dir", "return model('the [MASK]', top_k=2)"), ""),
     (GPT2, pipe("'text-generation', model=model_dir", "return model(data['inputs'], max_new_tokens=2)"), ""),
     (GPT2, LOADS.format(auto="AutoModelWithLMHead") + READS + """

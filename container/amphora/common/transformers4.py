@@ -37,6 +37,7 @@ METHODS: Mapping[str, str] = {
     "build_inputs_with_special_tokens": "call the tokenizer itself: tokenizer(text, ...)",
     "create_token_type_ids_from_sequences": "call the tokenizer itself: tokenizer(a, b, ...)",
     "special_tokens_map_extended": "write special_tokens_map",
+    "additional_special_tokens": "write extra_special_tokens",
 }
 ARGUMENTS: Mapping[str, str] = {
     "return_all_scores": "write top_k=None (the answer for one text is then a flat list)",
@@ -83,6 +84,19 @@ _TEMPLATE_CHANGE = (
     f"{_TEMPLATE} returns a dict of tensors, where transformers 4 returned the token ids:"
     " pass return_dict=False for the ids, or return_dict=True and write generate(**inputs)"
 )
+_MASK = "attention_mask"
+_MASK_CHANGE = (
+    "generate of an encoder-decoder reads padding as text unless it is given the mask, which"
+    f" transformers 4 made of the padding: pass {_MASK}=encoded[{_MASK!r}], or"
+    " generate(**encoded)"
+)
+_VOCABULARIES = frozenset({"vocab_file", "merges_file"})
+_REBUILT = re.compile(
+    r"(Albert|Bart|Bert|Deberta|DebertaV2|DistilBert|Electra|GPT2|Llama|Longformer|MBart|"
+    r"MobileBert|MPNet|Pegasus|Roberta|T5|XLMRoberta|XLNet)Tokenizer(Fast)?"
+)
+"""Tokenizers that read no `vocab_file` in 5."""
+_ENCODER_DECODER = re.compile(r"\w*(Seq2SeqLM|ForConditionalGeneration|MTModel)")
 _TENSORS = frozenset({"input_ids", "attention_mask", "items", "keys", "values", "data", "get"})
 _RAISED = (
     re.compile(r"cannot import name '(\w+)' from '?transformers"),
@@ -203,6 +217,7 @@ def _imports(tree: ast.AST, package: str) -> bool:
 def _uses(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
     """Line, name and description of each use of what version 5 lacks."""
     as_dict = _dict_names(tree)
+    pads_sources = _pads_sources(tree)
     for node, parent in _unguarded(tree):
         line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Attribute) and node.attr in METHODS:
@@ -224,6 +239,19 @@ def _uses(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
                 name = "translation" if name.startswith("translation_") else name
                 if name in TASKS:
                     yield line, name, f'pipeline("{name}") is gone: {TASKS[name]}.'
+        if _REBUILT.fullmatch(called):
+            for keyword in node.keywords:
+                if keyword.arg in _VOCABULARIES:
+                    yield (
+                        line,
+                        keyword.arg,
+                        (
+                            f"{called} ignores {keyword.arg}, and knows no word then: give the path"
+                            " without the name, as its first argument, or use from_pretrained."
+                        ),
+                    )
+        if called == "generate" and pads_sources and _leaves_out_mask(node):
+            yield line, _MASK, f"{_MASK_CHANGE}."
         if called == _TEMPLATE and _gives_ids_in_4(node) and not _is_dict(node, parent, as_dict):
             yield line, called, f"{_TEMPLATE_CHANGE}."
 
@@ -235,6 +263,28 @@ def _argument(line: int, name: str, value: ast.expr) -> Iterator[tuple[int, str,
         return  # handed on from a parameter, where None or False is usual
     instead = f": {ARGUMENTS[name]}" if ARGUMENTS[name] else ""
     yield line, name, f"{name} has no effect, or is refused{instead}."
+
+
+def _pads_sources(tree: ast.AST) -> bool:
+    """Return whether a file loads an encoder-decoder and pads texts."""
+    nodes = list(ast.walk(tree))
+    names = [node.id for node in nodes if isinstance(node, ast.Name)]
+    names += [node.attr for node in nodes if isinstance(node, ast.Attribute)]
+    names += [node.name for node in nodes if isinstance(node, ast.alias)]
+    pads = any(
+        isinstance(node, ast.keyword)
+        and node.arg == "padding"
+        and not (isinstance(node.value, ast.Constant) and node.value.value in (False, "do_not_pad"))
+        for node in nodes
+    )
+    return pads and any(_ENCODER_DECODER.fullmatch(name) for name in names)
+
+
+def _leaves_out_mask(call: ast.Call) -> bool:
+    """Return whether a call of generate is given token ids, and not what of them is padding."""
+    given = {keyword.arg for keyword in call.keywords}
+    has_ids = bool(call.args) or not given.isdisjoint({"input_ids", "inputs"})
+    return has_ids and _MASK not in given
 
 
 def _gives_ids_in_4(call: ast.Call) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import textwrap
 from pathlib import Path
 
@@ -16,6 +17,13 @@ GENERATE = """
         model, tok = model
         ids = tok.apply_chat_template(data, return_tensors="pt"{more}){moved}
         return model.generate({star}ids, max_new_tokens=4)
+"""
+SUMMARIES = """
+    from transformers import AutoModelForSeq2SeqLM
+    def predict_fn(data, model):
+        model, tok = model
+        encoded = tok(data, {more}return_tensors="pt")
+        return model.generate({arguments})
 """
 
 
@@ -53,6 +61,12 @@ def check(folder: Path, code: str, **others: str) -> str:
         ("def f(m, t): return m.generate(t.apply_chat_template([], return_tensors='pt'))", 2,
          ["return_dict"]),
         ("def count(t, m): return len(t.apply_chat_template(m))", 2, ["return_dict"]),
+        ("from transformers import BertTokenizer as B, BertTokenizer\nt = BertTokenizer(vocab_file='v')",
+         3, ["BertTokenizer ignores vocab_file", "from_pretrained"]),
+        (SUMMARIES.format(more="padding=True, ", arguments="encoded.input_ids, max_length=9"), 7,
+         ["attention_mask=encoded['attention_mask']"]),
+        (SUMMARIES.format(more="padding='longest', ", arguments="inputs=encoded.input_ids, **data"),
+         7, ["generate(**encoded)"]),
     ],
 )  # fmt: skip
 def test_a_use_is_named_with_its_line_and_both_remedies(
@@ -78,6 +92,16 @@ def test_a_use_is_named_with_its_line_and_both_remedies(
         "def f(m, t): return m(t.apply_chat_template([], return_tensors='pt')['input_ids'])",
         "def f(m, t): return m(t.apply_chat_template([], return_tensors='pt').to(0).input_ids)",
         GENERATE.format(more=", return_dict=False", moved="", star=""),
+        SUMMARIES.format(more="", arguments="encoded.input_ids, max_length=9"),
+        "t = BertTokenizer('vocab.txt')\nc = Config(vocab_file='vocab.txt')",
+        SUMMARIES.format(more="padding=False, ", arguments="encoded.input_ids"),
+        SUMMARIES.format(more="padding=True, ", arguments="**encoded"),
+        SUMMARIES.format(
+            more="padding=True, ", arguments="encoded.input_ids, attention_mask=encoded[1]"
+        ),
+        SUMMARIES.format(more="padding=True, ", arguments="encoded.input_ids").replace(
+            "Seq2SeqLM", "CausalLM"
+        ),
         GENERATE.format(more=", return_dict=True", moved="", star="**"),
         GENERATE.format(more="", moved=".to('cpu')", star="**"),
     ],
@@ -115,6 +139,10 @@ def test_the_tables_hold_for_the_installed_version() -> None:
     assert not [name for name in transformers4.NAMES if name in dir(transformers)]
     known = dir(transformers.TrainingArguments)
     assert not [name for name in transformers4.TRAINER_ARGUMENTS if name in known]
+    rebuilt = [name for name in dir(transformers) if transformers4._REBUILT.fullmatch(name)]
+    readers = [inspect.signature(getattr(transformers, name).__init__) for name in rebuilt]
+    assert len(rebuilt) > 20
+    assert not [reader for reader in readers if "vocab_file" in reader.parameters]
 
 
 @pytest.mark.parametrize(
