@@ -106,21 +106,22 @@ def check_named(part: Part, given: Hyperparameters) -> None:
         DataError: one or more do not.
     """
     names = part.table.column_names
-    problems = Problems()
+    wrong: dict[str, str] = {}
     for item in dataclasses.fields(given):
         value = getattr(given, item.name)
         if not value or not item.name.endswith(("_column", "_columns")):
             continue
         for name in [value] if value in names else [each.strip() for each in value.split(",")]:
-            with problems.noted():
-                # A column of records is named without its fields.
-                if not any(each == name or each.startswith(f"{name}.") for each in names):
-                    raise DataError(
-                        f"{item.name} has value {name!r}, but {part.path} has the columns "
-                        f"{', '.join(names)}.",
-                        near(name, names) or f"Name one of them in {item.name}.",
-                    )
-    problems.check()
+            # A column of records is named without its fields.
+            if not any(each == name or each.startswith(f"{name}.") for each in names):
+                wrong[name] = item.name
+    if wrong:
+        values = ", ".join(f"{key} has value {name!r}" for name, key in wrong.items())
+        meant = " ".join(dict.fromkeys(filter(None, (near(name, names) for name in wrong))))
+        raise DataError(
+            f"{values}, but {part.path} has the columns {', '.join(names)}.",
+            meant or f"Name one of them in {' and '.join(dict.fromkeys(wrong.values()))}.",
+        )
 
 
 def first_known(part: Part, known: Sequence[str]) -> str | None:
@@ -288,7 +289,9 @@ def _label_left(part: Part, texts: Texts) -> str:
     """
     names = [name for name in part.table.column_names if name not in texts]
     known: list[str] = [name for name in names if plain(name) in LABEL_NAMES_OF_PAIRS]
-    if texts[1] is not None and len(known) == 1:
+    if texts[1] is not None and known:
+        if len(known) > 1:
+            raise _several_labels(part, known)
         return known[0]
     classes = possible_labels(part, names)
     left = [

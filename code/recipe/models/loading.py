@@ -34,6 +34,12 @@ _LONGEST = 512
 _WHOLE = frozenset({"deberta", "xmod"})
 """Types of models in whose code float32 and half meet under autocast: DeBERTa's first version masks
 by float32's lowest number, X-MOD writes half into a tensor of float32."""
+_FITTING = {
+    "AutoModelForCausalLM": "a decoder, such as a Llama, Qwen or GPT-2",
+    "AutoModelForSeq2SeqLM": "an encoder with a decoder, such as T5 or BART",
+    "AutoModelForMaskedLM": "an encoder, such as BERT or ModernBERT",
+}
+"""What to give instead of a model of another kind."""
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -248,6 +254,13 @@ def read(
             broken = _broken_connection(error)
             if not isinstance(error, UNLOADABLE) and broken is None:
                 raise
+            if "Unrecognized configuration class" in str(error):
+                kind = settings.get("model_type")
+                raise ModelError(
+                    f"The model {source.name} is of type {kind!r}, of which transformers has no "
+                    f"{architecture.__name__}: it cannot be trained for this task.",
+                    f"Give {_FITTING.get(architecture.__name__, 'a model of another type')}.",
+                ) from error
             if source.is_local:
                 raise ModelError(
                     f"The model in {source.name} cannot be loaded: {why_unloadable(error)}",

@@ -296,6 +296,17 @@ SHAPES = {
                             "category": "qa"}, "values in column 'context'",
         argv=("--task", "causal-lm"),
     ),
+    "LLaMA-Factory's pairs": Shape(
+        DECODER, lambda n: {"conversations": [{"from": "human", "value": "hi"}],
+                            "chosen": {"from": "gpt", "value": "yes"},
+                            "rejected": {"from": "gpt", "value": "no"}},
+        "preference", {"prompt": json.dumps(TURNS[:1]), "chosen": json.dumps(TURNS[1:]),
+                       "rejected": json.dumps(NO[1:])},
+    ),
+    "alpaca with a ready text": Shape(
+        DECODER, lambda n: {"instruction": "do", "input": "", "output": "done", "text": "do: done"},
+        "Give text_column=text to learn it as a whole", argv=("--task", "causal-lm"),
+    ),
     "no_robots": Shape(
         DECODER, lambda n: {"prompt": "hi", "prompt_id": str(n), "messages": TURNS,
                             "category": "Chat"}, "causal-lm", {"messages": json.dumps(TURNS)},

@@ -165,3 +165,18 @@ def test_all_columns_that_are_not_there_are_told_at_once(
         task_table.load(task)({"train": tmp_path}, given)
     for name in named:
         assert f"{name} has value 'no_{name}'" in str(refusal.value)
+
+
+def test_column_names_that_are_wrong_are_told_at_once_if_no_task_is_given(tmp_path: Path) -> None:
+    argv = ["--text_column", "texd,b", "--label_column", "labell"]
+    with pytest.raises(DataError) as refusal:
+        found(tmp_path, REVIEWS, "BertForMaskedLM", *argv)
+    for word in ("text_column has value 'texd'", "text_column has value 'b'",
+                 "label_column has value 'labell'", "Did you mean text? Did you mean label?"):  # fmt: skip
+        assert word in str(refusal.value)
+
+
+def test_wikitext_s_files_are_plain_texts(tmp_path: Path) -> None:
+    (tmp_path / "wiki.train.tokens").write_text(" = Rome = \n \n A city , of old .\n" * 9)
+    given = parse(["--model_id", "a/b", "--task", "causal-lm"])
+    assert len(task_table.load("causal-lm")({"train": tmp_path}, given).train) == 16

@@ -62,7 +62,8 @@ def read_delimited(path: Path, encoding: str, lone_column: bool, others: str) ->
                 f"{path} is of none of the formats {others}: no delimiter "
                 f"({', '.join(DELIMITERS.values())}) cuts its lines into columns. It starts with "
                 f"{''.join(sample[:1]).strip()[:60]!r}.",
-                "Give each row a text and a label.",
+                "Give each row a text and a label; plain texts are for task=causal-lm or "
+                "task=masked-lm.",
             )
         delimiter = ","
     try:
