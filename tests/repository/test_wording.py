@@ -12,7 +12,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CLEAN = (
+    "docs/ARCHITECTURE.md",
     "docs/LAB.md",
+    *(
+        f"docs/decisions/{name}.md"
+        for name in ("container", "data", "generation", "packaging", "serving", "training")
+    ),
     "docs/SERVING.md",
     "docs/diagrams.py",
     "README.md",
