@@ -91,7 +91,7 @@ test-xla: .venv-xla/.made
 test-vllm: build/vllm/.made
 	$(BIN)/python -m pytest -m "vllm and not long" tests/vllm
 
-build/vllm/.made: tests/vllm/environment.sh .venv/.made
+build/vllm/.made: tests/vllm/environment.sh tests/vllm/install.sh .venv/.made
 	sh tests/vllm/environment.sh $(PYTHON) $(@D)
 
 test-docker: setup

@@ -12,13 +12,10 @@
 #   --region R           of the ECR repository; default: AWS_REGION, or the AWS CLI's own
 #   --repository N       default: amphora
 #   --base-image I       instead of the Dockerfile's base, for example one pinned by digest
-#   --attest KEY         sign what was pushed with this key of cosign's (a file, awskms:///..., or
-#                        keyless), and attest its bill of materials and its provenance
 #   --no-push            build and try only; no AWS account is needed for a public base
 #
-# The last line on standard output is the image_uri for an estimator; all else goes to standard
-# error. DOCKER names the docker client to use (default: docker), COSIGN_OPTIONS what else cosign
-# is told each time, such as --tlog-upload=false.
+# The last line on standard output is the image_uri for an estimator; everything else goes to standard
+# error. DOCKER names the docker client to use (default: docker).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -34,22 +31,23 @@ die() {
     say "$1 $2"
     exit 1
 }
-usage() { sed -n '4,18s/^# \{0,1\}//p' "$0" >&2; }
+usage() { sed -n '4,15s/^# \{0,1\}//p' "$0" >&2; }
 
 parse_arguments() {
     kind=${1:-}
-    stack='' transformers='' tag='' region='' repository=amphora base_image='' key='' push=yes
+    stack='' transformers='' tag='' region='' repository=amphora base_image='' push=yes
     case $kind in
         gpu | cpu | vllm | neuron) shift ;;
         -h | --help) usage; exit 0 ;;
-        *) usage; die "'$kind' is no kind of image." "Say gpu, cpu, vllm or neuron." ;;
+        *) usage; die "'$kind' is not a kind of image." "Give gpu, cpu, vllm or neuron." ;;
     esac
     while [ $# -gt 0 ]; do
         case $1 in
             --no-push) push=no; shift; continue ;;
-            --stack | --transformers | --tag | --region | --repository | --base-image | --attest)
-                [ -n "${2:-}" ] || die "$1 has no value." "Write it after $1, as in the usage above the script." ;;
-            *) usage; die "'$1' is no option." "The options are listed above." ;;
+            --stack | --transformers | --tag | --region | --repository | --base-image)
+                [ -n "${2:-}" ] || die "$1 has no value." "Give it after $1, as in the usage." ;;
+            --attest) die "--attest was removed." "Sign the pushed image by cosign: docs/RELEASING.md." ;;
+            *) usage; die "'$1' is not an option." "The options are listed above." ;;
         esac
         case $1 in
             --stack) stack=$2 ;;
@@ -58,25 +56,24 @@ parse_arguments() {
             --region) region=$2 ;;
             --repository) repository=$2 ;;
             --base-image) base_image=$2 ;;
-            --attest) key=$2 ;;
         esac
         shift 2
     done
     case $kind:$stack in
         neuron:native | neuron:xla | gpu: | cpu: | vllm:) ;;
         neuron:) stack=native ;;
-        neuron:*) die "--stack '$stack' is unknown." "Say native or xla." ;;
+        neuron:*) die "--stack '$stack' is unknown." "Give native or xla." ;;
         *) die "--stack goes with neuron only." "Leave it out for $kind." ;;
     esac
     case $kind:$transformers in
         gpu:4 | cpu:4 | gpu:5 | cpu:5 | neuron: | vllm:) ;;
         gpu: | cpu:) transformers=5 ;;
         neuron:* | vllm:*) die "--transformers goes with gpu and cpu only." "Leave it out for $kind." ;;
-        *) die "--transformers '$transformers' is unknown." "Say 4 or 5." ;;
+        *) die "--transformers '$transformers' is unknown." "Give 4 or 5." ;;
     esac
 }
 
-# What the arguments mean: a Dockerfile, a base and a tag.
+# Translates the arguments into a Dockerfile, a base and a tag.
 resolve() {
     dockerfile=Dockerfile.gpu
     local suffix=$kind
@@ -98,17 +95,9 @@ resolve() {
     tag=${tag:-$version-$suffix}
 }
 
-# What is attested must be what was built: a commit that is not all of it would be a false statement.
-check_cosign() {
-    [ "$push" = yes ] || die "--attest signs what lies in a registry." "Leave out --no-push, or --attest."
-    command -v cosign >/dev/null || die "There is no 'cosign'." "Install it, or leave out --attest."
-    [ -n "$(revision)" ] || die "This is no git checkout, so that nothing tells what was built." "Leave out --attest."
-    [ -z "$(git status --porcelain)" ] || die "The checkout has changes, which no commit names." "Commit them, or leave out --attest."
-}
-
 check_docker() {
-    command -v "$docker" >/dev/null || die "There is no '$docker'." "Install Docker, or name its client in DOCKER."
-    "$docker" info >/dev/null 2>&1 || die "No Docker engine answers." "Start it, or ask for the right to use it."
+    command -v "$docker" >/dev/null || die "There is no '$docker'." "Install Docker, or set DOCKER to its client."
+    "$docker" info >/dev/null 2>&1 || die "No Docker engine answers." "Start it, or get permission to use it."
     local major
     major=$("$docker" --version | sed -n 's/^Docker version \([0-9]*\).*/\1/p')
     if [ "${major:-99}" -ge 23 ] && ! "$docker" buildx version >/dev/null 2>&1; then
@@ -129,7 +118,7 @@ domain() { case $1 in cn-*) echo amazonaws.com.cn ;; *) echo amazonaws.com ;; es
 
 log_in() { # registry: its name holds the region
     local of=${1#*.dkr.ecr.}
-    command -v aws >/dev/null || die "The registry $1 wants a login, and there is no 'aws'." "Install the AWS CLI."
+    command -v aws >/dev/null || die "The registry $1 needs a login, and there is no 'aws'." "Install the AWS CLI."
     say "logging in to $1"
     aws ecr get-login-password --region "${of%%.*}" | "$docker" login --username AWS --password-stdin "$1" >&2 ||
         die "The login to $1 failed." "The role needs ecr:GetAuthorizationToken, and for pulling a base ecr:BatchGetImage."
@@ -149,7 +138,7 @@ ensure_repository() {
             "Create it, or use a role with ecr:CreateRepository."
 }
 
-# The digest of what the base's name stands for now; empty where the base came from no registry.
+# Finds the digest that the base's tag has now; empty if the base came from no registry.
 resolve_base() {
     case $base_image in
         *@sha256:*) base_digest=${base_image##*@}; return ;;
@@ -163,10 +152,10 @@ resolve_base() {
     name=${base_image%"$name"}${name%%:*}
     base_digest=$("$docker" image inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$base_image" |
         sed -n "s|^$name@||p")
-    say "the base is ${base_digest:-of no registry, so that it has no digest}"
+    say "the base is ${base_digest:-from no registry, and has no digest}"
 }
 
-# Empty where this is no git checkout.
+# Empty if this is not a git checkout.
 revision() {
     local commit
     commit=$(git rev-parse HEAD 2>/dev/null) || return 0
@@ -175,7 +164,7 @@ revision() {
 }
 source_url() { git remote get-url origin 2>/dev/null | sed 's|//[^/@]*@|//|' || true; }
 
-# A base may have labels of these names: each is set, if to nothing.
+# A base may have labels of these names: each is set, even if empty.
 build() {
     say "building $image from $base_image"
     "$docker" build -f "$dockerfile" --build-arg "BASE_IMAGE=$base_image" \
@@ -187,7 +176,7 @@ build() {
         die "The build failed." "Its last lines above say where."
 }
 
-# Runs in the image: `name=version` of what decides how it behaves.
+# Runs in the image: prints `name=version` of what decides how it behaves.
 versions='
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -199,7 +188,7 @@ for name in ("amphora", "torch", "torch-xla", "torch-neuronx", "neuronx-cc", "vl
         pass
 '
 
-# What is installed is known only now: labels change an image's configuration, none of its layers.
+# The versions are known only now. Labels change the configuration of an image, not its layers.
 label_versions() {
     local line labels=()
     while IFS= read -r line; do
@@ -209,7 +198,7 @@ label_versions() {
         die "$image could not be labelled with its versions." "The last lines above say why."
 }
 
-# Runs in the image. What must hold of any of them, on a machine without its accelerator.
+# Runs in the image: checks what must hold for any of them, also without an accelerator.
 smoke_test='
 import importlib, os, shutil
 for name in ("torch", "transformers", "datasets", "evaluate", "boto3", "sagemaker_training", "pytest"):
@@ -232,58 +221,7 @@ try_image() {
     "$docker" run --rm "$image" --version >&2 ||
         die "'amphora --version' fails in $image." "Look with: $docker run --rm -it --entrypoint bash $image"
     "$docker" run --rm --entrypoint python3 "$image" -c "$smoke_test" >&2 ||
-        die "The image is not complete." "The last line above says what it lacks."
-}
-
-# Runs in the image: SLSA's provenance, version 1. Arguments: kind, stack, dockerfile, base, its
-# digest, remote, commit, when it began, when it ended, transformers.
-provenance='
-import json, sys
-kind, stack, dockerfile, base, base_digest, source, commit, began, ended, transformers = sys.argv[1:]
-materials = [{"uri": f"git+{source}", "digest": {"gitCommit": commit}}, {"uri": f"docker://{base}"}]
-if base_digest:
-    materials[1]["digest"] = dict([base_digest.split(":", 1)])
-asked = {"kind": kind, "stack": stack, "dockerfile": dockerfile, "base": base,
-         "transformers": transformers}
-print(json.dumps({
-    "buildDefinition": {
-        "buildType": "urn:amphora:build_and_push:1",
-        "externalParameters": {name: value for name, value in asked.items() if value},
-        "resolvedDependencies": materials,
-    },
-    "runDetails": {
-        "builder": {"id": "urn:amphora:build_and_push"},
-        "metadata": {"startedOn": began, "finishedOn": ended},
-    },
-}))
-'
-
-now() { date -u +%Y-%m-%dT%H:%M:%SZ; }
-
-# By its digest, since a tag may name another image tomorrow.
-attest() {
-    local digest scratch options=(--yes)
-    digest=$("$docker" image inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$image" |
-        sed -n "s|^$registry/$repository@||p")
-    [ -n "$digest" ] || die "The registry gave $image no digest." "Look with: $docker image inspect $image"
-    local subject=$registry/$repository@$digest
-    if [ "$key" != keyless ]; then options+=(--key "$key"); fi
-    # shellcheck disable=SC2206 # one word for each option
-    options+=(${COSIGN_OPTIONS-})
-    scratch=$(mktemp -d)
-    # shellcheck disable=SC2064 # the folder's name of now
-    trap "rm -rf '$scratch'" EXIT
-    "$docker" run --rm --entrypoint cat "$image" /opt/amphora/sbom.cdx.json >"$scratch/sbom" ||
-        die "$image has no bill of materials." "It lies at /opt/amphora/sbom.cdx.json in an image of this script."
-    "$docker" run --rm --entrypoint python3 "$image" -c "$provenance" "$kind" "$stack" "$dockerfile" \
-        "$base_image" "$base_digest" "$(source_url)" "$(revision)" "$began" "$(now)" "$transformers" \
-        >"$scratch/provenance" ||
-        die "The provenance of $image could not be written." "The last lines above say why."
-    say "signing $subject, attesting what is in it and where it comes from"
-    { cosign sign "${options[@]}" "$subject" &&
-        cosign attest "${options[@]}" --type cyclonedx --predicate "$scratch/sbom" "$subject" &&
-        cosign attest "${options[@]}" --type slsaprovenance1 --predicate "$scratch/provenance" "$subject"; } >&2 ||
-        die "$image is pushed, but not attested." "The last line above is cosign's. Then call this again; the build is cached."
+        die "The image is incomplete." "The last line above names what it lacks."
 }
 
 push() {
@@ -293,11 +231,6 @@ push() {
 
 parse_arguments "$@"
 resolve
-began=''
-if [ -n "$key" ]; then
-    check_cosign
-    began=$(now)
-fi
 check_docker
 image=$repository:$tag
 if [ "$push" = yes ]; then
@@ -312,6 +245,5 @@ build
 try_image
 label_versions
 if [ "$push" = yes ]; then push; fi
-if [ -n "$key" ]; then attest; fi
 say "done"
 echo "$image"

@@ -1,15 +1,21 @@
 #!/bin/sh
-# What an image's base brought with it, so that our installs leave it alone. Runs in image builds:
-# POSIX sh, pip and coreutils only.
+# Installs locked packages on a base image, and leaves the base's own packages alone. Runs in image
+# builds: POSIX sh, pip and coreutils only.
 #
-#   base.sh keep [NAME...]   `name==version` lines: its torch, what torch stands on, and the NAMEs
-#   base.sh keep --all       ... of all that it has from an index
-#   base.sh missing LOCK [KEPT]
-#                            the lines of a lock file whose package it does not have, or KEPT does not
-#   base.sh check FILE       fails, naming each line of FILE that is no longer installed
+#   base.sh keep [NAME...]     list torch, what it stands on, and the NAMEs as `name==version` in
+#                              /opt/amphora/base.txt
+#   base.sh keep --all         ... everything that the base has from an index
+#   base.sh install LOCK [-NAME...]
+#                              install the LOCK without what is kept and without the NAMEs; fail,
+#                              naming each kept package, if one was replaced
+#   base.sh add CONTAINER      install the package amphora, and list all packages (sbom.sh)
 #   base.sh has NAME REMEDY, base.sh lacks NAME REMEDY
-#                            fails where that is not so
+#                              fail with the remedy unless that is so
 set -eu
+
+kept=${KEPT:-/opt/amphora/base.txt}
+# The builds mount a cache here: nothing under /dev is in a layer.
+if [ -d /dev/pip ]; then export PIP_CACHE_DIR=/dev/pip; fi
 
 # Names as the index normalises them: lower case, `-` for `_` and `.`.
 installed() {
@@ -20,25 +26,58 @@ installed() {
 }
 
 keep() {
+    mkdir -p "$(dirname "$kept")"
     # What was built where the base was made is at no index by that version.
-    if [ "${1:-}" = --all ]; then installed | grep '^[^ @]*==' ; return; fi
+    if [ "${1:-}" = --all ]; then installed | grep '^[^ @]*==' >"$kept"; return; fi
     installed | while IFS= read -r line; do
         case $line in
             torch==* | torch[-a-z]* | triton==* | nvidia-* | cuda-* | neuron* | libneuron* | nki==*) echo "$line" ;;
             *) case " $* " in *" ${line%%==*} "*) echo "$line" ;; esac ;;
         esac
-    done
+    done >"$kept"
 }
 
-missing() {
-    if [ -n "${2:-}" ]; then kept=$(cat "$2"); else kept=$(installed); fi
-    have=" $(echo "$kept" | while IFS= read -r line; do printf '%s ' "${line%%==*}"; done)"
+# --use-pep517: packages that come as source are built with the tools that they name, not the base's.
+install() {
+    lock=$1
+    shift
+    leave=" $* $(sed 's/^\([^=]*\)==.*/-\1/' "$kept" | tr '\n' ' ')"
+    wanted=$(mktemp)
     while IFS= read -r line; do
-        case $have in
-            *" ${line%%==*} "*) ;;
+        case $leave in
+            *" -${line%%==*} "*) ;;
             *) echo "$line" ;;
         esac
-    done <"$1"
+    done <"$lock" >"$wanted"
+    python3 -m pip install --use-pep517 --disable-pip-version-check -r "$wanted" -c "$kept"
+    rm "$wanted"
+    check
+}
+
+add() {
+    python3 -m pip install --no-deps --disable-pip-version-check "$1"
+    sh "$1/locks/sbom.sh" "$1/locks/sbom.txt" >/opt/amphora/sbom.cdx.json
+    cp "$1/amphora/hook/bash_env.sh" /opt/amphora
+    chmod 644 /opt/amphora/bash_env.sh
+}
+
+check() {
+    now=$(installed)
+    moved=
+    while IFS= read -r line; do
+        case "
+$now
+" in
+            *"
+$line
+"*) ;;
+            *) moved="$moved $line" ;;
+        esac
+    done <"$kept"
+    [ -z "$moved" ] && return
+    echo "The base image's own packages were replaced:$moved." >&2
+    echo "Choose versions in pyproject.toml that stand beside them, and run 'make lock'." >&2
+    return 1
 }
 
 is_installed() {
@@ -62,30 +101,8 @@ lacks() {
     return 1
 }
 
-check() {
-    now=$(installed)
-    moved=
-    while IFS= read -r line; do
-        case "
-$now
-" in
-            *"
-$line
-"*) ;;
-            *) moved="$moved $line" ;;
-        esac
-    done <"$1"
-    [ -z "$moved" ] && return
-    echo "The base image's own packages were replaced:$moved." >&2
-    echo "Choose versions in pyproject.toml that stand beside them, and run 'make lock'." >&2
-    return 1
-}
-
-case ${1:-} in
-    keep) shift; keep "$@" ;;
-    missing) missing "$2" "${3:-}" ;;
-    check) check "$2" ;;
-    has) has "$2" "$3" ;;
-    lacks) lacks "$2" "$3" ;;
-    *) echo "base.sh: say keep [NAME...], missing LOCK [KEPT], check FILE, has or lacks NAME REMEDY." >&2; exit 2 ;;
+command=${1:-}
+case $command in
+    keep | install | add | has | lacks) shift; "$command" "$@" ;;
+    *) echo "base.sh: give keep [NAME...], install LOCK [-NAME...], add CONTAINER, has or lacks NAME REMEDY." >&2; exit 2 ;;
 esac

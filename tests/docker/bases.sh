@@ -1,16 +1,18 @@
 #!/bin/sh
 # Makes the stand-in base images that the Docker tests build on, and prints their names.
 #
-#   tests/docker/bases.sh [torch] [native] [xla]
+#   tests/docker/bases.sh [torch] [vllm] [native] [native-3.12] [xla]
 #
-#   torch   Debian 12, Python 3.11, torch 2.13.0 (CPU): for Dockerfile.gpu, and a small native stack
-#   native  Ubuntu 26.04, Python 3.14, torch 2.13.0: for Dockerfile.neuron's `native` (7 GB)
-#   xla     Ubuntu 24.04, Python 3.12, torch 2.9.0, torch-xla 2.9.0: for its `xla` (7 GB)
+#   torch        Debian 12, Python 3.11, torch 2.13.0 (CPU): for Dockerfile.gpu, and a small native stack
+#   vllm         the same with the unofficial CPU build of vLLM: for Dockerfile.gpu's `vllm`
+#   native       Ubuntu 26.04, Python 3.14, torch 2.13.0: for Dockerfile.neuron's `native` (7 GB)
+#   native-3.12  Ubuntu 24.04, Python 3.12, torch 2.13.0
+#   xla          Ubuntu 24.04, Python 3.12, torch 2.9.0, torch-xla 2.9.0: for its `xla` (7 GB)
 #
-# They stand in for AWS's Deep Learning Containers where no image registry can be reached: the
-# system and Python of the real ones, pip, gcc and torch (no torch-neuronx, which no public index
-# has), with the same foreign ENTRYPOINT, SAGEMAKER_TRAINING_MODULE and empty folders under /opt/ml.
-# An image that exists already is used as it is. Needs root and the distributions' archives.
+# They stand in for AWS's Deep Learning Containers if no image registry can be reached: the system
+# and Python of the real ones, pip, gcc and torch (no torch-neuronx, which no public index has), with
+# the same foreign ENTRYPOINT, SAGEMAKER_TRAINING_MODULE and empty folders under /opt/ml. An image
+# that exists already is used unchanged. Needs root and the distributions' archives.
 # TORCH_PIP_ARGS goes to the pip that fetches torch's wheel, as in the Makefile.
 set -eu
 
@@ -90,6 +92,13 @@ RUN --mount=type=bind,target=/wheels --mount=type=cache,target=/root/.cache/pip 
 DOCKERFILE
 }
 
+make_vllm() {
+    "$docker" build -t "$1" -f - "$here/../vllm" <<DOCKERFILE
+FROM $("$0" torch)
+RUN --mount=type=bind,target=/vllm --mount=type=cache,target=/root/.cache/pip sh /vllm/install.sh python3
+DOCKERFILE
+}
+
 # packaging anew: pip cannot replace what Ubuntu's own pip has brought.
 make_of_index() { # image suite packages...
     image=$1 suite=$2
@@ -104,17 +113,18 @@ DOCKERFILE
 mkdir -p "$work"
 for kind in "${@:-torch}"; do
     case $kind in
-        torch) suite=bookworm ;;
+        torch | vllm) suite=bookworm ;;
         native) suite=resolute ;;
-        xla) suite=noble ;;
-        *) echo "bases: unknown stand-in '$kind'. Use torch, native or xla." >&2; exit 2 ;;
+        native-3.12 | xla) suite=noble ;;
+        *) echo "bases: unknown stand-in '$kind'. Give one of those in the header." >&2; exit 2 ;;
     esac
     image=amphora-stand-in/$kind:$key
     if ! exists "$image"; then
         exists "amphora-stand-in/$suite:$key" || make_system "$suite" >&2
         case $kind in
             torch) make_torch "$image" ;;
-            native) make_of_index "$image" "$suite" torch==2.13.0 ;;
+            vllm) make_vllm "$image" ;;
+            native | native-3.12) make_of_index "$image" "$suite" torch==2.13.0 ;;
             xla) make_of_index "$image" "$suite" torch==2.9.0 torch-xla==2.9.0 ;;
         esac >&2
     fi

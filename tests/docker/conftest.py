@@ -213,8 +213,8 @@ def endpoint_of(docker: Docker, image: str, *options: str) -> Iterator[tuple[str
         yield f"http://127.0.0.1:{port}", name
 
 
-def wait_until_healthy(address: str, container: str, docker: Docker) -> None:
-    deadline = time.monotonic() + 90
+def wait_until_healthy(address: str, container: str, docker: Docker, seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
             if httpx.get(f"{address}/ping", timeout=2).status_code == 200:

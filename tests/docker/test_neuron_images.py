@@ -48,10 +48,13 @@ def test_native_looks_for_no_xla(docker: Docker, native_image: str) -> None:
 
 
 @pytest.mark.long
-def test_native_builds_on_the_python_of_its_real_base(docker: Docker) -> None:
-    base = large_stand_in(docker, "native")
-    image = docker.image("neuron", "--tag", "test-native-3.14", "--base-image", base)
-    assert run_python(docker, image, PYTHON) == "3.14"
+@pytest.mark.parametrize(("kind", "python"), [("native", "3.14"), ("native-3.12", "3.12")])
+def test_native_builds_on_the_pythons_of_its_real_bases(
+    docker: Docker, kind: str, python: str
+) -> None:
+    base = large_stand_in(docker, kind)
+    image = docker.image("neuron", "--tag", f"test-native-{python}", "--base-image", base)
+    assert run_python(docker, image, PYTHON) == python
 
 
 @pytest.mark.long

@@ -19,6 +19,11 @@ from tests.support.ports import free_port
 
 COLOURS, ANIMALS = ("red", "green", "blue"), ("cat", "dog", "bird")
 KINDS = ("gpt2", "llama")
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
+    "{{ '<|im_start|>' + m['role'] + ' ' + (m['content'] or '') + '</s>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}"
+)
 
 
 def make_tokenizer() -> Any:
@@ -58,6 +63,30 @@ def make_model(kind: str, folder: Path) -> Path:
         )
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_llama(folder: Path, seed: int = 0) -> Path:
+    """A Llama of two layers with heads that vLLM's kernels for CPUs take, and a chat template."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.model_max_length = 1024
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        intermediate_size=64, vocab_size=len(tokenizer), max_position_embeddings=1024,
+        initializer_range=0.2, bos_token_id=None, eos_token_id=0, pad_token_id=None,
+    )  # fmt: skip
+    made = LlamaForCausalLM(config)
+    letters = [number for number in range(len(tokenizer)) if tokenizer.decode(number).isalnum()]
+    with torch.no_grad():
+        # What it writes greedily can be read: half a character is shown otherwise by each library.
+        made.lm_head.weight[[n for n in range(len(tokenizer)) if n not in letters]] = 0
+    made.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

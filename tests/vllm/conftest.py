@@ -13,46 +13,17 @@ from typing import Any
 import pytest
 
 from tests.support.adapter_kit import adapter
-from tests.support.causal_kit import make_tokenizer
+from tests.support.causal_kit import save_llama
 from tests.support.paths import CODE
 from tests.support.servers import Running
 
 PYTHON = Path(__file__).parents[2] / "build/vllm/bin/python"
-TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
-    "{{ '<|im_start|>' + m['role'] + ' ' + (m['content'] or '') + '</s>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}"
-)
 # A small cache, no compilation, and the numbers of the reference.
 QUICK = {
     "VLLM_CPU_KVCACHE_SPACE": "1", "SM_VLLM_ENFORCE_EAGER": "true", "SM_VLLM_DTYPE": "float32",
     "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "AMPHORA_CODE_DIR": str(CODE),
 }  # fmt: skip
 Serve = Callable[..., Running]
-
-
-def save_llama(folder: Path, seed: int = 0) -> Path:
-    """A Llama of two layers with heads that vLLM's kernels for CPUs take, and a chat template."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.model_max_length = 1024
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
-        intermediate_size=64, vocab_size=len(tokenizer), max_position_embeddings=1024,
-        initializer_range=0.2, bos_token_id=None, eos_token_id=0, pad_token_id=None,
-    )  # fmt: skip
-    made = LlamaForCausalLM(config)
-    letters = [number for number in range(len(tokenizer)) if tokenizer.decode(number).isalnum()]
-    with torch.no_grad():
-        # What it writes greedily can be read: half a character is shown otherwise by each library.
-        made.lm_head.weight[[n for n in range(len(tokenizer)) if n not in letters]] = 0
-    made.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def save_adapter(base: Path, folder: Path, seed: int) -> Path:

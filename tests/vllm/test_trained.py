@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.support import causal_kit
+from tests.support.causal_kit import save_llama
 from tests.support.exports import environment, export
 from tests.support.job_tree import Tree
 from tests.support.served_jobs import trained
-from tests.vllm.conftest import Serve, greedy, save_llama
+from tests.vllm.conftest import Serve, greedy
 
 pytestmark = pytest.mark.vllm
 
