@@ -1,10 +1,9 @@
-"""The recipe on torch-xla: how often it compiles, what it saves, how it goes on, what it computes."""
+"""The recipe on torch-xla: compilations, checkpoints, resuming, and results compared with PyTorch's."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,11 +18,8 @@ from tests.support.xla_job import Job
 
 pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 GRAPHS = 3
-"""What a training of new shapes compiles: its first step, which makes the optimizer's state, the
-other steps, and a batch of an evaluation."""
-SMALL = 3
-"""What the first training of a process compiles beside them, whatever its shapes: the loss that a
-log starts from, what a log resets, the barrier of a checkpoint."""
+"""Graphs of a training of new shapes: its first step, which creates the optimizer's state, the other
+steps, and a batch of an evaluation."""
 Data = Callable[..., Path]
 
 
@@ -138,26 +134,6 @@ def test_bfloat16_is_autocast(tmp_path: Path, still_model: Path, write_data: Dat
         losses.append(job.metrics["eval_loss"])
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
-
-
-def test_the_model_is_served_by_the_ordinary_server(
-    tmp_path: Path, tiny_model: Path, write_data: Data
-) -> None:
-    from tests.support.servers import Running
-
-    job = Job(tmp_path / "job", tiny_model, write_data(60), epochs=8)
-    job.run()
-    shutil.move(job.base / "model", tmp_path / "model")
-    environ = {"AMPHORA_CODE_DIR": str(CODE), "USE_TORCH_XLA": "0"}
-    server = Running(tmp_path, environ)
-    try:
-        texts = ["the film was good , truly great", "the film was bad , truly awful"]
-        answered = server.ready(timeout=120).invoke({"inputs": texts})
-        assert answered.status_code == 200, answered.text
-        assert [each["label"] for each in answered.json()] == ["pos", "neg"]
-        assert server.stop() == 0
-    finally:
-        server.close()
 
 
 def test_the_cpu_cannot_be_asked_for_beside_torch_xla(tmp_path: Path, tiny_model: Path) -> None:

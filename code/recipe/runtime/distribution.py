@@ -35,7 +35,7 @@ class Distribution:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Values for transformers.TrainingArguments."""
     said: tuple[str, ...] = ()
-    """One line for each request: what became of it."""
+    """One log line for each request."""
 
 
 def choose(
@@ -138,10 +138,10 @@ def _compilation(
 
 
 def shard(trainer: Trainer) -> None:
-    """Make a Trainer whose arguments ask for FSDP2 do it, for every kind of model and on a CPU.
+    """Make a Trainer whose arguments request FSDP2 use it, for every kind of model and on a CPU.
 
-    accelerate 1.15 drops the plugin on a CPU without a word, and would train by DDP; and it shards
-    the token embedding twice where a model names a block around it as indivisible (BERT).
+    On a CPU accelerate 1.15 silently drops the plugin and uses DDP; and it shards the token
+    embedding twice if a model names a block around it as indivisible (BERT).
     """
     if not trainer.args.fsdp:
         return
@@ -156,47 +156,47 @@ def shard(trainer: Trainer) -> None:
         trainer.is_fsdp_enabled = True
     plugin = state.fsdp_plugin
     if plugin.mixed_precision_policy is not None:
-        # accelerate has all of it in bfloat16: what blocks and models answer, the sums of losses
-        # among it, and the sums of gradients, which DDP makes in float32.
+        # accelerate would use bfloat16 for the outputs of blocks and models, the loss among them,
+        # and for the sums of gradients, which DDP computes in float32.
         plugin.mixed_precision_policy = dataclasses.replace(
             plugin.mixed_precision_policy, output_dtype=None, reduce_dtype=torch.float32
         )
     model = trainer.accelerator.unwrap_model(trainer.model)
     _keep_together(trainer, model)
     if not plugin.transformer_cls_names_to_wrap:
-        # To shard one by one: the classes that are indivisible, without the embedding, and without
-        # weights that another module has, too, as a head for masked tokens has its bias.
+        # Shard the indivisible classes, without the embedding and without weights that another
+        # module shares, such as the bias of a head for masked tokens.
         shared = {model.get_input_embeddings(), *_sharing(model)}
-        around = {type(each).__name__ for each in model.modules() if shared & set(each.modules())}
+        around = {type(part).__name__ for part in model.modules() if shared & set(part.modules())}
         plugin.transformer_cls_names_to_wrap = sorted(set(model._no_split_modules or ()) - around)
 
 
 def _sharing(model: torch.nn.Module) -> set[torch.nn.Module]:
-    """The modules that have a weight that another one has, too."""
+    """Return the modules that share a weight with another one."""
     holders: dict[int, list[torch.nn.Module]] = {}
-    for each in model.modules():
-        for weight in each._parameters.values():
+    for module in model.modules():
+        for weight in module._parameters.values():
             if weight is not None:
-                holders.setdefault(id(weight), []).append(each)
-    return {each for several in holders.values() if len(several) > 1 for each in several}
+                holders.setdefault(id(weight), []).append(module)
+    return {module for several in holders.values() if len(several) > 1 for module in several}
 
 
 def _keep_together(trainer: Trainer, model: Any) -> None:
-    """Let accelerate shard the embeddings with the rest, where more modules have weights of theirs.
+    """Make accelerate shard the embeddings with the rest if other modules share their weights.
 
-    It shards them in a group of their own, and torch refuses a weight that is of two groups: the
+    By default it shards them in a separate group, and torch refuses a weight in two groups: the
     embedding of both halves of a T5, the bias of BERT's head for masked tokens.
     """
     embeddings = {model.get_input_embeddings(), model.get_output_embeddings()}
     if _sharing(model) <= embeddings:
         return
     accelerator: Any = trainer.accelerator
-    usual = accelerator.prepare
+    original = accelerator.prepare
 
     def prepare(*args: Any, **options: Any) -> Any:
         model.get_input_embeddings = model.get_output_embeddings = lambda: None
         try:
-            return usual(*args, **options)
+            return original(*args, **options)
         finally:
             del model.get_input_embeddings, model.get_output_embeddings
 
@@ -204,18 +204,20 @@ def _keep_together(trainer: Trainer, model: Any) -> None:
 
 
 def has_changing_buffers(model: torch.nn.Module) -> bool:
-    """Whether a forward pass may change a buffer, as a batch normalisation's means are.
+    """Return whether a forward pass may change a buffer, as a batch normalisation does.
 
-    The constants of transformers' models (positions, frequencies) are whole numbers, or not saved.
+    The constants of transformers' models (positions, frequencies) are integers, or not saved.
     """
-    if any(getattr(each, "track_running_stats", False) for each in model.modules()):
+    if any(getattr(module, "track_running_stats", False) for module in model.modules()):
         return True
     saved = model.state_dict()
-    return any(name in saved and each.is_floating_point() for name, each in model.named_buffers())
+    return any(
+        name in saved and buffer.is_floating_point() for name, buffer in model.named_buffers()
+    )
 
 
 def whole_weights(trainer: Trainer) -> dict[str, Any] | None:
-    """The gathered weights of a sharded model, on rank 0; None where the model is whole.
+    """Gather the weights of a sharded model on rank 0. Return None if the model is not sharded.
 
     Every process must call it.
     """

@@ -1,6 +1,6 @@
-"""HF Trainer where it computes by torch-xla: one graph for all steps, and states that can be saved.
+"""Adapt HF Trainer to the legacy stack torch-xla: one graph for all steps, and savable states.
 
-Everywhere else it is HF Trainer as it is.
+On every other device this is HF Trainer unchanged.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from recipe.runtime.device import everyones
 
 
 class XlaTrainer(Trainer):
-    """HF Trainer, with what it leaves to others or does otherwise on torch-xla."""
+    """HF Trainer with a graph boundary after each step, and gathers over the hosts' network."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         if xla.in_use():
             self.add_callback(_Syncs())
-            # accelerate's, on torch-xla, takes only loaders that accelerate made.
+            # accelerate's version accepts only its own loaders on torch-xla.
             training_loop: Any = hf_trainer
             training_loop.skip_first_batches = _skip_first_batches
 
@@ -42,7 +42,7 @@ class XlaTrainer(Trainer):
 
 
 class _Syncs(TrainerCallback):
-    """After the same operations each time, so that the same graphs come again."""
+    """Calls `sync` after the same operations each time, so that the same graphs recur."""
 
     def _sync(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -52,15 +52,15 @@ class _Syncs(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Each sync draws a new seed, and a resumed training has had fewer of them."""
+        """Seed by the step: each sync draws a new seed, and a resumed run had fewer of them."""
         xla.seed(args.seed + 1_000_003 * state.global_step)
 
-    # What was loaded is no part of the first step, nor is what a log reset one of the next step.
+    # Loading is not part of the first step's graph, and a log's reset not of the next step's.
     on_train_begin = on_substep_end = on_step_end = on_prediction_step = on_log = _sync
 
 
 def _skip_first_batches(loader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
-    """The batches of an epoch that a resumed training has not seen."""
+    """Return a loader of the batches of an epoch that a resumed training has not seen."""
     return DataLoader(
         loader.dataset,
         batch_sampler=SkipBatchSampler(loader.batch_sampler, skip_batches=num_batches),
