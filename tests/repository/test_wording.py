@@ -14,6 +14,10 @@ ROOT = Path(__file__).parents[2]
 CLEAN = (
     "docs/ARCHITECTURE.md",
     "docs/LAB.md",
+    "docs/ENDPOINTS.md",
+    "docs/ESTIMATORS.md",
+    "docs/RELIABILITY.md",
+    "docs/USING.md",
     *(
         f"docs/decisions/{name}.md"
         for name in ("container", "data", "generation", "packaging", "serving", "training")
