@@ -1,4 +1,4 @@
-"""What operators see: Prometheus metrics, and one JSON line for each answered request."""
+"""Prometheus metrics, and the access log: one JSON line for each answer."""
 
 from __future__ import annotations
 
@@ -12,77 +12,61 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-# The platform asks for these every few seconds; a line for each would bury the requests.
+# The platform requests these every few seconds; their lines would bury those of invocations.
 _QUIET = {"/ping", "/ping/", "/health", "/metrics"}
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """The server's figures, as `/metrics` shows them."""
+    """The server's metrics, in the order in which `/metrics` shows them."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+
+        def counter(name: str, what: str) -> Counter:
+            return Counter(f"amphora_{name}", what, registry=self.registry)
+
+        def gauge(name: str, what: str) -> Gauge:
+            return Gauge(f"amphora_{name}", what, registry=self.registry)
+
+        def histogram(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"amphora_{name}", what, buckets=buckets, registry=self.registry)
+
         self.requests = Counter(
             "amphora_requests", "Answers by status.", ["status"], registry=self.registry
         )
-        self.seconds = Histogram(
-            "amphora_request_seconds",
-            "From a request's arrival to the end of its answer.",
-            buckets=_SECONDS,
-            registry=self.registry,
+        self.seconds = histogram(
+            "request_seconds", "From a request's arrival to the end of its answer.", _SECONDS
         )
-        self.queued_seconds = Histogram(
-            "amphora_queue_seconds",
-            "From a request's arrival to the start of its prediction.",
-            buckets=_SECONDS,
-            registry=self.registry,
+        self.queued_seconds = histogram(
+            "queue_seconds", "From a request's arrival to the start of its prediction.", _SECONDS
         )
-        self.batch_size = Histogram(
-            "amphora_batch_size",
-            "Requests that a worker took together.",
-            buckets=_SIZES,
-            registry=self.registry,
+        self.batch_size = histogram("batch_size", "Requests that a worker got together.", _SIZES)
+        self.slices = counter(
+            "slices",
+            "Turns of requests that share a worker: a list's model calls, a text's tokens.",
         )
-        self.slices = Counter(
-            "amphora_slices",
-            "Turns of requests that share a worker: a list's calls of the model, a text's tokens.",
-            registry=self.registry,
-        )
-        self.calls = Counter("amphora_predictions", "Calls of the model.", registry=self.registry)
-        self.tokens = Counter(
-            "amphora_tokens", "Tokens of requests, without padding.", registry=self.registry
-        )
-        self.padding = Counter(
-            "amphora_padding_tokens",
-            "Tokens of padding; over both, they are the padding's share.",
-            registry=self.registry,
-        )
-        self.restarts = Counter(
-            "amphora_worker_restarts", "Model workers that were replaced.", registry=self.registry
-        )
-        self.waiting = Gauge(
-            "amphora_queue_requests", "Requests that wait for a worker.", registry=self.registry
-        )
-        self.queue_age = Gauge(
-            "amphora_queue_age_seconds",
-            "How long the oldest of them has waited.",
-            registry=self.registry,
-        )
-        self.workers = Gauge("amphora_workers", "Living model workers.", registry=self.registry)
+        self.calls = counter("predictions", "Model calls.")
+        self.tokens = counter("tokens", "Tokens of requests, without padding.")
+        self.padding = counter("padding_tokens", "Padding tokens.")
+        self.restarts = counter("worker_restarts", "Model workers that were replaced.")
+        self.waiting = gauge("queue_requests", "Requests that wait for a worker.")
+        self.queue_age = gauge("queue_age_seconds", "How long the oldest of them has waited.")
+        self.workers = gauge("workers", "Living model workers.")
 
     def text(self) -> bytes:
-        """Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 class AccessLog:
-    """ASGI middleware: counts every answer, and writes a line for it, without its body.
+    """ASGI middleware that counts answers and writes a line for each, without its body.
 
     Args:
-        app: What answers.
-        metrics: Where it counts.
-        output: What the lines go to, each a JSON object.
+        app: The application.
+        metrics: Its counters of answers are incremented.
+        output: Gets the lines, each a JSON object.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, output: TextIO) -> None:
@@ -131,8 +115,7 @@ class AccessLog:
                 self._write(line)
 
     def note_refusal(self, status: int, identifier: str) -> None:
-        """Count and log a request that has reached no route: its head was broken, late or too
-        large, so that method and path are not known."""
+        """Count and log a request that was refused before its method and path were known."""
         self._count(status)
         self._write({"time": _now(), "request_id": identifier, "status": status})
 
@@ -142,7 +125,7 @@ class AccessLog:
         counter.inc()
 
     def _write(self, line: dict[str, Any]) -> None:
-        # Not by logging, which takes three times as long.
+        # logging would take three times as long.
         with contextlib.suppress(OSError, ValueError):
             self._output.write(_ENCODER.encode(line) + "\n")
             self._output.flush()

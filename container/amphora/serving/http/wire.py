@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import functools
 import logging
 import resource
 import socket
+import struct
 import time
 import uuid
 from collections.abc import Callable
@@ -40,6 +42,17 @@ _NEW_SECONDS = 0.1
 _SHARE = 16
 _CHECK_SECONDS = 0.25
 _QUIET_SECONDS = 10.0
+
+_HANDSHAKE_SECONDS = 0.05
+_SO_ATTACH_FILTER = 26
+# Classic BPF: load the flags of TCP's header; SYN without ACK: keep 0 bytes of it, else all.
+_DROP_SYN = b"".join(
+    struct.pack("HBBI", *instruction)
+    for instruction in (
+        (0x30, 0, 0, 13), (0x54, 0, 0, 0x12), (0x15, 0, 1, 0x02), (0x06, 0, 0, 0),
+        (0x06, 0, 0, 0xFFFFFFFF),
+    )
+)  # fmt: skip
 
 RefusalLog = Callable[[int, str], None]
 """Called with status and id for each request that is refused before it has a route."""
@@ -176,10 +189,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._since = self.loop.time()
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the path, within bounds."""
+        """Take a part of the path, within the bound for headers."""
         super().on_url(url)
         if len(self.url) > self._limits.header_bytes:
-            raise _Refused(414, "uri_too_long", "The path is too long.")
+            raise self._too_large()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header, within bounds; drop one behind a body (a trailer)."""
@@ -401,20 +414,25 @@ class Server(uvicorn.Server):
                     connection.check(now)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept what the kernel holds, close the port, and answer what is still on its way."""
-        loop = asyncio.get_running_loop()
+        """Close the port without resetting a connection, and answer requests on their way."""
         for sock in sockets or []:
-            loop.remove_reader(sock)
-            with contextlib.suppress(OSError):
-                while True:
-                    connection, _ = sock.accept()
-                    connection.setblocking(False)
-                    await loop.connect_accepted_socket(self._protocol, connection)
+            _ignore_handshakes(sock)
+        # All handshakes that have begun are completed, and their connections accepted.
+        await asyncio.sleep(_HANDSHAKE_SECONDS)
         for server in self.servers:
             server.close()
         await asyncio.sleep(self._linger)
         await super().shutdown(sockets)
 
-    def _protocol(self) -> asyncio.Protocol:
-        make_protocol: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
-        return make_protocol(config=self.config, server_state=self.server_state, app_state={})
+
+def _ignore_handshakes(sock: socket.socket) -> None:
+    """Make the kernel drop segments that begin a connection.
+
+    A connection that is established between the last accept() and close() is reset, though its
+    client may have sent a request. Without an answer to its SYN the client tries again a second
+    later, and is refused.
+    """
+    buffer = ctypes.create_string_buffer(_DROP_SYN)
+    program = struct.pack("HL", len(_DROP_SYN) // 8, ctypes.addressof(buffer))
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)

@@ -1,21 +1,21 @@
-"""What a handler learns about its request, and may set for its answer, beside the body.
+"""The `context` argument of handlers: a request's headers, and the answer's status and headers.
 
-The names are those of AWS's model servers (Multi Model Server and TorchServe), so that a file
-written for them finds what it expects. Those servers hand over a batch, of which `idx` tells which
-request of it is meant; here a context has one request, and `idx` is 0.
+The names are those of AWS's model servers (Multi Model Server and TorchServe), so that files
+written for them work. Those servers pass a batch, and `idx` selects a request; here a context has
+one request, and `idx` is 0.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 LOG = logging.getLogger("amphora.worker")
 
 
 class Headers(dict[str, str]):
-    """Headers that are found by any spelling of their names, which are kept in lower case."""
+    """Headers whose names are case-insensitive, and stored in lower case."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         super().__init__({name.lower(): value for name, value in headers.items()})
@@ -27,7 +27,7 @@ class Headers(dict[str, str]):
         return isinstance(name, str) and super().__contains__(name.lower())
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The header's value, or `default`."""
+        """Return the header's value, or `default`."""
         return super().get(name.lower(), default)
 
 
@@ -85,39 +85,25 @@ class RequestProcessor:
         return Headers(self._response_headers).get(key)
 
 
+def _adder(usual: str) -> Callable[..., None]:
+    def add(self: MetricsLog, name: str, value: Any, idx: Any = None, unit: Any = usual) -> None:
+        self.add_metric(name, value, unit if isinstance(unit, str) else usual)
+
+    return add
+
+
 class MetricsLog:
-    """Logs what a handler measures, one line each, as AWS's servers do."""
+    """Logs each metric that a handler adds as a line, with the methods of AWS's servers."""
 
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
 
     def add_metric(self, name: str, value: Any, unit: str = "", *_: Any, **__: Any) -> None:
-        """A number and its unit; other arguments are those of AWS's servers, and count for none."""
+        """Log a number and its unit; other arguments are ignored."""
         LOG.info("metric %s: %s %s (request %s)", name, value, unit, self._request_id)
 
-    def add_counter(self, name: str, value: Any, *_: Any, **__: Any) -> None:
-        """A count."""
-        self.add_metric(name, value, "count")
-
-    def add_time(
-        self, name: str, value: Any, idx: Any = None, unit: str = "ms", *_: Any, **__: Any
-    ) -> None:
-        """A time, in `unit`."""
-        self.add_metric(name, value, unit)
-
-    def add_size(
-        self, name: str, value: Any, idx: Any = None, unit: str = "MB", *_: Any, **__: Any
-    ) -> None:
-        """A size, in `unit`."""
-        self.add_metric(name, value, unit)
-
-    def add_percent(self, name: str, value: Any, *_: Any, **__: Any) -> None:
-        """A share in percent."""
-        self.add_metric(name, value, "percent")
-
-    def add_error(self, name: str, value: Any, *_: Any, **__: Any) -> None:
-        """An error's text."""
-        self.add_metric(name, value, "error")
+    add_counter, add_time, add_size = _adder("count"), _adder("ms"), _adder("MB")
+    add_percent, add_error = _adder("percent"), _adder("error")
 
 
 class Context:
