@@ -1,7 +1,7 @@
-"""What counts as a secret: by the name of a setting, and by the shape of a value.
+"""Recognises secrets by the name of a setting and by the shape of a value.
 
-`container/amphora/common` and `code/recipe` hold this same file, since neither package may import
-the other; a test holds them equal.
+`container/amphora/common` and `code/recipe` have a copy each, because neither package may import
+the other. A test compares them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 MASK = "******"
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-# Words that say which secret, or in which form: the word before them decides.
+# Words after the name of a secret; the word before them decides.
 _QUALIFIERS = re.compile(
     r"ids?|val(?:ue)?|pem|b|base|json|text|raw|v|new|old|current|backup|prod(?:uction)?"
     r"|dev|staging"
@@ -20,19 +20,19 @@ _ALWAYS = re.compile(
     r"secrets?|passwords?|passwd|passphrase|pwd|credentials?|authorization|apikeys?|apitoken"
     r"|authtoken|accesstoken|accesskey|secretkey|privatekey|pat|jwt"
 )
-# A name that ends in "key" is a secret behind one of these words only: most keys are of columns.
+# A name that ends in "key" is a secret only after one of these words: most keys are columns.
 _OF_KEYS = re.compile(
     r"api|access|secret|private|auth|account|signing|encryption|decryption|licen[cs]e|ssh"
     r"|storage|subscription|service|shared|master|deploy|admin|hmac|openai|anthropic|azure|aws"
     r"|gcp|google|cohere|mistral|groq|gemini|stripe|sendgrid|datadog|wandb|comet|neptune"
 )
-# One token is a secret unless it is of a vocabulary.
+# A name that ends in "token" is a secret unless the token is part of a vocabulary.
 _VOCABULARY = re.compile(
     r"pad|eos|bos|sep|cls|mask|unk|image|video|audio|special|start|end|stop|next|new|per|chat"
     r"|first|last|prefix|suffix|middle|fim|blank|separator|boi|eoi|vision|speech|query|passage"
     r"|thinking|tool"
 )
-# Several tokens are secrets behind these words only: most are counted.
+# A name that ends in "tokens" is a secret only after these words: most are counts.
 _OF_TOKENS = re.compile(
     r"api|access|auth|refresh|bearer|session|secret|gh|github|gitlab|hf|huggingface|hub|slack"
     r"|bot|oauth|npm|pypi|wandb|aws|azure|gcp|google|user|personal|deploy|app"
@@ -41,7 +41,7 @@ _OF_PASS = re.compile(r"db|database|smtp|ftp|mail|email|mysql|postgres|redis|pro
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what goes by this name (`hf_token`, `dbPassword`, `GH_TOKENS`) is a secret."""
+    """Return whether a name (`hf_token`, `dbPassword`, `GH_TOKENS`) is that of a secret."""
     if name == "PWD":  # The shell's working directory.
         return False
     words = [word.lower() for word in _WORD.findall(name)]
@@ -59,7 +59,7 @@ def is_secret_name(name: str) -> bool:
     return bool(_ALWAYS.fullmatch(last)) or [of, last] == ["connection", "string"]
 
 
-# Values that are secrets wherever they stand.
+# Values that are secrets in any place.
 _VALUES = re.compile(
     "|".join(
         (
@@ -85,21 +85,21 @@ _VALUES = re.compile(
         )
     )
 )
-# A line without any of these (in lower case) holds nothing that `_VALUES` would find.
+# A line without any of these (in lower case) contains no match of `_VALUES`.
 _VALUE_HINTS = (
     *("akia", "asia", "aroa", "aida", "abia", "acca", "iqoj", "fwog", "fqog", "hf_", "api_org_"),
     *("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat", "-", "aiza", "ya29.", "k_live_"),
     *("k_test_", "gsk_", "r8_", "dapi", "sg.", "npm_", "dckr_", "eyj", "wandb"),
 )
-# Secrets in their place, of which the first group stays; and what such a line holds.
+# Secrets that a prefix (the first group, which is kept) identifies, with hints as above.
 _PLACES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
     (
         ("hooks.slack",),
         re.compile(r"(hooks\.slack\.com/(?:services|workflows)/)[A-Za-z0-9/_-]{8,}"),
     ),
-    # A bare key of W&B is 40 hex digits, as a git commit is: only beside its name.
+    # A W&B key is 40 hex digits, like a git commit: only near its name.
     (("wandb",), re.compile(r"(?i)(wandb.{0,80}?)\b[0-9a-f]{40}\b")),
-    # With a digit in it, or it is a word: "basic tokenization".
+    # With a digit, unlike "basic tokenization".
     (
         ("bearer", "basic"),
         re.compile(r"(?i)(\b(?:bearer|basic)[ \t]+)(?=\S*\d)[A-Za-z0-9._~+/=-]{12,}"),
@@ -136,13 +136,13 @@ _SETTING_HINTS = (
 
 
 def is_secret_value(text: str) -> bool:
-    """Whether a value has the shape of a secret, or is an address with credentials."""
-    places = _PLACES[:-1]  # Not those behind a name, which may be prose.
+    """Return whether a value has the shape of a secret or is a URL with credentials."""
+    places = _PLACES[:-1]  # Without the one that follows a name, which may be prose.
     return bool(_VALUES.search(text)) or any(place.search(text) for _, place in places)
 
 
 def mask_shapes(text: str) -> str:
-    """`text` with all that has the shape of a secret, or stands behind its name, masked."""
+    """Mask everything in `text` that has the shape of a secret or follows its name."""
     if "PRIVATE KEY-----" in text:
         text = _PEM.sub(rf"\1{MASK}\2", text)
     lower = text.lower()

@@ -1,4 +1,4 @@
-"""Code archives: fetched from S3, and unpacked where nothing can leave its folder."""
+"""Downloads code archives from S3, and unpacks them safely."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from amphora.common.errors import CodeError
 
 MAX_UNPACKED_BYTES = 2 * 1024**3
 MAX_MEMBERS = 100_000
-# What reading a tar file raises that is cut short, or made up.
+# The exceptions of a tar file that is truncated or forged.
 _BROKEN = (
     tarfile.TarError, EOFError, OSError, zlib.error, ValueError, OverflowError, KeyError,
     RuntimeError,
@@ -22,7 +22,7 @@ _BROKEN = (
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that is refused beyond a number of bytes: a bomb does not say its size."""
+    """Limits the bytes that are read from a stream, since a bomb hides its size."""
 
     def __init__(self, inner: io.BufferedIOBase, limit: int) -> None:
         self._inner, self._left = inner, limit
@@ -46,8 +46,8 @@ def unpack(archive: Path, folder: Path, place: str) -> None:
     """Unpack a tar file (gzip or plain) into `folder`, which is empty.
 
     Raises:
-        CodeError: It is no tar file, or a member would be written elsewhere, is neither a file nor
-            a folder, or there is too much of it. What was unpacked until then stays in `folder`.
+        CodeError: It is not a tar file, it is too large, or a member would be written elsewhere or
+            is neither a file nor a folder. What was unpacked until then stays in `folder`.
     """
     try:
         with archive.open("rb") as raw:
@@ -60,7 +60,7 @@ def unpack(archive: Path, folder: Path, place: str) -> None:
     except CodeError as error:
         raise CodeError(
             f"The code archive {place} is refused: {error}.",
-            "Pack it afresh from the folder itself: tar czf sourcedir.tar.gz -C folder .",
+            "Pack the folder again: tar czf sourcedir.tar.gz -C folder .",
         ) from None
     except _BROKEN as error:
         raise CodeError(
@@ -70,7 +70,7 @@ def unpack(archive: Path, folder: Path, place: str) -> None:
 
 
 def _extract(tar: tarfile.TarFile, folder: Path) -> None:
-    # The checks are ours, since Python 3.10 images may lack the library's.
+    # Python 3.10 may lack the library's checks; ours follow.
     tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
     size = 0
     for count, member in enumerate(tar):
@@ -85,7 +85,7 @@ def _extract(tar: tarfile.TarFile, folder: Path) -> None:
         member.uid = member.gid = 0
         member.uname = member.gname = ""
         tar.extract(member, folder, set_attrs=member.isreg())
-    # Links can lead out together where none does so alone: `a` to `.`, `b` to `a/../secret`.
+    # Links may leave the folder only in combination: `a` to `.`, `b` to `a/../secret`.
     root = folder.resolve()
     for path in folder.rglob("*"):
         if path.is_symlink() and not path.resolve().is_relative_to(root):
@@ -103,18 +103,18 @@ def _check_member(member: tarfile.TarInfo, folder: Path) -> None:
         raise CodeError(f"{member.name!r} is a link to {member.linkname!r}, outside the archive")
     if member.islnk() and (leaves(Path(member.linkname)) or _is_link(folder, member.linkname)):
         raise CodeError(f"{member.name!r} is a link to {member.linkname!r}, outside the archive")
-    # tarfile would read on to look for it, past sizes that nobody has checked: for years.
+    # tarfile would search for it past unchecked sizes, for years.
     if member.islnk() and not (folder / member.linkname).is_file():
         raise CodeError(f"{member.name!r} is a link to {member.linkname!r}, which is not before it")
 
 
 def _is_link(folder: Path, name: str) -> bool:
-    """Whether a name passes through a link, at its end too: then it says nothing of the place."""
+    """Return whether any part of a path is a link."""
     return any((folder / part).is_symlink() for part in (Path(name), *Path(name).parents))
 
 
 def leaves(path: Path) -> bool:
-    """Whether a relative path leads out of the folder it starts in, at any step."""
+    """Return whether a path leaves the folder it starts in, at any step."""
     if path.is_absolute():
         return True
     depth = 0
@@ -126,8 +126,8 @@ def leaves(path: Path) -> bool:
 
 
 def download(url: str, target: Path, environ: Mapping[str, str]) -> None:
-    """Fetch an object of S3 into a file. Raises CodeError where it cannot be read."""
-    # boto3 is a quarter of a second to import: only jobs with code on S3 pay for it.
+    """Download an object of S3 to a file. Raises CodeError."""
+    # Importing boto3 takes a quarter of a second.
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError
 

@@ -1,7 +1,7 @@
-"""Logging for the container's own lines, and the masking of secrets in everything it prints.
+"""Configures logging, and masks secrets in everything that the container prints.
 
-A secret is known in two ways: by name (a hyperparameter or variable such as HF_TOKEN or
-db_password: its value is remembered, see `remember`) and by shape (see `secret_rules`).
+A secret is recognised by name (the value of a hyperparameter or variable such as HF_TOKEN, see
+`remember`) or by shape (see `secret_rules`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from amphora.common.secret_rules import MASK, is_secret_name, mask_shapes
 
-# Shorter values would mask ordinary words and numbers wherever they stand.
+# Shorter values would mask ordinary words and numbers.
 MIN_SECRET_CHARS = 6
 
 _known: list[str] = []
@@ -23,7 +23,7 @@ _known: list[str] = []
 
 
 def secret_values(items: Mapping[str, object]) -> set[str]:
-    """The values in `items`, at any depth, that stand under a secret's name."""
+    """Return the values in `items`, at any depth, whose name is that of a secret."""
     values: set[str] = set()
     for name, value in items.items():
         if isinstance(value, Mapping):
@@ -34,7 +34,7 @@ def secret_values(items: Mapping[str, object]) -> set[str]:
 
 
 def remember(values: Iterable[str]) -> None:
-    """Mask these values from now on, in the spellings a log may show them in."""
+    """Mask these values from now on, also as JSON, as repr and percent-encoded."""
     spellings = {
         spelling
         for value in values
@@ -51,7 +51,7 @@ def remember(values: Iterable[str]) -> None:
 
 
 def mask(text: str) -> str:
-    """`text` with every known or recognisable secret replaced by asterisks."""
+    """Replace every known or recognisable secret in `text` with asterisks."""
     for value in _known:
         if value in text:
             text = text.replace(value, MASK)
@@ -59,7 +59,7 @@ def mask(text: str) -> str:
 
 
 def unfinished(text: str) -> int:
-    """How many of the last characters of `text` may be the beginning of a known secret."""
+    """Count the last characters of `text` that may be the beginning of a known secret."""
     longest = max((len(value) for value in _known), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
         tail = text[-length:]
@@ -74,7 +74,7 @@ class _MaskingFormatter(logging.Formatter):
 
 
 class Masking:
-    """A text stream that masks what is written to it, and is the stream itself in all else."""
+    """Wraps a text stream and masks what is written to it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -92,7 +92,7 @@ class Masking:
 
 
 def configure(level: int | str = logging.INFO) -> None:
-    """Send amphora's log lines to stderr, one format, secrets masked."""
+    """Send amphora's log lines to stderr in one format, with secrets masked."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_MaskingFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logger = logging.getLogger("amphora")
@@ -102,6 +102,6 @@ def configure(level: int | str = logging.INFO) -> None:
 
 
 def mask_printing() -> None:
-    """Mask what this process prints from now on, by Python's own streams."""
+    """Mask what this process writes to sys.stdout and sys.stderr from now on."""
     sys.stdout = cast(TextIO, Masking(sys.stdout))
     sys.stderr = cast(TextIO, Masking(sys.stderr))

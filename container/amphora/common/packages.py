@@ -75,7 +75,7 @@ _TOLD_LINES, _LINE_CHARS, _LOG_BYTES = 4, 240, 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Repository:
-    """A repository of AWS CodeArtifact."""
+    """Names a repository of AWS CodeArtifact."""
 
     region: str
     account: str
@@ -89,7 +89,7 @@ class Repository:
 
 @dataclass(frozen=True, kw_only=True)
 class Install:
-    """One run of pip, in the folder of the user's code."""
+    """Describes one run of pip in the folder of the user's code."""
 
     requirements: str = ""
     """A requirements file in that folder, or '' to install the folder itself as a package."""
@@ -102,7 +102,7 @@ class Install:
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """The command, environment and log of one run of pip."""
+    """Holds the command, environment and log of one run of pip."""
 
     argv: tuple[str, ...]
     environ: Mapping[str, str]
@@ -277,7 +277,7 @@ def _remember_credentials(environ: Mapping[str, str], requirements: Path) -> Non
 
 
 def _without_credentials(url: str) -> str:
-    """Return a URL without user, password, query and fragment; other text as it is."""
+    """Return a URL without user, password, query and fragment; other text unchanged."""
     if "://" not in url:
         return url
     parts = urlsplit(url)

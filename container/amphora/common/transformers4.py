@@ -1,4 +1,4 @@
-"""Finds code that was written for transformers 4 where version 5 is installed.
+"""Finds code for transformers 4 if version 5 is installed.
 
 Version 5 removed some names and ignores some arguments without a warning. `check` reads the user's
 files before they run and raises an error that names each use with its file and line. `remedy` adds
@@ -52,7 +52,7 @@ ARGUMENTS: Mapping[str, str] = {
     "load_in_8bit": "write quantization_config=BitsAndBytesConfig(load_in_8bit=True)",
     "load_in_4bit": "write quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
 }
-"""Arguments that 5 refuses, or ignores without a word (the first three and `head_mask`)."""
+"""Arguments that 5 refuses, or silently ignores (the first three and `head_mask`)."""
 TRAINER_ARGUMENTS: Mapping[str, str] = {
     "evaluation_strategy": "write eval_strategy",
     "tokenizer": "write processing_class",
@@ -152,8 +152,7 @@ def check(path: Path, folder: Path) -> None:
 
 
 def remedy(text: str) -> str:
-    """Return what to do about an error's text that says what transformers 5 lacks; "" if it does
-    not."""
+    """Return what to do about an error that names what transformers 5 lacks, or ""."""
     for place, pattern in enumerate(_RAISED):
         match = pattern.search(text.strip().strip("'\""))
         name = match.group(1) if match else ""
@@ -167,8 +166,11 @@ def remedy(text: str) -> str:
 
 
 def remedy_of(error: BaseException) -> str:
-    """Return `remedy` of an exception; also of the one without a text that the result of a chat
-    template raises in version 5 if it is used as a tensor."""
+    """Return `remedy` of an exception.
+
+    This includes the one without a text that version 5 raises if the result of a chat template is
+    used as a tensor.
+    """
     if isinstance(error, AttributeError) and not str(error) and installed():
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
@@ -180,7 +182,7 @@ def remedy_of(error: BaseException) -> str:
 
 
 def _sources(path: Path, folder: Path) -> Iterator[tuple[Path, ast.Module]]:
-    """The file and those of the folder that it imports, parsed."""
+    """Yield the file and those of the folder that it imports, parsed."""
     waiting, seen = [path], set()
     while waiting:
         file = waiting.pop()
@@ -215,7 +217,7 @@ def _imports(tree: ast.AST, package: str) -> bool:
 
 
 def _uses(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
-    """Line, name and description of each use of what version 5 lacks."""
+    """Yield line, name and description of each use of what version 5 lacks."""
     as_dict = _dict_names(tree)
     pads_sources = _pads_sources(tree)
     for node, parent in _unguarded(tree):
@@ -288,7 +290,7 @@ def _leaves_out_mask(call: ast.Call) -> bool:
 
 
 def _gives_ids_in_4(call: ast.Call) -> bool:
-    """Whether a call of apply_chat_template leaves the kind of its result to the version."""
+    """Return whether the result of a call of apply_chat_template depends on the version."""
     given = {keyword.arg: keyword.value for keyword in call.keywords}
     tokenize = given.get("tokenize")
     is_text = isinstance(tokenize, ast.Constant) and not tokenize.value
@@ -296,7 +298,7 @@ def _gives_ids_in_4(call: ast.Call) -> bool:
 
 
 def _is_dict(call: ast.AST, parents: list[ast.AST], as_dict: set[str]) -> bool:
-    """Whether the result of a call is used as the dict that version 5 returns."""
+    """Return whether the result of a call is used as the dict that version 5 returns."""
     node = call
     for parent in reversed(parents):
         if isinstance(parent, ast.keyword) and parent.arg is None:
@@ -315,7 +317,7 @@ def _is_dict(call: ast.AST, parents: list[ast.AST], as_dict: set[str]) -> bool:
 
 
 def _dict_names(tree: ast.AST) -> set[str]:
-    """Variables that are used as dicts of tensors somewhere."""
+    """Return the variables that are used as dicts of tensors somewhere."""
     names = set()
     for node in ast.walk(tree):
         is_dict = (
@@ -334,7 +336,7 @@ def _dict_names(tree: ast.AST) -> set[str]:
 
 
 def _unguarded(tree: ast.AST) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
-    """Each node with those around it, without what a file does only if its version has it."""
+    """Yield each node with its parents, without code that depends on the version."""
     waiting: list[tuple[ast.AST, list[ast.AST]]] = [(tree, [])]
     while waiting:
         node, parents = waiting.pop()

@@ -1,4 +1,4 @@
-"""Reads values of environment variables: what cannot be meant is refused by name, all at once."""
+"""Reads environment variables, and reports all wrong ones in one error."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _INTERNAL = frozenset(
         *("RESTART_COUNT", "SCRIPT_DIR"),
     )
 )
-"""What an image sets, or one process for another."""
+"""Variables that an image or another process sets."""
 
 _CLIENTS = "Leave it out: docs/SERVING.md, Clients that misbehave, has the built-in limit."
 REMOVED = {
@@ -83,22 +83,22 @@ REMOVED = {
         ),
     )
 }
-"""What users could set once, and what to do instead."""
+"""Variables that were removed, and what to do instead."""
 
 
 class Variables:
-    """The variables of an environment. Wrong ones count as absent until `check` names them all."""
+    """Reads variables. Wrong ones count as absent until `check` reports them all."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._problems: list[str] = []
 
     def text(self, name: str) -> str:
-        """The value without the spaces around it; '' if it is not set."""
+        """Return the value without surrounding spaces, or '' if it is not set."""
         return self._environ.get(name, "").strip()
 
     def flag(self, name: str) -> bool:
-        """Whether a switch is on: true or 1; false, 0 or absence is off."""
+        """Return whether a switch is on (true, 1) or off (false, 0, not set)."""
         value = self.text(name).lower()
         if value not in ("", "0", "1", "true", "false"):
             self.refuse(f"{name} is {value!r}. Give true or false, or leave it out.")
@@ -107,14 +107,14 @@ class Variables:
     def number(
         self, name: str, default: T, *, least: float, most: float = math.inf, unit: str = ""
     ) -> T:
-        """A finite number of the default's type, int or float; `default` if it is not set.
+        """Return a finite number of the default's type, or `default` if it is not set.
 
         Args:
             name: The variable's name.
-            default: What absence means.
-            least: The smallest number that is taken.
-            most: The largest one.
-            unit: What the number counts, for the message.
+            default: The value if the variable is not set.
+            least: The smallest valid number.
+            most: The largest valid number.
+            unit: The unit of the number, for the message.
         """
         value = self.text(name)
         if not value:
@@ -133,12 +133,11 @@ class Variables:
         return number
 
     def refuse(self, problem: str) -> None:
-        """Note one more problem, for `check`."""
+        """Add a problem for `check` to report."""
         self._problems.append(problem)
 
     def check(self) -> None:
-        """Raise ConfigError that names each variable that was read and is wrong, and each that no
-        part of the image reads."""
+        """Raise ConfigError with all problems, including unknown and removed variables."""
         for name in sorted(self._environ):
             if name in REMOVED:
                 self.refuse(f"{name} was removed. {REMOVED[name]}")

@@ -281,7 +281,7 @@ def _check_channels(config: Mapping[str, Any], paths: Paths) -> None:
                 "A channel's name has 1 to 64 of the characters A-Z a-z 0-9 . _ -",
             )
         mode = settings.get("TrainingInputMode") if isinstance(settings, dict) else None
-        # In Pipe mode there is no folder but one FIFO for each epoch: <channel>_0, <channel>_1 ...
+        # Pipe mode has one FIFO for each epoch instead of a folder: <channel>_0, <channel>_1 ...
         if mode != "Pipe" and not (paths.data / name).exists():
             present = ", ".join(_channels_found(paths.data)) or "none"
             raise ConfigError(

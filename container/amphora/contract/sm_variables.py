@@ -1,8 +1,8 @@
-"""The environment and arguments a training script is started with: SM_*, and argv.
+"""Computes the SM_* variables and the arguments of a training script.
 
-Written here rather than taken from sagemaker-training, since importing its `environment` creates
-folders, needs boto3 and a compiled extension, and overwrites variables; a test holds this module
-equal to it on generated configurations, but for `DIFFERENCES`.
+sagemaker-training is not imported, because its `environment` creates folders, needs boto3 and a
+compiled extension, and overwrites variables. A test compares both on generated configurations;
+`DIFFERENCES` lists what may differ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DIFFERENCES: Mapping[str, str] = {
     " the hyperparameter rather than from a variable that is not set yet",
     "SAGEMAKER_REGION": "without boto3: the hyperparameter, AWS_REGION or AWS_DEFAULT_REGION",
 }
-"""Where this module departs from sagemaker-training 5.1.4, and why."""
+"""Differences from sagemaker-training 5.1.4, with the reason."""
 
 DISTRIBUTION_KEYS = (
     "sagemaker_torch_distributed_enabled",
@@ -47,14 +47,14 @@ _LONGEST_STRING = 128 * 1024 - 1
 
 
 def sm_variables(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict[str, str]:
-    """The SM_* variables of `job`, and the few unprefixed ones that toolkits set beside them."""
+    """Return the SM_* variables of `job`, and the few without prefix that toolkits set."""
     settings = _settings(job, devices, environ)
     values = dict(settings)
     values |= {f"channel_{name}": str(path) for name, path in job.channels.items()}
     values |= {f"hp_{plain(name)}": value for name, value in job.arguments.items()}
     values |= {f"hp_{name}": value for name, value in job.arguments.items()}
     values["training_env"] = _training_env(job, settings, environ)
-    # What SDK v3's driver adds, so that a script finds the same names however it was started.
+    # The names that SDK v3's driver adds, so that scripts find them in every job.
     values |= {
         "input_data_dir": str(job.paths.data),
         "output_failure": str(job.paths.failure),
@@ -80,7 +80,7 @@ def sm_variables(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict
 
 
 def too_long(variables: Mapping[str, str]) -> list[str]:
-    """The names that Linux would refuse to pass on, making the start fail with E2BIG."""
+    """Return the names of variables that are too long for Linux (E2BIG)."""
     return sorted(
         name
         for name, value in variables.items()
@@ -130,7 +130,7 @@ def _settings(job: Job, devices: Devices, environ: Mapping[str, str]) -> dict[st
 def _training_env(
     job: Job, settings: Mapping[str, Any], environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """SM_TRAINING_ENV: everything once more, in one JSON object, under the toolkit's names."""
+    """Return the object for SM_TRAINING_ENV, with the toolkit's names."""
     elsewhere = {"hps", "framework_params", "channels", "user_args"}
     hosts = distribution_hosts(job)
     return {
@@ -150,17 +150,17 @@ def _training_env(
 
 
 def plain(name: str) -> str:
-    """A name that a shell can export too: SM_CHANNEL_MY_DATA beside SM_CHANNEL_MY-DATA."""
+    """Return a name that a shell can export: SM_CHANNEL_MY_DATA for SM_CHANNEL_MY-DATA."""
     return re.sub(r"[^A-Za-z0-9_]", "_", name)
 
 
 def master_host(job: Job) -> str:
-    """The first host of the distribution, or of the job."""
+    """Return the first host of the distribution, or of the job."""
     return (distribution_hosts(job) or list(job.hosts))[0]
 
 
 def distribution_groups(job: Job) -> list[str]:
-    """The instance groups that a distribution runs on."""
+    """Return the instance groups that a distribution runs on."""
     chosen = job.sagemaker.get("sagemaker_distribution_instance_groups")
     if chosen is not None:
         return list(chosen)
@@ -168,7 +168,7 @@ def distribution_groups(job: Job) -> list[str]:
 
 
 def distribution_hosts(job: Job) -> list[str]:
-    """The hosts of those groups, sorted; every host where the configuration names no groups."""
+    """Return the hosts of those groups, sorted; all hosts if there are no groups."""
     if not job.instance_groups:
         return list(job.hosts)
     chosen = distribution_groups(job)
@@ -181,7 +181,7 @@ def distribution_hosts(job: Job) -> list[str]:
 
 
 def to_text(value: Any) -> str:
-    """A value of an SM_* variable: strings as they are, None empty, the rest compact JSON."""
+    """Encode a value for an SM_* variable: strings unchanged, None empty, else compact JSON."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -190,7 +190,7 @@ def to_text(value: Any) -> str:
 
 
 def to_argument(value: Any) -> str:
-    """A hyperparameter's value in argv, as sagemaker-training writes it."""
+    """Encode a hyperparameter for argv, as sagemaker-training does."""
     if value is None:
         return ""
     if isinstance(value, Mapping):
@@ -199,7 +199,7 @@ def to_argument(value: Any) -> str:
 
 
 def to_arguments(arguments: Mapping[str, Any]) -> list[str]:
-    """`--key value` for each hyperparameter, sorted by key; one-letter keys as `-k value`."""
+    """Return `--key value` for each hyperparameter, sorted; `-k value` for one letter."""
     argv: list[str] = []
     for key in sorted(arguments):
         argv += [f"--{key}" if len(key) > 1 else f"-{key}", to_argument(arguments[key])]

@@ -271,7 +271,7 @@ class _Listener:
         self._selector = selectors.DefaultSelector()
         self._peers: dict[str, Peer] = {}
         """By host, once a connection has named it."""
-        self._open: set[Peer] = set()
+        self._open: list[Peer] = []
         self._warned: set[str] = set()
         self._consequence_at = self._restart_at = float("inf")
         """When a host first reported that it lost another one; when a restart was decided."""
@@ -308,13 +308,19 @@ class _Listener:
             connection, (address, *_) = self._server.accept()
         except BlockingIOError:
             return
+        except OSError:  # No descriptor is free.
+            oldest = next((peer for peer in self._open if peer.report is None), None)
+            if oldest is None:
+                raise
+            self._close(oldest)
+            return
         if not any(address in self.link.addresses[name] for name in self.link.hosts[1:]):
             connection.close()
             self._warn(f"refused {address}, which is not an address of a host of the job")
             return
         connection.settimeout(BEAT_SECONDS)
         peer = Peer(connection, address)
-        self._open.add(peer)
+        self._open.append(peer)
         self._selector.register(connection, selectors.EVENT_READ, peer)
 
     def _read(self, peer: Peer) -> None:
@@ -329,9 +335,12 @@ class _Listener:
             else:
                 peer.ended = True
         if peer.ended:  # The peer of a host stays known as ended.
-            self._selector.unregister(peer.connection)
-            self._open.remove(peer)
-            peer.connection.close()
+            self._close(peer)
+
+    def _close(self, peer: Peer) -> None:
+        self._selector.unregister(peer.connection)
+        self._open.remove(peer)
+        peer.connection.close()
 
     def _warn(self, text: str) -> None:
         """Log what strangers do, once for each text and up to a bound."""

@@ -33,7 +33,7 @@ _REPORT_PREFIX, _WARNING_PREFIX = "amphora-check ", "warning: "
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """Holds the result of one check."""
 
     level: str
     """'ok', 'warning' or 'error'."""
@@ -42,10 +42,10 @@ class Finding:
 
 
 def doctor(environ: Mapping[str, str], as_json: bool) -> int:
-    """Look at the job under SAGEMAKER_BASE_DIR and print what was found.
+    """Check the job under SAGEMAKER_BASE_DIR and print the findings.
 
     Returns:
-        1 where anything is an error, else 0.
+        1 if there is an error, else 0.
     """
     logs.remember(logs.secret_values(environ))
     with tempfile.TemporaryDirectory(prefix="amphora-") as scratch:
@@ -70,7 +70,7 @@ def doctor(environ: Mapping[str, str], as_json: bool) -> int:
 
 
 def examine(environ: Mapping[str, str], scratch: Path) -> Iterator[Finding]:
-    """Everything there is to say about the job, errors included."""
+    """Yield the findings about the job."""
     try:
         job = read_job(environ)
     except AmphoraError as error:
@@ -82,16 +82,16 @@ def examine(environ: Mapping[str, str], scratch: Path) -> Iterator[Finding]:
     for note in job.notes:
         yield Finding(level=WARNING, what="configuration", detail=note)
     if not job.channels:
-        yield Finding(level=WARNING, what="channels", detail="there are none")
+        yield Finding(level=WARNING, what="channels", detail="there are no channels")
     for name, path in job.channels.items():
         what = f"channel {name}"
         if not path.is_dir():
-            yield Finding(level=OK, what=what, detail="Pipe mode: read as it comes")
+            yield Finding(level=OK, what=what, detail="Pipe mode: not checked")
             continue
         files = [file for file in path.rglob("*") if file.is_file()]
         size = sum(file.stat().st_size for file in files)
         if size == 0:
-            yield Finding(level=ERROR, what=what, detail=f"there is nothing in it ({path})")
+            yield Finding(level=ERROR, what=what, detail=f"it is empty ({path})")
         else:
             counted = f"{len(files)} file{'s' * (len(files) != 1)}, {_bytes(size)}"
             yield Finding(level=OK, what=what, detail=f"{counted} ({path})")
@@ -109,7 +109,7 @@ def examine(environ: Mapping[str, str], scratch: Path) -> Iterator[Finding]:
 
 
 def _start(job: Job, environ: Mapping[str, str], scratch: Path) -> Iterator[Finding]:
-    """The device, the code, and how it would be started."""
+    """Check the device, the code, and how it would be started."""
     try:
         host = devices.detect(environ)
         yield Finding(level=OK, what="device", detail=f"{host.kind}: {host.reason}")
@@ -143,7 +143,7 @@ def _start(job: Job, environ: Mapping[str, str], scratch: Path) -> Iterator[Find
 
 
 def _script(job: Job, code: entry_point.Source) -> Iterator[Finding]:
-    """Whether a user's script can be read, and what it imports is there."""
+    """Check that a user's script compiles and that its imports are installed."""
     files = [code.path]
     if code.kind is entry_point.ProgramKind.MODULE:
         inside = code.root / Path(*code.name.split("."))
@@ -163,17 +163,17 @@ def _script(job: Job, code: entry_point.Source) -> Iterator[Finding]:
             return
     if not missing:
         yield Finding(
-            level=OK, what="code", detail=f"{code.name} can be read, its imports are there"
+            level=OK, what="code", detail=f"{code.name} compiles, and its imports are installed"
         )
         return
     listed = bool(entry_point.install_steps(code))
-    remedy = "what is installed may bring them" if listed else "list them in requirements.txt"
+    remedy = "requirements.txt may install them" if listed else "list them in requirements.txt"
     detail = f"imports that are not installed: {', '.join(sorted(missing))}; {remedy}"
     yield Finding(level=WARNING if listed else ERROR, what="code", detail=detail)
 
 
 def _missing_imports(tree: ast.Module, *folders: Path) -> Iterator[str]:
-    """Modules that the top level of a script imports and that neither it nor Python has."""
+    """Yield the modules that the top level of a script imports and that are not installed."""
     for node in tree.body:
         names: Iterable[str] = ()
         if isinstance(node, ast.Import):
@@ -190,7 +190,7 @@ def _missing_imports(tree: ast.Module, *folders: Path) -> Iterator[str]:
 def _recipe(
     job: Job, code: entry_point.Source, plan: launch.Launch, world: launch.World
 ) -> Iterator[Finding]:
-    """What the recipe says of the data and the model, by its own code/check.py."""
+    """Run the recipe's own checks of the data and the model (code/check.py)."""
     processes = str(world.processes * len(world.hosts))
     argv = [sys.executable, str(code.root / "check.py"), processes, *launch.arguments(job)]
     try:
@@ -204,17 +204,17 @@ def _recipe(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        detail = f"no answer within {_RECIPE_SECONDS} s: the data may be too large to look at"
+        detail = f"no answer within {_RECIPE_SECONDS} s: the data may be too large to check"
         yield Finding(level=WARNING, what="recipe", detail=detail)
         return
     for line in result.stdout.splitlines():
         if line.startswith(_REPORT_PREFIX):
             yield Finding(**json.loads(line.removeprefix(_REPORT_PREFIX)))
-        elif line.startswith(_WARNING_PREFIX):  # said before it may be killed for memory
+        elif line.startswith(_WARNING_PREFIX):  # Printed before a kill for memory.
             detail = line.removeprefix(_WARNING_PREFIX)
             yield Finding(level=WARNING, what="recipe", detail=detail)
     if result.returncode != 0:
-        lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no word"]
+        lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no output"]
         yield Finding(level=ERROR, what="recipe", detail=lines[-1])
 
 

@@ -1,8 +1,8 @@
-"""The user's code: fetched, unpacked and installed, and what kind of program it is.
+"""Finds the user's code: downloads and unpacks it, and determines how to run it.
 
-Unlike sagemaker-training: a code folder that is not empty does not hide the job's own code; the
-archive is refused rather than bent where it points outside; requirements.txt counts for every kind
-of entry point; and a step that fails says which and why.
+Differences from sagemaker-training: a code folder with files does not hide the job's own code; an
+archive with members outside its folder is refused; requirements.txt is installed for every kind of
+entry point; errors name the step that failed and the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 class ProgramKind(Enum):
-    """How an entry point is run."""
+    """Names the ways to run an entry point."""
 
     SCRIPT = "python script"
     MODULE = "python module"
@@ -36,7 +36,7 @@ class ProgramKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The code of a job, ready to run."""
+    """Locates the code of a job."""
 
     root: Path
     kind: ProgramKind
@@ -49,8 +49,10 @@ class Source:
 
     @property
     def command(self) -> list[str]:
-        """What follows `python` (or torchrun). A command's is the whole of it: the file itself if
-        it is a binary, the program of its #! line, or the shell if it has none."""
+        """Return the words after `python` or torchrun; of a COMMAND, the whole command.
+
+        That is the file itself if it is a binary, else the program of its #! line, else the shell.
+        """
         if self.kind is ProgramKind.MODULE:
             return ["-m", self.name]
         if self.kind is ProgramKind.COMMAND:
@@ -68,14 +70,14 @@ class Source:
 def locate(
     job: Job, environ: Mapping[str, str], scratch: Path, code_dir: Path | None = None
 ) -> Source:
-    """Find the job's code, fetching and unpacking it where it is elsewhere.
+    """Find the job's code; download and unpack it if necessary.
 
     Args:
-        scratch: A folder for what is fetched; it lives as long as the job.
-        code_dir: Where an archive is unpacked; default /opt/ml/code.
+        scratch: A folder for downloads; it lives as long as the job.
+        code_dir: The folder to unpack an archive in; /opt/ml/code by default.
 
     Raises:
-        CodeError: The code cannot be fetched or unpacked, or the entry point is not in it.
+        CodeError: The code cannot be downloaded or unpacked, or it lacks the entry point.
     """
     if job.entry_point is None:
         return Source(root=recipe_dir(environ), kind=ProgramKind.SCRIPT, name="train.py")
@@ -91,14 +93,14 @@ def locate(
     else:
         raise CodeError(
             f"sagemaker_submit_directory is {place!r}, which is not there.",
-            "Give s3://bucket/sourcedir.tar.gz, a .tar.gz file or a folder; or mount the code at"
+            "Give s3://bucket/sourcedir.tar.gz, a .tar.gz file or a folder, or mount the code at"
             f" {job.paths.code}.",
         )
     return _entry(root, job.entry_point)
 
 
 def recipe_dir(environ: Mapping[str, str]) -> Path:
-    """The folder of the image's recipe: AMPHORA_CODE_DIR, or code/ of a source checkout."""
+    """Return the folder of the image's recipe: AMPHORA_CODE_DIR, or code/ of a checkout."""
     named = environ.get("AMPHORA_CODE_DIR")
     folder = Path(named) if named else Path(__file__).parents[3] / "code"
     if not (folder / "train.py").is_file():
@@ -110,7 +112,7 @@ def recipe_dir(environ: Mapping[str, str]) -> Path:
 
 
 def install_steps(source: Source) -> list[Install]:
-    """The runs of pip that the code asks for."""
+    """Return the runs of pip that the code requires."""
     steps = []
     if (source.root / "requirements.txt").is_file():
         steps.append(Install(requirements="requirements.txt"))
@@ -120,15 +122,17 @@ def install_steps(source: Source) -> list[Install]:
 
 
 def is_package(root: Path) -> bool:
-    """Whether the folder is installed, and its entry point run as a module: as sagemaker-training
-    decides, by setup.py alone. A pyproject.toml may hold only the settings of tools."""
+    """Return whether the folder is installed and its entry point run as a module.
+
+    As in sagemaker-training, setup.py decides; a pyproject.toml may hold only settings of tools.
+    """
     return (root / "setup.py").is_file()
 
 
 def _unpacked(archive: Path, target: Path, place: str, scratch: Path) -> Path:
-    """Unpack beside the target, then move: an archive that is refused leaves nothing."""
+    """Unpack into a temporary folder, then move, so that a refused archive leaves nothing."""
     if target.exists() and any(target.iterdir()):
-        log.info("%s is not empty: the job's own code goes to a folder of its own", target)
+        log.info("%s is not empty: the job's code is unpacked into another folder", target)
         target = scratch / "code"
     target.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=target.parent))

@@ -32,7 +32,7 @@ _PEER_LOST = (
 _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"ModuleNotFoundError|No module named",
-        "List the package in requirements.txt beside the script.",
+        "List the package in requirements.txt, next to the script.",
     ),
     (
         r"KeyError: 'SM_CHANNEL_",
@@ -86,7 +86,7 @@ _EXCEPTION_LINE = r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit|Inter
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception that the hook recorded."""
+    """Holds an exception that the hook recorded."""
 
     type: str
     message: str
@@ -115,7 +115,7 @@ class Raised:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """An exception that ended a process of the script."""
+    """Holds the exception that ended a process of the script."""
 
     time: float
     pid: int
@@ -189,7 +189,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How the script's process tree ended."""
+    """Describes how the script's process tree ended."""
 
     pid: int
     is_script: bool
@@ -245,7 +245,7 @@ def exit_code(ended: Ended, records: Sequence[Record]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The text of a failure, and what is known about its cause."""
+    """Holds the text of a failure, and what is known about its cause."""
 
     head: str
     """The cause, within the first 1,024 characters."""

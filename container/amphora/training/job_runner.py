@@ -1,4 +1,4 @@
-"""`amphora train`: from the job's configuration to the script's exit code and failure file."""
+"""Implements `amphora train`: runs a job and writes its exit code and failure file."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
     """Run the job under SAGEMAKER_BASE_DIR to its end.
 
     Args:
-        sdk_command: What SDK v3's ModelTrainer sent in place of the image's entry point.
+        sdk_command: The command that SDK v3's ModelTrainer sent instead of the entry point.
 
     Returns:
-        The script's exit code, 128 + n where signal n ended it, 2 where the configuration is wrong,
-        1 where another host of the job failed.
+        The script's exit code; 128 + n if signal n ended it, 2 if the configuration is wrong, 1 if
+        another host of the job failed.
     """
     paths = Paths.of(environ)
     with (
@@ -50,7 +50,7 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
         scratch = Path(folder)
         try:
             for earlier in (paths.failure, paths.success):
-                with suppress(OSError):  # An earlier run's outcome must not stand for this one.
+                with suppress(OSError):  # The outcome of an earlier run.
                     earlier.unlink()
             job = read_job(environ)
             logs.configure(job.log_level)
@@ -67,7 +67,7 @@ def train(environ: Mapping[str, str], sdk_command: str | None = None) -> int:
         except AmphoraError as error:
             log.error("%s", error)
             _write_failure(paths, f"{type(error).__name__}: {error}\n")
-        except Exception as error:  # The failure file is the only place where a user sees it.
+        except Exception as error:  # Users see the failure file only.
             log.exception("amphora itself failed")
             _write_failure(paths, f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}")
         return CONFIG_EXIT_CODE
@@ -82,7 +82,7 @@ def _run(
     link: cluster.Link,
     sdk_command: str | None,
 ) -> int:
-    """The job on this host, with its restarts, and its word to the others."""
+    """Run the job on this host, with its restarts, and report to the other hosts."""
     error_dir = scratch / "errors"
     error_dir.mkdir()
     try:
@@ -110,7 +110,7 @@ def _run(
             )
             ends_well = started.lends and link.abort is None and ended.stop_signal is None
             if ends_well and link.is_over():
-                log.info("the first host has ended well, and so does this one")
+                log.info("the first host has succeeded: done")
                 _write(job.paths.success, "")
                 return 0
             if sdk_command is not None:
@@ -120,7 +120,7 @@ def _run(
             records = failure.read_records(error_dir)
             code, failed = failure.exit_code(ended, records), failure.describe(ended, records)
             if code == 0 and records:
-                # A pipe of a shell has the exit code of its last command: `python a.py | tee log`.
+                # A shell pipe has the exit code of its last command: `python a.py | tee log`.
                 headline = records[-1].headline
                 log.warning("exit code 0, but an exception ended a process: %s", headline)
             state = "stopped" if ended.stop_signal is not None else "failed" if code else "done"
@@ -155,7 +155,7 @@ def _run(
 def _trust_hosts(
     started: launch.Launch, environ: Mapping[str, str], link: cluster.Link, limits: Limits
 ) -> None:
-    """Exchange the SSH keys that mpirun uses, so that only hosts of this job may log in."""
+    """Exchange the SSH keys of mpirun, so that only hosts of this job may log in."""
     key = mpi.make_key(started.ssh_dir, environ)
     keys = link.exchange_keys(key, started.ssh_hosts, limits.host_wait_seconds)
     mpi.trust(started.ssh_dir, keys, link.addresses, started.environ)
@@ -164,7 +164,7 @@ def _trust_hosts(
 def _starts_again(
     job: Job, link: cluster.Link, fault: Report, failed: failure.Failure, has_failed: bool
 ) -> bool:
-    """Say why, and wait for the other hosts. False if the job ends after all."""
+    """Log the reason, and wait for the other hosts. Return False if the job ends after all."""
     if has_failed:
         log.error("%s\n%s", failed.head, failed.rest)
     log.warning(
@@ -174,7 +174,7 @@ def _starts_again(
         fault.host,
         fault.reason.split("\n", 1)[0],
     )
-    with suppress(OSError):  # What the script wrote of a failure that has been answered.
+    with suppress(OSError):  # The script's own text about the failure.
         job.paths.failure.unlink()
     return link.start_again()
 
@@ -187,7 +187,7 @@ def _prepared(
     error_dir: Path,
     sdk_command: str | None,
 ) -> launch.Launch:
-    """Everything up to the start of the script."""
+    """Find and install the code, make the folders, and return what to start."""
     host = devices.detect(environ)
     if sdk_command is None:
         code = entry_point.locate(job, environ, scratch)
@@ -204,19 +204,19 @@ def _prepared(
     log.info("hyperparameters: %s", ", ".join(sorted(job.hyperparameters)) or "none")
     uploads = str(job.sagemaker.get("sagemaker_s3_output") or "")
     intermediate = job.paths.output_intermediate
-    # If the folder is there, the platform itself uploads what is written to it.
+    # If the folder exists, the platform uploads what is written to it.
     if uploads and not uploads.startswith("file:") and not intermediate.exists():
         raise ConfigError(
             f"sagemaker_s3_output is {uploads!r}, but {intermediate} is not uploaded here.",
-            "Leave it out, and write to /opt/ml/checkpoints: SageMaker uploads that folder while a"
-            " job trains (checkpoint_s3_uri).",
+            "Leave it out, and write to /opt/ml/checkpoints: SageMaker uploads that folder during"
+            " training (checkpoint_s3_uri).",
         )
     for folder in (job.paths.model, job.paths.output_data, *([intermediate] if uploads else [])):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"The folder {folder} cannot be made: {error}.",
+                f"The folder {folder} cannot be created: {error}.",
                 "Mount a folder there that this user may write to.",
             ) from error
     if start.plan.cache is not None:
@@ -237,13 +237,13 @@ def _prepared(
 
 
 def _report(job: Job, code: int, failed: failure.Failure, link: cluster.Link) -> int:
-    """The exit code, and the failure file: another host's failure stands before this one's."""
+    """Write the outcome and return the exit code. Another host's failure comes first."""
     restarts = f"restarts used: {link.attempt} of {link.max_restarts} (AMPHORA_MAX_RESTARTS)"
     other = link.abort
     if other is not None:
         code = code or PEER_EXIT_CODE
         theirs = f"{other.host} failed first: {other.reason}"
-        # That host may only have lost this one, while this one's script was still raising.
+        # That host may only have lost this one, whose script had not ended yet.
         if failure.is_consequence(other.reason) and failed.raised and not failed.is_consequence:
             failed = replace(failed, rest=f"{theirs}\n\n{failed.rest}")
         else:
@@ -274,4 +274,4 @@ def _write(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        log.error("%s cannot be written (%s): the outcome stands in this log only", path, error)
+        log.error("%s cannot be written (%s): only this log has the outcome", path, error)

@@ -1,4 +1,4 @@
-"""How a job is started: from a `Job`, its `Source` and `Devices` to argv and environment. Pure."""
+"""Computes the command and environment of a job from `Job`, `Source` and `Devices`."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ TORCH_KEYS = {
         " with the smddp backend where it is installed"
     ),
 }
-"""Requests that mean torchrun, and what is said of those that were made for something else."""
+"""Requests that start torchrun, with a note if they were made for something else."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One process to start, and what to say about it."""
+    """Describes the process to start."""
 
     argv: tuple[str, ...]
     environ: Mapping[str, str]
@@ -49,40 +49,40 @@ class Launch:
     is_launcher: bool
     """Whether the process is torchrun or mpirun, which start the script's processes themselves."""
     lends: bool = False
-    """Whether this host only lends its devices: another one's mpirun starts its processes."""
+    """Whether this host only runs sshd, because another host's mpirun starts its processes."""
     ssh_hosts: tuple[str, ...] = ()
-    """Hosts that exchange SSH keys with this one: those that mpirun reaches, or the one that this
-    host lends its devices to."""
+    """Hosts that exchange SSH keys with this one: those that mpirun reaches, or the one whose
+    mpirun reaches this host."""
     ssh_dir: Path
     """The folder of this host's SSH key."""
     cache: Path | None = None
-    """The folder of compiled programs, to be made before."""
+    """The folder of compiled programs, to be created before."""
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """The processes that train together."""
+    """Describes the processes that train together."""
 
     launcher: str
-    """'torchrun', 'mpirun', or '' where the script is started directly."""
+    """'torchrun', 'mpirun', or '' if the script is started directly."""
     hosts: tuple[str, ...]
     processes: int
-    """On each host."""
+    """The number on each host."""
     notes: tuple[str, ...]
 
 
 def plan(
     job: Job, devices: Devices, source: Source, error_dir: Path, environ: Mapping[str, str]
 ) -> Launch:
-    """How to start `source` for `job` on this host.
+    """Return how to start `source` for `job` on this host.
 
     Args:
-        error_dir: Where the script's processes record the exception that ends them.
-        environ: The container's environment; what it sets always wins over a default of ours.
+        error_dir: The folder for records of the exceptions that end processes.
+        environ: The container's environment, which overrides all defaults.
 
     Raises:
-        ConfigError: A number of processes is none, or the distribution cannot run here.
+        ConfigError: A number of processes is wrong, or the distribution cannot run here.
     """
     world = world_of(job, devices, source, environ)
     variables = sm_variables(job, devices, environ)
@@ -127,7 +127,7 @@ def plan(
 
 
 def world_of(job: Job, devices: Devices, source: Source, environ: Mapping[str, str]) -> World:
-    """Which processes train together, and who starts them."""
+    """Decide which processes train together, and what starts them."""
     processes, why = processes_per_host(job, devices, environ)
     keys = [key for key in (mpi.KEY, *TORCH_KEYS) if job.wants(key)]
     inside = bool(keys) and job.current_host in distribution_hosts(job)
@@ -162,7 +162,7 @@ def world_of(job: Job, devices: Devices, source: Source, environ: Mapping[str, s
 
 
 def processes_per_host(job: Job, devices: Devices, environ: Mapping[str, str]) -> tuple[int, str]:
-    """How many processes train on this host, and why."""
+    """Return the number of processes on this host, and the reason."""
     for name, requested in (
         ("AMPHORA_NPROC_PER_NODE", environ.get("AMPHORA_NPROC_PER_NODE")),
         (
@@ -201,8 +201,8 @@ def _command(
         return program
     torchrun = ["-m", "torch.distributed.run", f"--nproc_per_node={world.processes}"]
     if len(world.hosts) == 1:
-        # A free port of its own, so that two jobs on one machine do not meet; by this address,
-        # since not every container can look its own name up: torchrun tries for five minutes.
+        # A free port, so that two jobs on one machine do not meet; this address, because not every
+        # container can resolve its own name, which torchrun tries for five minutes.
         torchrun += ["--nnodes=1", "--standalone", "--local_addr=127.0.0.1"]
     else:
         torchrun += [
@@ -215,13 +215,13 @@ def _command(
 
 
 def arguments(job: Job) -> list[str]:
-    """The hyperparameters as argv; a secret's place is taken by a mark that the hook resolves."""
+    """Return the hyperparameters as argv, with a placeholder for each secret."""
     marks = {name: f"{SECRET_PREFIX}{_mark(name, value)}" for name, value in _hidden(job).items()}
     return to_arguments({**job.arguments, **marks})
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Whether a hyperparameter is a secret, or holds one: argv can be read from outside."""
+    """Return whether a hyperparameter is or contains a secret, which argv would expose."""
     is_credential = isinstance(value, str) and is_secret_value(value)
     return is_credential or any(secret_values({name: decode(value)}))
 
@@ -231,15 +231,15 @@ def _hidden(job: Job) -> dict[str, Any]:
 
 
 def _mark(name: str, value: Any) -> str:
-    """The variable that holds a hyperparameter as argv would: SM_HP_* has objects as JSON."""
+    """Name the variable with the value for argv. (SM_HP_* holds objects as JSON.)"""
     return f"{'SM_HP' if isinstance(value, str) else 'SM_ARGUMENT'}_{plain(name).upper()}"
 
 
 def refuse_oversized(job: Job, dropped: Sequence[str]) -> None:
-    """Raise ConfigError if a hyperparameter is larger than an argument may be.
+    """Raise ConfigError if a hyperparameter is longer than an argument may be.
 
     Args:
-        dropped: The variables that are too long to be passed on.
+        dropped: The variables that are too long for the environment.
     """
     sizes = [
         f"{name} ({len(os.fsencode(to_argument(value))):,} bytes)"
@@ -249,20 +249,20 @@ def refuse_oversized(job: Job, dropped: Sequence[str]) -> None:
     if sizes:
         raise ConfigError(
             f"Larger than the 128 KiB that Linux passes on in one argument: {', '.join(sizes)}.",
-            "Put such hyperparameters into a file of a channel, and name the file.",
+            "Put the value into a file of a channel, and pass the file's name.",
         )
 
 
 def _defaults(job: Job, devices: Devices, world: World) -> dict[str, str]:
     defaults = {
-        # torchrun's own default is 1 thread, a plain process takes every core of the machine.
+        # torchrun defaults to 1 thread, a plain process to every core of the machine.
         "OMP_NUM_THREADS": str(max(1, devices.cpus // world.processes)),
     }
     if devices.kind == CPU and not devices.has_other:
-        # Without, accelerate and HF Trainer make a world of one of each process on a CPU, and
-        # several train a model each, in silence.
+        # Otherwise accelerate and HF Trainer make each process on a CPU a world of one, and each
+        # silently trains its own model.
         defaults["ACCELERATE_USE_CPU"] = "true"
-    # Local mode of SDK v3 names an interface that does not exist.
+    # SDK v3's local mode names an interface that does not exist.
     if len(job.hosts) > 1 and job.network_interface in devices.interfaces:
         defaults["GLOO_SOCKET_IFNAME"] = job.network_interface
         defaults["NCCL_SOCKET_IFNAME"] = job.network_interface

@@ -1,4 +1,4 @@
-"""The bounds that the environment sets on a training: read once, all that is wrong at once."""
+"""Reads the limits of a training from the environment, and reports all wrong values at once."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import dataclass
 from amphora.common.variables import Variables
 
 STOP_SECONDS = 100.0
-"""SageMaker sends SIGKILL 120 s after SIGTERM: this leaves time for what follows the script."""
+"""SageMaker sends SIGKILL 120 s after SIGTERM; the rest is for the work after the script."""
 HOST_WAIT_SECONDS = 300.0
-"""How long a host may take to appear: instances of one job do not start in the same second."""
+"""How long a host may take to appear: instances of one job start at different times."""
 _LEAST_SECONDS = 0.001
 _MOST_RESTARTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long, and how often."""
+    """Holds the limits of a training."""
 
     stop_seconds: float
-    """What a stopped script may take to end."""
+    """How long a stopped script may take to end."""
     host_wait_seconds: float
     max_restarts: int
-    """How often a fault is answered by a restart from the last checkpoint."""
+    """How often a fault is answered by a restart on every host."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Limits:
         """Read the AMPHORA_* variables.
 
         Raises:
-            ConfigError: A value is wrong; it names every one that is.
+            ConfigError: Values are wrong; the message names each.
         """
         variables = Variables(environ)
 

@@ -1,10 +1,9 @@
-"""Open MPI's part: the command of the first host, and what the others run meanwhile.
+"""Builds the command of mpirun on the first host, and of sshd on the others.
 
-mpirun reaches the other hosts by ssh: they run sshd until the first one has ended. Each host makes
-a key pair for this job and tells the others the public key (see `cluster`). The sshd of a host
-accepts the key of the first host only, from that host's addresses, for the user of the job. Keys
-that the image brings are not used: AWS's containers hold a private key that whoever pulls the
-public image can read.
+mpirun reaches the other hosts by ssh; they run sshd until the first one has ended. Each host
+creates a key pair for this job and sends the others the public key (see `cluster`). The sshd of a
+host accepts only the key of the first host, from that host's addresses, for the user of the job.
+Keys in the image are not used: everybody who pulls AWS's public images can read their private key.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PROCESSES_KEY = "sagemaker_mpi_num_of_processes_per_host"
 OPTIONS_KEY = "sagemaker_mpi_custom_mpi_options"
 SSH_PORT = 22
 _KEY = re.compile(r"ecdsa-sha2-nistp256 [A-Za-z0-9+/=]+")
-# A rank starts the program by this: mpirun may end with exit code 0 without having started any.
+# Each rank leaves a file, because mpirun may exit with 0 without having started any.
 _SIGNED = (
     "/bin/sh",
     "-c",
@@ -34,7 +33,7 @@ _SIGNED = (
     ' 2>/dev/null; exec "$@"',
     "sh",
 )
-# Of a rank's environment on another host: what a login there would not have.
+# Variables of a rank on another host that a login there would not set.
 _PASSED_ON = (
     "PATH",
     "LD_LIBRARY_PATH",
@@ -54,12 +53,12 @@ def mpirun(
     interface: str | None,
     ssh: Path,
 ) -> list[str]:
-    """mpirun with its options, up to the program.
+    """Return mpirun with its options, up to the program.
 
     Args:
-        processes: Of each host.
+        processes: The number on each host.
         names: The variables that every rank gets.
-        interface: The network interface between the hosts, where it is known.
+        interface: The network interface between the hosts, if it is known.
         ssh: The folder of this host's key and ssh_config.
 
     Raises:
@@ -87,7 +86,7 @@ def mpirun(
 
 
 def check_started(folder: Path) -> None:
-    """Check that each rank of this host left its sign in `folder`. Raises CodeError."""
+    """Check that each rank of this host left its file in `folder`. Raises CodeError."""
     sizes = [path.read_text().strip() for path in folder.glob("rank-*")]
     if not sizes or not all(size.isdecimal() and len(sizes) >= int(size) for size in sizes):
         raise CodeError(
@@ -98,7 +97,7 @@ def check_started(folder: Path) -> None:
 
 
 def sshd(environ: Mapping[str, str], ssh: Path) -> list[str]:
-    """What a host runs while the first one's mpirun starts ranks on it.
+    """Return the sshd that a host runs while mpirun of the first host starts ranks on it.
 
     Args:
         ssh: The folder of this host's key and sshd_config.
@@ -112,7 +111,7 @@ def sshd(environ: Mapping[str, str], ssh: Path) -> list[str]:
 
 
 def make_key(ssh: Path, environ: Mapping[str, str]) -> str:
-    """Make this host's key pair in the new folder `ssh`, and return the public key.
+    """Create this host's key pair in the new folder `ssh`, and return the public key.
 
     Raises:
         ConfigError: There is no ssh-keygen, or it fails.
@@ -123,7 +122,7 @@ def make_key(ssh: Path, environ: Mapping[str, str]) -> str:
     made = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if made.returncode != 0:
         raise ConfigError(
-            f"ssh-keygen made no key for this job: {made.stderr.strip()}.", "Mend what it names."
+            f"ssh-keygen created no key: {made.stderr.strip()}.", "Correct what it names."
         )
     return (ssh / "key.pub").read_text().strip()
 
@@ -134,14 +133,14 @@ def trust(
     addresses: Mapping[str, Iterable[str]],
     environ: Mapping[str, str],
 ) -> None:
-    """Write the configuration of ssh and sshd, by which this host and those of `keys` meet.
+    """Write the configuration of ssh and sshd for this host and those of `keys`.
 
     Raises:
         ConfigError: One of `keys` is not a public key.
     """
     for host, key in keys.items():
         if not _KEY.fullmatch(key):
-            raise ConfigError(f"The SSH key that {host} told is {key!r}.", "See that host's log.")
+            raise ConfigError(f"The SSH key of {host} is {key!r}.", "See that host's log.")
     (ssh / "known_hosts").write_text("".join(f"{host} {key}\n" for host, key in keys.items()))
     (ssh / "ssh_config").write_text(
         f'IdentityFile "{ssh}/key"\nIdentitiesOnly yes\nIdentityAgent none\nBatchMode yes\n'
@@ -154,11 +153,11 @@ def trust(
     )
     user = pwd.getpwuid(os.getuid()).pw_name
     users = " ".join(f"{user}@{address}" for each in own.values() for address in each)
-    # What ranks need before mpirun's daemon has passed on their own environment.
+    # What ranks need before mpirun's daemon sets their environment.
     passed = [f"{name}={environ[name]}" for name in _PASSED_ON[:2] if environ.get(name)]
     set_env = f"SetEnv {' '.join(map(_quoted, passed))}\n" if passed else ""
-    # PAM stays on, as distributions have it: without it, sshd refuses a user without a password.
-    # StrictModes also judges the folders above `ssh`, which itself is private.
+    # Without PAM, sshd refuses a user without a password. StrictModes would also check the folders
+    # above `ssh`, which itself is private.
     (ssh / "sshd_config").write_text(
         f'Port {SSH_PORT}\nHostKey "{ssh}/key"\nAuthorizedKeysFile "{ssh}/authorized_keys"\n'
         f"AllowUsers {users}\nAuthenticationMethods publickey\nPermitRootLogin prohibit-password\n"
@@ -167,12 +166,12 @@ def trust(
 
 
 def _quoted(text: str) -> str:
-    """A value of sshd_config."""
+    """Quote a value of sshd_config."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _required(program: str, name: str, path: str | None) -> str:
-    """Where a program is that `name` brings."""
+    """Return the path of a program of the package `name`. Raises ConfigError."""
     place = shutil.which(program, path=path)
     if place is None:
         raise ConfigError(

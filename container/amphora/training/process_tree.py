@@ -1,8 +1,8 @@
-"""The script's process tree: started, listened to, stopped and reaped.
+"""Runs the script's process tree: starts it, relays its output, stops it and reaps it.
 
-Works as PID 1 and not: orphans of the script come to this process either way and are reaped here.
-A stop (SIGTERM, SIGINT) reaches the script's own processes, which then have a budget to save what
-they have; what is left when it ends, or when the script has ended, is killed.
+Orphans of the script become children of this process, as PID 1 or not. A stop (SIGTERM, SIGINT) is
+passed on to the script's processes, which then have a budget of seconds to save their state. What
+remains after the budget, or after the script has ended, is killed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ from amphora.training.failure import Ended
 from amphora.training.limits import STOP_SECONDS
 
 ABORT_BUDGET_SECONDS = 10.0
-"""If another host has failed, or all start again: what is left to save here cannot be a whole
-step's state."""
+"""The budget after another host has failed, or before a restart: no whole step can be saved."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _TAIL_LINES = 200
 _CHUNK_BYTES = 64 * 1024
-# A progress bar has no line end for a long while: after this its text is passed on as it is.
+# A line without an end, such as a progress bar, is passed on after this time.
 _IDLE_SECONDS = 1.0
-# After the script has ended, how long output that is still in the pipes may take to arrive.
+# How long to read the pipes after the script has ended.
 _DRAIN_SECONDS = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
 _LAUNCHER = re.compile(r"torch\.distributed\.(?:run|launch)\b|\btorchrun\b|\bmpirun\b")
@@ -46,17 +45,17 @@ _OOM_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
 class Abort(Protocol):
-    """What is readable once the tree must end for a reason that lies elsewhere."""
+    """Defines a file that becomes readable once the tree must end."""
 
     def fileno(self) -> int: ...
 
 
 class Interrupted(BaseException):
-    """A stop came while nothing ran that could be asked to stop."""
+    """Reports a stop while no process runs that could be stopped."""
 
 
 class Signals:
-    """The signals that came, each waking the selector it is registered with."""
+    """Receives signals and wakes the selector it is registered with."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -68,14 +67,14 @@ class Signals:
         """Whether a stop raises Interrupted in the main thread: it does while nothing runs."""
 
     def stopped(self) -> bool:
-        """Whether the job was asked to stop."""
+        """Return whether the job was asked to stop."""
         return self.stop is not None
 
     def fileno(self) -> int:
         return self._reader.fileno()
 
     def drain(self) -> None:
-        """Forget the wake-ups so far."""
+        """Discard the wake-ups so far."""
         try:
             while self._reader.recv(4096):
                 pass
@@ -110,7 +109,7 @@ class Signals:
 
 @dataclass
 class _Relay:
-    """One pipe of the child, passed on by whole lines with secrets masked."""
+    """Relays one pipe of the child line by line, with secrets masked."""
 
     source: BinaryIO
     sink: BinaryIO
@@ -119,7 +118,7 @@ class _Relay:
     fed: float = 0.0
 
     def feed(self) -> bool:
-        """Pass on what has arrived. False at the end of the stream."""
+        """Relay what has arrived. Return False at the end of the stream."""
         chunk = os.read(self.source.fileno(), _CHUNK_BYTES)
         self.fed = time.monotonic()
         self.pending += chunk
@@ -132,12 +131,12 @@ class _Relay:
         return bool(chunk)
 
     def flush_idle(self) -> None:
-        """Pass on a line that has had no end for a while."""
+        """Relay a line that has had no end for a while."""
         if self.pending and time.monotonic() - self.fed > _IDLE_SECONDS:
             self._pass_on(self._safe_end())
 
     def _safe_end(self) -> int:
-        """Where a line without an end may be cut: not within what may become a secret."""
+        """Return where to cut a line without an end: not within a possible secret."""
         return len(self.pending) - unfinished(self.pending.decode("latin-1"))
 
     def _pass_on(self, end: int) -> None:
@@ -151,7 +150,7 @@ class _Relay:
             self.sink.write(text.encode("utf-8"))
             self.sink.flush()
         except OSError:
-            pass  # Whoever read our output has gone; the job goes on.
+            pass  # The reader of our output is gone; the job continues.
 
 
 def run(
@@ -167,10 +166,10 @@ def run(
     """Run a program with its process tree until all of it has ended.
 
     Args:
-        is_launcher: Whether the program (torchrun) only starts the script's own processes: a stop
-            goes to those, and an exception of theirs is what counts.
+        is_launcher: Whether the program (torchrun) only starts the script's processes, which then
+            get the signals, and whose exceptions count.
         budget: Seconds that the tree may take to end after a stop.
-        link: Readable once the job ends, or starts again, for all hosts: then the tree has 10 s.
+        link: Readable once the job ends or restarts on all hosts; then the tree has 10 s.
 
     Raises:
         CodeError: The program cannot be started.
@@ -178,7 +177,7 @@ def run(
     interrupts, signals.interrupts = signals.interrupts, False
     if signals.stop is not None:
         raise Interrupted
-    # Orphans of the script come to this process, as they come to PID 1.
+    # Orphans of the script become children of this process, as of PID 1.
     prctl: Callable[..., int] | None = getattr(ctypes.CDLL(None), "prctl", None)
     if os.getpid() != 1 and prctl is not None:
         prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -225,7 +224,7 @@ def _started(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> subp
                 f"The script cannot be started: its arguments and variables are more than Linux"
                 f" passes on; the largest, {len(argv[largest]):,} characters, is that of"
                 f" {argv[largest - 1]}.",
-                "Put large hyperparameters into a file of a channel, and name the file.",
+                "Put large values into a file of a channel, and pass the file's name.",
             ) from error
         raise CodeError(
             f"{argv[0]} cannot be started: {error}.",
@@ -236,7 +235,11 @@ def _started(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> subp
 def _watch(
     tree: _Tree, relays: list[_Relay], signals: Signals, budget: float, link: Abort | None
 ) -> bool:
-    """Until the tree has ended and its output has arrived. True if the budget ran out."""
+    """Wait until the tree has ended and its output has arrived.
+
+    Returns:
+        Whether the budget ran out.
+    """
     deadline = ended_at = stopping = None
     with selectors.DefaultSelector() as selector:
         selector.register(signals, selectors.EVENT_READ)
@@ -279,7 +282,7 @@ def _watch(
 
 @dataclass
 class _Tree:
-    """The processes that descend from the script, by /proc."""
+    """Finds the processes that descend from the script in /proc."""
 
     root: int
     is_launcher: bool
@@ -289,7 +292,7 @@ class _Tree:
     """Those that were asked to stop: a second signal would enter their handler again."""
 
     def reap(self) -> None:
-        """Collect every process that has ended: the root, and orphans that came to us."""
+        """Reap every process that has ended, orphans included."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -301,15 +304,15 @@ class _Tree:
                 self.status = os.waitstatus_to_exitcode(status)
 
     def members(self) -> list[int]:
-        """The tree's processes that live: the root's and every orphan that came to us."""
+        """Return the ids of the live processes, orphans included."""
         return procfs.descendants(os.getpid())
 
     def send(self, number: int) -> None:
-        """Ask the script's own processes to stop.
+        """Send a signal to the script's own processes, once to each.
 
-        Not torchrun, where its workers are there to ask, since it would give them 30 s of its own;
-        and not the helpers that a Python process of the script made (data loader workers): without
-        them it could not finish its step. What the script leaves behind is asked when it has ended.
+        torchrun is left out if it has workers, because it would give them only 30 s. Helpers of a
+        Python process (data loader workers) are left out, because it needs them to finish its step.
+        What remains after the script has ended gets the signal as well.
         """
         parents = {process.parent for process in procfs.processes()}
         for pid in self.members():
@@ -322,7 +325,7 @@ class _Tree:
                 _signal(pid, number)
 
     def kill(self) -> None:
-        """End whatever is left, at once."""
+        """Kill what remains."""
         for _ in range(10):
             members = self.members()
             if not members:
@@ -334,7 +337,7 @@ class _Tree:
 
 
 def _is_python_helper(pid: int) -> bool:
-    """Whether this is a Python process that Python made for itself: by fork, or multiprocessing."""
+    """Return whether Python started this process itself: by fork or multiprocessing."""
     command = procfs.command(pid)
     if not command or not Path(command[0]).name.startswith("python"):
         return False
@@ -345,12 +348,12 @@ def _is_python_helper(pid: int) -> bool:
 
 
 def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # It may have ended meanwhile.
+    with contextlib.suppress(ProcessLookupError):  # It may have ended.
         os.kill(pid, number)
 
 
 def _oom_kills() -> int:
-    """How often the out-of-memory killer has struck in this container."""
+    """Count the kills of the out-of-memory killer in this container."""
     try:
         events = dict(line.split() for line in _OOM_EVENTS.read_text().splitlines())
     except (OSError, ValueError):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Process:
-    """One line of the table."""
+    """Holds one line of the process table."""
 
     pid: int
     parent: int

@@ -1,13 +1,13 @@
-"""SDK v3's ModelTrainer with SourceCode: what its injected driver is asked for, done by `amphora`.
+"""Runs jobs of SDK v3's ModelTrainer with SourceCode, in place of the SDK's driver scripts.
 
-The SDK replaces the image's entry point by a bash command that runs a generated script,
-sm_drivers/sm_train.sh, with the user's code in the channel `code`. bash hands the command over to
-us (hook/bash_env.sh). What the script would do is read from it and done here, since the script
-itself breaks on a `'` in a value and on a `-` in a channel's name, and passes on no signal. A line
-that is not known here has the script run as it is, under the same supervision.
+The SDK replaces the image's entry point with a bash command that runs a generated script,
+sm_drivers/sm_train.sh, with the user's code in the channel `code`. bash passes the command to us
+(hook/bash_env.sh). The script fails on a `'` in a value and on a `-` in a channel's name, and does
+not forward signals. We therefore read its steps and perform them here. A script with an unknown
+line runs unchanged, under the same supervision.
 
-Source: sagemaker-train 1.27.0 (templates.py, container_drivers), which a test runs beside this.
-The scripts of its 1.0.0 and of `sagemaker.modules` in sagemaker 2.257.7 are understood as well.
+Source: sagemaker-train 1.27.0 (templates.py, container_drivers), with which a test compares. The
+scripts of its 1.0.0 and of `sagemaker.modules` in sagemaker 2.257.7 are supported as well.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DIFFERENCES: Mapping[str, str] = {
     "argv": "as SM_HP_*; sagemaker_* come last; a secret is not to be seen in it from outside",
     "SM_CHANNEL_*": "beside SM_CHANNEL_MY-DATA there is SM_CHANNEL_MY_DATA",
 }
-"""Where a script started here sees something else than under the driver, and why."""
+"""What a script sees differently than under the SDK's driver."""
 
 _DATA = r"/opt/ml/input/data"
 _SENT = re.compile(rf"chmod \+x {_DATA}/sm_drivers/sm_train\.sh && {_DATA}/sm_drivers/sm_train\.sh")
@@ -67,12 +67,12 @@ _KEYS: Mapping[str, frozenset[str]] = {
     _TORCHRUN: frozenset({"process_count_per_node", "smp"}),
     _MPI: frozenset({"process_count_per_node", "mpi_additional_options"}),
 }
-# As supervise.run() means it: a stop goes to the processes that these start.
+# Programs that only start the script's processes, which then get the signals.
 _LAUNCHER = re.compile(
     r"(?:^|[;&|])\s*(?:\S*/)?(?:(?:torchrun|accelerate|deepspeed|mpirun)\s"
     r"|python[\d.]*\s+-m\s+(?:torch\.distributed\.|accelerate\.|deepspeed\.))"
 )
-# What the driver writes into the failure file: that its child failed, never why.
+# The driver's failure file: it says that its child failed, never why.
 _SAYS_NOTHING = re.compile(
     r"\s*Training Execution failed\b|Traceback .*/sm_drivers/.*\bCalledProcessError: ", re.DOTALL
 )
@@ -80,52 +80,52 @@ _SAYS_NOTHING = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the generated script would do after it has set its environment."""
+    """Holds the steps of the generated script after it has set its environment."""
 
     entry_script: str
     distributed: Mapping[str, Any]
     steps: Mapping[str, str]
-    """By the names of `_LINES`, each with its operand; and 'command', the user's own."""
+    """Operands by the names of `_LINES`, and the user's own 'command'."""
     unknown: str = ""
-    """The first line that is not understood: then the script is run as it is."""
+    """The first unknown line; if there is one, the script runs unchanged."""
 
     @property
     def driver(self) -> str:
-        """The file below distributed_drivers, or '' where there is a command of the user's."""
+        """Return the file below distributed_drivers, or '' if the user gave a command."""
         return self.steps.get("driver", "")
 
     @property
     def runs_entry_script(self) -> bool:
-        """Whether that is all it does, on this host or by torchrun or mpirun: then we do it."""
+        """Return whether it only runs the entry script, alone or by torchrun or mpirun."""
         keys = _KEYS.get(self.driver)
         return not self.unknown and keys is not None and set(self.distributed) <= keys
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """How such a job is started."""
+    """Describes what to install and start."""
 
     plan: launch.Launch
     what: str
-    """What runs, for the log."""
+    """The name of what runs, for the log."""
     root: Path
-    """The folder that everything runs in."""
+    """The working directory."""
     installs: tuple[Install, ...]
-    """What is installed before."""
+    """The runs of pip before."""
 
 
 def start(
     job: Job, devices: Devices, error_dir: Path, environ: Mapping[str, str], sent: str
 ) -> Start:
-    """Make the code ready, and say how it is started.
+    """Unpack the code, and return how to start it.
 
     Args:
-        error_dir: Where the script's processes record the exception that ends them.
+        error_dir: The folder for records of the exceptions that end processes.
         sent: The bash command that the SDK sent.
 
     Raises:
-        ConfigError: The channel sm_drivers is not what the SDK makes of it.
-        CodeError: The code or its entry script is not there, or cannot be unpacked.
+        ConfigError: The channel sm_drivers is not one of the SDK.
+        CodeError: The code or its entry script is missing, or cannot be unpacked.
     """
     request = read(job.paths, sent)
     root = job.paths.data / "code" if "code" in request.steps else Path.cwd()
@@ -142,7 +142,7 @@ def start(
     argv, is_launcher = plan.argv, plan.is_launcher
     if request.runs_entry_script:
         for name, text in arguments_of(job).items():
-            # A secret's place is taken by a mark that the hook resolves.
+            # The hook replaces the placeholder of a secret.
             is_hidden = launch.is_secret(name, text)
             argv += (f"--{name}", f"{launch.SECRET_PREFIX}{_hp(name)}" if is_hidden else text)
     elif request.unknown:
@@ -156,13 +156,13 @@ def start(
         is_launcher = _LAUNCHER.search(command) is not None
     plan = replace(plan, argv=argv, is_launcher=is_launcher)
     if request.unknown:
-        note = f"sm_train.sh is run as it is: {request.unknown!r} in it is not known here"
+        note = f"sm_train.sh runs unchanged: its line {request.unknown!r} is not known here"
         plan = replace(plan, notes=(*plan.notes, note))
     return Start(plan=plan, what=what, root=root, installs=tuple(_installs(request, root)))
 
 
 def read(paths: Paths, sent: str) -> Request:
-    """Read what the SDK put into the channel sm_drivers. Raises ConfigError."""
+    """Read the SDK's files in the channel sm_drivers. Raises ConfigError."""
     folder = paths.data / "sm_drivers"
     try:
         script = (folder / "sm_train.sh").read_text(encoding="utf-8")
@@ -171,7 +171,7 @@ def read(paths: Paths, sent: str) -> Request:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"The channel sm_drivers cannot be read: {error}.",
-            "SDK v3's ModelTrainer makes it from SourceCode: start the job with that.",
+            "Start the job with SDK v3's ModelTrainer and SourceCode, which create it.",
         ) from error
     steps, unknown = understand(script)
     return Request(
@@ -183,7 +183,7 @@ def read(paths: Paths, sent: str) -> Request:
 
 
 def understand(script: str) -> tuple[dict[str, str], str]:
-    """The steps of a generated sm_train.sh, and its first line that is not understood, or ''."""
+    """Return the steps of a generated sm_train.sh, and its first unknown line or ''."""
     head, _, tail = script.partition(_ENVIRONMENT)
     steps: dict[str, str] = {}
     if command := _COMMAND.search(tail):
@@ -203,7 +203,7 @@ def understand(script: str) -> tuple[dict[str, str], str]:
 
 
 def forget_generic_failure(paths: Paths) -> None:
-    """Remove a failure file that the SDK's driver wrote: it names no reason."""
+    """Remove a failure file of the SDK's driver, which names no reason."""
     if paths.failure.is_file() and _SAYS_NOTHING.match(
         paths.failure.read_text(encoding="utf-8", errors="replace")
     ):
@@ -211,9 +211,9 @@ def forget_generic_failure(paths: Paths) -> None:
 
 
 def arguments_of(job: Job) -> dict[str, str]:
-    """The hyperparameters as the driver writes them into argv: `--key text`, JSON but for strings.
+    """Return the hyperparameters as the driver writes them into argv, JSON except for strings.
 
-    The driver decodes each value twice and strips no key, sagemaker_* included.
+    The driver decodes each value twice, and passes on sagemaker_* keys, too.
     """
     arguments = {}
     for name, value in {**job.arguments, **job.sagemaker}.items():
@@ -226,7 +226,7 @@ def arguments_of(job: Job) -> dict[str, str]:
 def variables_of(
     job: Job, request: Request, devices: Devices, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """The SM_* variables of the driver."""
+    """Return the SM_* variables of the driver."""
     paths = job.paths
     shared: dict[str, Any] = {
         "current_host": job.current_host,
@@ -277,7 +277,7 @@ def variables_of(
 
 
 def _program(request: Request, root: Path, paths: Paths) -> tuple[Source, str]:
-    """What `launch` is to start, and its name for the log."""
+    """Return what `launch` starts, and its name for the log."""
     if not request.runs_entry_script:
         script = str(paths.data / "sm_drivers" / "sm_train.sh")
         what = request.steps.get("command") or request.driver
@@ -297,7 +297,7 @@ def _program(request: Request, root: Path, paths: Paths) -> tuple[Source, str]:
 
 
 def _adapted(job: Job, request: Request, root: Path) -> Job:
-    """The job in the words of SDK v2, whose distributions `launch` knows."""
+    """Translate the job to SDK v2's keys, whose distributions `launch` knows."""
     count = request.distributed.get("process_count_per_node")
     requested: dict[str, Any] = {"process_count_per_node": count} if count else {}
     if request.driver == _TORCHRUN:
@@ -325,8 +325,8 @@ def _installs(request: Request, root: Path) -> list[Install]:
         return []
     if "if_there" in request.steps and not (root / name).is_file():
         return []
-    # Also for the SDK's own installer: that calls uv, which does not know PIP_INDEX_URL and its
-    # like, and writes CodeArtifact's token into argv and into pip's file.
+    # pip also replaces the SDK's own installer, which calls uv: that ignores PIP_INDEX_URL, and the
+    # installer writes CodeArtifact's token into argv and into pip's file.
     return [Install(requirements=name)]
 
 

@@ -28,7 +28,7 @@ _STATES = {"ready", "running", "done", "failed", "stopped", "abort", "restart", 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The state of one host; from the first host also the decision for all."""
+    """Holds the state of one host; from the first host also the decision for all."""
 
     host: str
     state: str
@@ -64,7 +64,7 @@ class Report:
 
 @dataclass(eq=False)
 class Peer:
-    """A connection to another host, read line by line."""
+    """Reads reports from the connection to another host."""
 
     connection: socket.socket
     address: str = ""

@@ -118,34 +118,23 @@ def test_a_newer_driver_does_not_take_them(host: Host) -> None:
     [
         (12020, 0, "torch needs CUDA 13.0, and the driver has 12.2 only"),
         (13000, 804, "CUDA cannot be started (cuInit gives 804)"),
+        (None, 0, "CUDA cannot be started: libcuda.so.1"),
+        pytest.param(12020, "compat", "cuInit gives 804", id="compatibility libraries of no help"),
+        pytest.param(13000, "None", "torch is built without CUDA in this image", id="torch"),
     ],
 )
 def test_a_gpu_that_cannot_be_used_is_an_error(
-    host: Host, version: int, init: int, says: str
+    host: Host, version: int | None, init: int | str, says: str
 ) -> None:
-    library(host.folder / "driver", version, init)
+    if version is not None:
+        library(host.folder / "driver", version, init if isinstance(init, int) else 0)
+    if init == "compat":
+        brought(host, 13000, init=804)
+    environ = host.environ(torch="None" if init == "None" else "'13.0'")
     with pytest.raises(ConfigError) as caught:
-        devices.detect({**host.environ(), "CUDA_VISIBLE_DEVICES": "0"})
+        devices.detect({**environ, "CUDA_VISIBLE_DEVICES": "0"})
     for part in (says, "driver 535.161.08", "inference_ami_version", "CUDA_VISIBLE_DEVICES"):
         assert part in str(caught.value)
-
-
-def test_compatibility_libraries_that_do_not_help_are_an_error(host: Host) -> None:
-    library(host.folder / "driver", 12020)
-    brought(host, 13000, init=804)
-    with pytest.raises(ConfigError, match="cuInit gives 804"):
-        devices.detect(host.environ())
-
-
-def test_no_driver_library(host: Host) -> None:
-    with pytest.raises(ConfigError, match=r"CUDA cannot be started: libcuda\.so\.1"):
-        devices.detect(host.environ())
-
-
-def test_torch_without_cuda_on_a_gpu_host(host: Host) -> None:
-    library(host.folder / "driver", 13000)
-    with pytest.raises(ConfigError, match="torch is built without CUDA in this image"):
-        devices.detect(host.environ(torch="None"))
 
 
 @pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0", 1), ("0,1", 2)])

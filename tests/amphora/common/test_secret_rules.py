@@ -244,7 +244,7 @@ def test_shapes_are_masked(text: str) -> None:
     masked = logs.mask(f"before {text} after\n")
     assert logs.MASK in masked
     assert masked.startswith("before ")
-    for part in (
+    for part in [
         "abcd1234",
         "hunter2",
         "s3cr3t",
@@ -253,7 +253,7 @@ def test_shapes_are_masked(text: str) -> None:
         "b3BlbnN",
         "deadbeef",
         "ghtoken",
-    ):
+    ]:
         assert part not in masked
 
 

@@ -10,6 +10,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from amphora.common import archives
 from amphora.common.errors import CodeError
 from tests.support.code_archives import AWS, archive
 from tests.support.job_tree import Tree
+from tests.support.package_indexes import wheel
 
 HELLO = "import os, sys; print('hello from', os.path.basename(sys.argv[0]), sys.argv[1:])"
 
@@ -87,46 +89,52 @@ def test_a_hostile_archive_is_refused(
     assert sorted(path.name for path in tmp_path.rglob("evil.py")) == []
 
 
-def test_a_link_that_hides_where_another_leads(tmp_path: Path) -> None:
-    """x/y/z is the folder itself; a link inside it would lead out, though its name does not."""
-    packed = archive(
-        tmp_path / "s.tar.gz",
-        special("x/y/z", tarfile.SYMTYPE, "../.."),
-        special("x/y/z/out", tarfile.SYMTYPE, "../../.."),
-        ("x/y/z/out/evil", "x"),
-    )
-    folder = tmp_path / "in"
-    folder.mkdir()
-    with pytest.raises(CodeError, match="written through a link"):
-        archives.unpack(packed, folder, "s.tar.gz")
-    assert not (tmp_path / "evil").exists()
+LIAR = tarfile.TarInfo("c")
+LIAR.size = 2**60
+UP = special("a", tarfile.SYMTYPE, ".")
+OUT = special("b", tarfile.SYMTYPE, "a/../evil")
 
 
-@pytest.mark.parametrize("last", [("b", "x"), special("c", tarfile.SYMTYPE, "b")])
-def test_links_that_lead_out_together(tmp_path: Path, last: object) -> None:
-    packed = archive(
-        tmp_path / "s.tar.gz",
-        special("a", tarfile.SYMTYPE, "."),
-        special("b", tarfile.SYMTYPE, "a/../evil"),
-        last,  # type: ignore[arg-type]
-    )
-    folder = tmp_path / "in"
-    folder.mkdir()
-    with pytest.raises(CodeError, match="a link"):
-        archives.unpack(packed, folder, "s.tar.gz")
-    assert not (tmp_path / "evil").exists()
-
-
-def test_a_link_to_nothing_before_a_size_that_lies(tmp_path: Path) -> None:
-    """tarfile alone would seek through 2**60 bytes that are not there."""
-    link = special("a", tarfile.LNKTYPE, "b")
-    liar = tarfile.TarInfo("c")
-    liar.size = 2**60
-    members = [member.tobuf() for member in (link, liar)]
-    (tmp_path / "s.tar").write_bytes(b"".join(members) + bytes(1024))
+@pytest.mark.parametrize(
+    ("members", "says"),
+    [
+        pytest.param([("zeros", "0" * 3_000_000)], "more than 1 MiB", id="a bomb"),
+        pytest.param([(f"f{n}", "") for n in range(6)], "more than 5 members", id="many members"),
+        pytest.param([UP, OUT, ("b", "x")], "a link", id="a file by links that lead out together"),
+        pytest.param(
+            [UP, OUT, special("c", tarfile.SYMTYPE, "b")],
+            "a link",
+            id="links that lead out together",
+        ),
+        pytest.param(
+            [
+                special("x/y/z", tarfile.SYMTYPE, "../.."),
+                special("x/y/z/out", tarfile.SYMTYPE, "../../.."),
+                ("x/y/z/out/evil", "x"),
+            ],
+            "written through a link",
+            id="a link inside a link to the folder itself",
+        ),
+        # tarfile alone would seek through 2**60 bytes that are not there.
+        pytest.param(
+            [special("a", tarfile.LNKTYPE, "b"), LIAR], "not before it", id="a size that lies"
+        ),
+    ],
+)
+def test_an_archive_that_leaves_its_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, members: list[Any], says: str
+) -> None:
+    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 1024**2)
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 5)
     (tmp_path / "in").mkdir()
-    with pytest.raises(CodeError, match="not before it"):
-        archives.unpack(tmp_path / "s.tar", tmp_path / "in", "s.tar")
+    packed = tmp_path / "s.tar"
+    if LIAR in members:
+        packed.write_bytes(b"".join(member.tobuf() for member in members) + bytes(1024))
+    else:
+        archive(packed, *members)
+    with pytest.raises(CodeError, match=says):
+        archives.unpack(packed, tmp_path / "in", "s.tar")
+    assert not (tmp_path / "evil").exists()
 
 
 def test_links_inside_are_kept(tmp_path: Path) -> None:
@@ -138,24 +146,6 @@ def test_links_inside_are_kept(tmp_path: Path) -> None:
     folder.mkdir()
     archives.unpack(packed, folder, "s.tar.gz")
     assert (folder / "a" / "c.py").read_text() == (folder / "d.py").read_text() == "x = 1"
-
-
-def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = archive(tmp_path / "s.tar.gz", ("zeros", "0" * 3_000_000))
-    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 1024**2)
-    folder = tmp_path / "in"
-    folder.mkdir()
-    with pytest.raises(CodeError, match="more than 1 MiB"):
-        archives.unpack(packed, folder, "s.tar.gz")
-
-
-def test_too_many_members_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = archive(tmp_path / "s.tar.gz", *((f"f{n}", "") for n in range(6)))
-    monkeypatch.setattr(archives, "MAX_MEMBERS", 5)
-    folder = tmp_path / "in"
-    folder.mkdir()
-    with pytest.raises(CodeError, match="more than 5 members"):
-        archives.unpack(packed, folder, "s.tar.gz")
 
 
 def test_an_archive_cut_short_leaves_no_code(tree: Tree, tmp_path: Path) -> None:
@@ -176,13 +166,6 @@ def test_neither_there_nor_an_archive(tree: Tree, tmp_path: Path) -> None:
     assert tree.failure and "cannot be unpacked" in tree.failure
 
 
-@pytest.mark.parametrize("name", ["../script.py", "/etc/x.py", "-c", " "])
-def test_an_entry_point_outside_the_code(tree: Tree, name: str) -> None:
-    tree.configure({"sagemaker_program": name}).script("")
-    assert tree.train().returncode == 2
-    assert tree.failure and f"sagemaker_program is {name!r}" in tree.failure
-
-
 class TestKinds:
     def test_a_shell_script_gets_the_arguments_and_no_shell_reads_them(self, tree: Tree) -> None:
         tree.configure({"sagemaker_program": "run.sh", "text": "a 'b' $(touch pwned) \"c\""})
@@ -196,27 +179,11 @@ class TestKinds:
         )
         assert not list(tree.base.rglob("pwned"))
 
-    def test_a_package_runs_as_a_module(self, tree: Tree) -> None:
-        package(tree)
-        result = tree.configure({"sagemaker_program": "pkg.main", "n": "1"}).train(**OFFLINE)
-        assert "pkg.main of 1 ['-n', '1']" in result.stdout, result.stderr
-
     @pytest.mark.heavy
     def test_a_package_runs_as_a_module_under_torchrun(self, tree: Tree) -> None:
         package(tree).configure({"sagemaker_program": "pkg/main.py"})
         result = tree.train(AMPHORA_NPROC_PER_NODE="2", **OFFLINE)
         assert result.stdout.count("pkg.main of 2") == 2, result.stderr
-
-    def test_a_pyproject_alone_makes_no_package(self, tree: Tree) -> None:
-        tree.script("[project]\nname = 'x'\nversion = '1'\n", "pyproject.toml")
-        tree.script("import helper\n" + HELLO, "jobs/script.py").script("", "jobs/helper.py")
-        result = tree.configure({"sagemaker_program": "jobs/script.py"}).train(PIP_NO_INDEX="1")
-        assert "hello from script.py" in result.stdout, result.stderr
-
-    def test_a_notebook_is_refused_with_the_way_to_a_script(self, tree: Tree) -> None:
-        tree.script("{}", "train.ipynb").configure({"sagemaker_program": "train.ipynb"})
-        assert tree.train().returncode == 2
-        assert tree.failure and "jupyter nbconvert --to script train.ipynb" in tree.failure
 
     def test_a_binary_is_started_itself(self, tree: Tree) -> None:
         tree.script("", "hello").configure({"sagemaker_program": "hello", "name": "me"})
@@ -226,13 +193,6 @@ class TestKinds:
     def test_a_folder_with_a_main(self, tree: Tree) -> None:
         tree.script(HELLO, "app/__main__.py").configure({"sagemaker_program": "app"})
         assert "hello from __main__.py" in tree.train().stdout
-
-    def test_a_shell_script_cannot_be_distributed(self, tree: Tree) -> None:
-        tree.script("true", "run.sh").configure(
-            {"sagemaker_program": "run.sh", "sagemaker_torch_distributed_enabled": "true"}
-        )
-        assert tree.train().returncode == 2
-        assert tree.failure and "'run.sh' is no Python program" in tree.failure
 
 
 # pip builds the package with what is installed, and reaches for no index.
@@ -267,7 +227,7 @@ class TestRequirements:
     def test_they_are_installed_for_every_kind(
         self, tree: Tree, tmp_path: Path, program: str
     ) -> None:
-        wheel(tmp_path)
+        wheel(tmp_path, "amphora_test_wheel")
         tree.script(
             f"--no-index\n--find-links {tmp_path}\namphora-test-wheel\n", "requirements.txt"
         )
@@ -276,41 +236,13 @@ class TestRequirements:
         result = tree.configure({"sagemaker_program": program}).train()
         assert "imported" in result.stdout, result.stderr
 
-    def test_without_an_index_the_error_is_clear(self, scripted: Tree) -> None:
-        scripted.script("print('must not run')").script("no-such-thing==1\n", "requirements.txt")
-        result = scripted.train(PIP_NO_INDEX="1")
-        assert result.returncode == 2 and "must not run" not in result.stdout
-        assert scripted.failure and scripted.failure.startswith("CodeError: requirements.txt of")
-        assert "no-such-thing==1" in scripted.failure and "--find-links" in scripted.failure
-
-    @pytest.mark.parametrize(
-        ("setup", "reason"),
-        [
-            ("import nothing_here", "ModuleNotFoundError: No module named 'nothing_here'"),
-            ("raise SystemExit('needs CUDA 11')", "needs CUDA 11"),
-            (
-                "from setuptools import Extension, setup\n"
-                "setup(name='x', version='1', ext_modules=[Extension('x', ['gone.c'])])",
-                "gone.c",
-            ),
-        ],
-    )
-    def test_a_setup_that_fails_is_quoted(self, scripted: Tree, setup: str, reason: str) -> None:
-        scripted.script("").script("./dependency\n", "requirements.txt")
-        scripted.script(setup, "dependency/setup.py")
-        assert scripted.train(**OFFLINE).returncode == 2
-        assert scripted.failure and reason in scripted.failure[:1024]
-
     def test_a_conflict_is_quoted(self, scripted: Tree, tmp_path: Path) -> None:
-        wheel(tmp_path)
-        needs = (
-            f"--no-index\n--find-links {tmp_path}\namphora-test-wheel==1\namphora-test-wheel>=2\n"
-        )
+        wheel(tmp_path, "amphora_test_wheel")
+        needs = f"--no-index\n-f {tmp_path}\namphora-test-wheel==1\namphora-test-wheel>=2\n"
         scripted.script("").script(needs, "requirements.txt")
         assert scripted.train().returncode == 2
-        assert (
-            scripted.failure and "user requested amphora-test-wheel>=2" in scripted.failure[:1024]
-        )
+        assert scripted.failure
+        assert "user requested amphora-test-wheel>=2" in scripted.failure[:1024]
 
     def test_a_stop_while_installing(self, scripted: Tree) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -325,22 +257,6 @@ class TestRequirements:
             connection.close()
         assert process.returncode == 143 and time.monotonic() - started < 30
         assert scripted.failure == "Stopped by SIGTERM before the script had started.\n"
-
-
-def wheel(folder: Path) -> None:
-    """A wheel made by hand: one module."""
-    import zipfile
-
-    info = "amphora_test_wheel-1.dist-info"
-    with zipfile.ZipFile(folder / "amphora_test_wheel-1-py3-none-any.whl", "w") as file:
-        file.writestr("amphora_test_wheel.py", "")
-        file.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: amphora-test-wheel\nVersion: 1\n"
-        )
-        file.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        file.writestr(f"{info}/RECORD", "")
 
 
 class TestS3:

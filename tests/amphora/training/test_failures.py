@@ -15,6 +15,10 @@ NOISE = "import sys\nfor n in range(60): print('ERROR harmless', n, 'RuntimeErro
 GLOO = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\nrank = dist.get_rank()\n"
 
 
+# pip builds with the packages that are installed, and uses no index.
+OFFLINE = (("PIP_NO_BUILD_ISOLATION", "0"), ("PIP_NO_INDEX", "1"))
+
+
 @dataclass(frozen=True)
 class Case:
     script: str
@@ -234,6 +238,43 @@ CASES = {
     "requirements that cannot be had": Case(
         "", 2, ("no-such-dist", "--find-links"), "CodeError: requirements.txt",
         files=(("requirements.txt", "no-such-dist==9"),), environ=(("PIP_NO_INDEX", "1"),),
+    ),
+    "requirement whose build lacks a module": Case(
+        "", 2, ("ModuleNotFoundError: No module named 'nothing_here'",), "CodeError: requirements.txt",
+        files=(("requirements.txt", "./dependency"), ("dependency/setup.py", "import nothing_here")), environ=OFFLINE,
+    ),
+    "requirement whose build says why": Case(
+        "", 2, ("needs CUDA 11",), "CodeError: requirements.txt",
+        files=(("requirements.txt", "./dependency"), ("dependency/setup.py", "raise SystemExit('needs CUDA 11')")),
+        environ=OFFLINE,
+    ),
+    "requirement that does not compile": Case(
+        "", 2, ("gone.c",), "CodeError: requirements.txt",
+        files=(("requirements.txt", "./dependency"),
+               ("dependency/setup.py", "from setuptools import Extension, setup\n"
+                "setup(name='x', version='1', ext_modules=[Extension('x', ['gone.c'])])")),
+        environ=OFFLINE,
+    ),
+    "notebook": Case(
+        "", 2, ("jupyter nbconvert --to script train.ipynb",), "CodeError:",
+        files=(("train.ipynb", "{}"),), hyperparameters=(("sagemaker_program", "train.ipynb"),),
+    ),
+    "entry point outside the code": Case(
+        "", 2, ("sagemaker_program is '../script.py'",), "CodeError:", hyperparameters=(("sagemaker_program", "../script.py"),)
+    ),
+    "entry point that is an option": Case(
+        "", 2, ("sagemaker_program is '-c'",), "CodeError:", hyperparameters=(("sagemaker_program", "-c"),)
+    ),
+    "shell script that is distributed": Case(
+        "", 2, ("'run.sh' is no Python program",), "ConfigError:", files=(("run.sh", "true"),),
+        hyperparameters=(("sagemaker_program", "run.sh"), ("sagemaker_torch_distributed_enabled", "true")),
+    ),
+    "hyperparameter larger than an argument": Case(
+        "", 2, ("one argument: hf_token (140,000 bytes)",), "ConfigError:", hyperparameters=(("hf_token", "x" * 140_000),)
+    ),
+    "hyperparameters larger than a command line": Case(
+        "", 2, ("100,089 characters, is that of --hp89.",), "CodeError:",
+        hyperparameters=tuple((f"hp{n:02}", "x" * (100_000 + n)) for n in range(90)),
     ),
     "process count": Case("", 2, ("AMPHORA_NPROC_PER_NODE is 'x'",), "ConfigError:", environ=(("AMPHORA_NPROC_PER_NODE", "x"),)),
     "mpi without mpirun": Case(

@@ -41,22 +41,6 @@ def test_a_script_sees_its_hyperparameters_and_channels(tree: Tree) -> None:
     assert channel == str(tree.base / "input" / "data" / "train") and name == "a b"
 
 
-def test_an_exception_is_the_first_line_of_the_failure(scripted: Tree) -> None:
-    scripted.script(
-        "import sys, warnings\n"
-        "print('ImportError: optional thing ignored', file=sys.stderr)\n"
-        "for n in range(300): print('noise', n, 'error', file=sys.stderr)\n"
-        "def fit():\n    raise RuntimeError('the real reason')\n"
-        "fit()\n"
-    )
-    result = scripted.train()
-    assert result.returncode == 1 and scripted.failure is not None
-    first, second, *_ = scripted.failure.splitlines()
-    assert first == "RuntimeError: the real reason"
-    assert "script.py:5 in fit: raise RuntimeError" in second
-    assert "Traceback" in scripted.failure
-
-
 @pytest.mark.parametrize("cause", ["", "from ValueError('an inner reason')"])
 def test_a_mistake_in_a_recipes_job_is_told_once_and_without_frames(tree: Tree, cause: str) -> None:
     tree.configure({}).script(
@@ -72,82 +56,12 @@ def test_a_mistake_in_a_recipes_job_is_told_once_and_without_frames(tree: Tree, 
         assert "Traceback" not in text and "train.py:" not in text and "inner" not in text
 
 
-def test_the_users_frame_is_named_not_the_librarys(scripted: Tree) -> None:
-    scripted.script("import json\n\ndef load():\n    return json.loads('{')\n\nload()\n")
-    scripted.train()
-    assert scripted.failure and "script.py:4 in load: return json.loads" in scripted.failure[:1024]
-
-
-@pytest.mark.parametrize("code", [3, 42, 255])
-def test_the_exit_code_is_the_scripts(scripted: Tree, code: int) -> None:
-    scripted.script(f"import sys\nprint('going', file=sys.stderr)\nsys.exit({code})")
-    assert scripted.train().returncode == code
-    assert scripted.failure and scripted.failure.startswith(
-        f"The script ended with exit code {code} and no exception.\ngoing\n"
-    )
-
-
-def test_exit_with_a_message(scripted: Tree) -> None:
-    scripted.script("import sys; sys.exit('no such split: dev')")
-    assert scripted.train().returncode == 1
-    assert scripted.failure and "no such split: dev" in scripted.failure[:200]
-
-
-def test_a_signal_is_named(scripted: Tree) -> None:
-    scripted.script("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
-    assert scripted.train().returncode == 128 + signal.SIGSEGV
-    assert scripted.failure and "SIGSEGV" in scripted.failure.splitlines()[0]
-
-
-def test_a_kill_from_outside_is_taken_for_the_memorys(scripted: Tree) -> None:
-    scripted.script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    assert scripted.train().returncode == 137
-    assert scripted.failure and "out-of-memory killer" in scripted.failure.splitlines()[0]
-
-
-def test_a_failure_file_of_the_scripts_own_is_kept(scripted: Tree) -> None:
-    scripted.script(
-        "import os, pathlib\n"
-        "path = pathlib.Path(os.environ['SM_OUTPUT_FAILURE'])\n"
-        "path.parent.mkdir(exist_ok=True, parents=True); path.write_text('my own words')\n"
-        "raise SystemExit(5)"
-    )
-    assert scripted.train().returncode == 5
-    assert scripted.failure == "my own words"
-
-
-def test_a_harmless_child_that_fails_is_not_the_cause(scripted: Tree) -> None:
-    scripted.script(
-        "import subprocess, sys\n"
-        "for depth in range(1):\n"
-        "    subprocess.run(['sh', '-c', sys.executable + ' -c \"1/0\"; true'])\n"
-        "raise KeyError('the cause')"
-    )
-    scripted.train()
-    assert scripted.failure and scripted.failure.startswith("KeyError: 'the cause'")
-
-
-def test_no_code(tree: Tree) -> None:
-    tree.configure({"sagemaker_program": "train.py"}).script("", "other.py")
-    result = tree.train()
-    assert result.returncode == 2
-    assert tree.failure and "train.py" in tree.failure and "other.py" in tree.failure
-    assert "Traceback" not in result.stderr
-
-
-def test_broken_configuration_reaches_the_failure_file(tree: Tree) -> None:
-    result = tree.configure("{").train()
-    assert result.returncode == 2 and "Traceback" not in result.stderr
-    assert tree.failure and "hyperparameters.json is not valid JSON" in tree.failure
-    assert not (tree.base / "model").exists()
-
-
 @pytest.mark.parametrize("name", ["model", "output"])
 def test_a_file_where_a_folder_should_be(scripted: Tree, name: str) -> None:
     scripted.script("")
     (scripted.base / name).write_text("")
     result = scripted.train()
-    assert result.returncode == 2 and "cannot be made" in result.stderr
+    assert result.returncode == 2 and "cannot be created" in result.stderr
 
 
 def test_a_secret_for_a_shell_script_stands_in_its_variable(tree: Tree) -> None:
@@ -159,34 +73,43 @@ def test_a_secret_for_a_shell_script_stands_in_its_variable(tree: Tree) -> None:
     assert "given 24" in result.stdout, result.stderr
 
 
-def test_a_boolean_of_a_secrets_name_is_passed_on(tree: Tree) -> None:
-    tree.script("import sys; print(sys.argv[1:])").configure(
-        {"sagemaker_program": "script.py", "use_auth_token": "true"}
-    )
-    assert "['--use_auth_token', 'True']" in tree.train().stdout
-
-
-def test_no_configuration_at_all(tree: Tree) -> None:
-    result = tree.train()
-    assert result.returncode == 2 and "no configuration folder" in result.stderr
-    assert tree.failure and "no configuration folder" in tree.failure
-
-
 def test_secrets_reach_no_log_argv_or_failure(tree: Tree) -> None:
     secret = "hf_" + "s3cr3t" * 5
-    tree.configure({"sagemaker_program": "s.py", "hf_token": f'"{secret}"'}).script(
+    values = {
+        "hf_token": f'"{secret}"',
+        "db": '{"user": "me", "password": "planted-word"}',
+        "use_auth_token": "true",
+    }
+    tree.configure({"sagemaker_program": "s.py", **values}).script(
         "import os, sys\n"
         "argv = open('/proc/self/cmdline').read()\n"
-        "print('in argv:', os.environ['SM_HP_HF_TOKEN'] in argv, 'given:', len(sys.argv[2]))\n"
+        "print('in argv:', os.environ['SM_HP_HF_TOKEN'] in argv, 'planted' in argv)\n"
+        "assert sys.argv[1:4] == ['--db', 'password=planted-word,user=me', '--hf_token']\n"
+        "assert sys.argv[4:] == [os.environ['SM_HP_HF_TOKEN'], '--use_auth_token', 'True']\n"
         "print(os.environ['SM_HP_HF_TOKEN'], os.environ['DB_PASSWORD'], flush=True)\n"
-        "raise ValueError('refused: ' + sys.argv[2] + os.environ['DB_PASSWORD'])",
+        "raise ValueError('refused: ' + sys.argv[4] + os.environ['DB_PASSWORD'])",
         "s.py",
     )
     result = tree.train(DB_PASSWORD="correct horse")
     everything = result.stdout + result.stderr + (tree.failure or "")
-    assert f"in argv: False given: {len(secret)}" in result.stdout
-    assert secret not in everything and "correct horse" not in everything
+    assert "in argv: False False" in result.stdout, result.stderr
+    for hidden in (secret, "correct horse", "planted-word"):
+        assert hidden not in everything
     assert tree.failure and tree.failure.startswith("ValueError: refused: ******")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [(None, "no configuration folder"), ("{", "not valid JSON")]
+)
+def test_a_wrong_configuration_reaches_the_failure_file(
+    tree: Tree, text: str | None, says: str
+) -> None:
+    if text is not None:
+        tree.configure(text)
+    result = tree.train()
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    assert tree.failure and says in tree.failure
+    assert not (tree.base / "model").exists()
 
 
 def test_hyperparameters_larger_than_a_command_line_may_be(tree: Tree) -> None:
@@ -197,37 +120,6 @@ def test_hyperparameters_larger_than_a_command_line_may_be(tree: Tree) -> None:
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["199", str(99 * (2493 + 7))]
     assert "SM_HPS is left out" in result.stderr
-
-
-@pytest.mark.parametrize("name", ["notes", "hf_token"])
-def test_a_hyperparameter_larger_than_an_argument_may_be(tree: Tree, name: str) -> None:
-    tree.configure({"sagemaker_program": "s.py", name: "x" * 140_000}).script("", "s.py")
-    assert tree.train().returncode == 2
-    assert (
-        tree.failure
-        and f"128 KiB that Linux passes on in one argument: {name} (140,000 bytes)" in tree.failure
-    )
-
-
-def test_hyperparameters_larger_together_than_a_command_line_may_be(tree: Tree) -> None:
-    values = {f"hp{n:02}": "x" * (100_000 + n) for n in range(90)}
-    tree.configure({"sagemaker_program": "s.py", **values}).script("", "s.py")
-    assert tree.train().returncode == 2
-    assert tree.failure and "100,089 characters, is that of --hp89." in tree.failure
-
-
-def test_a_secret_inside_an_object_stands_in_no_command_line(tree: Tree) -> None:
-    tree.configure(
-        {"sagemaker_program": "s.py", "db": '{"user": "me", "password": "planted-word"}'}
-    ).script(
-        "import sys\n"
-        "print('planted' in open('/proc/self/cmdline').read(), len(sys.argv[2]))\n"
-        "assert sys.argv[1:] == ['--db', 'password=planted-word,user=me']",
-        "s.py",
-    )
-    result = tree.train()
-    assert result.returncode == 0 and "False 29" in result.stdout, result.stderr
-    assert "planted-word" not in result.stdout + result.stderr
 
 
 class TestIntermediateOutput:
@@ -298,7 +190,7 @@ class TestStop:
         process.communicate(timeout=60)
         assert process.returncode == 137 and time.monotonic() - started < 30
         assert not os.path.exists(f"/proc/{child}")  # noqa: PTH110
-        assert scripted.failure and "did not end within its budget" in scripted.failure
+        assert scripted.failure and "did not end in time and was killed" in scripted.failure
 
     def test_helpers_of_the_script_are_left_to_it(self, scripted: Tree) -> None:
         """A data loader's worker killed by our SIGTERM would fail the step that is to be saved."""
@@ -366,11 +258,6 @@ class TestStop:
             "import time; time.sleep(1)"
         )
         assert scripted.train().returncode == 0
-
-    def test_a_wrong_budget_is_named(self, scripted: Tree) -> None:
-        scripted.script("")
-        assert scripted.train(AMPHORA_STOP_SECONDS="soon").returncode == 2
-        assert scripted.failure and "AMPHORA_STOP_SECONDS is 'soon'" in scripted.failure
 
 
 def test_a_daemon_left_behind_does_not_hold_the_job(scripted: Tree) -> None:
@@ -448,41 +335,6 @@ class TestRanks:
         )
         assert result.returncode == 0, result.stderr
         assert "rank 0" in result.stdout and "rank 1" in result.stdout
-
-    def test_the_first_failing_rank_is_named(self, ranks: Tree) -> None:
-        ranks.script(
-            "import os, torch, torch.distributed as dist\n"
-            "dist.init_process_group('gloo')\n"
-            "if dist.get_rank() == 1: raise FileNotFoundError('rank 1 has no data')\n"
-            "dist.all_reduce(torch.ones(1))"
-        )
-        result = ranks.train()
-        assert result.returncode == 1 and ranks.failure
-        assert ranks.failure.startswith("FileNotFoundError: rank 1 has no data")
-        assert "script.py:3" in ranks.failure[:1024] and "rank 1" in ranks.failure[:1024]
-
-    @pytest.mark.heavy
-    def test_the_exit_code_of_a_rank_is_kept(self, ranks: Tree) -> None:
-        ranks.script(
-            "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(9)\ntime.sleep(60)"
-        )
-        assert ranks.train().returncode == 9
-        assert (
-            ranks.failure and "rank 1" in ranks.failure and "torch/distributed" not in ranks.failure
-        )
-
-    def test_a_killed_rank_is_the_cause_not_its_peers(self, ranks: Tree) -> None:
-        ranks.script(
-            "import os, signal, torch, torch.distributed as dist\n"
-            "dist.init_process_group('gloo')\n"
-            "dist.all_reduce(torch.ones(1))\n"
-            "if dist.get_rank() == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
-            "dist.all_reduce(torch.ones(1))"
-        )
-        result = ranks.train()
-        assert result.returncode == 137, result.stderr
-        assert ranks.failure and "SIGKILL" in ranks.failure.splitlines()[0]
-        assert "rank 0" in ranks.failure[:1024]
 
     def test_a_stop_reaches_every_rank_with_the_whole_budget(self, ranks: Tree) -> None:
         ranks.script(
