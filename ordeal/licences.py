@@ -1,4 +1,4 @@
-"""Writes docs/LICENSES.md: each distribution of the locks with its licence. `make licences`."""
+"""Write docs/LICENSES.md, each distribution of the locks by its licence: `make licences`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ LOCKS = ("image", "gpu", "cpu", "neuron-xla", "dev")
 _KIND = "License :: OSI Approved :: "
 HEAD = """# Licences of what is installed
 
-Made by `make licences` from container/locks and the metadata of what is installed where it runs.
-Images hold what `image` lists, those for GPUs and CPUs what `gpu` and `cpu` list too, the legacy
-Neuron stack what `neuron-xla` lists, on top of their base image; `dev` is for development and
-tests only, and is in no image. torch and what it needs come with a base image.
-
-| distribution | version | licence | locks |
-|---|---|---|---|
+Made by `make licences` from container/locks and the metadata of the packages installed where it
+ran. A base image brings torch and its dependencies, which are not listed. Versions are in the locks.
 """
+_SAME = {
+    "MIT License": "MIT",
+    "Apache Software License": "Apache-2.0",
+    "Apache 2.0": "Apache-2.0",
+    "Apache 2.0 License": "Apache-2.0",
+    "BSD": "BSD License",
+    "3-Clause BSD License": "BSD-3-Clause",
+}
 
 
 def locked() -> dict[tuple[str, str], list[str]]:
-    """(name, version) to the locks that name it."""
+    """Return the locks that name each (name, version)."""
     found: dict[tuple[str, str], list[str]] = {}
     for lock in LOCKS:
         for line in (ROOT / "container" / "locks" / f"{lock}.txt").read_text().splitlines():
@@ -31,26 +34,37 @@ def locked() -> dict[tuple[str, str], list[str]]:
     return dict(sorted(found.items()))
 
 
-def licence(name: str, version: str) -> str:
-    """In one short line; where another version is installed, that one's; else that nobody says."""
+def licence(name: str) -> str:
+    """Return the licence that the installed version declares, as one short line."""
     try:
-        told = metadata.metadata(name)
+        declared = metadata.metadata(name)
     except metadata.PackageNotFoundError:
-        return "not installed here"
-    every = [each.split(" :: ")[-1] for each in told.get_all("Classifier") or [] if _KIND in each]
-    free = next(iter((told.get("License") or "").strip().splitlines()), "")[:60]
-    said = told.get("License-Expression") or ", ".join(every) or free or "not said"
-    of = "" if told["Version"] == version else f" (of {told['Version']})"
-    return said.replace("|", "/") + of
+        return "not installed where this was made"
+    classifiers = declared.get_all("Classifier") or []
+    listed = ", ".join(text.split(" :: ")[-1] for text in classifiers if _KIND in text)
+    free_text = next(iter((declared.get("License") or "").strip().splitlines()), "")[:60]
+    found = declared.get("License-Expression") or listed or free_text or "none declared"
+    return _SAME.get(found, found)
+
+
+def page() -> str:
+    """Return the page: packages by licence, those of images first."""
+    in_images: dict[str, set[str]] = {}
+    for_development: dict[str, set[str]] = {}
+    of_images = {name for (name, _), locks in locked().items() if locks != ["dev"]}
+    for name, _ in locked():
+        group = in_images if name in of_images else for_development
+        group.setdefault(licence(name), set()).add(name)
+    lines = []
+    for title, group in (("In images", in_images), ("Development and tests", for_development)):
+        lines += [f"\n## {title}\n"]
+        lines += [f"- {name}: {', '.join(sorted(names))}" for name, names in sorted(group.items())]
+    return HEAD + "\n".join(lines) + "\n"
 
 
 def main() -> None:
     """Write the page."""
-    rows = [
-        f"| {name} | {version} | {licence(name, version)} | {', '.join(locks)} |"
-        for (name, version), locks in locked().items()
-    ]
-    (ROOT / "docs" / "LICENSES.md").write_text(HEAD + "\n".join(rows) + "\n")
+    (ROOT / "docs" / "LICENSES.md").write_text(page())
 
 
 if __name__ == "__main__":
