@@ -12,7 +12,7 @@ _KIND = "License :: OSI Approved :: "
 HEAD = """# Licences of what is installed
 
 Made by `make licences` from container/locks and the metadata of the packages installed where it
-ran. A base image brings torch and its dependencies, which are not listed. Versions are in the locks.
+ran. A base image brings torch and its dependencies, which are not listed. The locks have versions.
 """
 _SAME = {
     "MIT License": "MIT",

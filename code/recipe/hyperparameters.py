@@ -25,17 +25,15 @@ class Hyperparameters:
 
     task: str | None = _documented(
         None,
-        "text-classification (classes, sets of them, or numbers); token-classification: tags of "
-        "words; question-answering: spans of contexts; sentence-embedding; reranking; causal-lm: "
-        "to go on with texts, prompts or conversations; preference: to prefer chosen answers to "
-        "rejected ones (DPO); masked-lm: to fill masks in texts; summarization, translation, "
-        "text2text-generation: to write texts from texts; image-classification. Default: found "
-        "from the data and the model where nothing else could be meant.",
+        "text-classification (also regression), token-classification, question-answering, "
+        "sentence-embedding, reranking, causal-lm, preference (DPO), masked-lm, "
+        "summarization, translation, text2text-generation or image-classification. Default: "
+        "chosen from data and model if nothing else could be meant.",
     )
     model_name_or_path: str | None = _documented(
         None,
-        "Model to start from: a folder, the name of a channel that holds it, or a name on the "
-        "Hugging Face hub. Default: the channel called model or pretrained.",
+        "Model to start from: a folder, a channel that holds it, or a name on the Hugging "
+        "Face hub. Default: the channel model or pretrained.",
         "model_id",
         "model_name",
     )
@@ -55,36 +53,33 @@ class Hyperparameters:
     )
     text_column: str | None = _documented(
         None,
-        "Column to read, or two (a,b) that are read as a pair. Default: found by name.",
+        "Column to read, or two (a,b) to read as a pair. Default: found by name.",
         "source_column",
     )
     text_pair_column: str | None = _documented(
-        None, "Column of the second text of each pair; the same as text_column=a,b."
+        None, "Column of the second text of a pair; the same as text_column=a,b."
     )
     label_column: str | None = _documented(
         None,
-        "Column to predict, or of the texts to write. Default: found by its name.",
+        "Column to predict, or of the target texts. Default: found by name.",
         "summary_column",
     )
     image_column: str | None = _documented(
-        None, "task=image-classification: column of pictures, or of their files' names."
+        None, "image-classification: column of images, or of their file names."
     )
     augmentation: str = _documented(
         "crop",
-        "task=image-classification: how training pictures differ from epoch to epoch: none; crop: "
-        "three quarters or more of their height and width; flip: cropped, and half of them "
-        "mirrored.",
+        "image-classification: none; crop (at least three quarters of height and width); flip "
+        "(crop, and mirror half of the images).",
     )
     problem_type: str | None = _documented(
         None,
-        "single_label_classification, multi_label_classification or regression. Default: lists "
-        "are several labels, fractions are numbers, all else is one label.",
+        "single_label_classification, multi_label_classification or regression. Default: "
+        "lists are several labels, fractions are numbers, anything else is one label.",
     )
-    label_separator: str | None = _documented(
-        None, "What stands between the labels of a text, where one cell holds several."
-    )
+    label_separator: str | None = _documented(None, "What separates several labels in one cell.")
     num_labels: int | None = _documented(
-        None, "How many labels the data must have. Default: as many as are found."
+        None, "How many labels the data must have. Default: as many as it has."
     )
     class_names: str | None = _documented(
         None,
@@ -92,214 +87,207 @@ class Hyperparameters:
         "on, with commas or as a JSON list.",
     )
     class_weight: str | None = _documented(
-        None, "balanced: rare labels weigh as much in the loss as frequent ones."
+        None, "balanced: weight each class by the inverse of its frequency."
     )
     tune_thresholds: bool = _documented(
         False,
-        "Several labels for each text: from which probability a label counts as given is found on "
-        "the evaluation data, for each label where its F1 is highest, instead of 0.5.",
+        "Several labels for each text: choose each label's threshold by its best F1 on the "
+        "evaluation data, instead of 0.5.",
     )
     prompt_column: str | None = _documented(
         None,
-        "task=causal-lm, preference: column of prompts, which are read, not learned. Found by its "
-        "name.",
+        "causal-lm, preference: column of prompts, which are not learned. Default: found by name.",
     )
     completion_column: str | None = _documented(
-        None, "task=causal-lm: column of what follows a prompt, and is learned. Found by its name."
+        None, "causal-lm: column of the completions, which are learned. Default: found by name."
     )
     messages_column: str | None = _documented(
         None,
-        "task=causal-lm: column of conversations, lists of {role, content}, of which the "
-        "assistant's turns are learned. Found by its name.",
+        "causal-lm: column of conversations, lists of {role, content}; the assistant's turns "
+        "are learned. Default: found by name.",
     )
     chosen_column: str | None = _documented(
         None,
-        "task=preference: column of the answers that were chosen, texts or lists of messages. "
-        "Found by its name.",
+        "preference: column of the chosen answers, texts or lists of messages. Default: found "
+        "by name.",
     )
     rejected_column: str | None = _documented(
-        None, "task=preference: column of the answers that were not. Found by its name."
+        None, "preference: column of the rejected answers. Default: found by name."
     )
     beta: float = _documented(
         0.1,
-        "task=preference: how strongly the model is held to what it was before: rewards are beta "
-        "times the change of log-probabilities. The higher, the less it changes.",
+        "preference: rewards are beta times the change of log-probabilities. A higher value "
+        "keeps the model closer to the initial one.",
     )
     loss_type: str = _documented(
         "sigmoid",
-        "task=preference: sigmoid (DPO), robust (with label_smoothing), hinge, or ipo, of which "
-        "log-probabilities are means over an answer's tokens.",
+        "preference: sigmoid (DPO), robust (with label_smoothing), hinge, or ipo (means over "
+        "an answer's tokens).",
     )
     label_smoothing: float = _documented(
         0.0,
-        "task=preference: how likely it is that chosen and rejected were mistaken for each other; "
-        "for loss_type=sigmoid (conservative DPO) and robust.",
+        "preference: probability that chosen and rejected are swapped, for loss_type sigmoid "
+        "(conservative DPO) and robust.",
     )
     sample_by: str = _documented(
         "line",
-        "task=causal-lm, masked-lm: what is a text in a .txt file: line, paragraph or document.",
+        "causal-lm, masked-lm: a sample of a .txt file: line, paragraph or document.",
     )
     doc_stride: int | None = _documented(
         None,
-        "task=question-answering: tokens that two windows of a context share. Default: 128, at "
-        "most half of max_length.",
+        "question-answering: tokens shared by two windows of a context. Default: 128, at most "
+        "half of max_length.",
     )
     label_all_tokens: bool = _documented(
         False,
-        "task=token-classification: learn a tag for each piece of a word, not its first one only.",
+        "token-classification: learn the tag on every token of a word, not only the first.",
     )
     long_texts: str | None = _documented(
         None,
-        "task=causal-lm, masked-lm, token-classification, text-classification: what becomes of "
-        "texts of more than max_length tokens: split or truncate. Default: texts are split, "
-        "completions, conversations and texts to classify truncated. A classifier's answer for a "
-        "split text is the mean of its windows' logits.",
+        "split or truncate texts longer than max_length. Default: split texts; truncate "
+        "completions, conversations and texts to classify.",
     )
     mlm_probability: float = _documented(
-        0.15, "task=masked-lm: share of tokens (or words) that are masked."
+        0.15, "masked-lm: share of tokens (or words) that are masked."
     )
     whole_word_masking: bool = _documented(
         False,
-        "task=masked-lm: mask all tokens of a word, not tokens one by one.",
+        "masked-lm: mask all tokens of a word.",
         "whole_word_mask",
         "wwm",
     )
     source_prefix: str | None = _documented(
         None,
-        "task=summarization, translation, text2text-generation: what stands before each text that "
-        "is read, in training and in serving, such as 'summarize: '.",
+        "summarization, translation, text2text-generation: text before each source, in "
+        "training and in serving, such as 'summarize: '.",
         "prefix",
     )
     source_lang: str | None = _documented(
-        None, "task=translation: the language that is read, such as en or en_XX.", "src_lang"
+        None, "translation: language of the sources, such as en or en_XX.", "src_lang"
     )
-    target_lang: str | None = _documented(
-        None, "task=translation: the language that is written.", "tgt_lang"
-    )
+    target_lang: str | None = _documented(None, "translation: language of the targets.", "tgt_lang")
     max_target_length: int | None = _documented(
         None,
-        "Tokens at which texts to write are cut, in training and in serving. Default: 128, or what "
-        "the model takes.",
+        "Longest target in tokens, in training and in serving. Default: 128, or the model's limit.",
     )
     predict_with_generate: bool = _documented(
-        True, "Whether evaluations let the model write, and score it (ROUGE, BLEU, chrF)."
+        True, "Generate text in evaluations, and score it (ROUGE, BLEU, chrF)."
     )
     generated_rows: int = _documented(
-        100, "Rows of the evaluation data that the model writes for; do_predict: all of them."
+        100, "Evaluation rows to generate text for; do_predict generates for all."
     )
     num_beams: int | None = _documented(
-        None, "Beams that texts are written with. Default: the model's.", "generation_num_beams"
+        None, "Beams of the generation. Default: the model's.", "generation_num_beams"
     )
     negative_columns: str | None = _documented(
         None,
-        "task=sentence-embedding, reranking: columns of texts that do not belong to a row's query, "
-        "with commas. Default: found by their names (negative, negative_1, hard_negatives ...).",
+        "sentence-embedding, reranking: columns of negatives, with commas. Default: found by "
+        "name (negative, negative_1, hard_negatives ...).",
     )
     scale: float = _documented(
         20.0,
-        "task=sentence-embedding: what cosines are multiplied by in the loss; 1 / temperature.",
+        "sentence-embedding: factor of the cosines in the loss; 1 / temperature.",
     )
     mini_batch_size: int | None = _documented(
         None,
-        "task=sentence-embedding: rows of a batch that are computed at once. The batch may be as "
-        "large as is wanted, for 1.3 times the work. Default: all of it.",
+        "sentence-embedding: rows of a batch to compute at once, for 1.3 times the work. "
+        "Default: the whole batch.",
     )
     matryoshka_dims: str | None = _documented(
         None,
-        "task=sentence-embedding: sizes to which vectors may be cut, with commas; they are learned "
-        "beside the whole vectors.",
+        "sentence-embedding: sizes to which vectors may be truncated, with commas.",
     )
     query_prompt: str | None = _documented(
-        None, "task=sentence-embedding: what stands before each query. Default: the model's own."
+        None, "sentence-embedding: text before each query. Default: the model's own."
     )
     document_prompt: str | None = _documented(
-        None, "task=sentence-embedding: what stands before each text. Default: the model's own."
+        None, "sentence-embedding: text before each document. Default: the model's own."
     )
     listwise: bool = _documented(
         False,
-        "task=reranking: learn each query's list as a whole (ListNet), not each pair by itself "
-        "(binary cross-entropy). A batch is then so many queries.",
+        "reranking: train each query's list (ListNet), not each pair (binary cross-entropy). "
+        "batch_size then counts queries.",
     )
     num_train_epochs: float = _documented(3.0, "Passes over the training data.", "epochs")
     max_train_steps: int | None = _documented(
-        None, "Stop after this many optimizer steps, whatever the epochs.", "max_steps"
+        None, "Stop after this many optimizer steps; wins over the epochs.", "max_steps"
     )
     per_device_train_batch_size: int = _documented(
-        32, "Texts in a training step, for each process.", "train_batch_size", "batch_size"
+        32, "Samples in a training step, for each process.", "train_batch_size", "batch_size"
     )
     per_device_eval_batch_size: int = _documented(
-        64, "Texts in an evaluation step, for each process.", "eval_batch_size"
+        64, "Samples in an evaluation step, for each process.", "eval_batch_size"
     )
     learning_rate: float | None = _documented(
         None,
-        "Peak learning rate of AdamW. Default: by the task, and by whether lora_r is given "
-        "(docs/TRAINING.md); a line says which.",
+        "Peak learning rate of AdamW. Default: by the task and LoRA (docs/REFERENCE.md); the "
+        "log names it.",
         "lr",
     )
     warmup_steps: float = _documented(
-        0.1, "Steps of linear warm-up; below 1, their share of all steps (warmup_ratio)."
+        0.1, "Steps of linear warm-up; below 1, a share of all steps (warmup_ratio)."
     )
     weight_decay: float = _documented(0.0, "Weight decay of AdamW.")
     max_length: int | None = _documented(
         None,
-        "Longest text in tokens; what exceeds it is cut. Default: what the model takes, at most "
-        "512 (task=causal-lm: 1024, and long_texts).",
+        "Longest text in tokens; longer ones are cut. Default: the model's limit, at most 512 "
+        "(causal-lm: 1024).",
         "max_seq_length",
     )
-    seed: int = _documented(42, "Seed of the head's weights, the order of texts and the hold-out.")
+    seed: int = _documented(42, "Seed of new weights, the order of samples and the held-out rows.")
     bf16: bool | None = _documented(
-        None, "Compute in bfloat16. Default: where the device is faster with it."
+        None, "Compute in bfloat16. Default: if the device is faster with it."
     )
     lora_r: int | None = _documented(
-        None, "Rank of LoRA adapters. Given, they are trained instead of all weights."
+        None, "Rank of LoRA adapters. If given, adapters are trained instead of all weights."
     )
     lora_alpha: int | None = _documented(None, "Scale of LoRA. Default: twice lora_r.")
-    lora_dropout: float = _documented(0.0, "Dropout on the input of LoRA's adapters.")
+    lora_dropout: float = _documented(0.0, "Dropout on the input of the adapters.")
     lora_target_modules: str = _documented(
-        "all-linear", "Names of the layers to adapt, separated by commas."
+        "all-linear", "Names of the layers to adapt, with commas."
     )
     lora_save: str = _documented(
-        "merged", "What is saved of a LoRA training: a merged model, or the adapter alone."
+        "merged", "merged saves the merged model, adapter the adapter alone."
     )
     load_in_4bit: bool = _documented(
         False,
-        "task=causal-lm, preference: keep the weights under LoRA's adapters in 4 bits (QLoRA, by "
-        "bitsandbytes): an NVIDIA GPU, lora_r and lora_save=adapter.",
+        "causal-lm, preference: keep the base weights in 4 bits (QLoRA). Needs an NVIDIA GPU, "
+        "lora_r and lora_save=adapter.",
         "use_4bit",
     )
     compile: bool = _documented(False, "Compile the model with torch.compile.")
     mp_parameters: str | None = _documented(
         None,
-        "SageMaker model parallelism: given, and with several processes, the model is sharded "
-        "(FSDP2).",
+        "SageMaker model parallelism. If given, and with several processes, the model is "
+        "sharded (FSDP2).",
     )
     packing: bool | None = _documented(
         None,
-        "Lay several texts into one row instead of padding each. Default: where the model can.",
+        "Put several texts into one row instead of padding each. Default: if the model can.",
     )
     output_dir: str | None = _documented(
         None, "Folder of checkpoints. Default: /opt/ml/checkpoints."
     )
     save_total_limit: int | None = _documented(2, "Checkpoints to keep.")
     save_minutes: float | None = _documented(
-        15.0, "Save a checkpoint when the last one is so many minutes old, too."
+        15.0, "Also save a checkpoint when the last one is this old."
     )
     early_stopping_patience: int | None = _documented(
         None,
-        "Stop after so many evaluations without a better one, and keep the best model. What is "
-        "better, metric_for_best_model says (default: the loss).",
+        "Stop after this many evaluations without an improvement of metric_for_best_model "
+        "(default: the loss), and keep the best model.",
     )
     early_stopping_threshold: float = _documented(
-        0.0, "How much better an evaluation must be to count for early stopping."
+        0.0, "Smallest improvement that counts for early stopping."
     )
     price_per_hour: float | None = _documented(
-        None, "Price of a host, to estimate the cost of the run in its report."
+        None, "Price of an instance, for the cost in the report."
     )
     profile_steps: str | None = _documented(
         None, "Steps to record by torch.profiler, 10-12: a trace and a table go to the output."
     )
     push_to_hub: bool = _documented(
-        False, "Push the model to the Hugging Face hub when the training has ended and it is saved."
+        False, "Push the saved model to the Hugging Face hub after training."
     )
     hub_model_id: str | None = _documented(
         None, "Repository on the hub to push to: owner/name.", "push_to_hub_model_id"
@@ -313,14 +301,14 @@ class Hyperparameters:
         },
     )
     hub_private_repo: bool | None = _documented(
-        None, "False makes a new repository on the hub public. Default: private."
+        None, "False makes a new repository public. Default: private."
     )
     hub_strategy: str | None = _documented(
-        None, "When the model is pushed: end. every_save means the same here."
+        None, "When to push: end. every_save means the same here."
     )
     passed: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = field(default=(), compare=False)
-    """What was given and changes nothing, one line each."""
+    """One line for each hyperparameter that was given and has no effect."""
 
     def __post_init__(self) -> None:
         """Raises HyperparameterError, which names all values that cannot be."""
@@ -339,12 +327,12 @@ class Hyperparameters:
 
     @property
     def trains(self) -> bool:
-        """Whether the job trains: unless it is told not to."""
+        """Whether the job trains; only do_train=False prevents it."""
         return self.passed.get("do_train") is not False
 
     @property
     def predicts(self) -> bool:
-        """Whether predictions are to be written."""
+        """Whether the job writes predictions."""
         return bool(self.passed.get("do_predict"))
 
     @property
@@ -367,13 +355,13 @@ class Hyperparameters:
             )
         if self.load_in_4bit and self.lora_r is None:
             yield (
-                "load_in_4bit=True keeps the model's weights as they are, and needs adapters to "
-                "train. Give lora_r, such as 16."
+                "load_in_4bit=True freezes the model's weights, and needs adapters to train. Give "
+                "lora_r, such as 16."
             )
         if self.load_in_4bit and self.lora_save != "adapter":
             yield (
-                "load_in_4bit=True trains an adapter for weights of 4 bits, and what is saved "
-                "cannot be merged into these. Give lora_save=adapter."
+                "load_in_4bit=True trains an adapter that cannot be merged into weights of 4 bits. "
+                "Give lora_save=adapter."
             )
         if self.load_in_4bit and not self.trains:
             yield "load_in_4bit is for training, and do_train is False. Leave it out."

@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 CLEAN = (
     "docs/ARCHITECTURE.md",
     "docs/LAB.md",
+    "docs/REFERENCE.md",
+    "code/recipe/hyperparameters.py",
     "docs/ENDPOINTS.md",
     "docs/ESTIMATORS.md",
     "docs/RELIABILITY.md",
