@@ -395,7 +395,7 @@ class Hyperparameters:
                 listed = " or ".join(f"task={task}" for task in tasks)
                 remedy = f"Leave it out, or give {listed}."
                 if name == _SMOOTHING and self.task in _OF_TASKS[f"{_SMOOTHING}_factor"]:
-                    remedy = f"Give {_SMOOTHING}_factor, as it is called there."
+                    remedy = f"Give {_SMOOTHING}_factor."
                 yield (
                     f"Hyperparameter {name} has value "
                     f"{getattr(self, name, self.passed.get(name))!r}, but belongs to {listed}, and "
