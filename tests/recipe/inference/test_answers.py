@@ -18,7 +18,6 @@ import pytest
 
 from recipe.reports import found_answers
 from recipe.tokenization import windows
-from tests.support.paths import ROOT
 from tests.support.serving_kit import TEXTS, Handlers, assert_close, save
 
 TOLERANCE = 2e-5
@@ -332,13 +331,3 @@ def test_texts_are_written_as_generate_writes_them(kind: str, tmp_path: Path) ->
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=words):
             served.ask(wrong)
-
-
-def counted() -> int:
-    """The bodies that are compared in this file."""
-    return sum(len(bodies) for *_, bodies in CASES.values()) + 7 + 3 * 2 * 7 + 3
-
-
-def test_as_many_bodies_as_the_documents_say() -> None:
-    document = (ROOT / "docs" / "SERVING.md").read_text()
-    assert f"{counted()} request bodies" in document

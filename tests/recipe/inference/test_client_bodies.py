@@ -255,6 +255,7 @@ REFUSED = [
     ("writer", "/v1/responses", {"input": ""}, "input", "input"),
     ("writer", "/embed", {"inputs": "a"}, "answers /v1/chat/completions", None),
     ("writer", "/decode", {"ids": [90000]}, "90000", None),
+    ("vectors", "/embed_sparse", {"inputs": "a"}, "answers /v1/embeddings", None),
     ("vectors", "/tokenize", {"inputs": 5}, "inputs is 5", "inputs"),
     ("vectors", "/tokenize", {"inputs": "a", "prompt_name": "x"}, "has none", "prompt_name"),
     ("vectors", "/decode", {"ids": "a"}, "token ids", "ids"),

@@ -10,7 +10,8 @@ from recipe.inference.payloads import BadRequest, Request, UnsupportedContentTyp
 
 _OPENAI = (openai.CHAT, openai.COMPLETIONS, openai.EMBEDDINGS, openai.RESPONSES)
 _TEI = (
-    tei.EMBED, tei.EMBED_ALL, tei.RERANK, tei.RERANK_DOCUMENTS, tei.PREDICT, tei.SIMILARITY,
+    tei.EMBED, tei.EMBED_ALL, tei.EMBED_SPARSE, tei.RERANK, tei.RERANK_DOCUMENTS, tei.PREDICT,
+    tei.SIMILARITY,
 )  # fmt: skip
 _READERS = {
     **dict.fromkeys(_OPENAI, openai.read),

@@ -37,6 +37,7 @@ _WRITING = _LENGTHS | {
     "num_return_sequences", "seed",
 }  # fmt: skip
 PARAMETERS = _WRITING | {"truncation", "clean_up_tokenization_spaces", "prefix"}
+_SAMPLING = ("temperature", "top_k", "top_p", "typical_p")
 _LANGUAGES = {"src_lang", "tgt_lang"}
 _NEW_TOKENS, _BEAMS, _MOST_BEAMS = 256, 4, 64
 _MOST_TOKENS = 4096
@@ -174,6 +175,12 @@ class TextGenerator:
             del options["temperature"]
             options["do_sample"] = False
         if not options.get("do_sample", own.do_sample):
+            if idle := [name for name in _SAMPLING if name in chosen and name in options]:
+                raise BadRequest(
+                    f"{idle[0]} has no effect without do_sample: true. Send that too, or leave "
+                    f"{idle[0]} out.",
+                    idle[0],
+                )
             options.pop("seed", None)
         positions = getattr(self.loaded.model.config, "max_position_embeddings", None)
         most = positions or _MOST_TOKENS

@@ -1,0 +1,326 @@
+"""Each parameter of a task changes its answer, or is refused; a table of them, and what vectors'
+parameters do under every pooling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipe.inference.generation import options
+from recipe.inference.payloads import BadRequest
+from recipe.inference.tasks import (
+    classifier,
+    fill_mask,
+    question_answering,
+    tagger,
+    text_to_text,
+    zero_shot,
+)
+from tests.support.serving_kit import TEXTS, Handlers, assert_close, save, tokenizer
+
+LONG = " ".join([*["anna"] * 30, *["film"] * 30])
+QUESTION = {
+    "question": "who said it in the film",
+    "context": "anna said paris was bad again . " * 3,
+}
+NLI = {0: "contradiction", 1: "neutral", 2: "entailment"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A task, a request for it, and for each of its parameters a value that changes the answer."""
+
+    kind: str
+    known: set[str]
+    inputs: Any
+    changes: Mapping[str, Any]
+    """By parameter its value, or its value and the parameters beside it in both requests."""
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of every request."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 9
+    ends: str = ""
+    """A token that ends a text, too: these models write none of their own."""
+    without_effect: set[str] = field(default_factory=set)
+    """Parameters that change no answer: what is padded is masked, and the like."""
+
+
+_SAMPLED = {"do_sample": True, "seed": 3, "num_beams": 1}
+_READ = {"max_length": 6, "truncation_direction": "left"}
+TASKS: Mapping[str, Task] = {
+    "text-classification": Task(
+        kind="BertForSequenceClassification",
+        known=classifier.PARAMETERS,
+        inputs=[LONG],
+        config={"id2label": {0: "a", 1: "b", 2: "c"}},
+        changes={
+            "top_k": 2, "function_to_apply": "none", "return_all_scores": True, "threshold": 0.01,
+            "truncation": False, **_READ,
+        },
+        without_effect={"padding", "return_text"},
+    ),
+    "token-classification": Task(
+        kind="BertForTokenClassification",
+        known=tagger.PARAMETERS,
+        inputs=[" ".join(TEXTS * 6)],
+        seed=1,
+        config={"id2label": {0: "O", 1: "B-A", 2: "I-A"}},
+        changes={
+            "aggregation_strategy": "simple", "ignore_labels": [],
+            "stride": (8, {"aggregation_strategy": "simple"}),
+        },
+        without_effect={"is_split_into_words", "delimiter"},  # test_answers has them
+    ),
+    "question-answering": Task(
+        kind="BertForQuestionAnswering",
+        known=question_answering.PARAMETERS,
+        inputs=QUESTION,
+        usual={"top_k": 3},
+        changes={
+            "top_k": 1, "doc_stride": (6, {"max_seq_len": 24}), "max_answer_len": 1,
+            "max_seq_len": (20, {"doc_stride": 2}), "max_question_len": 2,
+            "handle_impossible_answer": (True, {"top_k": 400}), "align_to_words": False,
+        },
+        without_effect={"padding"},
+    ),
+    "zero-shot-classification": Task(
+        kind="BertForSequenceClassification",
+        known=zero_shot.PARAMETERS,
+        inputs=TEXTS[:1],
+        usual={"candidate_labels": ["film", "paris"]},
+        config={"id2label": NLI, "label2id": {name: at for at, name in NLI.items()}},
+        environ={"HF_TASK": "zero-shot-classification"},
+        changes={
+            "candidate_labels": ["film", "who"], "hypothesis_template": "was {}",
+            "multi_label": True,
+        },
+    ),
+    "fill-mask": Task(
+        kind="BertForMaskedLM",
+        known=fill_mask.PARAMETERS,
+        inputs=["[MASK] " + LONG + " [MASK]"],
+        changes={
+            "top_k": 2, "targets": ["good"], "tokenizer_kwargs": {"max_length": 9},
+            "truncation": False, **_READ,
+        },
+        without_effect={"padding"},
+    ),
+    "text2text-generation": Task(
+        kind="T5ForConditionalGeneration",
+        known=text_to_text.PARAMETERS,
+        inputs=TEXTS,
+        ends="c",
+        usual={"max_new_tokens": 9},
+        changes={
+            "max_new_tokens": 3, "num_beams": 1, "do_sample": (True, {"seed": 3, "num_beams": 1}),
+            "min_new_tokens": (6, {"num_beams": 1}), "min_length": (6, {"num_beams": 1}),
+            "temperature": (9.0, _SAMPLED), "top_k": (2, _SAMPLED), "top_p": (0.2, _SAMPLED),
+            "typical_p": (0.2, _SAMPLED), "seed": (4, {**_SAMPLED, "temperature": 5.0}),
+            "repetition_penalty": 4.0, "length_penalty": -9.0, "no_repeat_ngram_size": 1,
+            "num_return_sequences": 2, "prefix": "who said ",
+        },
+        # Lengths and cuts of long texts are below; the tokenizer here writes no spaces to clean.
+        without_effect={
+            "max_length", "early_stopping", "truncation", "clean_up_tokenization_spaces",
+        },
+    ),
+    "text-generation": Task(
+        kind="LlamaForCausalLM",
+        known=set(options.PARAMETERS),
+        inputs=TEXTS[0],
+        ends="good",
+        usual={"max_new_tokens": 9},
+        changes={
+            "max_new_tokens": 3, "min_new_tokens": 9,
+            "do_sample": (True, {"seed": 5}), "temperature": (9.0, {"do_sample": True, "seed": 5}),
+            "top_p": (0.1, {"temperature": 9.0, "seed": 5}),
+            "top_k": (1, {"temperature": 9.0, "seed": 5}),
+            "typical_p": (0.1, {"temperature": 9.0, "seed": 5}),
+            "min_p": (0.9, {"temperature": 9.0, "seed": 5}), "seed": (6, {"temperature": 9.0}),
+            "repetition_penalty": 9.0, "frequency_penalty": 2, "no_repeat_ngram_size": 1,
+            "num_return_sequences": (2, {"temperature": 9.0, "seed": 5}), "stop": "ag",
+            "stop_sequences": ["ag"], "stop_sequence": "ag", "truncate": 2,
+            "return_full_text": False, "details": True,
+        },
+        # Values that have no effect are the only ones that some take; streams have their own tests.
+        without_effect={
+            "max_length", "truncation", "stream", "watermark", "decoder_input_details",
+            "top_n_tokens", "num_beams", "best_of",
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_each_parameter_changes_the_answer(name: str, tmp_path: Path) -> None:
+    task = TASKS[name]
+    assert task.known == {*task.changes, *task.without_effect}
+    served = Handlers(save(task.kind, tmp_path / "m", task.seed, **task.config), **task.environ)
+    tokens = tokenizer(16)
+    if task.ends:
+        file = tmp_path / "m" / "generation_config.json"
+        ends = [3, tokens.convert_tokens_to_ids(task.ends)]
+        file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": ends}))
+        served = Handlers(tmp_path / "m", **task.environ)
+    if "max_length" in task.changes:
+        tokens.save_pretrained(tmp_path / "m")
+        served = Handlers(tmp_path / "m", **task.environ)
+
+    def answer(parameters: Mapping[str, Any]) -> Any:
+        try:
+            return served.ask({"inputs": task.inputs, "parameters": dict(parameters)})
+        except BadRequest as error:
+            return f"refused: {error}"
+
+    same = []
+    for parameter, change in task.changes.items():
+        value, beside = change if isinstance(change, tuple) else (change, {})
+        usual = {**task.usual, **beside}
+        before, after = answer(usual), answer({**usual, parameter: value})
+        assert not str(before).startswith("refused"), f"{parameter}: {before}"
+        assert "is not one of" not in str(after), after
+        if before == after:
+            same.append(parameter)
+    assert not same, "parameters without an effect"
+    with pytest.raises(BadRequest, match="no_such_thing"):
+        served.ask({"inputs": task.inputs, "no_such_thing": 1, **task.usual})
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "typical_p"])
+def test_an_encoder_decoder_samples_only_if_asked(name: str, tmp_path: Path) -> None:
+    served = Handlers(save("T5ForConditionalGeneration", tmp_path / "m", 9))
+    body = {"inputs": TEXTS[0], "parameters": {name: 1 if name == "top_k" else 0.5}}
+    with pytest.raises(BadRequest, match=f"{name} has no effect without do_sample: true"):
+        served.ask(body)
+    assert served.ask({"inputs": TEXTS[0], "temperature": 1e-30, "max_new_tokens": 4})
+
+
+POOLINGS = ["mean", "cls", "lasttoken", "max", "weightedmean", "mean_sqrt_len_tokens"]
+Ask = Callable[..., Any]
+
+
+@pytest.fixture(scope="module", params=["plain", *POOLINGS, "padded"])
+def vectors(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Handlers:
+    """A plain encoder, and sentence models of each pooling that end in a Normalize."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+
+    folder = tmp_path_factory.mktemp("model")
+    save("BertModel", folder / "plain", 7)
+    if request.param == "plain":
+        return Handlers(folder / "plain")
+    pooling = "mean" if request.param == "padded" else request.param
+    first = modules.Transformer(str(folder / "plain"))
+    parts: list[Any] = [first, modules.Pooling(32, pooling), modules.Normalize()]
+    library = SentenceTransformer(modules=parts, device="cpu", prompts={"query": "who said "})
+    library.save_pretrained(str(folder / "saved"))
+    environ = {"AMPHORA_PACKING": "0"} if request.param == "padded" else {}
+    return Handlers(folder / "saved", **environ)
+
+
+def test_vectors_are_what_their_parameters_say(vectors: Handlers) -> None:
+    has_prompts = "prompt" in vectors.model.vectors.parameters  # type: ignore[attr-defined]
+
+    def of(texts: list[Any], **parameters: Any) -> Any:
+        return np.array(vectors.ask({"inputs": texts, "parameters": parameters}))
+
+    def refused(words: str, **parameters: Any) -> None:
+        with pytest.raises(BadRequest, match=words):
+            of([LONG], **parameters)
+
+    whole = of(TEXTS, normalize=False)
+    lengths = np.linalg.norm(whole, axis=1, keepdims=True)
+    assert (np.abs(lengths - 1) > 0.05).all()
+    # Without the parameter the model's own modules decide.
+    usual = whole / lengths if has_prompts else whole
+    first = LONG.split()[:46]
+    last = LONG.split()[-46:]
+    expected: list[tuple[Any, Any]] = [
+        (of(TEXTS), usual),
+        (of(TEXTS, normalize=True), whole / lengths),
+        (of(TEXTS, normalize=False, truncate_dim=8), whole[:, :8]),
+        (of(TEXTS, normalize=False, dimensions=8), whole[:, :8]),
+        (np.linalg.norm(of(TEXTS, normalize=True, truncate_dim=8), axis=1), np.ones(4)),
+        (of([LONG]), of([" ".join(first)])),
+        (of([LONG], truncate=True), of([" ".join(first)])),
+        (of([LONG], truncation_direction="Left"), of([" ".join(last)])),
+    ]
+    if has_prompts:
+        named = of(TEXTS, prompt_name="query")
+        assert not np.allclose(named, usual, atol=1e-3)
+        expected.append((of(TEXTS, prompt="who said "), named))
+    else:
+        refused("'prompt'", prompt="who ")
+        refused("'prompt_name'", prompt_name="query")
+    for answer, wanted in expected:
+        assert np.allclose(answer, wanted, atol=1e-4)
+    refused("33 dimensions, and the model's have 32", truncate_dim=33)
+    refused("mean the same", dimensions=8, truncate_dim=8)
+    refused("longer than the 48 tokens", truncate=False)
+    refused("longer than the 48 tokens", truncation=False)
+    # Each request of a merged prediction is cut on its own side.
+    bodies = [{"inputs": [LONG], "truncation_direction": side} for side in ("left", "right")]
+    left, right = vectors.ask_all(bodies)
+    assert np.allclose(left + right, np.concatenate([expected[7][1], expected[5][1]]), atol=1e-4)
+
+    reader: Any = vectors.model.vectors.tokenizer  # type: ignore[attr-defined]
+    ids = [reader(text)["input_ids"] for text in TEXTS]
+    by_ids = vectors.ask({"model": "m", "input": ids})["data"]
+    assert_close(by_ids, vectors.ask({"model": "m", "input": TEXTS})["data"])
+    for wrong, word in ([9906, 1917], "not one of"), ([7, 9, 11], "not what the model's tokenizer"):
+        with pytest.raises(BadRequest, match=word):
+            vectors.ask({"model": "m", "input": wrong})
+
+
+VARIED = " ".join(["anna", "film", "good", "paris", "who", "bad", "said", "again"][place * place % 8]
+                  for place in range(34))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("BertForSequenceClassification", {}),
+        ("BertModel", {}),
+        ("LlamaForCausalLM", {"max_new_tokens": 6}),
+    ],
+)
+def test_the_model_limits_a_text_and_the_tokenizer_says_what_is_usual(
+    kind: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    whole = Handlers(save(kind, tmp_path / "m", 9))
+    tokenizer(16).save_pretrained(tmp_path / "m")
+    served = Handlers(tmp_path / "m")
+    body = {"inputs": [VARIED], "parameters": more}
+    for allowed in (
+        {"truncation": False},
+        {"max_length": 40} if not more else {"truncation": False},
+    ):
+        asked = {"inputs": [VARIED], "parameters": {**more, **allowed}}
+        assert_close(served.ask(asked), whole.ask(body), 1e-5)
+    if not more:  # a decoder's usual limit is its positions
+        assert served.ask(body) != whole.ask(body)
+    with pytest.raises(BadRequest, match=r"4[78]"):
+        served.ask({"inputs": [f"{VARIED} {VARIED}"], "parameters": {**more, "truncation": False}})
+
+
+@pytest.mark.parametrize("kind", ["T5ForConditionalGeneration", "BartForConditionalGeneration"])
+def test_an_encoder_decoder_reads_a_long_text_whole_if_asked(kind: str, tmp_path: Path) -> None:
+    import inference
+
+    save(kind, tmp_path / "m", seed=3)
+    tokenizer(16).save_pretrained(tmp_path / "m")
+    served: Any = Handlers(tmp_path / "m", HF_TASK="text2text-generation").model
+    for truncation, read, cut in (None, 16, [0]), (False, 36, []):
+        body = {"inputs": VARIED, "truncation": truncation, "max_new_tokens": 2}
+        request = inference.reading.read(
+            json.dumps(body).encode(), "application/json", "/invocations"
+        )
+        served.measure(request)
+        assert (len(request.token_ids[0]), list(request.truncated)) == (read, cut)
