@@ -110,10 +110,9 @@ def _understood(
         return name, value
     what = f"Hyperparameter {written} (value {_shown(name, value)})"
     if name in foreign_names.REWRITTEN and value.lower() not in foreign_names.UNSET:
-        rewrite, remedy = foreign_names.REWRITTEN[name]
-        rewritten = rewrite(value)
-        if rewritten is None:
-            raise HyperparameterError(f"{what} cannot be used.", remedy)
+        rewritten = foreign_names.rewritten(name, value)
+        if isinstance(rewritten, str):
+            raise HyperparameterError(f"{what} cannot be used.", rewritten)
         return rewritten
     if name in foreign_names.KNOWN:
         note, remedy = foreign_names.said_of(

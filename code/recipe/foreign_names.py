@@ -11,7 +11,7 @@ what is not done here (`ADVICE`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 
@@ -59,60 +59,32 @@ UNSET = ("", "none", "null")
 """What stands, in any case, for no value."""
 
 
-def _precision(value: str) -> tuple[str, str] | None:
-    values = {"bf16": ("bf16", "True"), "fp16": ("fp16", "True"), "no": ("bf16", "False")}
-    return values.get(value.lower())
-
-
-def _switch(
-    name: str, value_if_true: str, if_false: str
-) -> Callable[[str], tuple[str, str] | None]:
-    values = {**dict.fromkeys(_TRUE, value_if_true), **dict.fromkeys(_FALSE, if_false)}
-
-    def rewrite(value: str) -> tuple[str, str] | None:
-        return (name, values[value.lower()]) if value.lower() in values else None
-
-    return rewrite
-
-
-def _share_of_steps(value: str) -> tuple[str, str] | None:
-    try:
-        return ("warmup_steps", value) if 0 <= float(value) < 1 else None
-    except ValueError:
-        return None
-
-
-def _one_column(value: str) -> tuple[str, str] | None:
-    return None if "," in value else ("text_column", value)
-
-
-def _folder(value: str) -> tuple[str, str] | None:
-    return ("output_dir", value) if "/" in value and "://" not in value else None
-
-
-REWRITTEN: Mapping[str, tuple[Callable[[str], tuple[str, str] | None], str]] = {
-    "mixed_precision": (_precision, "Give no, bf16 or fp16."),
-    **dict.fromkeys(
-        ("warmup_ratio", "warmup_proportion"),
-        (_share_of_steps, "Give a share of all steps, from 0 to below 1; or warmup_steps."),
-    ),
-    **dict.fromkeys(
-        ("merge_adapter", "merge_weights"),
-        (_switch("lora_save", "merged", "adapter"), "Give True or False."),
-    ),
-    "do_regression": (_switch("problem_type", "regression", ""), "Give True or False."),
-    "text_column_names": (
-        _one_column,
-        "Several columns are not joined: put them together in the data, or give "
-        "text_column=a,b for a pair of texts.",
-    ),
-    "adafactor": (_switch("optim", "adafactor", ""), "Give True or False."),
-    **dict.fromkeys(
-        ("checkpoints", "checkpoint_dir", "checkpoint_path"),
-        (_folder, "Give a folder, or leave it out: /opt/ml/checkpoints."),
-    ),
+_SHARES = ("warmup_ratio", "warmup_proportion")
+_VALUES: Mapping[str, Mapping[tuple[str, ...], tuple[str, str]]] = {
+    "mixed_precision": {
+        ("bf16",): ("bf16", "True"),
+        ("fp16",): ("fp16", "True"),
+        ("no",): ("bf16", "False"),
+    },
+    "merge_adapter": {_TRUE: ("lora_save", "merged"), _FALSE: ("lora_save", "adapter")},
+    "merge_weights": {_TRUE: ("lora_save", "merged"), _FALSE: ("lora_save", "adapter")},
+    "do_regression": {_TRUE: ("problem_type", "regression"), _FALSE: ("problem_type", "")},
+    "adafactor": {_TRUE: ("optim", "adafactor"), _FALSE: ("optim", "")},
 }
-"""Names that are another name with another value, and what to give where the value has none."""
+"""Names that are another name with another value."""
+REWRITTEN = frozenset({*_SHARES, *_VALUES})
+
+
+def rewritten(name: str, value: str) -> tuple[str, str] | str:
+    """Return name and value here of a name in `REWRITTEN`, or a remedy if it has none."""
+    if name in _SHARES:
+        is_share = re.fullmatch(r"0?\.\d+|0", value) is not None
+        return ("warmup_steps", value) if is_share else (
+            "Give a share of all steps, from 0 to below 1; or warmup_steps."
+        )  # fmt: skip
+    known = {written: here for values, here in _VALUES[name].items() for written in values}
+    return known.get(value.lower()) or f"Give {' or '.join(v[0] for v in _VALUES[name])}."
+
 
 _WORDS: Mapping[str, tuple[str, ...]] = {"on": _TRUE, "off": (*_FALSE, "-1", "off")}
 _BY_CHANNELS = "Data comes in channels: give the file in a channel called {}, and leave this out."
@@ -248,6 +220,8 @@ validation_split_percentage | Leave it out (a tenth is held out), or give evalua
 metric_name metric | Give metric_for_best_model: all metrics of the task are computed.
 shuffle_seed | Give seed, or data_seed for the order of the texts alone.
 train_data_split_seed | Give seed, which the hold-out is drawn by.
+text_column_names | Give text_column: one column, or a,b for a pair of texts.
+checkpoints checkpoint_dir checkpoint_path | Give output_dir, or leave it out: /opt/ml/checkpoints.
 text_column_delimiter | Put the texts together in the data, or name columns of a pair.
 remove_columns | Leave it out: columns that are not named are not used.
 remove_splits | Take the files out of the channel.

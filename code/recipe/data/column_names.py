@@ -56,13 +56,6 @@ TWINS = (
 )
 """What tells the names of a pair's columns apart, and what a third one would have."""
 
-PAIR_STEMS = (
-    *TEXT_NAMES,
-    *("s", "q", "t", "sent", "sentences", "string", "str", "phrase", "doc", "passage", "premise"),
-    *("claim", "statement", "questions", "txt", "paragraph", "code", "func", "snippet"),
-)
-"""What columns told apart so are called: the two of them are a pair whatever they hold."""
-
 METADATA = (
     *("id", "ids", "idx", "index", "guid", "uid", "uuid", "asin", "isbn", "doi", "hash", "md5"),
     *("url", "urls", "uri", "link", "links", "href", "permalink", "domain", "site", "host"),

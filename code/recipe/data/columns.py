@@ -39,7 +39,6 @@ from recipe.data.column_names import (
     MESSAGES,
     MESSAGES_NAMES,
     PAIR_NAMES,
-    PAIR_STEMS,
     PROMPT,
     PROMPT_NAMES,
     SPAN_PARTS,
@@ -339,8 +338,7 @@ def pair_by_name(part: Part, label: str | None) -> tuple[str, str] | None:
                 if start + three + end in by_plain or not holds_texts(first, second):
                     continue
                 chosen = by_plain[first], by_plain[second]
-                is_known = (start + end).strip("_#") in PAIR_STEMS
-                if is_known or all(reads_like_text(part, name) for name in chosen):
+                if all(reads_like_text(part, name) for name in chosen):
                     return chosen
     return None
 
