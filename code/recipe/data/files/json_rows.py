@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -32,8 +31,6 @@ _OF_ROWS = (
 )
 """What a list of records is called that is one row's."""
 _ROWS_AT_ONCE, _CHARACTERS_AT_ONCE = 10_000, 1 << 22
-_ONLY_LIST = re.compile(r'\s*\{\s*(?P<key>"[^"\\\x00-\x1f]*")\s*:\s*(?=\[)')
-_LONGEST_OPENING = 1000  # characters
 _TIMES_CHARACTERS = 8
 """The bytes that a document read whole takes for each character, with its rows (docs/LAB.md)."""
 
@@ -64,10 +61,6 @@ def read_json(path: Path, encoding: str) -> Part:
     try:
         return _part(path, "json", lambda: _items(path, encoding))
     except _NoList:
-        pass
-    try:
-        return _read_only_list(path, encoding)
-    except _NoList:
         with open_text(path, encoding) as stream:
             text = stream.read()
     _tell_if_short(path, len(text))
@@ -79,45 +72,21 @@ def read_json(path: Path, encoding: str) -> Part:
     return _part(path, "json", lambda: iter([_Block(rows, None)]))
 
 
-def _read_only_list(path: Path, encoding: str) -> Part:
-    """The rows of a document that has one list of them, and nothing else.
-
-    Raises:
-        _NoList: it is another one.
-    """
-    with open_text(path, encoding) as stream:
-        opened = _ONLY_LIST.match(stream.read(_LONGEST_OPENING))
-    key = "" if opened is None else json.loads(opened["key"])
-    is_of_files = key in _OF_FILES or split_of(key) is not None
-    if opened is None or key in _OF_ROWS or (path.suffix.lower() in _LINES and not is_of_files):
-        raise _NoList
-    return _part(path, "json", lambda: _items(path, encoding, opened[0]))
-
-
-def _items(path: Path, encoding: str, before: str = "") -> Iterator[_Block]:
-    """The items of a document that is a list of some, a few megabytes at a time.
-
-    Args:
-        before: What the document begins with where it is an object whose only value is that list,
-            of several objects: all up to the list's bracket.
+def _items(path: Path, encoding: str) -> Iterator[_Block]:
+    """Yield the items of a document that is a list of some, a few megabytes at a time.
 
     Raises:
         _NoList: at any time; what came before is of no use then.
     """
-    decode, rest, opening, count = json.JSONDecoder().raw_decode, "", "[", 0
-    after = "}" if before else ""
+    decode, rest, opening = json.JSONDecoder().raw_decode, "", "["
     with open_text(path, encoding) as stream:
-        stream.read(len(before))
         while read := stream.read(max(_CHARACTERS_AT_ONCE, len(rest))):
             text, done, values = rest + read, 0, list[Any]()
             while True:
                 at = _no_space(text, done)
                 if at < len(text) and text[at] == "]" and opening == ",":
-                    ending = (text[at + 1 :] + stream.read(_LONGEST_OPENING)).strip()
-                    if ending != after or stream.read().strip():
+                    if (text[at + 1 :] + stream.read()).strip():
                         raise _NoList
-                    if before and count + len(values) < 2:
-                        raise _NoList  # it may be the only row
                     yield _Block(values, None)
                     return
                 if at < len(text) and text[at] != opening:
@@ -130,12 +99,9 @@ def _items(path: Path, encoding: str, before: str = "") -> Iterator[_Block]:
                     raise _NoList from error
                 if _no_space(text, end) == len(text):
                     break  # so may a number
-                if before and not isinstance(value, dict):
-                    raise _NoList  # a column
                 values.append(value)
                 done, opening = end, ","
             rest = text[done:]
-            count += len(values)
             if values:
                 yield _Block(values, None)
     raise _NoList
@@ -193,8 +159,6 @@ def read_json_objects(path: Path, encoding: str) -> Part:
     Raises:
         DataError: a line is no JSON object (with its number).
     """
-    with contextlib.suppress(_NoList):
-        return _read_only_list(path, encoding)
     if ".json" in path.suffixes and not _is_on_a_line(path, encoding):
         return read_json(path, encoding)
     blocks = _objects(path, encoding)
