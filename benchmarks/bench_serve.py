@@ -449,6 +449,7 @@ def _peers(base: Path, names: list[str], work: Workload) -> list[Server]:
             raise SystemExit(f"{name} is no peer: there are {', '.join(PEERS)}.")
         peer = PEERS[name]
         why_not = missing_java() if peer.needs_java else ""
+        why_not = why_not or ("" if work.task in peer.tasks else f"it has no {work.task} here")
         if why_not:
             print(f"{peer.name} is left out: {why_not}", file=sys.stderr)
             continue

@@ -58,6 +58,7 @@ class Peer:
     requirements: tuple[str, ...]
     prepare: Callable[[Path, Path, Path, str], Launch]
     """(the venv's bin, an empty folder, the model, the task) to how it is started."""
+    tasks: frozenset[str] = frozenset({"classification", "embeddings"})
     needs_java: bool = False
 
     def install(self, root: Path) -> Path:
