@@ -87,7 +87,9 @@ _COMPLETION_PARTS = (
     *("chain_of_thought", "rationale"),
 )
 IMAGES = ("image", "images", "video", "videos", "audio", "audios")
-TEMPLATE_PARTS = ("tools", "functions", "chat_template_kwargs", *IMAGES)
+TOOLS = "tools"
+"""The column of the tools that a conversation may call."""
+TEMPLATE_PARTS = (TOOLS, "functions", "chat_template_kwargs", *IMAGES)
 """Columns beside conversations that TRL hands to their chat template."""
 DOCUMENT_PARTS: Mapping[str, Sequence[str]] = {
     PROMPT: (*PROMPT_PARTS, *_COMPLETION_PARTS, *SURE_LABELS, TEXT),

@@ -47,6 +47,7 @@ from recipe.data.column_names import (
     TEXT,
     TEXT_NAMES,
     TOKEN_IDS,
+    TOOLS,
     TWINS,
     plain,
 )
@@ -437,7 +438,8 @@ def of_documents(
         chosen = by_name(part, roles, given, like)
         leave = " and ".join(f"{role.key}={chosen[role.what]}" for role in roles)
         if kind == MESSAGES:
-            check_parts(part, chosen.values(), TEMPLATE_PARTS, "")
+            others = [name for name in TEMPLATE_PARTS if name != TOOLS]
+            check_parts(part, chosen.values(), others, "")
         if kind == PROMPT and not named:
             check_choices(part)
         if not named:

@@ -30,6 +30,7 @@ from recipe.data.column_names import (
     TEXT,
     TEXT_NAMES,
     TOKEN_IDS,
+    TOOLS,
     plain,
 )
 from recipe.data.evidence import DECODER, ENCODER, FILLER, WRITER, Evidence, Recognised
@@ -79,6 +80,8 @@ class _Read:
     part: Part
     columns: dict[str, str]
     """What a document is made of, and the name of its column."""
+    tools: str | None = None
+    """The column of the tools that conversations may call."""
 
 
 def load(
@@ -243,7 +246,8 @@ def _chosen(
     chosen = columns.of_documents(part, hyperparameters, like, kinds)
     if TEXT in chosen:
         part = values.with_texts(part, chosen[TEXT])
-    return _Read(part=part, columns=chosen)
+    tools = next((name for name in part.table.column_names if plain(name) == TOOLS), None)
+    return _Read(part=part, columns=chosen, tools=tools if MESSAGES in chosen else None)
 
 
 def recognise(evidence: Evidence) -> Recognised | None:
@@ -314,12 +318,15 @@ def _documents(read: _Read) -> pa.Table:
         return pa.table(dict(zip(read.columns, texts, strict=True)))
 
     def documents() -> Iterator[pa.Table]:
-        for first, batch in part.batches(names):
+        wanted = names if read.tools is None else [*names, read.tools]
+        for first, batch in part.batches(wanted):
+            tools = None if read.tools is None else batch[read.tools].to_pylist()
             cells_of = {name: batch[column].to_pylist() for name, column in read.columns.items()}
             for name, cells in cells_of.items():
                 for at, value in enumerate(cells):
                     if MESSAGES in read.columns:
-                        cells[at] = conversation(part, first + at, value, read.columns[name])
+                        own = None if tools is None else tools[at]
+                        cells[at] = conversation(part, first + at, value, read.columns[name], own)
                     elif isinstance(value, (list, dict)):
                         raise DataError(
                             f"{part.where(first + at)} has no text in column "

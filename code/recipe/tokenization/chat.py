@@ -74,22 +74,31 @@ def row_named(row: int) -> Iterator[None]:
 
 
 def write(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], first: int = 0
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    first: int = 0,
+    tools: Sequence[Message] = (),
 ) -> Written | Conversation:
-    """A conversation as its chat template writes it; the assistant's turns are learned.
+    """Return a conversation as its chat template writes it; the assistant's turns are learned.
 
-    Whose a token is, the template's own generation marks tell, in tokens; without them, a turn is
-    what is added to the prompt that the template makes for it. A turn that the template writes
-    otherwise once others follow (without its thoughts, say) is not learned; where that leaves none,
-    all is. A turn of weight 0, as OpenAI's fine-tuning has it, or with train False is not learned.
+    The template's generation marks decide which tokens are learned; without them, a turn is what is
+    added to the prompt that the template makes for it. A turn that the template writes differently
+    once others follow (without its thoughts, for example) is not learned; if that leaves none, all
+    are. A turn of weight 0, as in OpenAI's fine-tuning, or with train False is not learned.
 
     Args:
+        tokenizer: It has the template.
+        messages: The conversation.
         first: The number of the first turn that may be learned; those before it are its prompt.
+        tools: The tools that the assistant may call.
 
     Raises:
-        jinja2.TemplateError: the template refuses these messages.
+        jinja2.TemplateError: The template refuses these messages, or ignores tools or their calls.
     """
     marked: Any = tokenizer
+    if tools:
+        marked = _WithTools(tokenizer, tools)
+    _check_tools(tokenizer, messages, tools)
     is_muted = any(map(_is_muted, messages))
     if not is_muted and _MARKS.search(str(tokenizer.chat_template)):
         encoded = marked.apply_chat_template(
@@ -103,7 +112,7 @@ def write(
             before = alike(encoded["input_ids"], prompt["input_ids"])
             learned[:before] = [False] * before
         return Conversation(encoded["input_ids"], learned)
-    parts = _parts(tokenizer, messages, first)
+    parts = _parts(marked, messages, first)
     has_answer = any(turn["role"] == "assistant" and not _is_muted(turn) for turn in messages)
     is_guessed = has_answer and not any(learned for _, learned in parts)
     if is_guessed and is_muted:
@@ -112,6 +121,31 @@ def write(
             "0, train False)"
         )
     return Written([(text, is_guessed or learned) for text, learned in parts], is_guessed)
+
+
+@dataclass(frozen=True)
+class _WithTools:
+    """A tokenizer whose chat template gets tools."""
+
+    tokenizer: Any
+    tools: Sequence[Message]
+
+    def apply_chat_template(self, messages: Sequence[Message], **options: Any) -> Any:
+        return self.tokenizer.apply_chat_template(messages, tools=list(self.tools), **options)
+
+
+def _check_tools(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Message]) -> None:
+    """Raise TemplateError if the template ignores tools or a call: the answers would be learned
+    without what they rest on."""
+    without = [{key: turn[key] for key in turn if key != "tool_calls"} for turn in messages]
+    if not tools and without == list(messages):
+        return
+    with_tools = _WithTools(tokenizer, tools) if tools else tokenizer
+    text = _written(with_tools, messages)
+    if without != list(messages) and _written(with_tools, without) == text:
+        raise TemplateError("it ignores tool_calls")
+    if tools and _written(tokenizer, messages) == text:
+        raise TemplateError("it ignores tools")
 
 
 def in_tokens(encoder: Encoder, talks: Sequence[Written | Conversation]) -> list[Conversation]:
@@ -137,9 +171,7 @@ def in_tokens(encoder: Encoder, talks: Sequence[Written | Conversation]) -> list
     return encoded
 
 
-def _parts(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], first: int
-) -> list[tuple[str, bool]]:
+def _parts(tokenizer: Any, messages: Sequence[Message], first: int) -> list[tuple[str, bool]]:
     """The conversation's text in pieces, and whether each is the assistant's."""
     whole = _written(tokenizer, messages)
     parts = []
@@ -168,7 +200,7 @@ def _is_muted(message: Message) -> bool:
 
 
 def _written(
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Any,
     messages: Sequence[Message],
     add_generation_prompt: bool = False,
 ) -> str:

@@ -185,8 +185,10 @@ class Reader:
         else:
             written = []
             for row, messages in zip(rows, batch[MESSAGES], strict=True):
+                talk = json.loads(messages)
+                talk = talk if isinstance(talk, dict) else {"messages": talk}
                 with chat.row_named(row):
-                    written.append(chat.write(self._tokenizer, json.loads(messages)))
+                    written.append(chat.write(self._tokenizer, **talk))
             for at, talk in enumerate(chat.in_tokens(self.following, written)):
                 documents.append((talk.ids, talk.learned))
                 is_guessed[at] = talk.is_guessed
