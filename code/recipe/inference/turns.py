@@ -1,7 +1,7 @@
-"""Where predictions let others have their turn.
+"""Turns that predictions of several requests take.
 
-The server's worker gives `pause` when it starts (`turns_fn` in code/inference.py). Without it, as
-in a script, nothing pauses, and each prediction is made in one piece.
+The server's worker provides `pause` when it starts (`turns_fn` in code/inference.py). Without it,
+in a script for example, nothing pauses, and each prediction runs to its end.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def take(pause: Callable[..., None]) -> None:
 
 
 def are_taken() -> bool:
-    """Whether predictions of several requests may be at work at once."""
+    """Return whether predictions of several requests may run at once."""
     return _pause is not None
 
 
 def pause(until: Until | None = None) -> None:
-    """Let others have their turn, if any wait; to be said between two calls of a model.
+    """Let other predictions have their turn, if any wait. Call it between two calls of a model.
 
     Args:
-        until: What must be so before this prediction can go on. It may still not be so afterwards.
+        until: A condition for this prediction to continue. It may still be false afterwards.
     """
     if _pause is not None:
         _pause(until)
@@ -46,13 +46,13 @@ Result = TypeVar("Result")
 
 
 class Shared(Generic[Result]):
-    """Work that several predictions wait for: one of them does it, with pauses."""
+    """Work that several predictions share: one of them does it, with pauses."""
 
     def __init__(self, work: Callable[[Callable[[], None]], Result]) -> None:
         """
         Args:
-            work: It is given what it pauses by. It may be begun again, if what does it is ended at
-                a pause.
+            work: It gets a function to pause with. It starts again if the prediction that does it
+                ends at a pause.
         """
         self._work = work
         self._is_at_work = False
@@ -61,7 +61,7 @@ class Shared(Generic[Result]):
         self._error: Exception | None = None
 
     def result(self) -> Result:
-        """What the work returns, or raises."""
+        """Return what the work returns, or raise what it raises."""
         while not self._is_over():
             if self._is_at_work:
                 self._waiting += 1
@@ -70,7 +70,7 @@ class Shared(Generic[Result]):
                 finally:
                     self._waiting -= 1
                 if self._is_at_work and not self._is_over():
-                    # Who takes no turns cannot wait for another's.
+                    # A caller outside the turns cannot wait for the one that works.
                     return self._work(pause)
                 continue
             self._is_at_work = True
@@ -78,7 +78,7 @@ class Shared(Generic[Result]):
             try:
                 self._results.append(self._work(partial(self._pause, ended)))
             except Exception as error:
-                # Its frames hold what the work had in memory, and others wait to do theirs.
+                # The frames hold the work's tensors, and other predictions need the memory.
                 traceback.clear_frames(error.__traceback__)
                 self._error = error
             finally:
@@ -90,11 +90,11 @@ class Shared(Generic[Result]):
         return self._results[0]
 
     def _pause(self, ended: list[BaseException]) -> None:
-        """Pause. If that ends the prediction that does the work, it ends after it, as long as
-        others wait: they would have to begin again.
+        """Pause. A prediction that ends here finishes the work first if others wait for it, since
+        they would have to start again.
 
         Args:
-            ended: What has ended it is put there.
+            ended: Gets the exception that ends the prediction.
         """
         try:
             pause()
@@ -108,5 +108,5 @@ class Shared(Generic[Result]):
 
 
 def pause_before_calls(model: torch.nn.Module) -> None:
-    """Make each call of a model begin with a pause, where others' code calls it many times."""
+    """Pause before each call of a model that other libraries call many times."""
     model.register_forward_pre_hook(lambda *_: pause())

@@ -1,6 +1,6 @@
-"""Texts from texts, by encoder-decoder models: summaries, translations, and what else they learned.
+"""Text generation by encoder-decoders: summaries, translations and others.
 
-transformers 5 has no pipelines for these tasks; answers have the shape that those of version 4 had.
+transformers 5 has no pipelines for these tasks; answers have the form of those of version 4.
 """
 
 from __future__ import annotations
@@ -41,34 +41,33 @@ _SAMPLING = ("temperature", "top_k", "top_p", "typical_p")
 _LANGUAGES = {"src_lang", "tgt_lang"}
 _NEW_TOKENS, _BEAMS, _MOST_BEAMS = 256, 4, 64
 _MOST_TOKENS = 4096
-"""Of a text that is written, if the model's positions set no bound."""
+"""The most new tokens, if the model's positions set no bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextGenerator:
-    """A saved encoder-decoder model that answers texts with texts."""
+    """A saved encoder-decoder model."""
 
     loaded: LoadedModel
     task: str
     """GENERAL, SUMMARIES or TRANSLATIONS."""
     defaults: Mapping[str, Any]
-    """What a request may say otherwise: beams, lengths, the prefix of each text, languages."""
+    """Parameters of requests that leave them out: beams, lengths, the prefix, languages."""
     languages: Sequence[str]
-    """Those that the tokenizer of a multilingual model marks texts with; empty for other models."""
+    """The language codes of a multilingual model's tokenizer; empty for other models."""
     gathering: Gathering = field(default_factory=Gathering)
-    """Where texts wait to be written."""
 
     @classmethod
     def load(
         cls, origin: Origin, task: str, environ: Mapping[str, str] = os.environ
     ) -> TextGenerator:
-        """The encoder-decoder model that `origin` names.
+        """Load the encoder-decoder model that `origin` names.
 
         Args:
-            origin: Where it is.
+            origin: The model.
             task: GENERAL, SUMMARIES or TRANSLATIONS.
-            environ: HF_TASK may name the task more closely, such as translation_en_to_fr, whose own
-                settings a model's configuration may hold (task_specific_params).
+            environ: HF_TASK may name the task more precisely, such as translation_en_to_fr, for
+                which a model's configuration may have settings (task_specific_params).
         """
         loaded = loading.load(origin, AutoModelForSeq2SeqLM)
         calls.settle(loaded.model)
@@ -76,13 +75,13 @@ class TextGenerator:
         config: Any = loaded.model.config
         own: Any = loaded.model.generation_config
         defaults: dict[str, Any] = {"prefix": getattr(config, "prefix", None) or ""}
-        # Of version 4, 1 is what a model says that says nothing.
+        # In transformers 4, 1 is the value of a model that says nothing.
         if own.num_beams is None or (own.num_beams == 1 and IS_OLDER):
             defaults["num_beams"] = _BEAMS
         if own.max_new_tokens is not None:
             defaults["max_new_tokens"] = own.max_new_tokens
         elif own.max_length in (None, 20):
-            # 20 is what transformers says if a model says nothing.
+            # 20 is transformers' value for a model that says nothing.
             defaults["max_new_tokens"] = _NEW_TOKENS
         else:
             defaults["max_length"] = own.max_length
@@ -94,19 +93,19 @@ class TextGenerator:
             defaults |= {"src_lang": pair[1], "tgt_lang": pair[2]}
         defaults["own_src_lang"] = getattr(loaded.tokenizer, "src_lang", None)
         shown = ", ".join(f"{k}={v!r}" for k, v in defaults.items() if k in PARAMETERS and v)
-        print(f"writes: {shown}, unless a request says otherwise", flush=True)
+        print(f"generation: {shown}, unless a request says otherwise", flush=True)
         own_languages = languages(loaded.tokenizer) if is_multilingual(loaded.tokenizer) else []
         return cls(loaded=loaded, task=task, defaults=defaults, languages=own_languages)
 
     def example(self, text: str) -> Request:
-        """A request that this task answers, at little cost."""
+        """Return a cheap request that this task answers."""
         parameters: dict[str, Any] = {"max_new_tokens": 2, "num_beams": 1, "min_length": 0}
         if self.languages and self.loaded.model.generation_config.forced_bos_token_id is None:
             parameters["tgt_lang"] = self.defaults.get("tgt_lang") or self.languages[0]
         return Request(texts=[text], parameters=parameters)
 
     def measure(self, request: Request) -> list[int]:
-        """Tokens of each text, and of what may be written for it.
+        """Return the most tokens of each text and what is generated for it, together.
 
         Raises:
             BadRequest: A parameter or an input is not one of this task's.
@@ -128,7 +127,7 @@ class TextGenerator:
             token_ids: list[list[int]] = []
             for piece in bounds.pieces(request.texts, len(prefix)):
                 if self.languages:
-                    # Others may have set theirs meanwhile.
+                    # Other requests may have set theirs in the meantime.
                     tokenizer.src_lang = source or self.defaults["own_src_lang"]
                 some = request.texts[piece.start : piece.stop]
                 texts = [bounds.beginning(tokenizer, prefix + text, limit) for text in some]
@@ -145,7 +144,7 @@ class TextGenerator:
         return [len(ids) + new for ids in request.token_ids or ()]
 
     def _hold_written(self, texts: int, options: Mapping[str, Any]) -> None:
-        """Refuse more than may be generated. Raises TooCostly."""
+        """Raise TooCostly if a request may generate too much."""
         own: Any = self.loaded.model.generation_config
         beams = options.get("num_beams", own.num_beams) or 1
         count = options.get("num_return_sequences", own.num_return_sequences) or 1
@@ -157,14 +156,14 @@ class TextGenerator:
         )  # fmt: skip
 
     def _options(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of `generate` for a request's parameters.
+        """Return the arguments of `generate` for a request's parameters.
 
         Raises:
-            BadRequest: They contradict each other, or ask for more than the model writes.
+            BadRequest: They contradict each other, or exceed a limit.
         """
         chosen = {k: v for k, v in parameters.items() if k in _WRITING}
         if set(chosen) >= _LENGTHS:
-            raise BadRequest("max_new_tokens and max_length are both there. Give one.")
+            raise BadRequest("max_new_tokens and max_length are both given. Give one.")
         left_out = _LENGTHS if _LENGTHS & set(chosen) else set()
         usual = {k: v for k, v in self.defaults.items() if k in _WRITING - left_out}
         options = {**usual, **chosen}
@@ -186,22 +185,22 @@ class TextGenerator:
         most = positions or _MOST_TOKENS
         for name in ("max_new_tokens", "max_length", "min_length", "min_new_tokens"):
             if (options.get(name) or 0) > most:
-                raise BadRequest(f"{name} is {options[name]}, and the model writes {most} at most.")
+                raise BadRequest(f"{name} is {options[name]}, and the model's limit is {most}.")
         beams, count = options.get("num_beams", 1), options.get("num_return_sequences", 1)
         if max(beams, count) > _MOST_BEAMS:
             raise BadRequest(f"num_beams and num_return_sequences may be {_MOST_BEAMS} at most.")
         if count > 1 and count > beams and not options.get("do_sample"):
             raise BadRequest(
-                f"num_return_sequences is {count}, and num_beams {beams}: without do_sample there "
-                "are as many different texts as beams at most."
+                f"num_return_sequences is {count}, and num_beams {beams}: without do_sample there"
+                " are at most as many different texts as beams."
             )
         return options
 
     def _first_token(self, parameters: Mapping[str, Any]) -> dict[str, int]:
-        """What a multilingual model begins its texts with, as an argument of `generate`.
+        """Return the first token of a multilingual model's texts, as an argument of `generate`.
 
         Raises:
-            BadRequest: A language is not one of the model's, or it is not known which to write.
+            BadRequest: A language is not one of the model's, or the target language is not given.
         """
         tokenizer: Any = self.loaded.tokenizer
         for name in ("src_lang", "tgt_lang"):
@@ -215,7 +214,7 @@ class TextGenerator:
         if target is None:
             if self.loaded.model.generation_config.forced_bos_token_id is None:
                 raise BadRequest(
-                    "The model writes several languages: name one in tgt_lang, as in "
+                    "The model generates several languages: name one in tgt_lang, as in "
                     f'{{"inputs": "a text", "parameters": {{"tgt_lang": '
                     f'"{self.languages[0]}"}}}}.'
                 )
