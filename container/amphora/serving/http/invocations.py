@@ -252,8 +252,9 @@ class Invocations:
             for prefix in ("", PREFIX)
         }
         paths = {route.path for route in request.app.routes if isinstance(route, Route)} - absent
-        # With a slash at its end a route is the same.
-        return sorted(path for path in paths if path == "/" or not path.endswith("/"))
+        # A route with a slash at its end is the same.
+        shown = {path.replace(":path", "") for path in paths if not path[1:].endswith("/")}
+        return sorted(shown)
 
     async def answer_disconnect(self, request: Request, error: Exception) -> Response:
         """Give the log of requests its status; nobody reads this answer."""

