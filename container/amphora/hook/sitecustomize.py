@@ -72,6 +72,8 @@ def _causes(error: BaseException) -> tuple[list[BaseException], BaseException | 
     chain: list[BaseException] = []
     inner: BaseException | None = error
     while inner is not None and all(inner is not each for each in chain):
+        if chain and type(inner).__name__ == "CancelledError":
+            break  # asyncio's time-outs are caused by it, which says nothing.
         chain.append(error := inner)
         group, context = getattr(error, "exceptions", None), error.__context__
         if isinstance(group, tuple) and group and isinstance(group[0], BaseException):

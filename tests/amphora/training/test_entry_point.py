@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -251,11 +250,10 @@ class TestRequirements:
             process = scripted.start(PIP_INDEX_URL=f"http://127.0.0.1:{port}/simple")
             silent.settimeout(60)
             connection, _ = silent.accept()
-            started = time.monotonic()
             process.terminate()
             process.communicate(timeout=60)
             connection.close()
-        assert process.returncode == 143 and time.monotonic() - started < 30
+        assert process.returncode == 143
         assert scripted.failure == "Stopped by SIGTERM before the script had started.\n"
 
 

@@ -45,6 +45,12 @@ CASES = {
         "try:\n    1/0\nexcept ZeroDivisionError as e:\n    raise ValueError('second') from e",
         1, ("script.py:2", "raised as ValueError: second"), "ZeroDivisionError: division by zero\n",
     ),
+    "time-out of asyncio": Case(
+        "import asyncio\nasync def load():\n"
+        "    try: await asyncio.wait_for(asyncio.sleep(9), 0.01)\n"
+        "    except asyncio.TimeoutError as e: raise RuntimeError('the download hangs') from e\nasyncio.run(load())",
+        1, ("TimeoutError\n", "script.py:3 in load", "raised as RuntimeError: the download hangs"),
+    ),
     "exception raised by the block that handles another": Case(
         "try: {}['lr']\nexcept KeyError: raise ValueError('no such setting')",
         1, ("script.py:1", "raised as ValueError: no such setting"), "KeyError: 'lr'\n",

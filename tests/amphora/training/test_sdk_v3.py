@@ -65,6 +65,8 @@ def test_a_script_sees_what_the_driver_would_show_it(trainer: ModelTrainer) -> N
         "nested": {"a": {"b": 1}}, "k": 1, "with-dash": "x", "text": '"t"', "sagemaker_own": "y",
     }  # fmt: skip
     trainer.channels = ["train"]
+    # A requirements.txt that SourceCode does not name is not installed.
+    trainer.script("no-such-package-at-all==1.0", "requirements.txt")
     trainer.script(PRINT).send(entry_script="script.py")
     theirs, ours = printed(trainer.run(BASH_ENV="")), printed(trainer.run())
     assert (
@@ -150,10 +152,16 @@ def test_two_processes_by_torchrun(trainer: ModelTrainer) -> None:
     assert trainer.failure.startswith("ValueError: rank one objects")
 
 
-def test_sigterm_reaches_every_rank(trainer: ModelTrainer) -> None:
+@pytest.mark.parametrize("how", ["Torchrun", "command"])
+def test_sigterm_reaches_every_rank(trainer: ModelTrainer, how: str) -> None:
+    """torchrun itself would give its ranks 30 s and end with its own exit code."""
     trainer.script(SAVES)
-    torchrun = distributed("Torchrun", process_count_per_node=2, smp=None)
-    with trainer.send(torchrun, entry_script="script.py").started() as process:
+    if how == "command":
+        trainer.send(command="true && torchrun --nproc_per_node 2 script.py")
+    else:
+        torchrun = distributed("Torchrun", process_count_per_node=2, smp=None)
+        trainer.send(torchrun, entry_script="script.py")
+    with trainer.started() as process:
         for rank in "01":
             wait_for(trainer.code / f"ready{rank}", 60)
         output = stop(process)
@@ -167,11 +175,6 @@ def test_requirements_without_a_way_to_an_index(trainer: ModelTrainer) -> None:
     assert result.returncode == 2 and '{"argv"' not in result.stdout
     assert trainer.failure and trainer.failure.startswith("CodeError: needs.txt of ")
     assert "No matching distribution found for no-such-package-at-all" in trainer.failure[:1024]
-
-
-def test_no_requirements_unless_asked_for(trainer: ModelTrainer) -> None:
-    trainer.script(PRINT).script("no-such-package-at-all==1.0", "requirements.txt")
-    assert printed(trainer.send(entry_script="script.py").run(PIP_NO_INDEX="1"))
 
 
 def test_a_command_of_the_users(trainer: ModelTrainer) -> None:
@@ -238,17 +241,6 @@ def test_where_it_departs_from_the_driver(trainer: ModelTrainer) -> None:
     assert differing == {"SM_MASTER_ADDR", "SM_ENTRY_SCRIPT", "SM_HP_VERSION", "SM_TRAINING_ENV"}
     assert all(any(fnmatch(name, known) for known in DIFFERENCES) for name in differing)
     assert (theirs["SM_HP_VERSION"], ours["SM_HP_VERSION"]) == ("1.1", "1.10")
-
-
-def test_sigterm_reaches_the_ranks_of_a_command(trainer: ModelTrainer) -> None:
-    """torchrun, which would give them 30 s and end with a code of its own, is left to see it."""
-    trainer.script(SAVES).send(command="true && torchrun --nproc_per_node 2 script.py")
-    with trainer.started() as process:
-        for rank in "01":
-            wait_for(trainer.code / f"ready{rank}", 60)
-        output = stop(process)
-    assert process.returncode == 7, output
-    assert all((trainer.code / f"saved{rank}").exists() for rank in "01")
 
 
 def test_mpi_on_one_host(trainer: ModelTrainer, tmp_path: Path) -> None:
