@@ -3,8 +3,7 @@
 Two images serve such files: Hugging Face's, where a request is a dict and the model a pipeline, and
 PyTorch's, where a request is a tensor. Which of them a file means is decided by the model, by what
 the file imports, and by the model's folder, and is printed once; AMPHORA_HANDLER_DEFAULTS
-(huggingface, pytorch) sets it. Its third value, image, is for files with `input_fn` or `output_fn`
-only: there the image's own handlers predict, with batching, and take and give plain JSON values.
+(huggingface, pytorch) sets it.
 """
 
 from __future__ import annotations
@@ -24,20 +23,13 @@ from recipe.inference.payloads import BadRequest
 __all__ = ["Defaults", "for_file", "leads", "load_torchscript"]
 
 VARIABLE = "AMPHORA_HANDLER_DEFAULTS"
-HUGGING_FACE, PYTORCH, IMAGE = "huggingface", "pytorch", "image"
+HUGGING_FACE, PYTORCH = "huggingface", "pytorch"
 _TITLES = {HUGGING_FACE: "Hugging Face", PYTORCH: "PyTorch"}
 _HUB_LIBRARIES = {
     "transformers", "sentence_transformers", "diffusers", "optimum", "peft", "setfit",
     "huggingface_hub", "sagemaker_huggingface_inference_toolkit",
 }  # fmt: skip
 _TENSOR_METHODS = {"to", "shape", "size", "dim", "long", "int", "float", "cuda", "cpu", "unsqueeze"}
-_PRIVATE_TO_IMAGE = {
-    "model_fn",
-    "predict_fn",
-    "predict_batch_fn",
-    "transform_fn",
-    "model_warmup_fn",
-}
 
 
 def leads(model_dir: str) -> bool:
@@ -57,19 +49,17 @@ def for_file(own: frozenset[str], path: str) -> Defaults:
         path: Where it is; empty if there is none.
 
     Raises:
-        ValueError: AMPHORA_HANDLER_DEFAULTS is not one of its values, or is `image` although a
-            function of the file would see what is private to the image's handlers.
+        ValueError: AMPHORA_HANDLER_DEFAULTS is not one of its values.
     """
     setting = os.environ.get(VARIABLE, "").strip().lower()
-    if setting not in ("", HUGGING_FACE, PYTORCH, IMAGE):
+    if setting == "image":
         raise ValueError(
-            f"{VARIABLE} is {setting!r}."
-            f" Give {HUGGING_FACE}, {PYTORCH} or {IMAGE}, or leave it out."
+            f"{VARIABLE} is 'image', which was removed. Leave it out: functions that"
+            f" {path or 'a file'} leaves out are then as in Hugging Face's image."
         )
-    if setting == IMAGE and (private := sorted(own & _PRIVATE_TO_IMAGE)):
+    if setting not in ("", HUGGING_FACE, PYTORCH):
         raise ValueError(
-            f"{VARIABLE} is {IMAGE}, but {path} defines {', '.join(private)}, which the image's own"
-            f" model is not made for. Give {HUGGING_FACE} or {PYTORCH}, or leave it out."
+            f"{VARIABLE} is {setting!r}. Give {HUGGING_FACE} or {PYTORCH}, or leave it out."
         )
     return Defaults(own=own, path=path, setting=setting)
 
@@ -83,18 +73,7 @@ class Defaults:
     setting: str
 
     def model_fn(self, model_dir: str) -> Any:
-        """A pipeline, as in Hugging Face's image, or TorchScript, as in PyTorch's; the image's own
-        model for AMPHORA_HANDLER_DEFAULTS=image."""
-        if self.setting == IMAGE:
-            from recipe.inference import registry
-            from recipe.inference.engines import conversion
-
-            if conversion.is_requested(os.environ):
-                raise ValueError(
-                    f"{conversion.NAME} is openvino, which computes for models without an"
-                    f" inference.py only. Leave it out, or {VARIABLE}={IMAGE} with {self.path}."
-                )
-            return registry.load(model_dir, os.environ)
+        """Load a pipeline, as Hugging Face's image does, or TorchScript, as PyTorch's does."""
         if self.setting == PYTORCH or (not self.setting and leads(model_dir)):
             return load_torchscript(model_dir)
         return huggingface.make_pipeline(model_dir, os.environ)
@@ -108,8 +87,6 @@ class Defaults:
         missing = sorted({"input_fn", "predict_fn", "output_fn"} - self.own)
         if "transform_fn" in self.own or not missing:
             return {}
-        if self.setting == IMAGE:
-            return image_functions(self.own)
         if "predict_fn" not in self.own:
             kind = type(model).__name__
             if not callable(model) and library_call(model) is None:
@@ -135,7 +112,11 @@ class Defaults:
         def input_fn(body: str | bytes, content_type: str) -> Any:
             if family == PYTORCH:
                 return pytorch.decode(body, content_type, model)
-            return huggingface.decode(body, content_type, task)
+            try:
+                return huggingface.decode(body, content_type, task)
+            except huggingface.NoHeader as error:
+                advice = "" if task else f" {VARIABLE}={PYTORCH} reads a CSV of numbers."
+                raise BadRequest(f"{error}{advice}") from error
 
         def output_fn(prediction: Any, accept: str) -> Any:
             # PyTorch's image makes lists of a tensor first, so that NPY holds float64 or int64.
@@ -280,44 +261,3 @@ def takes_tensor(path: str) -> bool:
                 as_tensor |= node.func.id == model and data in given
         return as_tensor
     return False
-
-
-def image_functions(own: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
-    """The image's own handlers around a user's input_fn or output_fn, or both."""
-    from recipe.inference import answers, bodies, payloads
-    from recipe.inference.apis import lines
-
-    def predict_batch_fn(inputs: list[Any], model: Any) -> list[Any]:
-        requests = [
-            data
-            if isinstance(data, payloads.Request)
-            else bodies.read_request(serialization.to_json(data), payloads.JSON)
-            for data in inputs
-        ]
-        for request in requests:
-            lines.measure(request, model.measure)  # which refuses parameters of other tasks
-        predictions = lines.predicted(requests, model.predict, payloads.with_faults)
-        if "output_fn" not in own:
-            return predictions
-        # A user's function gets plain values; an error in an answer's place stays one.
-        return [
-            answer if isinstance(answer, Exception) else huggingface.as_values(answer)
-            for answer in predictions
-        ]
-
-    def predict_fn(data: Any, model: Any) -> Any:
-        (prediction,) = predict_batch_fn([data], model)
-        if isinstance(prediction, Exception):
-            raise prediction
-        return prediction
-
-    def output_fn(prediction: Any, accept: str) -> Any:
-        return answers.write_answer(prediction, accept)
-
-    print(f"handlers: the rest is the image's own, since {VARIABLE} is {IMAGE}", flush=True)
-    return {
-        "input_fn": bodies.read_request,
-        "predict_fn": predict_fn,
-        "predict_batch_fn": predict_batch_fn,
-        "output_fn": output_fn,
-    }

@@ -37,7 +37,7 @@ SETTINGS: Mapping[str, str] = {
         ("BLOCKED_WEIGHTS", "0 keeps PyTorch's layout of the weights on a CPU (1)"),
         ("BUCKETS", "Trainium: shapes to compile for, texts x tokens, such as 1x128,16x128"),
         ("ANSWERS", "huggingface (a vector for each token) or vectors (one for each text)"),
-        ("HANDLER_DEFAULTS", "huggingface, pytorch or image: the functions that a file leaves out"),
+        ("HANDLER_DEFAULTS", "huggingface or pytorch: the functions that a file leaves out"),
         # Serving: bounds of one request
         ("MAX_TEXT_BYTES", "bytes that are tokenized at once (500000)"),
         ("MAX_ROWS", "texts, pairs and windows (131072)"),

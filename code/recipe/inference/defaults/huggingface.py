@@ -24,6 +24,11 @@ from recipe.inference.payloads import (
     media_type,
 )
 
+
+class NoHeader(BadRequest):
+    """The first line of a CSV names no column that is known."""
+
+
 _NESTED = {"zero-shot-classification", "table-question-answering"}
 _CSV_NAMES = ("question", "context", "inputs")
 
@@ -110,11 +115,12 @@ def read_table(text: str) -> dict[str, Any]:
     """The rows of CSV as dicts, or the texts alone if a column is named inputs.
 
     Raises:
-        BadRequest: The first line does not name the columns, or a row has another number of fields.
+        NoHeader: The first line does not name the columns.
+        BadRequest: A row has another number of fields than the first line.
     """
     header = next(iter(text.splitlines()), "")
     if not any(name in header.lower() for name in _CSV_NAMES):
-        raise BadRequest(
+        raise NoHeader(
             "The CSV's first line must name its columns: inputs, or question and context."
         )
     try:
@@ -143,19 +149,23 @@ def make_pipeline(model_dir: str, environ: Mapping[str, str]) -> Any:
     device compiles a program for each shape.
 
     Raises:
-        ModelError: There is no model, its files are damaged, or lack weights.
+        ModelError: There is no model, its files are damaged or lack weights, or AMPHORA_ENGINE is
+            openvino.
         ValueError: HF_TASK names a task that nothing here knows.
     """
     from transformers.pipelines import PIPELINE_REGISTRY
 
     from recipe.compat import quieten
     from recipe.inference import loading, precision, registry
+    from recipe.inference.engines import conversion
     from recipe.inference.saved.origin import Origin
     from recipe.inference.static import programs as static
     from recipe.inference.tasks import pipelines
     from recipe.storage import checksums
 
     quieten(bars=False)
+    if conversion.is_requested(environ):
+        raise conversion.refused("it computes models without an inference.py only")
     origin = Origin.find(model_dir, environ)
     name = environ.get("HF_TASK") or registry.task_of(origin)
     try:

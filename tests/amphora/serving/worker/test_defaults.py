@@ -228,8 +228,8 @@ def test_a_variable_decides(
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("tensorflow", "'tensorflow'. Give huggingface, pytorch or image"),
-        ("image", "defines model_fn, which the image's own model is not made for"),
+        ("tensorflow", "'tensorflow'. Give huggingface or pytorch"),
+        ("image", "'image', which was removed. Leave it out"),
     ],
 )
 def test_a_variable_that_cannot_be_is_refused(
@@ -240,32 +240,29 @@ def test_a_variable_that_cannot_be_is_refused(
         load("def model_fn(model_dir): return 1")
 
 
-def test_the_images_own_model_behind_a_users_input_and_output(
-    load: Load, tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_csv_of_numbers_has_the_setting_that_reads_it(
+    load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import BertConfig, BertForSequenceClassification
+    """As files for scikit-learn's container have it: no input_fn, and an array for predict_fn."""
+    file = """
+        def model_fn(model_dir):
+            return {"weight": 2}
+        def predict_fn(data, model):
+            return [float(sum(row)) * model["weight"] for row in data]
+        """
+    body = b"1,2\n3,4\n"
+    with pytest.raises(Fault, match="AMPHORA_HANDLER_DEFAULTS=pytorch reads a CSV of numbers"):
+        answer(load(file), body, content_type="text/csv")
+    monkeypatch.setenv("AMPHORA_HANDLER_DEFAULTS", "pytorch")
+    assert json.loads(answer(load(file), body, content_type="text/csv")[0]) == [6.0, 14.0]
 
-    monkeypatch.setenv("AMPHORA_HANDLER_DEFAULTS", "image")
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=32,
-    )  # fmt: skip
-    BertForSequenceClassification(config).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    loaded = load(
-        """
-        import json
-        def input_fn(body, content_type):
-            return {"inputs": json.loads(body)["texts"]}
-        def output_fn(prediction, accept):
-            assert type(prediction) is list and type(prediction[0]) is dict
-            return json.dumps([one["label"] for one in prediction])
-        """
-    )
-    assert loaded.handlers.predict_batch_fn is not None
-    labels = json.loads(answer(loaded, b'{"texts": ["good", "bad film"]}')[0])
-    assert len(labels) == 2
-    assert labels[0].startswith("LABEL_")
+
+def test_an_engine_that_would_not_compute_is_refused(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMPHORA_ENGINE", "openvino")
+    with pytest.raises(Exception, match="it computes models without an inference"):
+        load("def predict_fn(data, model): return data")
 
 
 def test_a_task_whose_pipeline_transformers_has_dropped(
