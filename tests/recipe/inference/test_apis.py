@@ -128,44 +128,6 @@ def test_texts_are_ranked_as_the_pairs_are_scored(ranker: Any) -> None:
     assert 1 / (1 + np.exp(-raw[0]["score"])) == pytest.approx(answer[0]["score"], abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "words"),
-    [
-        ("/v1/embeddings", {"input": [1, 2, 3]}, ["token ids are not what"]),
-        ("/v1/embeddings", {"input": ["a", ""]}, ["empty"]),
-        ("/v1/embeddings", {"input": "a", "dimensions": 64}, ["64 dimensions", "have 32"]),
-        (
-            "/v1/embeddings",
-            {"input": "a", "encoding_format": "int8"},
-            ["encoding_format", "base64"],
-        ),
-        ("/v1/embeddings", {"model": "a"}, ["input is not there"]),
-        ("/v1/embeddings", ["a"], ["not an object"]),
-        (
-            "/embed",
-            {"inputs": "a", "pooling": "cls", "normalize": 1},
-            ["pooling", "normalize is 1"],
-        ),
-        ("/embed", {"inputs": ["good " * 90], "truncate": False}, ["48", "longer"]),
-        ("/rerank", {"query": "a", "texts": ["b"]}, ["/rerank", "answers /v1/embeddings"]),
-        (
-            "/invocations",
-            {"messages": [{"role": "user", "content": "a"}]},
-            ["/v1/chat/completions"],
-        ),
-        ("/v1/completions", {"prompt": "a", "min_tokens": 9, "max_tokens": 3}, ["min_tokens is 9"]),
-        ("/similarity", {"inputs": {"sentences": ["a"]}}, ["source_sentence"]),
-    ],
-)
-def test_what_is_not_honoured_is_refused(
-    vectors: Any, path: str, body: object, words: list[str]
-) -> None:
-    with pytest.raises(BadRequest) as caught:
-        ask(vectors, body, path)
-    for word in words:
-        assert word in str(caught.value)
-
-
 def test_the_body_decides_only_where_it_is_plain(vectors: Any) -> None:
     def route(body: object) -> str:
         return reading.read(json.dumps(body).encode(), "application/json", "/invocations").route

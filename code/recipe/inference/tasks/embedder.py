@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import AutoModel
@@ -32,51 +32,6 @@ _SAME = {"truncate": "truncation", "dimensions": "truncate_dim"}
 TOKENS, VECTORS = "huggingface", "vectors"
 """What AMPHORA_ANSWERS may be: a vector of each token, as Hugging Face's image answers, or one of
 each text."""
-
-
-class Vectors(Protocol):
-    """What makes a vector of each text."""
-
-    @property
-    def parameters(self) -> frozenset[str]:
-        """Parameters that decide on the vectors."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The column of texts that the model was trained on, if it says so."""
-
-    @property
-    def width(self) -> int:
-        """Numbers of a vector."""
-
-    def count(self, request: Request) -> list[int]:
-        """Tokens of each text; what is cut is noted in the request."""
-
-    def rows(self, requests: Sequence[Request]) -> list[list[torch.Tensor]]:
-        """A vector for each text of each request, float32 on the CPU, as the model computes it."""
-
-    def states(self, request: Request) -> list[torch.Tensor]:
-        """The last hidden state of each token of each text, float32 on the CPU."""
-
-    @property
-    def normalizes(self) -> bool:
-        """Whether vectors have length 1 unless a request says otherwise."""
-
-    @property
-    def shortened(self) -> int | None:
-        """How many numbers of a vector are given unless a request says; None: all."""
-
-    @property
-    def max_length(self) -> int:
-        """How many tokens of a text are read."""
-
-    @property
-    def tokenizer(self) -> Any:
-        """What makes tokens of texts."""
-
-    @property
-    def prompts(self) -> Mapping[str, str]:
-        """What may stand before texts, by its names."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +85,7 @@ class Means:
 class Embedder:
     """A saved encoder that answers texts with a vector for each."""
 
-    vectors: Vectors
+    vectors: Means | SentenceVectors
 
     def example(self, text: str) -> Request:
         """A request that this task answers."""

@@ -133,9 +133,8 @@ class SentenceVectors:
             )
         first = (origin.sentence_modules or [{}])[0].get("path", "")
         refuse_empty(model.tokenizer, str(Path(origin.place) / first))
-        modules = ", ".join(type(module).__name__ for module in model)
         print(
-            f"model: SentenceTransformer ({modules}) on {kind} in {name}, "
+            f"model: SentenceTransformer ({_names(model)}) on {kind} in {name}, "
             f"{model.max_seq_length} tokens at most",
             flush=True,
         )
@@ -355,10 +354,8 @@ def _programs(model: Any, kind: str, environ: Mapping[str, str]) -> Programs:
         ModelError: It has modules of which that is not known, or answers otherwise there.
         ValueError: AMPHORA_BUCKETS has no such shapes.
     """
-    encoder = getattr(model[0], "auto_model", None)
-    if not _is_usual(model) or not isinstance(encoder, PreTrainedModel):
-        names = ", ".join(type(module).__name__ for module in model)
-        raise static.refused(kind, f"of its modules ({names}) shapes are not known")
+    if (encoder := _encoder_of(model)) is None:
+        raise static.refused(kind, f"of its modules ({_names(model)}) shapes are not known")
     inputs = frozenset(inspect.signature(encoder.forward).parameters)
 
     def compute(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -394,20 +391,38 @@ def _programs(model: Any, kind: str, environ: Mapping[str, str]) -> Programs:
     return programs
 
 
-def _is_usual(model: Any) -> bool:
-    """Whether its first module reads tokens, its second pools them, and others read what that
-    gives."""
+def _encoder_of(model: Any) -> PreTrainedModel | None:
+    """Return a SentenceTransformer's encoder if its first module reads tokens, its second pools
+    them, and others read what that gives; else None."""
     names = [type(module).__name__ for module in model]
-    return names[:2] == ["Transformer", "Pooling"] and set(names[2:]) <= _AFTER_POOLING
+    encoder = getattr(model[0], "auto_model", None)
+    is_usual = names[:2] == ["Transformer", "Pooling"] and set(names[2:]) <= _AFTER_POOLING
+    return encoder if is_usual and isinstance(encoder, PreTrainedModel) else None
+
+
+def _names(model: Any) -> str:
+    return ", ".join(type(module).__name__ for module in model)
 
 
 def _laid_out(model: Any, environ: Mapping[str, str]) -> PackedRows | None:
-    """How the texts of a SentenceTransformer share a row, its weights laid out as kernels read
-    them; None if the library is to pad them, or if its vectors would be others."""
-    packed = _packing(model, environ)
+    """Return how the texts of a SentenceTransformer share a row, with its weights laid out as
+    kernels read them; None if the library is to pad them, or if its vectors would be others."""
+    if (encoder := _encoder_of(model)) is None:
+        packed_rows.tell_padded(f"the model's modules are {_names(model)}", environ)
+        return None
+
+    def vectors(how: PackedRows | None, texts: Sequence[str]) -> list[torch.Tensor]:
+        return list(SentenceVectors(model, how).encode(texts, {}).float())
+
+    inputs = frozenset(inspect.signature(encoder.forward).parameters)
+    several = ["d " * 12, "a b c", "a b d", "d " * 11]
+    packed = packed_rows.checked(
+        encoder,
+        PackedRows.of(encoder, "AutoModel", inputs, environ),
+        lambda how: vectors(how, several),
+    )
     if packed is not None:
-        served, texts = SentenceVectors(model, packed), ["a b c", "d " * 12]
-        lay_out(model[0].auto_model, environ, lambda: list(served.encode(texts, {}).float()))
+        lay_out(encoder, environ, lambda: vectors(packed, ["a b c", "d " * 12]))
     return packed
 
 
@@ -422,28 +437,10 @@ def _by_openvino(model: Any) -> Forward:
     Raises:
         ModelError: It cannot.
     """
-    encoder = getattr(model[0], "auto_model", None)
-    if not _is_usual(model) or not isinstance(encoder, PreTrainedModel):
-        names = ", ".join(type(module).__name__ for module in model)
-        raise conversion.refused(f"the model's modules are {names}")
+    if (encoder := _encoder_of(model)) is None:
+        raise conversion.refused(f"the model's modules are {_names(model)}")
     known = {"input_ids", "attention_mask", TYPE_IDS} & set(
         inspect.signature(encoder.forward).parameters
     )
     inputs = sorted(known - ({TYPE_IDS} - set(model.tokenizer.model_input_names)))
     return conversion.converted(encoder, inputs, _longest(model))
-
-
-def _packing(model: Any, environ: Mapping[str, str]) -> PackedRows | None:
-    """How the texts of a SentenceTransformer share a row; None if the library is to pad them, or if
-    its vectors would be others."""
-    encoder = getattr(model[0], "auto_model", None)
-    names = [type(module).__name__ for module in model]
-    if not _is_usual(model) or not isinstance(encoder, PreTrainedModel):
-        packed_rows.tell_padded(f"the model's modules are {', '.join(names)}", environ)
-        return None
-    inputs = frozenset(inspect.signature(encoder.forward).parameters)
-    packed = PackedRows.of(encoder, "AutoModel", inputs, environ)
-    texts = ["d " * 12, "a b c", "a b d", "d " * 11]
-    return packed_rows.checked(
-        encoder, packed, lambda how: list(SentenceVectors(model, how).encode(texts, {}).float())
-    )
