@@ -1,4 +1,4 @@
-"""HTTP on one side, calls to a pool on the other: bodies, headers, answers, errors."""
+"""Turns HTTP requests into calls of a pool, and replies and errors into HTTP answers."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ _LOCAL = {"localhost", "127.0.0.1", "::1"}
 
 
 class Invocations:
-    """Turns requests into calls of a pool and replies into answers, for every route alike."""
+    """Turns requests into calls of a pool and replies into answers, for every route."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self.draining = False
         """Whether every answer asks its client to close the connection."""
         self.answered: Callable[[], Sequence[str]] = tuple
-        """Gives the routes of clients' APIs that the model answers."""
+        """Returns the routes of other servers' APIs that the model answers."""
 
     @property
     def exception_handlers(self) -> dict[Any, ExceptionHandler]:
-        """For Starlette."""
+        """Return the exception handlers for Starlette."""
         return {
             Fault: self.answer_fault,
             HTTPException: self.answer_http_error,
@@ -71,7 +71,7 @@ class Invocations:
         }
 
     def reply(self, status: int, value: Any = None) -> Response:
-        """An answer of the server's own: a JSON value, or nothing."""
+        """Return an answer of the front itself: a JSON value, or an empty body."""
         if value is None:
             return Response(status_code=status, headers=self._closing())
         headers = {"content-type": media_types.JSON, **self._closing()}
@@ -83,7 +83,7 @@ class Invocations:
         pool: Backend,
         body: bytes | None = None,
     ) -> Response:
-        """Answer a request by a pool's model.
+        """Answer a request by the model of a pool.
 
         Args:
             request: It.
@@ -101,23 +101,23 @@ class Invocations:
                 await asyncio.sleep(_REFUSAL_SECONDS)
             raise
         reply = await self.wait(request, pool, call)
-        own: dict[str, str] = {}
+        answer: dict[str, str] = {}
         # The contract's headers, unless the handler has set its own.
         if attributes := call.headers.get(_ATTRIBUTES, "")[:_MOST_ATTRIBUTES]:
-            own[_ATTRIBUTES] = attributes
+            answer[_ATTRIBUTES] = attributes
         if call.session is not None and call.session.is_new:
-            own[sessions.NEW_HEADER] = call.session.announcement
+            answer[sessions.NEW_HEADER] = call.session.announcement
         if call.session is not None and reply.closes_session:
-            own[sessions.CLOSED_HEADER] = call.session.id
-        own = {**own, **reply.headers, **self._closing()}
-        own.update({"content-type": reply.content_type, "x-request-id": call.id})
+            answer[sessions.CLOSED_HEADER] = call.session.id
+        answer = {**answer, **reply.headers, **self._closing()}
+        answer.update({"content-type": reply.content_type, "x-request-id": call.id})
         if reply.chunks is None:
-            return Response(reply.body, reply.status, own)
+            return Response(reply.body, reply.status, answer)
         if request.scope["http_version"] == "1.0":
             # Such a client would read the lengths of chunks as part of the answer.
             whole = b"".join([chunk async for chunk in chunks(call, reply, pool)])
-            return Response(whole, reply.status, own)
-        return StreamingResponse(chunks(call, reply, pool), reply.status, own)
+            return Response(whole, reply.status, answer)
+        return StreamingResponse(chunks(call, reply, pool), reply.status, answer)
 
     async def order(self, request: Request) -> bytes:
         """The body of a request that manages models or adapters.
@@ -166,7 +166,7 @@ class Invocations:
         return b"".join(parts)
 
     def call(self, connection: HTTPConnection, identifier: str, body: bytes) -> Call:
-        """A call with the headers of the connection. Raises Fault (415) for an unknown charset."""
+        """Make a call from a connection's headers. Raises Fault (415) for an unknown charset."""
         media_types.check_charset(connection.headers.get("content-type", ""))
         loop = asyncio.get_running_loop()
         headers = connection.headers
@@ -182,7 +182,7 @@ class Invocations:
         )
 
     async def wait(self, request: Request, pool: Backend, call: Call) -> Reply:
-        """Wait for the worker, the deadline, or the client's leaving, whatever comes first."""
+        """Wait for the reply. Raises Fault at the deadline, ClientDisconnect without a client."""
 
         def give_up(error: Exception) -> None:
             if not call.reply.done():
@@ -194,7 +194,7 @@ class Invocations:
 
         loop = asyncio.get_running_loop()
         late = loop.call_at(call.deadline, give_up, too_late(self._settings.timeout))
-        # No task that waits for the connection's end: it would cost a tenth of the front's time.
+        # A task that waits for the connection's end would cost a tenth of the front's time.
         gone: asyncio.Future[None] = request.scope[GONE]
         gone.add_done_callback(leave)
         try:
@@ -207,7 +207,7 @@ class Invocations:
         return {"connection": "close"} if self.draining else {}
 
     async def answer_fault(self, request: Request, error: Exception) -> Response:
-        """Answer an error that a handler or the server has declared."""
+        """Answer with the error that a handler or the front has raised."""
         assert isinstance(error, Fault)
         headers = {"retry-after": "1"} if error.status == 503 else {}
         if error.code == "payload_too_large":
@@ -223,7 +223,7 @@ class Invocations:
         )
 
     async def answer_http_error(self, request: Request, error: Exception) -> Response:
-        """Answer a request that has no route, or not with that method."""
+        """Answer a request for an unknown route, or with a method that its route does not take."""
         assert isinstance(error, HTTPException)
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
         message = f"{request.method} {request.scope['path']}: {error.detail}."
@@ -238,12 +238,12 @@ class Invocations:
                 for route in request.app.routes
                 if isinstance(route, Route) and route.matches(request.scope)[0] != Match.NONE
             ]
-            own = {m for route in meant if route.path == meant[0].path for m in route.methods or ()}
-            headers["Allow"] = ", ".join(sorted(own))
+            same = [route for route in meant if route.path == meant[0].path]
+            headers["Allow"] = ", ".join(sorted({m for route in same for m in route.methods or ()}))
         return self._error(request, error.status_code, code, message, headers)
 
     def _routes(self, request: Request) -> list[str]:
-        """The routes that there are, without those of clients' APIs that the model lacks."""
+        """Return the routes, without those of other servers' APIs that the model lacks."""
         answered = set(self.answered())
         absent = {
             prefix + path
@@ -257,12 +257,12 @@ class Invocations:
         return sorted(shown)
 
     async def answer_disconnect(self, request: Request, error: Exception) -> Response:
-        """Give the log of requests its status; nobody reads this answer."""
+        """Set the status for the access log; nobody reads this answer."""
         status = request.scope.get("state", {}).get("refused", _CLIENT_GONE)
         return self._error(request, status, "client_gone", "The client has gone.", {})
 
     async def answer_bug(self, request: Request, error: Exception) -> Response:
-        """Answer a request that has met an error of the server itself."""
+        """Log an error of the front itself, and answer 500 without its text."""
         LOG.error("Request %s failed in the server.", request_id(request), exc_info=error)
         return self._error(request, 500, "internal_error", "See the server's log.", {})
 
@@ -291,7 +291,7 @@ def _too_large(limit: int) -> Fault:
 
 
 def route_of(connection: HTTPConnection) -> str:
-    """The route that a request means: its path, unless a custom attribute names another one."""
+    """Return the route of a request: its path, unless a custom attribute names another one."""
     path: str = connection.scope["path"]
     if path.startswith(f"{PREFIX}/v1/"):
         path = path.removeprefix(PREFIX)
@@ -300,11 +300,11 @@ def route_of(connection: HTTPConnection) -> str:
 
 
 def _follow_attribute(request: Request, answered: Sequence[str]) -> None:
-    """Note the route that the custom attribute `route` names, as in AWS's vLLM image: SageMaker
-    passes on nothing else that would tell.
+    """Apply the route that the custom attribute `route` names, as in AWS's vLLM image: SageMaker
+    forwards no other header for it.
 
-    Raises Fault (404) if the model answers such routes, but not this one. Handlers that answer none
-    may mean something else by the attribute.
+    Raises Fault (404) if the model answers other servers' routes, but not this one. If it answers
+    none of them, the attribute may mean something else to its handlers.
     """
     pairs = (pair.partition("=") for pair in request.headers.get(_ATTRIBUTES, "").split(","))
     named = {name.strip(): value.strip() for name, _, value in pairs}.get("route", "")
@@ -317,7 +317,7 @@ def _follow_attribute(request: Request, answered: Sequence[str]) -> None:
 
 
 def absent(path: str, answered: Sequence[str]) -> Fault:
-    """The answer to a route of a client's API that the model lacks."""
+    """Return the error for a route of another server's API that the model does not answer."""
     known = ", ".join(["/invocations", *answered])
     return Fault(404, "not_found", f"The model that is loaded does not answer {path}, but {known}.")
 
@@ -331,7 +331,7 @@ def error_body(
     *,
     param: str | None = None,
 ) -> bytes:
-    """The JSON of every error; on a route of OpenAI's, TEI's or TGI's API in that API's form."""
+    """Return an error as JSON; on a route of OpenAI's, TEI's or TGI's API in that API's form."""
     error: dict[str, Any] = {"code": code, "message": message, "request_id": identifier}
     document: dict[str, Any] = {"error": error}
     if path.startswith("/v1/"):
@@ -348,9 +348,9 @@ def error_body(
 
 
 def check_origin(request: Request) -> None:
-    """Refuse a web page of another site to manage models. Raises Fault (403).
+    """Refuse requests from web pages of other sites. Raises Fault (403).
 
-    A page of this server itself has its address as origin; that must be a local one, since by DNS
+    The origin of a page of this server is the server's address, which must be a local one: by DNS,
     any site may claim an address here.
     """
     origin = request.headers.get("origin")
@@ -366,7 +366,7 @@ def check_origin(request: Request) -> None:
 
 
 def request_id(request: HTTPConnection) -> str:
-    """The server's name of a request: in the answer, in errors, in the log."""
+    """Return the id of a request, which answers, errors and the log contain."""
     if not hasattr(request.state, "id"):
         # A UUID's object would take five times as long.
         request.state.id = os.urandom(16).hex()

@@ -43,7 +43,7 @@ _WEIGHTS_SHARE = 1.2
 
 @dataclass
 class LoadedModel:
-    """A model and the pool of its workers."""
+    """A loaded model and its pool of workers."""
 
     name: str
     url: str
@@ -51,7 +51,7 @@ class LoadedModel:
 
     @property
     def entry(self) -> dict[str, str]:
-        """As SageMaker's API shows it."""
+        """Return its entry in SageMaker's API."""
         return {"modelName": self.name, "modelUrl": self.url}
 
 
@@ -74,11 +74,11 @@ class MultiModel:
 
     @property
     def routes(self) -> list[Route]:
-        """For Starlette."""
+        """Return the routes for Starlette."""
         # Clients that cannot name the model in the path name it in the header.
-        own = ("/invocations", "/invocations/", "/")
+        unnamed = ("/invocations", "/invocations/", "/")
         return [
-            *(Route(path, self.invoke_named, methods=["POST"]) for path in own),
+            *(Route(path, self.invoke_named, methods=["POST"]) for path in unnamed),
             Route("/models", self.list_models, methods=["GET"]),
             Route("/models", self.load, methods=["POST"]),
             Route("/models/{name:path}/invoke", self.invoke, methods=["POST"]),
@@ -88,12 +88,12 @@ class MultiModel:
 
     @property
     def pools(self) -> list[Backend]:
-        """The loaded models' pools."""
+        """Return the pools of the loaded models."""
         return [model.pool for model in self._models.values()]
 
     @property
     def names(self) -> list[str]:
-        """The loaded models' names, sorted."""
+        """Return the sorted names of the loaded models."""
         return sorted(self._models)
 
     async def close(self) -> None:
@@ -101,13 +101,13 @@ class MultiModel:
         await asyncio.gather(*(pool.close() for pool in self.pools))
 
     def find(self, name: str) -> LoadedModel:
-        """A loaded model. Raises Fault (404) if it is not loaded."""
+        """Return a loaded model. Raises Fault (404) if it is not loaded."""
         if name not in self._models:
             raise Fault(404, "model_not_found", f"Model {name!r} is not loaded.")
         return self._models[name]
 
     def select(self, name: str) -> LoadedModel:
-        """The model of a client that may not know several: '' means the only one.
+        """Return the model of that name; '' means the only one that is loaded.
 
         Raises Fault: 404 if it is not loaded, 503 if none is, 400 if there are several to choose.
         """
@@ -125,7 +125,7 @@ class MultiModel:
         return next(iter(self._models.values()))
 
     async def list_models(self, request: Request) -> Response:
-        """GET /models, in pages."""
+        """Answer GET /models, in pages."""
         first = _number(request, "next_page_token", 0)
         size = max(1, _number(request, "limit", _PAGE))
         page = [self._models[name].entry for name in self.names[first : first + size]]
@@ -135,11 +135,11 @@ class MultiModel:
         return self._invocations.reply(200, answer)
 
     async def show(self, request: Request) -> Response:
-        """GET /models/NAME."""
+        """Answer GET /models/NAME."""
         return self._invocations.reply(200, self.find(request.path_params["name"]).entry)
 
     async def unload(self, request: Request) -> Response:
-        """DELETE /models/NAME."""
+        """Answer DELETE /models/NAME."""
         check_origin(request)
         async with self._loading:
             model = self.find(request.path_params["name"])
@@ -149,17 +149,17 @@ class MultiModel:
         return self._invocations.reply(200, {"status": f"Model {model.name} is unloaded."})
 
     async def invoke(self, request: Request) -> Response:
-        """POST /models/NAME/invoke."""
+        """Answer POST /models/NAME/invoke."""
         model = self.find(request.path_params["name"])
         return await self._invocations.invoke(request, model.pool)
 
     async def invoke_named(self, request: Request) -> Response:
-        """POST /invocations: the header names the model, unless only one is loaded."""
+        """Answer POST /invocations by the model of the header, or by the only one."""
         model = self.select(request.headers.get(TARGET_MODEL, ""))
         return await self._invocations.invoke(request, model.pool)
 
     async def load(self, request: Request) -> Response:
-        """POST /models."""
+        """Answer POST /models."""
         body = await self._invocations.order(request)
         try:
             order = json.loads(body)
@@ -231,7 +231,7 @@ class MultiModel:
 
 
 def _bytes_of(folder: Path) -> int:
-    """Of all files below a folder; what vanishes meanwhile, or cannot be seen, is not counted."""
+    """Return the size of all files below a folder that can be read."""
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):

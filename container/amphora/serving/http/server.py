@@ -1,7 +1,7 @@
 """`amphora serve`: the HTTP front, one process that never imports a user's code.
 
-It owns the port, the queue and the answers; the model lives in workers (`amphora.serving.pool`), so
-that `/ping` is answered whatever happens to a model.
+It owns the port, the queue and the answers. The model runs in worker processes
+(`amphora.serving.pool`), so that `/ping` is answered whatever happens to it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def serve(base_dir: Path, environ: Mapping[str, str]) -> int:
 
 
 class Front:
-    """The application: the routes of one model, or of the multi-model API."""
+    """The ASGI application: the routes of one model, or of the multi-model API."""
 
     def __init__(self, settings: ServerSettings, environ: Mapping[str, str]) -> None:
         self.settings = settings
@@ -105,7 +105,7 @@ class Front:
             self.invocations.answered = lambda: pool.description.get("routes", [])
 
     def application(self) -> ASGIApp:
-        """The ASGI application."""
+        """Build the ASGI application."""
         routes: list[BaseRoute] = [
             Route("/ping", self.ping, methods=["GET", "POST"]),
             Route("/ping/", self.ping, methods=["GET", "POST"]),
@@ -124,7 +124,7 @@ class Front:
             routes += [
                 Route("/invocations", self.invoke, methods=["POST"]),
                 Route("/invocations/", self.invoke, methods=["POST"]),
-                # Clients of Hugging Face's servers post here if they have the server's address.
+                # Clients of Hugging Face's servers post to / if they are given the address only.
                 Route("/", self.invoke, methods=["POST"]),
                 *clients.routes,
                 *self.adapters.routes,
@@ -136,7 +136,7 @@ class Front:
                 ),
             ]
         app = Starlette(routes=routes, exception_handlers=self.invocations.exception_handlers)
-        # A redirect would name whatever host the client's Host header names.
+        # A redirect would point to whatever the client's Host header names.
         app.router.redirect_slashes = False
         self._access_log = metrics.AccessLog(app, self.metrics, sys.stdout)
         return self._access_log
@@ -147,7 +147,7 @@ class Front:
 
     @property
     def pools(self) -> list[Backend]:
-        """Every pool that runs."""
+        """Return the pools of all loaded models."""
         if self.models is not None:
             return [*self.models.pools]
         return [self.pool] if self.pool is not None else []
@@ -157,12 +157,12 @@ class Front:
         await asyncio.gather(*(pool.close() for pool in self.pools))
 
     async def ping(self, request: Request) -> Response:
-        """Tell whether a model is ready to answer."""
+        """Answer 200 if a model is ready, else 503."""
         is_ready = self.pool is None or self.pool.is_ready
         return self.invocations.reply(200 if is_ready else 503)
 
     async def show_metrics(self, request: Request) -> Response:
-        """Give the metrics in Prometheus' text format."""
+        """Answer with the metrics in Prometheus' text format."""
         self.metrics.waiting.set(sum(pool.waiting for pool in self.pools))
         self.metrics.queue_age.set(max((pool.oldest for pool in self.pools), default=0.0))
         self.metrics.workers.set(sum(pool.living for pool in self.pools))
@@ -170,11 +170,11 @@ class Front:
         return Response(self.metrics.text() + more, headers={"content-type": metrics.CONTENT_TYPE})
 
     async def describe(self, request: Request) -> Response:
-        """Give the OpenAPI document."""
+        """Answer with the OpenAPI document."""
         return self.invocations.reply(200, openapi.describe(self.settings))
 
     async def page(self, request: Request) -> Response:
-        """Give the page to try the model."""
+        """Answer with the page to try the model."""
         return FileResponse(Path(__file__).with_name("page.html"))
 
     async def invoke(self, request: Request) -> Response:
@@ -183,7 +183,7 @@ class Front:
         return await self.invocations.invoke(request, self.pool)
 
     async def execution_parameters(self, request: Request) -> Response:
-        """Tell batch transform how to send, before it begins; a job's own settings go before these.
+        """Answer with the settings for batch transform; those of the job take precedence.
 
         One record a request is right for every content type and every handler: several lines sent
         as application/json are not JSON, and several as text/plain would be taken for one text. The
@@ -205,7 +205,7 @@ class Front:
 
 
 async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socket.socket) -> int:
-    """Serve on a bound socket until a signal comes, or the model's workers give up."""
+    """Serve on a bound socket until a signal arrives, or the model's workers give up."""
     front = Front(settings, environ)
     connections, backlog = wire.affordable(settings.limits.connections, settings.workers)
     server = wire.Server(
@@ -229,7 +229,7 @@ async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socke
         ends.append(front.pool.failed)
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if stop.is_set():
-        LOG.info("Stopping: what has arrived is answered first.")
+        LOG.info("Stopping: requests that have arrived are answered first.")
         front.invocations.draining = True
         await asyncio.sleep(_LINGER_SECONDS)
     server.should_exit = True
@@ -238,5 +238,5 @@ async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socke
     await front.close()
     if front.pool is not None and front.pool.failed.done():
         raise front.pool.failed.result()
-    LOG.info("All requests are answered; good bye.")
+    LOG.info("All requests are answered. Shutdown is complete.")
     return 0

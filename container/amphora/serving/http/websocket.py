@@ -32,7 +32,7 @@ _MOST_AHEAD = 8
 
 
 class WebSocketInvocations:
-    """The WebSocket route of one model."""
+    """Answers the messages of WebSockets by one model."""
 
     def __init__(self, settings: ServerSettings, invocations: Invocations, pool: Backend) -> None:
         self._settings = settings
@@ -40,7 +40,7 @@ class WebSocketInvocations:
         self._pool = pool
 
     async def converse(self, socket: WebSocket) -> None:
-        """Answer messages, in their order, until the client leaves or the server stops."""
+        """Answer messages in order until the client leaves or the server stops."""
         await socket.accept()
         inbox: asyncio.Queue[bytes] = asyncio.Queue(_MOST_AHEAD)
         tasks = [
@@ -94,7 +94,7 @@ class WebSocketInvocations:
 
 
 async def _read(socket: WebSocket, inbox: asyncio.Queue[bytes]) -> None:
-    """Take messages until the client leaves."""
+    """Queue messages until the client leaves."""
     while (message := await socket.receive())["type"] != "websocket.disconnect":
         data = message.get("bytes")
         await inbox.put(data if data is not None else (message.get("text") or "").encode())

@@ -57,45 +57,45 @@ class Pool:
         self._closing = False
         self._loaded: Loaded | None = None
         self.failed: asyncio.Future[ModelError] = asyncio.get_running_loop().create_future()
-        """Done when the pool has given up; the reason is its result."""
+        """Done when the pool has given up; its result is the reason."""
         self.loaded = asyncio.Event()
         """Set when the first worker is ready."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether a worker lives that has loaded the model and has warmed up."""
+        """Whether at least one worker has loaded the model and warmed up."""
         return bool(self._dispatcher.connections)
 
     @property
     def is_idle(self) -> bool:
-        """Whether every worker has told that it has nothing at work."""
+        """Whether every worker has reported that it is idle."""
         return all(connection.idle for connection in self._dispatcher.connections.values())
 
     @property
     def merges(self) -> bool:
-        """Whether the loaded handlers let requests be predicted together."""
+        """Whether the loaded handlers take merged requests."""
         return self._loaded is not None and self._loaded.batches
 
     @property
     def living(self) -> int:
-        """Workers that can take requests."""
+        """Return the number of workers that can take requests."""
         return len(self._dispatcher.connections)
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """What the handlers say of the model; empty before it is loaded."""
+        """Return the handlers' description of the model; empty before it is loaded."""
         return self._loaded.description if self._loaded is not None else {}
 
     @property
     def oldest(self) -> float:
-        """Seconds that the oldest request in the queue has waited; 0 if there is none."""
+        """Return how many seconds the oldest waiting request has waited; 0 if none waits."""
         waiting = (call for queue in self._dispatcher.queues for call in queue)
         arrived = [call.arrived for call in waiting if not call.reply.done()]
         return time.monotonic() - min(arrived) if arrived else 0.0
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
+        """Return the number of waiting requests."""
         return sum(map(len, self._dispatcher.queues))
 
     def start(self) -> None:
@@ -106,7 +106,7 @@ class Pool:
         self._keepers = [asyncio.create_task(self._keep(0))]
 
     async def close(self) -> None:
-        """End all workers; what they have not answered is lost, so drain first."""
+        """End all workers. Requests that they have not answered are lost, so drain first."""
         self._closing = True
         for keeper in self._keepers:
             keeper.cancel()
@@ -116,7 +116,7 @@ class Pool:
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     def submit(self, call: Call) -> None:
-        """Queue a request. Raises Fault at once: not ready, too many wait, or no such session."""
+        """Queue a request. Raises Fault: not ready, queue full, or no such session."""
         if self._loaded is None:
             raise Fault(503, "not_ready", "The model is not loaded yet.")
         if (waiting := self.waiting) >= self.settings.queue_limit:
@@ -125,7 +125,7 @@ class Pool:
             self._dispatcher.queue.append(call)
         else:
             # A session's request goes to the worker that keeps the session.
-            workers = {each.pid: each for each in self._dispatcher.connections.values()}
+            workers = {worker.pid: worker for worker in self._dispatcher.connections.values()}
             if not workers:
                 raise Fault(503, "not_ready", "The model is being restarted.")
             for session in self.sessions.expired():
@@ -137,7 +137,7 @@ class Pool:
         self._dispatcher.dispatch()
 
     def cancel(self, call: Call) -> None:
-        """The client is gone: drop the call from its queue, or tell the worker that answers it."""
+        """Drop a call whose client has gone from its queue, or cancel it in its worker."""
         for queue in self._dispatcher.queues:
             with contextlib.suppress(ValueError):
                 queue.remove(call)
@@ -149,17 +149,17 @@ class Pool:
                     connection.expect()
 
     def took(self, call: Call) -> None:
-        """The client has taken a chunk of a stream."""
+        """Note that the client has read a chunk of a stream."""
         for connection in self._dispatcher.connections.values():
             if connection.calls.get(call.id) is call:
                 connection.note_taken(call)
 
     async def metrics_text(self) -> bytes:
-        """Empty: all is counted in the server's own metrics."""
+        """Return nothing: the front counts everything itself."""
         return b""
 
     async def _keep(self, index: int) -> None:
-        """Keep one worker alive, for as long as the pool is open."""
+        """Start a worker, and replace it when it ends, until the pool is closed."""
         while not self._closing:
             try:
                 sock, pid, loaded = await self._spawner.worker(index, self.settings.threads)
@@ -191,7 +191,7 @@ class Pool:
                 await asyncio.sleep(_RESTART_PAUSE)
 
     def _gives_up(self, error: Exception) -> bool:
-        """Whether to stop trying: at once before the first success, else after several failures."""
+        """Whether to give up: at once if the model never loaded, else after several failures."""
         self._failures += 1
         never_loaded = self._loaded is None and isinstance(error, ModelError)
         most_failures = _GIVE_UP_AFTER * self.settings.workers
@@ -250,7 +250,7 @@ class Pool:
             connection.watch()
 
     def _lose(self, connection: WorkerConnection) -> None:
-        """A worker is gone: its calls are tried once more, or failed."""
+        """Retry or fail the calls of a worker that has ended."""
         connection.close()
         self._dispatcher.connections.pop(connection.index, None)
         self.sessions.lose(connection.pid)
@@ -277,5 +277,5 @@ class Pool:
 
 
 def too_late(timeout: float) -> Fault:
-    """The answer to a request whose deadline has passed."""
+    """Return the error for a request whose deadline has passed."""
     return Fault(504, "deadline_exceeded", f"No answer within {timeout:g} s.")

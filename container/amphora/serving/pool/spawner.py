@@ -29,7 +29,7 @@ LOG = logging.getLogger("amphora.pool")
 
 
 class ModelError(AmphoraError):
-    """The model cannot be loaded, or its workers cannot live."""
+    """The model cannot be loaded, or its workers cannot run."""
 
 
 # What PyTorch says of a full GPU and of full memory, JAX and TensorFlow of either.
@@ -39,16 +39,16 @@ _FULL = re.compile(
 
 
 class TooLarge(ModelError):
-    """The model does not fit: its process was killed by the kernel, or the device is full."""
+    """The model does not fit: the kernel killed its process, or the device is out of memory."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a process reports when it has loaded the model."""
+    """The report of a process that has loaded the model."""
 
     batches: bool
     description: dict[str, Any]
-    """What the handlers' `describe_fn` says of the model; empty if there is none."""
+    """The result of the handlers' `describe_fn`; empty if there is none."""
     forkable: bool
     seconds: float
     turns: bool = False
@@ -73,7 +73,7 @@ class ModelProcess:
             )
 
     def load(self) -> Loaded:
-        """Raises ModelError with the reason, such as the start-up time-out."""
+        """Load the model. Raises ModelError with the reason, such as the start-up time-out."""
         settings = self._settings
         order: framing.Header = {
             "op": "load",
@@ -119,7 +119,7 @@ class ModelProcess:
         return Loaded(**header)
 
     def fork(self, threads: int) -> tuple[socket.socket, int]:
-        """A worker's socket and process id. Raises EOFError or OSError if this one is dead."""
+        """Fork a worker: return its socket and process id. Raises EOFError, OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
             self.control.sendall(framing.pack({"op": "fork", "threads": threads}))
@@ -140,7 +140,7 @@ class ModelProcess:
 
 
 class Spawner:
-    """Starts workers, the first time and again."""
+    """Starts workers and their replacements."""
 
     def __init__(self, settings: ServerSettings, environ: Mapping[str, str]) -> None:
         self._settings = settings
@@ -148,7 +148,7 @@ class Spawner:
         self._share = settings.device_kind == devices.CPU and sys.platform == "linux"
         self._parent: ModelProcess | None = None
         self._unshared: ModelProcess | None = None
-        """One that has loaded the model to be forked, and cannot be: the next worker."""
+        """A process that has loaded the model and cannot be forked: it becomes the next worker."""
         self._processes: dict[int, ModelProcess] = {}
         self._loaded: Loaded | None = None
         self._lock = asyncio.Lock()
@@ -156,9 +156,9 @@ class Spawner:
         self._is_prepared = False
 
     async def worker(self, index: int, threads: int) -> tuple[socket.socket, int, Loaded]:
-        """A worker that has loaded the model. Raises ModelError, EOFError or OSError.
+        """Start a worker that has loaded the model. Raises ModelError, EOFError or OSError.
 
-        The first one is to be awaited alone: it makes the user's code ready.
+        Await the first one alone: it prepares the user's code.
         """
         await self._prepare()
         async with self._lock:
@@ -213,7 +213,7 @@ class Spawner:
         return process
 
     def close(self) -> None:
-        """End every process that was started here; forks end with their sockets."""
+        """End every process that was started; forks end when their sockets close."""
         self._code.cancel()
         for started in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
@@ -225,7 +225,7 @@ class Spawner:
 def worker_environment(
     settings: ServerSettings, environ: Mapping[str, str], index: int, share: bool
 ) -> dict[str, str]:
-    """The variables of a worker's process: its device, its threads, the limits of its caches.
+    """Return the environment of a worker: its device, its threads, the limits of its caches.
 
     Args:
         settings: The server's settings.

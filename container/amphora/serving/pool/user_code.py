@@ -1,4 +1,4 @@
-"""The model's code, made ready before it is loaded: fetched from S3, its requirements installed."""
+"""Prepares a model's code before it is loaded: fetches it and installs its requirements."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class UserCode:
         return superfluous
 
     def cancel(self) -> None:
-        """End what runs, and remove what was fetched."""
+        """End a running pip, and remove fetched code."""
         if self._pip is not None and self._pip.poll() is None:
             self._pip.kill()
         if self._folder is not None:

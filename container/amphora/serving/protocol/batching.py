@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Size:
-    """The room that one request takes in a batch: `rows` texts, the longest of `longest` tokens."""
+    """The size of one request in a batch: `rows` texts, the longest of `longest` tokens."""
 
     rows: int
     longest: int
@@ -27,7 +27,7 @@ class Size:
 
     @classmethod
     def of(cls, tokens: Sequence[int] | int, pads: bool = True) -> Size:
-        """From what `tokens_fn` returned, and whether the handlers pad."""
+        """Make a size from the result of `tokens_fn`, and whether the handlers pad."""
         counts = [tokens] if isinstance(tokens, int) else list(tokens)
         return cls(len(counts), max(counts, default=0), sum(counts), pads)
 
@@ -37,7 +37,7 @@ UNKNOWN = Size(1, 1, 1)
 
 @dataclass(frozen=True)
 class Group:
-    """Requests to predict in one call, by their places."""
+    """The indices of requests to predict in one call."""
 
     members: list[int]
     tokens: int
@@ -46,7 +46,7 @@ class Group:
 
 
 def plan(sizes: Sequence[Size], most_tokens: int, call_tokens: int) -> list[Group]:
-    """The cheapest way to cut the requests, sorted by length, into calls.
+    """Return the cheapest way to cut the requests, sorted by length, into calls.
 
     A call costs `call_tokens` plus its padded tokens, and holds at most `most_tokens` of them,
     except for a single request that is larger by itself. Exact: dynamic programming over the cuts.
@@ -97,7 +97,7 @@ class BatchDelay:
         self._ended = float("-inf")
 
     def learn(self, size: int, seconds: float, now: float) -> None:
-        """A batch of `size` requests took `seconds` and ended at `now`."""
+        """Note that a batch of `size` requests took `seconds` and ended at `now`."""
         self._size = self._MEMORY * self._size + (1 - self._MEMORY) * size
         self._seconds = self._MEMORY * self._seconds + (1 - self._MEMORY) * seconds
         self._ended = now

@@ -19,13 +19,13 @@ CHUNKS_AHEAD = 64
 
 
 def pack(header: Header, body: bytes = b"") -> bytes:
-    """One frame, ready to send."""
+    """Return a frame as bytes."""
     text = json.dumps(header, separators=(",", ":")).encode()
     return b"".join((_LENGTHS.pack(len(text), len(body)), text, body))
 
 
 def send(sock: socket.socket, header: Header, body: bytes = b"") -> None:
-    """Send one frame from a worker, which ends if its front is gone: nothing is left to do."""
+    """Send one frame from a worker. Raises SystemExit if the front has ended."""
     try:
         sock.sendall(pack(header, body))
     except OSError as error:
@@ -33,7 +33,7 @@ def send(sock: socket.socket, header: Header, body: bytes = b"") -> None:
 
 
 def receive(sock: socket.socket) -> tuple[Header, bytes]:
-    """Wait for the next frame. Raises EOFError when the other side is gone."""
+    """Wait for the next frame. Raises EOFError if the other side has closed the socket."""
     header_size, body_size = _LENGTHS.unpack(_receive_exactly(sock, _LENGTHS.size))
     header = json.loads(_receive_exactly(sock, header_size))
     return header, _receive_exactly(sock, body_size)
@@ -57,7 +57,7 @@ def _receive_exactly(sock: socket.socket, size: int) -> bytes:
 
 
 async def read(reader: asyncio.StreamReader) -> tuple[Header, bytes]:
-    """`receive` for asyncio. Raises EOFError (asyncio.IncompleteReadError) likewise."""
+    """Wait for the next frame in asyncio. Raises EOFError (asyncio.IncompleteReadError)."""
     header_size, body_size = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
     header = json.loads(await reader.readexactly(header_size))
     return header, await reader.readexactly(body_size) if body_size else b""

@@ -1,8 +1,4 @@
-"""Media types, and what a handler may return as the body of an answer.
-
-The content of a body belongs to the handlers (`input_fn`, `output_fn`); here is only what all
-handlers share.
-"""
+"""Reads media types and charsets, and turns what a handler returns into the body of an answer."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ _TEXT_TYPES = {JSON, "application/jsonlines", "application/x-jsonlines", "applic
 
 
 class Fault(Exception):
-    """An answer that is an error: its status, a code for programs, a message for people."""
+    """An error answer: its status, a code for programs and a message for people."""
 
     def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -31,12 +27,12 @@ class Fault(Exception):
 
 
 def media_type(header: str) -> str:
-    """'application/json' of 'Application/JSON; charset=utf-8'."""
+    """Return 'application/json' for 'Application/JSON; charset=utf-8'."""
     return header.partition(";")[0].strip().lower()
 
 
 def charset(header: str) -> str:
-    """The charset that a Content-Type names; 'utf-8' if it names none."""
+    """Return the charset of a Content-Type; 'utf-8' if it names none."""
     for parameter in header.split(";")[1:]:
         name, _, value = parameter.partition("=")
         if name.strip().lower() == "charset":
@@ -44,12 +40,12 @@ def charset(header: str) -> str:
     return "utf-8"
 
 
-# Codecs of Python that are not a text's charset, and slow on texts made up to harm.
+# Codecs of Python that are not charsets, and slow on hostile input.
 _NO_CHARSETS = {"idna", "punycode", "unicode_escape", "raw_unicode_escape", "undefined"}
 
 
 def check_charset(content_type: str) -> None:
-    """Raises Fault (415) if a Content-Type names a charset that cannot be read as text."""
+    """Check the charset of a Content-Type. Raises Fault (415) if text cannot be decoded by it."""
     if "charset" not in content_type.lower():
         return
     name = charset(content_type)
@@ -72,7 +68,7 @@ def is_text(content_type: str) -> bool:
 
 
 def as_text(body: bytes, content_type: str) -> str | bytes:
-    """Text of a textual type; other bodies as they are.
+    """Decode a body of a textual type; return others unchanged.
 
     Raises Fault (400) if the bytes are not in the charset that the type names.
     """
@@ -87,13 +83,13 @@ def as_text(body: bytes, content_type: str) -> str | bytes:
 
 
 def accepted(header: str, default: str) -> str:
-    """The Accept that `output_fn` gets: the client's, or `default` if any type will do."""
+    """Return the Accept for `output_fn`: the client's, or `default` if it accepts any type."""
     header = header.strip()
     return default if header in ("", "*/*") else header
 
 
 def answer(result: Any, accept: str) -> tuple[Any, str]:
-    """What `output_fn` or `transform_fn` returned, as (body, content type).
+    """Return the result of `output_fn` or `transform_fn` as (body, content type).
 
     A tuple is (body, content type), as in AWS's toolkits. A generator or iterator stays one: it
     is streamed. Raises TypeError if the body cannot be sent.
@@ -111,7 +107,7 @@ def answer(result: Any, accept: str) -> tuple[Any, str]:
 
 
 def as_bytes(body: Any) -> bytes:
-    """bytes and str as they are, other values as JSON. Raises TypeError, saying what to return."""
+    """Encode str, and other values as JSON; keep bytes. Raises TypeError with the remedy."""
     if isinstance(body, (bytes, bytearray, memoryview)):
         return bytes(body)
     if isinstance(body, str):
@@ -126,7 +122,7 @@ def as_bytes(body: Any) -> bytes:
 
 
 def _weight(entry: str) -> float:
-    """The q-value of one entry of Accept; 1 if there is none, or none that is a number."""
+    """Return the q-value of one entry of Accept; 1 if it has none, or no number."""
     for parameter in entry.split(";")[1:]:
         name, _, value = parameter.partition("=")
         if name.strip().lower() == "q":

@@ -46,16 +46,16 @@ _DEFAULTS = "the image's defaults"
 
 
 class Defaults(Protocol):
-    """What `code/defaults.py` answers for one file."""
+    """What `code/defaults.py` provides for one file."""
 
     def model_fn(self, model_dir: str) -> Any:
         """Load the model if the file has no model_fn."""
 
     def complete(self, model: Any, model_dir: str) -> Mapping[str, Callable[..., Any]]:
-        """The missing functions, by their names, for the loaded model."""
+        """Return the missing functions by their names, for the loaded model."""
 
     def advice(self, model: Any, model_dir: str) -> str:
-        """What an error of the file's own predict_fn may come from; "" if that is not known."""
+        """Return a likely cause of an error in the file's predict_fn, or ""."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ class Handler:
     function: Callable[..., Any]
     takes_context: bool
     body_type: type[str] | type[bytes] | None = None
-    """What its body parameter is annotated with, if with `str` or `bytes`."""
+    """The annotation of its body parameter, if that is `str` or `bytes`."""
     advice: str = ""
-    """What an error that it raises may come from."""
+    """The likely cause of an error that it raises."""
 
     @classmethod
     def of(cls, file: str, name: str, function: Any) -> Handler:
-        """From what a file defines under a handler's name. Raises CodeError if it cannot serve."""
+        """Check a function of a file. Raises CodeError if it cannot serve as this handler."""
         if not callable(function):
             raise CodeError(f"{file}: {name} is {function!r}.", "It must be a function.")
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
@@ -111,7 +111,7 @@ class Handler:
 
 @dataclass(frozen=True, kw_only=True)
 class Handlers:
-    """What answers a request: the trio, or `transform_fn` alone."""
+    """The functions that answer a request: the trio, or `transform_fn` alone."""
 
     model_fn: Handler
     pre_model_fn: Handler | None = None
@@ -131,16 +131,16 @@ class Handlers:
     image_only: bool = False
     """Whether the image's own trio answers, so that the server knows a request to warm up with."""
     defaults: Defaults | None = None
-    """Gives the missing functions once the model is known."""
+    """Provides the missing functions once the model is loaded."""
 
     def function(self, name: str) -> Handler:
-        """A function that is there: the handlers define it, or `completed` has added it."""
+        """Return a function that the handlers define or `completed` has added."""
         handler = getattr(self, name)
         assert isinstance(handler, Handler)
         return handler
 
     def completed(self, model: Any, model_dir: str) -> Handlers:
-        """These with the missing functions, for a model that is loaded."""
+        """Return these handlers with the missing functions, for a loaded model."""
         if self.defaults is None:
             return self
         functions = self.defaults.complete(model, model_dir)
@@ -214,7 +214,7 @@ def resolve(
 
 
 def _of_image(image_code: Path, pre_model_fn: Handler | None, model_dir: Path | None) -> Handlers:
-    """The image's own handlers; its defaults if they, and not these, can load the folder."""
+    """Return the image's handlers, or its defaults if only they can load the folder."""
     if model_dir is not None and (image_code / "defaults.py").is_file():
         defaults = modules.load_image(image_code, "defaults")
         if defaults.leads(str(model_dir)):
@@ -246,7 +246,7 @@ def _no_image(path: Path, missing: set[str]) -> CodeError:
 
 
 def _one_by_one(batch: Handler) -> Handler:
-    """`predict_fn` of a file that has only `predict_batch_fn`."""
+    """Return a `predict_fn` for a file that has only `predict_batch_fn`."""
 
     def predict(data: Any, model: Any, context: Any) -> Any:
         (prediction,) = batch([data], model, context=context)

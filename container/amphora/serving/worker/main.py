@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _load(control: socket.socket, order: framing.Header) -> runner.ModelRunner | None:
-    """Resolve the handlers, load the model and answer once; report the outcome to the front."""
+    """Resolve the handlers, load the model and report the outcome to the front."""
     started = time.monotonic()
     # Imports leave nothing to collect, and looking for it takes a quarter of their time.
     gc.disable()
@@ -95,13 +95,13 @@ def _load(control: socket.socket, order: framing.Header) -> runner.ModelRunner |
 
 
 def _trim() -> None:
-    """Give back what loading has freed: the C library keeps it, and each fork would have it."""
+    """Return memory that loading has freed to the system, so that forks do not keep it."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _is_single_threaded() -> bool:
-    """Whether a fork loses nothing: other threads, and locks they hold, do not survive one."""
+    """Whether no other thread runs: threads, and locks that they hold, do not survive a fork."""
     # tqdm starts a thread with its first bar, to redraw bars that stand still: none is left.
     for thread in threading.enumerate():
         if type(thread).__name__ == "TMonitor":
@@ -140,14 +140,14 @@ def _fork(
 
 
 def _use_threads(threads: int) -> None:
-    """Loading used one thread, so that no thread pool existed to be lost in a fork."""
+    """Set torch's threads. Loading used one, so that no thread pool was lost in a fork."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
 
 
 def _reap(*_: object) -> None:
-    """Collect ended children, and log how each one died that did not end by itself."""
+    """Reap children that have ended, and log signals and exit codes that ended them."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = ended

@@ -1,4 +1,4 @@
-"""Runs the handlers on a loaded model: for one request, or for several in one prediction."""
+"""Calls the handlers of a loaded model, for one request or for a merged batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WARM_UP = b'{"inputs": "A sentence to warm up with."}'
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerSettings:
-    """What a model's runner needs to know of the host; it travels as JSON."""
+    """Settings of a model's runner, which are sent to its process as JSON."""
 
     model_dir: str
     device_kind: str
@@ -83,7 +83,7 @@ class ModelRunner:
 
     @cached_property
     def system_properties(self) -> dict[str, Any]:
-        """What `Context.system_properties` holds."""
+        """Return the value of `Context.system_properties`."""
         return {
             "model_dir": self.settings.model_dir,
             # A worker sees its own GPU only, which is then the first.
@@ -96,7 +96,7 @@ class ModelRunner:
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """What `Context.manifest` holds."""
+        """Return the value of `Context.manifest`."""
         model = {
             "modelName": self.settings.model_name, "modelVersion": "1.0", "handler": "amphora"
         }  # fmt: skip
@@ -112,14 +112,14 @@ class ModelRunner:
         session: dict[str, Any] | None = None,
         path: str = "/invocations",
     ) -> Context:
-        """What a handler learns about a request beside its body."""
+        """Make the context of a request."""
         return Context(
             request_id, headers, self.system_properties, session, path,
             model_name=self.settings.model_name, manifest=self.manifest,
         )  # fmt: skip
 
     def answer(self, item: Item) -> tuple[Any, str]:
-        """One request's answer by itself: its body (bytes, or an iterator to stream) and type."""
+        """Answer one request: return its body (bytes, or an iterator to stream) and type."""
         if (handler := self.handlers.transform_fn) is None:
             self.read_input(item)
             return self.encode(item, self.predict(item))
@@ -141,11 +141,11 @@ class ModelRunner:
             item.size = batching.Size.of(counts, pads)
 
     def predict(self, item: Item) -> Any:
-        """One item's prediction, by `predict_fn`."""
+        """Return one item's prediction, by `predict_fn`."""
         return _call(self.handlers.function("predict_fn"), item, item.data, self.model)
 
     def predict_batch(self, items: Sequence[Item]) -> list[Any]:
-        """One prediction, or an exception, for each item, by `predict_batch_fn`.
+        """Return a prediction or an exception for each item, by `predict_batch_fn`.
 
         If the prediction fails as a whole, its items are predicted again one at a time, so that
         the good neighbours of a bad one are answered. Raises nothing.
@@ -173,14 +173,14 @@ class ModelRunner:
         ]
 
     def predicted(self, item: Item, later: Callable[[], Any]) -> Any:
-        """A prediction that `predict_batch_fn` gives later. Raises Fault if it fails."""
+        """Call a function that `predict_batch_fn` returned in place of a prediction."""
         handler = replace(
             self.handlers.function("predict_batch_fn"), function=later, takes_context=False
         )
         return _call(handler, item)
 
     def encode(self, item: Item, prediction: Any) -> tuple[Any, str]:
-        """The body and type of an answer, by `output_fn`."""
+        """Return the body and type of an answer, by `output_fn`."""
         handler = self.handlers.function("output_fn")
         return _as_answer(handler, _call(handler, item, prediction, item.accept), item)
 
@@ -192,7 +192,7 @@ class ModelRunner:
 
 
 def load(handlers: Handlers, settings: RunnerSettings) -> ModelRunner:
-    """Load the model, and answer once if a good request is known, so that `/ping` tells the truth.
+    """Load the model, and answer a test request of the image's handlers before `/ping` is 200.
 
     Raises whatever the handlers raise, and Fault if the first answer is an error.
     """
@@ -232,10 +232,10 @@ def _call(handler: Handler, item: Item, *args: Any) -> Any:
 
 
 def _free_device(error: BaseException) -> None:
-    """Give back what a call that found its device full has taken of it.
+    """Free the device memory of a call that ran out of it.
 
-    The error's frames hold the call's tensors, and torch's cache what it has freed: the requests
-    after it, and other models on the same device, would find it full, too.
+    The error's frames hold the call's tensors, and torch's cache holds what was freed, so that
+    later requests, and other models on the same device, would run out of memory too.
     """
     if not _is_full(error):
         return
@@ -249,7 +249,7 @@ def _free_device(error: BaseException) -> None:
 
 
 def _is_full(error: BaseException) -> bool:
-    """Whether it says that a device's memory is full, by the name of torch's exception for it."""
+    """Whether an error means that a device is out of memory, by the name of torch's exception."""
     kinds = {each.__name__ for each in type(error).__mro__}
     return "OutOfMemoryError" in kinds or getattr(error, "status_code", None) == _FULL
 
@@ -262,7 +262,7 @@ def _as_answer(handler: Handler, result: Any, item: Item) -> tuple[Any, str]:
 
 
 def _fault_of(handler: Handler, error: Exception) -> Fault:
-    """The answer to a handler's exception; whose fault it is follows from its kind and handler."""
+    """Return the error for a handler's exception, with a status by its kind and handler."""
     status = 500
     declared = getattr(error, "status_code", None)
     # RecursionError is what json.loads raises for a body that is nested too deeply.

@@ -24,7 +24,7 @@ Entry = Callable[[Any, Context], Any]
 
 
 def find(code_dir: Path, program: str | None) -> ModuleType | None:
-    """The module of `handler_service.py`; None if the code folder has none that serves.
+    """Return the module of `handler_service.py`, or None if the code folder has none that serves.
 
     Raises:
         CodeError: It cannot be imported, or has neither `handle` nor a class of a service.
@@ -62,7 +62,7 @@ def _classes(module: ModuleType) -> list[type[Any]]:
 
 
 def open_service(module: ModuleType) -> Callable[[str, Context], Entry]:
-    """What stands for `model_fn`: it makes the service ready, and returns its entry."""
+    """Return the `model_fn` of a service, which initializes it and returns its entry."""
     handle = getattr(module, "handle", None)
     if callable(handle):
 
@@ -90,7 +90,7 @@ def open_service(module: ModuleType) -> Callable[[str, Context], Entry]:
 def call_service(
     entry: Entry, body: bytes, content_type: str, accept: str, context: Context
 ) -> tuple[Any, str]:
-    """What stands for `transform_fn`: the answer to a batch of this one request.
+    """Answer a batch of one request, as `transform_fn`.
 
     Raises:
         Fault: The service set a status of 400 or more; its text is in the log.
