@@ -82,12 +82,15 @@ class Evidence:
             return None
         return prompt, completion
 
-    def labels_beside(self, *read: str) -> bool:
+    def labels_beside(self, *read: str | None) -> bool:
         """Return whether a column that is not read has classes, and the name of a label column."""
         known = {*LABEL_NAMES, *LABEL_NAMES_OF_PAIRS}
         names = [] if self.part is None else self.part.table.column_names
-        others = [name for name in names if name not in read and plain(name) in known]
-        return self.part is not None and bool(possible_labels(self.part, others))
+        return bool(self.classes([n for n in names if n not in read and plain(n) in known]))
+
+    def classes(self, names: Sequence[str]) -> list[str]:
+        """Return the columns whose values repeat as those of classes do."""
+        return [] if self.part is None else possible_labels(self.part, names)
 
     def named(self, known: Sequence[str]) -> str | None:
         """Return the column with the first of the `known` names, if there is one."""

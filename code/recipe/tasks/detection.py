@@ -1,4 +1,4 @@
-"""Which task a job is for, where nobody says it: told by its hyperparameters, data and model."""
+"""Find the task of a job that names none, by its hyperparameters, data and model."""
 
 from __future__ import annotations
 
@@ -29,53 +29,53 @@ _FILES = 3
 def find(
     hyperparameters: Hyperparameters, channels: Mapping[str, Path]
 ) -> tuple[Hyperparameters, str]:
-    """The hyperparameters with a task and a learning rate, and in a line which they are and why.
+    """Return the hyperparameters with a task and a learning rate, and a line with the reasons.
 
-    The learning rate is the task's own where none is given.
+    The learning rate is the task's default if none is given.
 
     Raises:
         HyperparameterError: several tasks can be meant; it lists them with their reasons.
+        DataError: hyperparameters name columns that do not exist.
     """
     hyperparameters, why = _with_task(hyperparameters, channels)
     if hyperparameters.learning_rate is not None or not hyperparameters.trains:
         return hyperparameters, why
     adapts = hyperparameters.lora_r is not None
     rate = task_table.learning_rate(hyperparameters.task, adapts)
-    of_what = "with LoRA" if adapts else "for all weights"
-    why += f"; learning_rate {rate:g}, its default {of_what}"
+    why += f"; learning_rate {rate:g}, its default {'with LoRA' if adapts else 'for all weights'}"
     return dataclasses.replace(hyperparameters, learning_rate=rate), why
 
 
 def _with_task(
     hyperparameters: Hyperparameters, channels: Mapping[str, Path]
 ) -> tuple[Hyperparameters, str]:
-    """The hyperparameters with a task, and which it is and why.
+    """Return the hyperparameters with a task, and which it is and why.
 
-    A task that is named is taken. Else the only one that takes all that is given, or whose data
-    this certainly is. Data that no other task reads is text classification's to read or to refuse.
+    A task that is named is taken; else the only one that takes all hyperparameters, or whose data
+    this certainly is. Text classification reads or refuses data that no other task recognises.
     """
     if hyperparameters.task is not None:
         return hyperparameters, f"{hyperparameters.task} (as given)"
-    asked_by = hyperparameters.of_tasks
-    possible = all_tasks_of(asked_by)
+    of_tasks = hyperparameters.of_tasks
+    possible = all_tasks_of(of_tasks)
     if len(possible) == 1:
+        alone = [name for name, tasks in of_tasks.items() if list(tasks) == possible]
+        reason = f"only this task takes {' and '.join(alone or of_tasks)}"
         (task,) = possible
-        own = [name for name, tasks in asked_by.items() if list(tasks) == [task]]
-        reason = f"only this task takes {' and '.join(own or asked_by)}"
         return dataclasses.replace(hyperparameters, task=task), f"{task} ({reason})"
     recognised = _recognised(possible, hyperparameters, channels)
-    certain = [task for task, each in recognised.items() if each.certain]
+    certain = [task for task, found in recognised.items() if found.certain]
     if len(certain) == 1:
         (task,) = certain
-        others = [f"{name} ({each.reason})" for name, each in recognised.items() if name != task]
         reason = recognised[task].reason
+        others = [f"{name} ({found.reason})" for name, found in recognised.items() if name != task]
         reason += f"; the data may be for {' or '.join(others)}, too" if others else ""
     elif CLASSIFICATION in possible and recognised.keys() <= {CLASSIFICATION}:
         task, reason = CLASSIFICATION, "the default"
     elif recognised:
         candidates = [
-            f"\n- {name}: {each.reason}. {each.remedy or f'Give task={name}.'}"
-            for name, each in recognised.items()
+            f"\n- {name}: {found.reason}. {found.remedy or f'Give task={name}.'}"
+            for name, found in recognised.items()
         ]
         raise HyperparameterError(
             "Hyperparameter task is not given, and the data does not say which it is for:"
@@ -84,17 +84,17 @@ def _with_task(
     else:
         raise HyperparameterError(
             "Hyperparameter task is not given, and the data is of none of those that take "
-            f"{' and '.join(asked_by)}.",
+            f"{' and '.join(of_tasks)}.",
             f"Give task={' or task='.join(possible)}.",
         )
-    return dataclasses.replace(
-        hyperparameters, task=task
-    ), f"{task} ({reason}; set task to choose another)"
+    why = f"{task} ({reason}; set task to choose another)"
+    return dataclasses.replace(hyperparameters, task=task), why
 
 
 def _recognised(
     possible: Sequence[str], hyperparameters: Hyperparameters, channels: Mapping[str, Path]
 ) -> dict[str, Recognised]:
+    """Return what the first rows of the training data can be, by task."""
     evidence = Evidence(
         channels=channels,
         hyperparameters=hyperparameters,
@@ -110,20 +110,19 @@ def _recognised(
             recognise = getattr(
                 importlib.import_module(f"recipe.{module}"), function or "recognise"
             )
-            if (each := recognise(evidence)) is not None:
-                recognised[task] = each
-    if evidence.part is not None and not any(each.certain for each in recognised.values()):
+            if (found := recognise(evidence)) is not None:
+                recognised[task] = found
+    if evidence.part is not None and not any(found.certain for found in recognised.values()):
         check_choices(evidence.part)
     return recognised
 
 
 def _first_rows(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) -> Part | None:
     try:
-        places = layout.find(
-            judging.channels(channels, hyperparameters), hyperparameters.dataset_config_name
-        )
+        data = judging.channels(channels, hyperparameters)
+        places = layout.find(data, hyperparameters.dataset_config_name)
     except DataError:
-        return None  # what reads all of it says what is wrong
+        return None  # loading the data raises it again
     parts = (head.read(path) for path in places.files["train"][:_FILES])
     return next((part for part in parts if part is not None), None)
 
@@ -131,7 +130,7 @@ def _first_rows(hyperparameters: Hyperparameters, channels: Mapping[str, Path]) 
 def _configuration(
     hyperparameters: Hyperparameters, channels: Mapping[str, Path]
 ) -> Mapping[str, Any]:
-    """The model's config.json; empty where it cannot be read, as what loads the model says why."""
+    """Return the model's config.json; empty if it cannot be read, which loading it reports."""
     try:
         source = loading.find(hyperparameters.model_name_or_path, channels)
         options = {"token": hyperparameters.hf_token} if hyperparameters.hf_token else {}

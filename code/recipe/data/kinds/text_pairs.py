@@ -18,7 +18,7 @@ from recipe.data.column_names import (
     SURE_LABELS,
     plain,
 )
-from recipe.data.columns import Role, check_named, check_parts, unknown
+from recipe.data.columns import Role, check_choices, check_named, check_parts, unknown
 from recipe.data.evidence import WRITER, Evidence, Recognised
 from recipe.data.files.part import Part, is_string
 from recipe.data.files.spool import spooled
@@ -153,6 +153,7 @@ def _columns(
         if text in (None, source) and label in (None, target) and {source, target} <= set(names):
             if text is None:
                 leave = f"text_column={source} and label_column={target}"
+                check_choices(part)
                 check_parts(part, (source, target), _PARTS, leave)
                 _refuse_several_languages(part, source)
             return source, target
@@ -265,7 +266,8 @@ def _recognised(
         pair = [evidence.named([name]) for name in names]
         if pair[0] and pair[1] and is_string(evidence.kind(pair[1])):
             reason = f"columns {pair[0]} and {pair[1]} hold {what} to read and write"
-            is_certain = is_writer and not evidence.labels_beside(pair[0], pair[1])
+            is_labelled = evidence.labels_beside(*pair) or evidence.classes([pair[1]])
+            is_certain = is_writer and not is_labelled
             reason += "" if is_writer else f", for {WRITER}"
             return Recognised(reason=reason, certain=is_certain)
     return None
