@@ -1,7 +1,7 @@
-"""Makes links of what the pages only mention, since they are read as plain text too.
+"""Turn mentions of pages into links, since pages are read as plain text too.
 
-`docs/TRAINING.md` in a page or a docstring becomes a link to that page, and `docs/TRAINING.md,
-Restarts` one to its section. A page that does not exist is a warning, which fails the build.
+`docs/TRAINING.md` in a page or a docstring becomes a link to that page, and `docs/TRAINING.md, Add
+a metric` one to its section. A page that does not exist is a warning, which fails the build.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.typing import ExtensionMetadata
 
-_MENTION = re.compile(r"(?<![\w/.-])(?P<folder>docs/|examples/)?(?P<name>[A-Z]+)\.md\b")
+_MENTION = re.compile(
+    r"(?<![\w/.-])(?P<folder>docs/decisions/|docs/|examples/)?"
+    r"(?P<name>[A-Z]+|(?<=decisions/)[a-z]+)\.md\b"
+)
 # Pages of the checkout that do not stand in docs/. A README.md may be anybody's.
 _ELSEWHERE = {
     "CHANGELOG": "site/changelog",
