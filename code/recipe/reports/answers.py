@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from recipe.console import say
+from recipe.reports.section import Section
 from recipe.storage import atomic
 
 NAME = "predictions.jsonl"
@@ -18,6 +19,9 @@ class PredictedAnswers(Protocol):
 
     @property
     def split(self) -> str: ...
+
+    def sections(self) -> Sequence[Section]:
+        """Return the report's sections on them."""
 
     def lines(self) -> Iterator[Mapping[str, Any]]:
         """What is written of each row, as JSON."""

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from recipe.reports.section import Section
+
 BLUE, ORANGE, GREY = "#2a6fbb", "#d9822b", "#8a8f98"
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be found, and takes little room
@@ -94,12 +96,18 @@ def evaluation(history: Sequence[Mapping[str, Any]]) -> Any:
     return figure
 
 
-def perplexity(history: Sequence[Mapping[str, Any]]) -> Any:
-    """That of the evaluations, by step, by powers of ten."""
-    figure, axes = _axes(height=2.6)
-    axes.plot(*_points(history, "eval_perplexity"), color=ORANGE, marker="o")
-    axes.set(xlabel="step", ylabel="perplexity", yscale="log")
-    return figure
+def perplexity_sections(history: Sequence[Mapping[str, Any]]) -> list[Section]:
+    """Return the curve of the evaluations' perplexity by step, if there were any."""
+
+    def draw() -> Any:
+        figure, axes = _axes(height=2.6)
+        axes.plot(*_points(history, "eval_perplexity"), color=ORANGE, marker="o")
+        axes.set(xlabel="step", ylabel="perplexity", yscale="log")
+        return figure
+
+    if not any("eval_perplexity" in entry for entry in history):
+        return []
+    return [Section(title="Perplexity, evaluation data", figure=("perplexity", draw))]
 
 
 def confusion(counts: Array, names: Sequence[str]) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol
 
 import datasets
 import torch
@@ -25,11 +25,12 @@ from recipe.batching.packing import Rows, Shape
 from recipe.console import say
 from recipe.errors import HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.models import cpu_kernels, flat_attention
+from recipe.models import cpu_kernels, flat_attention, lora, packed_encoders
 from recipe.models.loading import Source
 from recipe.reports.answers import PredictedAnswers
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
+from recipe.runtime import xla
 from recipe.tasks import evaluation
 
 Model = tuple[PreTrainedModel, PreTrainedTokenizerBase]
@@ -49,168 +50,97 @@ class Finding:
     detail: str
 
 
-class Objective(Protocol):
+class Objective:
     """What the engine asks of a task: the layout of a batch, its losses, its scores."""
 
-    packable: Collection[str]
+    packable: Collection[str] = ()
     """Types of models that can be packed."""
     lightens_attention: bool = False
     """Whether packed batches may use `cpu_kernels`' attention, which takes blocks of samples."""
     couples_samples: bool = False
-    """Whether the loss of a sample rests on the others of its batch, as with in-batch negatives."""
+    """Whether the loss of a sample depends on the others of its batch (in-batch negatives)."""
+    has_references: bool = False
+    """Whether losses compare with the untrained model: see `refer`."""
 
     def packs(self, model: PreTrainedModel) -> bool:
-        """Whether `model` can be packed."""
+        """Return whether `model` can be packed."""
+        return False
 
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
-        """A layout of at most `size` samples, of a shape that `batches` fit into.
+        """Return a layout of at most `size` samples, of a shape that `batches` fit into.
 
         Other batches of the same samples can be laid out too, the few that lack room in a larger
         shape.
         """
+        raise NotImplementedError
 
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
-        """Let `model` take such batches."""
+        """Make `model` take such batches."""
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        """[samples]: each sample's loss, times its weight."""
+        """Return [samples]: the loss of each sample, times its weight."""
+        raise NotImplementedError
 
     def class_weights(
         self, hyperparameters: Hyperparameters, samples: Samples, model: PreTrainedModel
     ) -> Sequence[float] | None:
-        """What the loss of a sample of each class is multiplied by in training; None for one."""
+        """Return the factor of each class's losses in training; None for 1."""
         return None
 
     def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        """What the Trainer takes as its compute_metrics."""
+        """Return the Trainer's compute_metrics."""
+        raise NotImplementedError
+
+    def generated_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
+        """Return scores of generated text, computed by all processes together."""
+        return {}
+
+    def refer(self, ask: Callable[[Samples], Any]) -> None:
+        """Keep the untrained model's answers; `ask` returns its logits of all of some samples.
+
+        The engine calls it before the first step of a training that starts anew. Each checkpoint
+        keeps the answers, since the weights of a resumed training would give others.
+        """
+
+    def references(self) -> bytes:
+        """Return the answers that `refer` kept."""
+        return b""
+
+    def restore(self, content: bytes) -> None:
+        """Restore the answers that `references` returned.
+
+        Raises:
+            CheckpointError: they belong to other data.
+        """
 
 
-class SummedBeside(Objective, Protocol):
-    """Of tasks whose losses are those of tokens, summed beside the model's head."""
+class EncoderObjective(Objective):
+    """Base of objectives of encoders that can be packed."""
+
+    packable = packed_encoders.FAMILIES
+    lightens_attention = True
+
+    def packs(self, model: PreTrainedModel) -> bool:
+        """Return whether `model` is of a family that can be packed."""
+        return packed_encoders.family_of(model.config) is not None
+
+
+class TokenLosses(Objective):
+    """Base of objectives whose losses are summed over tokens beside the model's head."""
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        """The first of the two sums."""
+        """Return the first of the two sums."""
         return logits[:, 0]
 
     def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        """Perplexity and accuracy of tokens."""
+        """Return perplexity and accuracy of tokens."""
         return evaluation.score_tokens
 
 
-class Task(Protocol):
-    """A task with the data of a job."""
-
-    objective: Objective
-    """What the engine does."""
-    train: datasets.Dataset
-    """The training data, before it is tokenised."""
-    found: list[str]
-    """What was detected in the data, one line each."""
-
-    def load(self, source: Source) -> Model:
-        """The model to start from, and its tokenizer."""
-
-    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-        """Tokens in a sample at most."""
-
-    def samples(
-        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
-    ) -> dict[str, Samples]:
-        """`train`, `evaluation` and maybe `test`.
-
-        Args:
-            rows: Of the training data, if not all are wanted; of the others then a few.
-        """
-
-    def findings(self) -> Iterator[Finding]:
-        """What can be said of the data before the model is loaded."""
-
-    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
-        """Tokens of some rows of the training data, uncut."""
-
-    def pieces(self, length: int, longest: int) -> int:
-        """Samples that a text of `length` tokens becomes."""
-
-    def about(self) -> About:
-        """What the model is for."""
-
-    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """What a report on the finished run shows of the model's answers."""
-
-
-@runtime_checkable
-class Answering(Protocol):
-    """A task whose answers can be written, a line for each row (do_predict)."""
-
-    def answers(self, trainer: Trainer) -> PredictedAnswers | None:
-        """The last answers to the data that the model is judged by; None before there are any."""
-
-
-@runtime_checkable
-class Tuning(Protocol):
-    """A task that decides something on the evaluation data once the weights are final."""
-
-    def tune(self, trainer: Trainer) -> dict[str, float]:
-        """Decide it by the trainer's last evaluation; more metrics of this. By every process."""
-
-
-@runtime_checkable
-class Writing(Protocol):
-    """An objective with scores beyond those of logits: of what the model writes."""
-
-    def written_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
-        """The scores, by all processes together; none where the model cannot write."""
-
-
-@runtime_checkable
-class Referring(Protocol):
-    """An objective whose losses look at what the model said before it was trained.
-
-    The engine asks for it before the first step of a training that starts anew, and keeps it in
-    each checkpoint, from which a resumed training takes it: its weights would say something else.
-    """
-
-    def refer(self, ask: Callable[[Samples], Any]) -> None:
-        """Note what the model says; `ask` gives its logits of all of some samples."""
-
-    def references(self) -> bytes:
-        """What was noted, as a checkpoint keeps it."""
-
-    def restore(self, content: bytes) -> None:
-        """Take back what `references` gave.
-
-        Raises:
-            CheckpointError: it is of other data.
-        """
-
-
-@runtime_checkable
-class Saving(Protocol):
-    """A task whose model is more than its weights and its tokenizer."""
-
-    def save(self, model: Any, weights: Mapping[str, Any] | None, folder: Path) -> None:
-        """Write all of the trained `model` to `folder`; `weights` are those of a sharded one."""
-
-
-@runtime_checkable
-class Sharding(Protocol):
-    """A task that takes sharded channels: what it decides by its data (columns, classes), it
-    decides by those of all hosts (`recipe.data.shards`), and what else its samples have beside
-    tokens and labels it looks up by `Samples.places` and `span`."""
-
-    @property
-    def sharded(self) -> frozenset[str]:
-        """Which of its samples (`train`, `evaluation`, `test`) are of this host only."""
-
-
-TaskClass = Callable[[Mapping[str, Path], Hyperparameters], Task]
-"""What a task's module calls `TASK`: called with the job's channels and hyperparameters."""
-
-
-class NamedSplits(Protocol):
-    """The data of a job, by its use."""
+class Splits(Protocol):
+    """The data of a job by its use."""
 
     @property
     def train(self) -> datasets.Dataset: ...
@@ -219,7 +149,133 @@ class NamedSplits(Protocol):
     def evaluation(self) -> datasets.Dataset: ...
 
     @property
-    def test(self) -> datasets.Dataset | None: ...
+    def test(self) -> datasets.Dataset | None:
+        """Present if there is validation data beside it; else it is `evaluation`."""
+
+
+class Task:
+    """Base of tasks: one is made for a job, from its channels and hyperparameters."""
+
+    takes_shards: ClassVar[bool] = False
+    """Whether hosts may have rows of their own. Such a task decides columns and classes by the data
+    of all hosts (`recipe.data.shards`), and looks up what its samples have beside tokens and labels
+    by `Samples.places` and `span`."""
+    objective: Objective
+    _hyperparameters: Hyperparameters
+    data: Splits
+    train: datasets.Dataset
+    """The training data before it is tokenised: a row for each text or pair that is learned."""
+    found: list[str]
+    """What was detected in the data, one line each."""
+
+    def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
+        raise NotImplementedError
+
+    @property
+    def sharded(self) -> frozenset[str]:
+        """Return which of `train`, `evaluation` and `test` have rows of this host only."""
+        return frozenset()
+
+    def load(self, source: Source) -> Model:
+        """Return the model to start from, and its tokenizer."""
+        raise NotImplementedError
+
+    def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+        """Return how many tokens a sample has at most; 0 if samples are not cut."""
+        raise NotImplementedError
+
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return the samples of one split; `name` is train, evaluation or test."""
+        raise NotImplementedError
+
+    def samples(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Samples]:
+        """Return the samples of all splits."""
+        return {
+            name: self.tokenise(name, split, tokenizer, max_length)
+            for name, split in by_name(self.data).items()
+        }
+
+    def some_samples(
+        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int]
+    ) -> dict[str, Samples]:
+        """Return the samples of some rows of `data.train`, and of the first evaluation rows."""
+        few = range(min(_FEW, len(self.data.evaluation)))
+        splits = {
+            "train": self.data.train.select(rows), "evaluation": self.data.evaluation.select(few),
+        }  # fmt: skip
+        return {
+            name: self.tokenise(name, split, tokenizer, max_length)
+            for name, split in splits.items()
+        }
+
+    def findings(self) -> Iterable[Finding]:
+        """Return what the data alone tells, before the model is loaded."""
+        return ()
+
+    def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
+        """Return the tokens of some rows of `train`, special tokens included, uncut."""
+        raise NotImplementedError
+
+    def pieces(self, length: int, longest: int) -> int:
+        """Return how many samples a text of `length` tokens becomes; 1 if it is cut."""
+        return 1
+
+    def about(self) -> About:
+        """Return what the model is for."""
+        raise NotImplementedError
+
+    def tune(self, trainer: Trainer) -> dict[str, float]:
+        """Decide what is decided by the last evaluation of the final weights (thresholds).
+
+        All processes call it.
+
+        Returns:
+            Further metrics.
+        """
+        return {}
+
+    def save(
+        self,
+        model: Any,
+        weights: Mapping[str, Any] | None,
+        tokenizer: PreTrainedTokenizerBase,
+        folder: Path,
+    ) -> None:
+        """Write the trained model and its tokenizer to `folder`.
+
+        Args:
+            weights: Those of a sharded model, whole.
+        """
+        lora.save(model, weights, folder, self._hyperparameters)
+        tokenizer.save_pretrained(folder)
+
+    def answers(self, trainer: Trainer) -> PredictedAnswers | None:
+        """Return the last answers to the test or evaluation data; None before there are any.
+
+        do_predict writes them, a line for each row.
+        """
+        return None
+
+    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
+        """Return the report's sections on the model's answers."""
+        answers = self.answers(trainer)
+        return () if answers is None else answers.sections()
+
+
+def can_answer(trainer: Trainer) -> bool:
+    """Return whether one process has all of a model and can let it answer for the report."""
+    return not (trainer.is_fsdp_enabled or xla.in_use())
+
+
+def unwrapped(trainer: Trainer) -> tuple[Any, Any]:
+    """Return the trained model without what training wrapped it in, and its tokenizer."""
+    return trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
 
 
 def check_best(hyperparameters: Hyperparameters, scores: Sequence[str]) -> None:
@@ -234,22 +290,10 @@ def check_best(hyperparameters: Hyperparameters, scores: Sequence[str]) -> None:
         )
 
 
-def named(
-    splits: NamedSplits, rows: Sequence[int] | None = None
-) -> list[tuple[str, datasets.Dataset]]:
-    """The splits that there are, with their names.
-
-    Args:
-        rows: Of the training data, if not all are wanted; of the evaluation's then a few.
-    """
-    named_splits = {"train": splits.train, "evaluation": splits.evaluation, "test": splits.test}
-    if rows is not None:
-        few = range(min(_FEW, len(splits.evaluation)))
-        named_splits = {
-            "train": splits.train.select(rows),
-            "evaluation": splits.evaluation.select(few),
-        }
-    return [(name, split) for name, split in named_splits.items() if split is not None]
+def by_name(splits: Splits) -> dict[str, datasets.Dataset]:
+    """Return the splits that are present: train, evaluation, test."""
+    present = {"train": splits.train, "evaluation": splits.evaluation}
+    return present if splits.test is None else {**present, "test": splits.test}
 
 
 def shape_for(model: PreTrainedModel, batches: Batches) -> Shape | Row:

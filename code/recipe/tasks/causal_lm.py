@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from recipe.batching import packing
@@ -19,25 +19,25 @@ from recipe.models.loading import Source
 from recipe.reports import figures, generations
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
-from recipe.runtime import xla
 from recipe.tasks import judging
 from recipe.tasks.base import (
     Batches,
-    Finding,
     Model,
     Objective,
-    SummedBeside,
+    Task,
+    TokenLosses,
+    can_answer,
     check_best,
     lengths_of,
-    named,
     shape_for,
+    unwrapped,
 )
 from recipe.tokenization import documents as document_tokens
 
 _LONGEST_DOCUMENT = 1024
 
 
-class _NextTokens(SummedBeside):
+class _NextTokens(TokenLosses):
     packable: Collection[str] = packed_decoders.DECODERS
 
     def packs(self, model: PreTrainedModel) -> bool:
@@ -59,22 +59,24 @@ NEXT_TOKENS: Objective = _NextTokens()
 """The learned tokens of documents; the loss is the mean over these tokens."""
 
 
-class CausalLm:
+class CausalLm(Task):
     """How texts, prompts and conversations go on."""
 
+    takes_shards = True
+    data: language_modeling.Texts
     objective: Objective = NEXT_TOKENS
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         check_best(hyperparameters, ("perplexity", "token_accuracy"))
         self._hyperparameters = hyperparameters
         channels = judging.channels(channels, hyperparameters)
-        self._texts = language_modeling.load(channels, hyperparameters)
-        self.train, self.found = self._texts.train, self._texts.found
+        self.data = language_modeling.load(channels, hyperparameters)
+        self.train, self.found = self.data.train, self.data.found
 
     @property
     def sharded(self) -> frozenset[str]:
-        """See base.Sharding."""
-        return self._texts.sharded
+        """Return which splits have rows of this host only."""
+        return self.data.sharded
 
     def load(self, source: Source) -> Model:
         """As it is."""
@@ -85,15 +87,16 @@ class CausalLm:
         asked = self._hyperparameters.max_length
         return loading.longest_input(model, tokenizer, asked, _LONGEST_DOCUMENT)
 
-    def samples(
-        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
-    ) -> dict[str, Samples]:
-        """Pieces of documents."""
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return pieces of documents."""
         long_texts = self._hyperparameters.long_texts
-        return {
-            name: document_tokens.tokenise(name, split, tokenizer, max_length, long_texts)
-            for name, split in named(self._texts, rows)
-        }
+        return document_tokens.tokenise(name, split, tokenizer, max_length, long_texts)
 
     def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
         """With the end token."""
@@ -114,24 +117,13 @@ class CausalLm:
             headline=("perplexity", "token_accuracy", "loss"),
         )
 
-    def findings(self) -> Iterator[Finding]:
-        """Nothing beyond what was found."""
-        yield from ()
-
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
         """The perplexity's curve; how the model goes on, if one process has all of it."""
-        history = trainer.state.log_history
-        sections = []
-        if any("eval_perplexity" in entry for entry in history):
-            title = "Perplexity, evaluation data"
-            draw = functools.partial(figures.perplexity, history)
-            sections.append(Section(title=title, figure=("perplexity", draw)))
+        sections = figures.perplexity_sections(trainer.state.log_history)
         documents = samples["evaluation"]
-        if trainer.is_fsdp_enabled or xla.in_use() or not isinstance(documents, Documents):
-            return sections
-        model: Any = trainer.accelerator.unwrap_model(trainer.model)
-        tokenizer: Any = trainer.processing_class
-        return [*sections, generations.section(model, tokenizer, documents)]
+        if can_answer(trainer) and isinstance(documents, Documents):
+            sections.append(generations.section(*unwrapped(trainer), documents))
+        return sections
 
 
 TASK = CausalLm

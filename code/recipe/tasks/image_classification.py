@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import datasets
 import numpy as np
 from torch import Tensor
-from transformers import EvalPrediction, PreTrainedModel, Trainer
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from recipe.batching.batches import Layout, Samples
 from recipe.batching.picture_batches import CROP, FLIP, FixedPictures
@@ -24,9 +25,16 @@ from recipe.models.loading import Source
 from recipe.reports import model_card
 from recipe.reports.model_card import About
 from recipe.reports.predictions import Predictions
-from recipe.reports.section import Section
 from recipe.tasks import evaluation, judging
-from recipe.tasks.base import OK, WARNING, Batches, Finding, Objective, check_best, named
+from recipe.tasks.base import (
+    OK,
+    WARNING,
+    Batches,
+    Finding,
+    Objective,
+    Task,
+    check_best,
+)
 from recipe.tasks.evaluation import Scores
 from recipe.tokenization import pictures as pixels
 
@@ -40,13 +48,8 @@ AUGMENTATIONS: Mapping[str, frozenset[str]] = {
 
 
 class _Classes(Objective):
-    packable: Collection[str] = ()
-
     def __init__(self) -> None:
         self.processor: Any = None
-
-    def packs(self, model: PreTrainedModel) -> bool:
-        return False
 
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
@@ -59,9 +62,6 @@ class _Classes(Objective):
         if processor.do_normalize:
             mean, std = tuple(processor.image_mean), tuple(processor.image_std)
         return FixedPictures(size, height, width, scale, mean, std)
-
-    def prepare(self, model: PreTrainedModel, packed: bool) -> None:
-        pass
 
     def losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
         return losses.of_samples(logits, labels, smoothing)
@@ -78,87 +78,82 @@ class _Classes(Objective):
         return evaluation.Scores()
 
 
-class ImageClassification:
+class ImageClassification(Task):
     """One label for each picture."""
+
+    objective: _Classes
+    data: pictures.Pictures
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         check_best(hyperparameters, SCORES)
         self._hyperparameters = hyperparameters
-        self._objective = _Classes()
-        self.objective = self._objective
+        self.objective = _Classes()
         channels = judging.channels(channels, hyperparameters)
-        self.splits = pictures.load(channels, hyperparameters)
-        self.train, self.found = self.splits.train, self.splits.found
+        self.data = pictures.load(channels, hyperparameters)
+        self.train, self.found = self.data.train, self.data.found
 
     def load(self, source: Source) -> Any:
         """With a head for the labels, and its image processor."""
         if not self._hyperparameters.trains:
-            splits: Any = self.splits
-            self.splits = judging.with_labels_of(source, splits, self._hyperparameters)  # type: ignore[assignment]
-            self.train = self.splits.train
-        model, processor = models.load(source, self.splits.labels, self._hyperparameters)
-        self._objective.processor = processor
+            splits: Any = self.data
+            self.data = judging.with_labels_of(source, splits, self._hyperparameters)  # type: ignore[assignment]
+            self.train = self.data.train
+        model, processor = models.load(source, self.data.labels, self._hyperparameters)
+        self.objective.processor = processor
         return model, processor
 
     def longest(self, model: PreTrainedModel, tokenizer: Any) -> int:
         """0: pictures are not cut."""
         return 0
 
-    def samples(
-        self, tokenizer: Any, max_length: int, rows: Sequence[int] | None = None
-    ) -> dict[str, Samples]:
-        """A sample for each picture."""
-        drawn = AUGMENTATIONS[self._hyperparameters.augmentation]
-        return {
-            name: pixels.read(name, split, tokenizer, drawn)
-            for name, split in named(self.splits, rows)
-        }
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return a sample for each image."""
+        return pixels.read(
+            name, split, tokenizer, AUGMENTATIONS[self._hyperparameters.augmentation]
+        )
 
     def lengths(self, tokenizer: Any, rows: Sequence[int]) -> list[int]:
         """None: pictures have one size."""
         return []
 
-    def pieces(self, length: int, longest: int) -> int:
-        """One."""
-        return 1
-
     def about(self) -> About:
         """A classifier of these labels."""
-        names = ", ".join(f"`{name}`" for name in self.splits.labels.names)
+        names = ", ".join(f"`{name}`" for name in self.data.labels.names)
         return About(
             title="Classifier of pictures",
             pipeline="image-classification",
-            purpose=f"tell {len(self.splits.labels.names)} labels of pictures apart: {names}",
-            metrics=model_card.of_labels(self.splits.labels, (PLACE,)).metrics,
+            purpose=f"tell {len(self.data.labels.names)} labels of pictures apart: {names}",
+            metrics=model_card.of_labels(self.data.labels, (PLACE,)).metrics,
             headline=("accuracy", "f1_macro", "loss"),
         )
 
     def findings(self) -> Iterator[Finding]:
         """How often each label occurs."""
-        counts = np.bincount(self.train[LABEL][:], minlength=len(self.splits.labels.names))
-        shares = dict(zip(self.splits.labels.names, counts / len(self.train), strict=True))
+        counts = np.bincount(self.train[LABEL][:], minlength=len(self.data.labels.names))
+        shares = dict(zip(self.data.labels.names, counts / len(self.train), strict=True))
         detail = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
         level = WARNING if min(shares.values()) < _RAREST_SHARE else OK
         yield Finding(level=level, what="balance", detail=detail)
-
-    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """The last answers to the data that the model is judged by."""
-        answers = self.answers(trainer)
-        return () if answers is None else answers.sections()
 
     def answers(self, trainer: Trainer) -> Predictions | None:
         """Those last answers themselves."""
         scores = trainer.compute_metrics
         if not isinstance(scores, Scores) or scores.last is None:
             return None
-        name, split = "evaluation", self.splits.evaluation
-        if self.splits.test is not None:
-            name, split = "test", self.splits.test
+        name, split = "evaluation", self.data.evaluation
+        if self.data.test is not None:
+            name, split = "test", self.data.test
         outputs, true = scores.last
-        assert self.splits.labels.problem == SINGLE
+        assert self.data.labels.problem == SINGLE
         places = cast("list[str]", split[PLACE][:])
         return Predictions(
-            split=name, labels=self.splits.labels, outputs=outputs, true=true, texts=places
+            split=name, labels=self.data.labels, outputs=outputs, true=true, texts=places
         )
 
 

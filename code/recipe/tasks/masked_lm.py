@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from recipe.batching import packing
@@ -21,30 +21,25 @@ from recipe.models.loading import Source
 from recipe.reports import figures, fillings
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
-from recipe.runtime import xla
 from recipe.tasks import judging
 from recipe.tasks.base import (
     Batches,
-    Finding,
+    EncoderObjective,
     Model,
     Objective,
-    SummedBeside,
+    Task,
+    TokenLosses,
+    can_answer,
     check_best,
     lengths_of,
-    named,
     shape_for,
+    unwrapped,
 )
 from recipe.tokenization import encoding, masked_texts
 from recipe.value_ranges import TRUNCATE
 
 
-class _MaskedTokens(SummedBeside):
-    packable: Collection[str] = packed_encoders.FAMILIES
-    lightens_attention = True
-
-    def packs(self, model: PreTrainedModel) -> bool:
-        return packed_encoders.family_of(model.config) is not None
-
+class _MaskedTokens(EncoderObjective, TokenLosses):
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
     ) -> Layout:
@@ -68,17 +63,18 @@ MASKED_TOKENS: Objective = _MaskedTokens()
 """The masked tokens of texts; the loss is the mean over these tokens."""
 
 
-class MaskedLm:
+class MaskedLm(Task):
     """What stands in the place of masked tokens or words."""
 
+    data: language_modeling.Texts
     objective: Objective = MASKED_TOKENS
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         check_best(hyperparameters, ("perplexity", "token_accuracy"))
         self._hyperparameters = hyperparameters
         channels = judging.channels(channels, hyperparameters)
-        self._texts = language_modeling.load(channels, hyperparameters, (TEXT, TOKEN_IDS))
-        self.train, self.found = self._texts.train, self._texts.found
+        self.data = language_modeling.load(channels, hyperparameters, (TEXT, TOKEN_IDS))
+        self.train, self.found = self.data.train, self.data.found
 
     def load(self, source: Source) -> Model:
         """With its head for masked tokens."""
@@ -97,14 +93,15 @@ class MaskedLm:
             )
         return length
 
-    def samples(
-        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
-    ) -> dict[str, Samples]:
-        """Pieces of texts."""
-        return {
-            name: masked_texts.tokenise(name, split, tokenizer, max_length, self._hyperparameters)
-            for name, split in named(self._texts, rows)
-        }
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return pieces of texts."""
+        return masked_texts.tokenise(name, split, tokenizer, max_length, self._hyperparameters)
 
     def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
         """With special tokens."""
@@ -126,24 +123,13 @@ class MaskedLm:
             headline=("perplexity", "token_accuracy", "loss"),
         )
 
-    def findings(self) -> Iterator[Finding]:
-        """Nothing beyond what was found."""
-        yield from ()
-
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
         """The perplexity's curve; what the model fills in, if one process has all of it."""
-        history = trainer.state.log_history
-        sections = []
-        if any("eval_perplexity" in entry for entry in history):
-            title = "Perplexity, evaluation data"
-            draw = functools.partial(figures.perplexity, history)
-            sections.append(Section(title=title, figure=("perplexity", draw)))
+        sections = figures.perplexity_sections(trainer.state.log_history)
         texts = samples["evaluation"]
-        if trainer.is_fsdp_enabled or xla.in_use() or not isinstance(texts, MaskedTexts):
-            return sections
-        model: Any = trainer.accelerator.unwrap_model(trainer.model)
-        tokenizer: Any = trainer.processing_class
-        return [*sections, fillings.section(model, tokenizer, texts)]
+        if can_answer(trainer) and isinstance(texts, MaskedTexts):
+            sections.append(fillings.section(*unwrapped(trainer), texts))
+        return sections
 
 
 TASK = MaskedLm

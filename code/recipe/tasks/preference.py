@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load, save
@@ -26,7 +27,6 @@ from recipe.models.loading import Source
 from recipe.reports import generations, preferred
 from recipe.reports.model_card import About
 from recipe.reports.section import Section
-from recipe.runtime import xla
 from recipe.tasks.base import (
     OK,
     WARNING,
@@ -34,10 +34,12 @@ from recipe.tasks.base import (
     Finding,
     Model,
     Objective,
+    Task,
+    can_answer,
     check_best,
     lengths_of,
-    named,
     shape_for,
+    unwrapped,
 )
 from recipe.tokenization import preferences as tokens
 
@@ -53,6 +55,7 @@ class Preferring(Objective):
     rejected ones."""
 
     packable: Collection[str] = packed_decoders.DECODERS
+    has_references = True
 
     def __init__(self, hyperparameters: Hyperparameters) -> None:
         self._kind, self._beta = hyperparameters.loss_type, hyperparameters.beta
@@ -114,7 +117,7 @@ class Preferring(Objective):
         }
 
     def refer(self, ask: Callable[[Samples], Any]) -> None:
-        """Note the log-probabilities of all answers; see `recipe.tasks.base.Referring`."""
+        """Note the log-probabilities of all answers; see `Objective.refer`."""
         for samples in self.pairs.values():
             samples.refer(-np.asarray(ask(samples))[..., 0])
 
@@ -144,8 +147,11 @@ class Preferring(Objective):
         return {name: f"{name} {each.fingerprint()}" for name, each in self.pairs.items()}
 
 
-class Preference:
+class Preference(Task):
     """Which of two answers to a prompt is the better one."""
+
+    objective: Preferring
+    data: preferences.Preferences
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         check_best(hyperparameters, _SCORES)
@@ -163,8 +169,8 @@ class Preference:
                 "Leave it out, or give loss_type=sigmoid or robust.",
             )
         self._hyperparameters = hyperparameters
-        self._data = preferences.load(channels, hyperparameters)
-        self.train, self.found = self._data.train, self._data.found
+        self.data = preferences.load(channels, hyperparameters)
+        self.train, self.found = self.data.train, self.data.found
         self.objective = Preferring(hyperparameters)
         if self._rate_is_high():
             self.found.append(self._of_rate())
@@ -189,25 +195,22 @@ class Preference:
         asked = self._hyperparameters.max_length
         return loading.longest_input(model, tokenizer, asked, _LONGEST_DOCUMENT)
 
-    def samples(
-        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
-    ) -> dict[str, Samples]:
-        """Pairs of answers."""
-        are_talks = self._data.are_talks
-        made = {
-            name: tokens.tokenise(name, split, are_talks, tokenizer, max_length)
-            for name, split in named(self._data, rows)
-        }
-        self.objective.pairs = made
-        return dict(made)
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return pairs of answers."""
+        are_talks = self.data.are_talks
+        pairs = tokens.tokenise(name, split, are_talks, tokenizer, max_length)
+        self.objective.pairs[name] = pairs
+        return pairs
 
     def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
         """Of the prompts with both answers, with the end token."""
-        return tokens.lengths(self.train.select(rows), self._data.are_talks, tokenizer)
-
-    def pieces(self, length: int, longest: int) -> int:
-        """One: a long answer is cut."""
-        return 1
+        return tokens.lengths(self.train.select(rows), self.data.are_talks, tokenizer)
 
     def findings(self) -> Iterator[Finding]:
         """Some rows as they were read, and a rate that forgets what the model knew."""
@@ -236,7 +239,7 @@ class Preference:
         sections: list[Section] = []
         if self.objective.last is not None:
             split, rewards = self.objective.last
-            data = self._data.test if split == "test" else self._data.evaluation
+            data = self.data.test if split == "test" else self.data.evaluation
             assert data is not None
             rows = self.objective.pairs[split].rows
 
@@ -245,12 +248,10 @@ class Preference:
                 return row[PROMPT], row[CHOSEN], row[REJECTED]
 
             sections += preferred.sections(split, rewards, show)
-        if trainer.is_fsdp_enabled or xla.in_use():
-            return sections
-        model: Any = trainer.accelerator.unwrap_model(trainer.model)
-        tokenizer: Any = trainer.processing_class
-        chosen = self.objective.pairs["evaluation"].chosen()
-        return [*sections, generations.section(model, tokenizer, chosen)]
+        if can_answer(trainer):
+            chosen = self.objective.pairs["evaluation"].chosen()
+            sections.append(generations.section(*unwrapped(trainer), chosen))
+        return sections
 
 
 TASK = Preference

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 from transformers import (
     AutoModelForQuestionAnswering,
@@ -28,18 +29,19 @@ from recipe.models.loading import Source
 from recipe.reports import found_answers
 from recipe.reports.found_answers import Answer, FoundAnswers
 from recipe.reports.model_card import About
-from recipe.reports.section import Section
 from recipe.tasks import judging
 from recipe.tasks.base import (
     OK,
     Batches,
+    EncoderObjective,
     Finding,
     Model,
     Objective,
-    SummedBeside,
+    Task,
+    TokenLosses,
+    by_name,
     check_best,
     lengths_of,
-    named,
 )
 from recipe.tasks.text_classification import has_types
 from recipe.tokenization import windows
@@ -47,17 +49,11 @@ from recipe.tokenization import windows
 _LONGEST, _STRIDE, _SHOWN_ROWS, _SHOWN_CHARS = 384, 128, 3, 70
 
 
-class Spans(SummedBeside):
+class Spans(EncoderObjective, TokenLosses):
     """Where answers start and end; the loss is the mean over windows."""
-
-    packable: Collection[str] = packed_encoders.FAMILIES
-    lightens_attention = True
 
     def __init__(self, score: Callable[[EvalPrediction], dict[str, float]]) -> None:
         self._score = score
-
-    def packs(self, model: PreTrainedModel) -> bool:
-        return packed_encoders.family_of(model.config) is not None
 
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
@@ -83,15 +79,17 @@ class Spans(SummedBeside):
         return self._score
 
 
-class QuestionAnswering:
+class QuestionAnswering(Task):
     """The words of a context that answer a question."""
+
+    data: questions.Questions
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         check_best(hyperparameters, found_answers.SCORES)
         self._hyperparameters = hyperparameters
         channels = judging.channels(channels, hyperparameters)
-        self.splits = questions.load(channels, hyperparameters)
-        self.train, self.found = self.splits.train, self.splits.found
+        self.data = questions.load(channels, hyperparameters)
+        self.train, self.found = self.data.train, self.data.found
         self.objective: Objective = Spans(self._score)
         self._windows: dict[str, Windows] = {}
         self._last: tuple[str, list[Answer]] | None = None
@@ -125,7 +123,7 @@ class QuestionAnswering:
             "max_seq_len": length,
             "doc_stride": stride,
             "max_answer_len": found_answers.LONGEST_ANSWER,
-            "handle_impossible_answer": self.splits.has_unanswerable,
+            "handle_impossible_answer": self.data.has_unanswerable,
             "align_to_words": False,
         }
         return length
@@ -134,16 +132,18 @@ class QuestionAnswering:
         doc_stride = self._hyperparameters.doc_stride
         return min(_STRIDE, length // 2) if doc_stride is None else doc_stride
 
-    def samples(
-        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
-    ) -> dict[str, Samples]:
-        """Windows of contexts, each with its question."""
-        stride = self._stride(max_length)
-        for name, split in named(self.splits, rows):
-            self._windows[name] = windows.tokenise(
-                name, split, tokenizer, max_length, stride, judged=name != "train"
-            )
-        return dict(self._windows)
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return windows of contexts, each with its question."""
+        stride, judged = self._stride(max_length), name != "train"
+        made = windows.tokenise(name, split, tokenizer, max_length, stride, judged=judged)
+        self._windows[name] = made
+        return made
 
     def _score(self, prediction: EvalPrediction) -> dict[str, float]:
         name = next(
@@ -155,9 +155,9 @@ class QuestionAnswering:
                 "The questions that the model is judged by lie on several hosts.",
                 "Give every host all of that channel (FullyReplicated).",
             )
-        split = dict(named(self.splits))[name]
+        split = by_name(self.data)[name]
         outputs = np.asarray(prediction.predictions)
-        may_be_none = self.splits.has_unanswerable
+        may_be_none = self.data.has_unanswerable
         answers = found_answers.find(outputs, self._windows[name], list(split), may_be_none)
         self._last = name, answers
         return found_answers.scores(answers, may_be_none)
@@ -173,7 +173,7 @@ class QuestionAnswering:
 
     def about(self) -> About:
         """An answerer of questions."""
-        none = ", or to tell that there is none" if self.splits.has_unanswerable else ""
+        none = ", or to tell that there is none" if self.data.has_unanswerable else ""
         return About(
             title="Answerer of questions",
             pipeline="question-answering",
@@ -189,17 +189,12 @@ class QuestionAnswering:
             question, context = row[QUESTION][:_SHOWN_CHARS], row[CONTEXT][:_SHOWN_CHARS]
             yield Finding(level=OK, what="row", detail=f"{question!r} + {context!r}: {answer}")
 
-    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """The last answers to the data that the model is judged by."""
-        answers = self.answers(trainer)
-        return () if answers is None else answers.sections()
-
     def answers(self, trainer: Trainer) -> FoundAnswers | None:
         """Those last answers themselves; None before there are any."""
         if self._last is None:
             return None
         name, answers = self._last
-        return FoundAnswers(split=name, ids=dict(named(self.splits))[name][ID][:], answers=answers)
+        return FoundAnswers(split=name, ids=by_name(self.data)[name][ID][:], answers=answers)
 
 
 TASK = QuestionAnswering

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +44,12 @@ from recipe.tasks.base import (
     OK,
     WARNING,
     Batches,
+    EncoderObjective,
     Finding,
     Model,
-    Objective,
+    Task,
     check_best,
     lengths_of,
-    named,
     shape_for,
 )
 from recipe.tasks.scores import ranking_scores
@@ -65,20 +65,14 @@ _SHOWN_CHARS = 70
 _SPLITS = ("evaluation", "test")
 
 
-class Relevant(Objective):
+class Relevant(EncoderObjective):
     """The objective: a number for each pair, by itself or beside those of its list."""
-
-    packable: Collection[str] = packed_encoders.FAMILIES
-    lightens_attention = True
 
     def __init__(self, hyperparameters: Hyperparameters) -> None:
         self._listwise = hyperparameters.listwise
         self.lists: dict[str, JudgedLists] = {}
         self.last: tuple[str, Array, Found] | None = None
         """The last evaluation: its split, its scores, what was found with them."""
-
-    def packs(self, model: PreTrainedModel) -> bool:
-        return packed_encoders.family_of(model.config) is not None
 
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
@@ -133,20 +127,23 @@ class Relevant(Objective):
         return ranking_scores.mean(losses)
 
 
-class Reranking:
+class Reranking(Task):
     """Scores of texts for a query, of rows (query, text, label) or of lists."""
+
+    objective: Relevant
+    data: relevance.Relevance
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         self._hyperparameters = hyperparameters
         check_best(hyperparameters, ranking_scores.RERANKING)
-        self._data = relevance.load(
+        self.data = relevance.load(
             judging.channels(channels, hyperparameters),
             hyperparameters,
             reranking.Lists(hyperparameters.listwise).arrange,
         )
         is_listwise = hyperparameters.listwise
-        self.train = self._data.train if is_listwise else _pairs(self._data.train, 0)
-        self.found = [*self._data.found, _describe(self._data.train, is_listwise)]
+        self.train = self.data.train if is_listwise else _pairs(self.data.train, 0)
+        self.found = [*self.data.found, _describe(self.data.train, is_listwise)]
         self.objective = Relevant(hyperparameters)
 
     def load(self, source: Source) -> Model:
@@ -169,7 +166,7 @@ class Reranking:
             )
         config: Any = model.config
         config.problem_type = None
-        config.text_columns = list(self._data.columns)
+        config.text_columns = list(self.data.columns)
         # What sentence-transformers' CrossEncoder, and our image, make scores by. A listwise loss
         # leaves the numbers' height open: the sigmoid could make one score of many.
         name = "linear.Identity" if self._hyperparameters.listwise else "activation.Sigmoid"
@@ -189,27 +186,28 @@ class Reranking:
         tokenizer.model_max_length = length
         return length
 
-    def samples(
-        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
-    ) -> dict[str, Samples]:
-        """The pairs; of the training data, where it is learned by lists, the lists."""
-        by_split: dict[str, Samples] = {}
-        for name, split in named(self._data, rows):
-            number = 0 if name == "train" else _SPLITS.index(name)
-            pairs = text_tokens.samples(_pairs(split, number), tokenizer, max_length)
-            counts = numbered_texts.counts(split)
-            starts = np.concatenate([[0], np.cumsum(counts)])
-            by_split[name] = pairs
-            if name != "train":
-                self.objective.lists[name] = JudgedLists(starts=starts, labels=pairs.labels[:, 0])
-            elif self._hyperparameters.listwise:
-                places = np.arange(counts.max())
-                is_there = places < counts[:, None]
-                members = np.where(is_there, starts[:-1, None] + places, -1)
-                scores = np.where(is_there, pairs.labels[:, 0][members], 0)
-                labels = np.stack([scores, is_there], axis=2).astype(np.float32)
-                by_split[name] = Groups.of_texts(pairs, members, labels)
-        return by_split
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return the pairs; of training data that is learned by lists, the lists."""
+        number = 0 if name == "train" else _SPLITS.index(name)
+        pairs = text_tokens.samples(_pairs(split, number), tokenizer, max_length)
+        counts = numbered_texts.counts(split)
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        if name != "train":
+            self.objective.lists[name] = JudgedLists(starts=starts, labels=pairs.labels[:, 0])
+        if name != "train" or not self._hyperparameters.listwise:
+            return pairs
+        places = np.arange(counts.max())
+        is_there = places < counts[:, None]
+        members = np.where(is_there, starts[:-1, None] + places, -1)
+        scores = np.where(is_there, pairs.labels[:, 0][members], 0)
+        labels = np.stack([scores, is_there], axis=2).astype(np.float32)
+        return Groups.of_texts(pairs, members, labels)
 
     def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
         """Of each pair of the rows, with special tokens."""
@@ -218,29 +216,25 @@ class Reranking:
         ids, _ = encoding.encode_pairs(tokenizer, list(pairs[TEXT]), list(pairs[PAIR]), _UNCUT)
         return [len(tokens) for tokens in ids]
 
-    def pieces(self, length: int, longest: int) -> int:
-        """One: a long text is cut."""
-        return 1
-
     def findings(self) -> Iterator[Finding]:
         """Some rows as they were read, and queries that say nothing."""
-        for row in self._data.train.select(range(min(_SHOWN_ROWS, len(self._data.train)))):
+        for row in self.data.train.select(range(min(_SHOWN_ROWS, len(self.data.train)))):
             texts = zip(row[TEXTS][:3], row[SCORES][:3], strict=True)
             shown = ", ".join(f"{score:g} {text[:_SHOWN_CHARS]!r}" for text, score in texts)
             detail = f"{row[QUERY][:_SHOWN_CHARS]!r}: {shown}"
             yield Finding(level=OK, what="row", detail=detail)
-        alike = sum(len(set(scores)) == 1 for scores in self._data.evaluation[SCORES])
+        alike = sum(len(set(scores)) == 1 for scores in self.data.evaluation[SCORES])
         if alike:
             yield Finding(
-                level=WARNING if alike > len(self._data.evaluation) / 2 else OK,
+                level=WARNING if alike > len(self.data.evaluation) / 2 else OK,
                 what="evaluation",
-                detail=f"{alike} of {len(self._data.evaluation)} queries have texts of one label "
+                detail=f"{alike} of {len(self.data.evaluation)} queries have texts of one label "
                 "only, and are not in the scores of rankings",
             )
 
     def about(self) -> About:
         """A reranker."""
-        query, text = self._data.columns
+        query, text = self.data.columns
         return About(
             title="Reranker",
             pipeline="text-ranking",
@@ -258,7 +252,7 @@ class Reranking:
             return ()
         split, scores, hits = self.objective.last
         lists = self.objective.lists[split]
-        data = self._data.evaluation if split == "evaluation" else self._data.test
+        data = self.data.evaluation if split == "evaluation" else self.data.test
         assert data is not None
         judged = lists.judged()
 

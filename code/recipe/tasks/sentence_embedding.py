@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,12 @@ from recipe.tasks import judging
 from recipe.tasks.base import (
     OK,
     Batches,
+    EncoderObjective,
     Finding,
     Model,
-    Objective,
+    Task,
     check_best,
     lengths_of,
-    named,
     shape_for,
 )
 from recipe.tasks.scores import ranking_scores
@@ -79,11 +79,9 @@ class _Judged:
     texts: datasets.Dataset
 
 
-class Alike(Objective):
+class Alike(EncoderObjective):
     """The objective: vectors of texts that belong together are alike."""
 
-    packable: Collection[str] = packed_encoders.FAMILIES
-    lightens_attention = True
     couples_samples = True
     """A batch's samples are each other's negatives: cut otherwise, a step is another one."""
 
@@ -173,16 +171,19 @@ def _cosines(vectors: Array, judged: _Judged) -> Array:
     return functional.cosine_similarity(first, second).numpy()
 
 
-class SentenceEmbedding:
+class SentenceEmbedding(Task):
     """Vectors of texts, of pairs, triplets, queries with negatives, or pairs with scores."""
+
+    objective: Alike
+    data: relevance.Relevance
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         self._hyperparameters = hyperparameters
         _refuse(hyperparameters)
-        self._data = relevance.load(
+        self.data = relevance.load(
             judging.channels(channels, hyperparameters), hyperparameters, arrange
         )
-        self.train, self.found = self._data.train, [*self._data.found]
+        self.train, self.found = self.data.train, [*self.data.found]
         size = hyperparameters.per_device_train_batch_size
         if size == 1 and numbered_texts.counts(self.train).max(initial=1) == 1:
             raise HyperparameterError(
@@ -192,16 +193,16 @@ class SentenceEmbedding:
             )
         check_best(
             hyperparameters,
-            SIMILARITY if self._data.kind == SCORED else ranking_scores.RETRIEVAL,
+            SIMILARITY if self.data.kind == SCORED else ranking_scores.RETRIEVAL,
         )
-        if self._data.kind == PAIRS:
+        if self.data.kind == PAIRS:
             self.found.append(
                 "loss: multiple negatives ranking; a row's negatives are all texts of the batch, "
                 "of all processes, but those of rows with a text in common (as NO_DUPLICATES)"
             )
         else:
             self.found.append("loss: CoSENT, over all pairs of the batch, of all processes")
-        self.objective = Alike(self._data.kind, hyperparameters)
+        self.objective = Alike(self.data.kind, hyperparameters)
         self._prompts = ("", "")
         self._sentences: Any = None
         self._max_length = 0
@@ -221,27 +222,27 @@ class SentenceEmbedding:
         self._max_length = loading.longest_input(model, tokenizer, requested)
         return self._max_length
 
-    def samples(
-        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
-    ) -> dict[str, Samples]:
-        """Of the training data the rows; else each text once."""
-        by_split: dict[str, Samples] = {}
-        for name, split in named(self._data, rows):
-            number = 0 if name == "train" else _SPLITS.index(name)
-            by_number = numbered_texts.numbered(split, self._prompts, number)
-            members, labels = by_number.members, _labels(split, self._data.kind, by_number)
-            tokens = text_tokens.samples(by_number.texts, tokenizer, max_length)
-            if name == "train":
-                by_split[name] = Groups.of_texts(tokens, members, labels)
-            else:
-                by_split[name] = tokens
-                self.objective.judged[name] = _Judged(
-                    members=members,
-                    labels=labels,
-                    corpus=_corpus(by_number) if self._data.kind == PAIRS else None,
-                    texts=by_number.texts,
-                )
-        return by_split
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return the rows of the training data; of evaluation data each text once."""
+        number = 0 if name == "train" else _SPLITS.index(name)
+        texts = numbered_texts.numbered(split, self._prompts, number)
+        labels = _labels(split, self.data.kind, texts)
+        tokens = text_tokens.samples(texts.texts, tokenizer, max_length)
+        if name == "train":
+            return Groups.of_texts(tokens, texts.members, labels)
+        self.objective.judged[name] = _Judged(
+            members=texts.members,
+            labels=labels,
+            corpus=_corpus(texts) if self.data.kind == PAIRS else None,
+            texts=texts.texts,
+        )
+        return tokens
 
     def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
         """Of each text of the rows, with special tokens."""
@@ -250,21 +251,17 @@ class SentenceEmbedding:
         texts += [document + text for each in chosen_rows[TEXTS] for text in each]
         return [len(ids) for ids in encoding.encode(tokenizer, texts, _UNCUT)]
 
-    def pieces(self, length: int, longest: int) -> int:
-        """One: a long text is cut."""
-        return 1
-
     def findings(self) -> Iterator[Finding]:
         """Some rows as they were read."""
         for row in self.train.select(range(min(_SHOWN_ROWS, len(self.train)))):
             texts = [row[QUERY], *row[TEXTS]]
             shown = " + ".join(repr(text[:_SHOWN_CHARS]) for text in texts[:4])
-            score = f"{row[SCORES][0]:g}: " if self._data.kind == SCORED else ""
+            score = f"{row[SCORES][0]:g}: " if self.data.kind == SCORED else ""
             yield Finding(level=OK, what="row", detail=f"{score}{shown}")
 
     def about(self) -> About:
         """A model of sentence vectors."""
-        is_scored = self._data.kind == SCORED
+        is_scored = self.data.kind == SCORED
         sizes = self.objective.sizes
         cut = f" Vectors may be cut to {', '.join(map(str, sizes[1:]))} numbers." * bool(sizes[1:])
         return About(
@@ -282,8 +279,14 @@ class SentenceEmbedding:
             library="sentence-transformers",
         )
 
-    def save(self, model: Any, weights: Mapping[str, Any] | None, folder: Path) -> None:
-        """A folder of sentence-transformers, which AutoModel reads too."""
+    def save(
+        self,
+        model: Any,
+        weights: Mapping[str, Any] | None,
+        tokenizer: PreTrainedTokenizerBase,
+        folder: Path,
+    ) -> None:
+        """Write a folder of sentence-transformers, which AutoModel reads too."""
         sentence_encoder.save(
             self._sentences, model, weights, self._max_length, folder, self._hyperparameters
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 from torch import Tensor
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
@@ -25,18 +26,18 @@ from recipe.models.loading import Source
 from recipe.reports import model_card
 from recipe.reports.model_card import About
 from recipe.reports.predictions import Predictions
-from recipe.reports.section import Section
 from recipe.tasks import evaluation, judging
 from recipe.tasks.base import (
     OK,
     WARNING,
     Batches,
+    EncoderObjective,
     Finding,
     Model,
     Objective,
+    Task,
     check_best,
     lengths_of,
-    named,
     shape_for,
 )
 from recipe.tasks.evaluation import Floats, Scores
@@ -58,15 +59,9 @@ SCORES_OF: Mapping[str, Sequence[str]] = {
 """What an evaluation gives beside the loss, by the kind of labels."""
 
 
-class _Classes(Objective):
+class _Classes(EncoderObjective):
     def __init__(self, thresholds: Floats | None = None) -> None:
         self._thresholds = thresholds
-
-    packable: Collection[str] = packed_encoders.FAMILIES
-    lightens_attention = True
-
-    def packs(self, model: PreTrainedModel) -> bool:
-        return packed_encoders.family_of(model.config) is not None
 
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
@@ -142,20 +137,22 @@ def _check_is_of_classes(hyperparameters: Hyperparameters, problem: str) -> None
             )
 
 
-class TextClassification:
+class TextClassification(Task):
     """Labels of texts: classes, several for each text, or a number."""
 
+    takes_shards = True
+    data: classification.Splits
     objective: Objective = CLASSES
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         self._hyperparameters = hyperparameters
         channels = judging.channels(channels, hyperparameters)
-        self.splits = classification.load(channels, hyperparameters)
-        self.train, self.found = self.splits.train, self.splits.found
+        self.data = classification.load(channels, hyperparameters)
+        self.train, self.found = self.data.train, self.data.found
         self._tuned: Mapping[str, float] = {}
         self._is_split = hyperparameters.long_texts == SPLIT
         self._window = 0
-        columns = self.splits.train.column_names
+        columns = self.data.train.column_names
         if self._is_split and (PAIR in columns or TEXT not in columns):
             what = "are pairs of texts" if PAIR in columns else "came tokenised"
             raise HyperparameterError(
@@ -163,9 +160,9 @@ class TextClassification:
                 "made of rows of one text.",
                 "Leave it out: what is longer than max_length is cut. Or give one text in a row.",
             )
-        check_best(hyperparameters, SCORES_OF[self.splits.labels.problem])
-        _check_is_of_classes(hyperparameters, self.splits.labels.problem)
-        if hyperparameters.tune_thresholds and self.splits.labels.problem != SEVERAL:
+        check_best(hyperparameters, SCORES_OF[self.data.labels.problem])
+        _check_is_of_classes(hyperparameters, self.data.labels.problem)
+        if hyperparameters.tune_thresholds and self.data.labels.problem != SEVERAL:
             raise HyperparameterError(
                 "Hyperparameter tune_thresholds has value True, but a row has one label only: the "
                 "most probable one is its answer, and there is no threshold.",
@@ -183,7 +180,7 @@ class TextClassification:
                 "that could keep them.",
                 "Leave one of the two out.",
             )
-        num_labels, names = hyperparameters.num_labels, self.splits.labels.names
+        num_labels, names = hyperparameters.num_labels, self.data.labels.names
         if num_labels is not None and num_labels != len(names):
             listed = ", ".join(names[:_SHOWN_LABELS]) + ", ..." * (len(names) > _SHOWN_LABELS)
             raise HyperparameterError(
@@ -194,20 +191,20 @@ class TextClassification:
 
     @property
     def sharded(self) -> frozenset[str]:
-        """See base.Sharding."""
-        return self.splits.sharded
+        """Return which splits have rows of this host only."""
+        return self.data.sharded
 
     def load(self, source: Source) -> Model:
         """With a head for the labels; its configuration says which columns it was trained on."""
         if not self._hyperparameters.trains:
-            self.splits = judging.with_labels_of(source, self.splits, self._hyperparameters)
-            self.train = self.splits.train
-        model, tokenizer = loading.load(source, self.splits.labels, self._hyperparameters)
+            self.data = judging.with_labels_of(source, self.data, self._hyperparameters)
+            self.train = self.data.train
+        model, tokenizer = loading.load(source, self.data.labels, self._hyperparameters)
         kept: Any = getattr(model.config, "label_thresholds", None)
         if kept is not None and self._hyperparameters.trains:
             del model.config.label_thresholds  # they were those of other weights
-        elif isinstance(kept, dict) and self.splits.labels.problem == SEVERAL:
-            names = self.splits.labels.names
+        elif isinstance(kept, dict) and self.data.labels.problem == SEVERAL:
+            names = self.data.labels.names
             self.objective = _Classes(np.array([kept.get(name, 0.5) for name in names]))
             say(f"thresholds of the model: {_listed(kept)}")
         columns = self.train.column_names
@@ -220,7 +217,7 @@ class TextClassification:
             del model.config.long_texts  # of a training before this one
         if self._is_split:
             model.config.long_texts = SPLIT
-        model.config.text_columns = list(self.splits.text_columns) if is_text else None
+        model.config.text_columns = list(self.data.text_columns) if is_text else None
         return model, tokenizer
 
     def longest(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -239,19 +236,17 @@ class TextClassification:
         tokenizer.model_max_length = length
         return length
 
-    def samples(
-        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
-    ) -> dict[str, Samples]:
-        """A sample for each text, or for each of its windows."""
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return a sample for each text, or for each of its windows."""
         if self._is_split:
-            return {
-                name: text_tokens.windows(name, split, tokenizer, max_length)
-                for name, split in named(self.splits, rows)
-            }
-        return {
-            name: text_tokens.samples(split, tokenizer, max_length)
-            for name, split in named(self.splits, rows)
-        }
+            return text_tokens.windows(name, split, tokenizer, max_length)
+        return text_tokens.samples(split, tokenizer, max_length)
 
     def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
         """With special tokens."""
@@ -272,7 +267,7 @@ class TextClassification:
 
     def about(self) -> About:
         """A classifier of these labels."""
-        about = model_card.of_labels(self.splits.labels, self.splits.text_columns)
+        about = model_card.of_labels(self.data.labels, self.data.text_columns)
         if self._is_split:
             purpose = (
                 f"{about.purpose}. A text of more than the {self._window} tokens of a window is "
@@ -292,9 +287,9 @@ class TextClassification:
 
     def findings(self) -> Iterator[Finding]:
         """Some rows as they were read, and how often each label occurs."""
-        show = self.splits.labels.show
-        if TEXT in self.splits.train.column_names:
-            for row in self.splits.train.select(range(min(_SHOWN_ROWS, len(self.splits.train)))):
+        show = self.data.labels.show
+        if TEXT in self.data.train.column_names:
+            for row in self.data.train.select(range(min(_SHOWN_ROWS, len(self.data.train)))):
                 texts = [row[name] for name in (TEXT, PAIR) if name in row]
                 shown = [
                     repr(text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}...")
@@ -303,10 +298,10 @@ class TextClassification:
                 yield Finding(
                     level=OK, what="row", detail=f"{show(row[LABEL])}: {' + '.join(shown)}"
                 )
-        if self.splits.labels.problem == NUMBER:
+        if self.data.labels.problem == NUMBER:
             return
-        rows = classification.rows_of_classes(self.splits.labels, self.splits.train[LABEL][:])
-        shares = {name: count / len(self.splits.train) for name, count in rows.items()}
+        rows = classification.rows_of_classes(self.data.labels, self.data.train[LABEL][:])
+        shares = {name: count / len(self.data.train) for name, count in rows.items()}
         rarest = min(shares, key=lambda name: shares[name])
         detail = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
         level = WARNING if shares[rarest] < _RAREST_SHARE else OK
@@ -326,7 +321,7 @@ class TextClassification:
         assert scores.last is not None
         logits, true = scores.last
         scores.thresholds = evaluation.best_thresholds(logits, true)
-        kept = dict(zip(self.splits.labels.names, scores.thresholds.tolist(), strict=True))
+        kept = dict(zip(self.data.labels.names, scores.thresholds.tolist(), strict=True))
         bare: Any = trainer.accelerator.unwrap_model(trainer.model)
         bare.config.label_thresholds = self._tuned = kept
         before, after = (
@@ -339,22 +334,14 @@ class TextClassification:
         )
         return {f"eval_tuned_{name}": score for name, score in after.items()}
 
-    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """The last answers to the data that the model is judged by.
-
-        There are none if the run was resumed after its last evaluation.
-        """
-        answers = self.answers(trainer)
-        return () if answers is None else answers.sections()
-
     def answers(self, trainer: Trainer) -> Predictions | None:
         """Those last answers themselves."""
         scores = trainer.compute_metrics
         if not isinstance(scores, Scores) or scores.last is None:
             return None
-        name, split = "evaluation", self.splits.evaluation
-        if self.splits.test is not None:
-            name, split = "test", self.splits.test
+        name, split = "evaluation", self.data.evaluation
+        if self.data.test is not None:
+            name, split = "test", self.data.test
         outputs, true = scores.last
         # Where each host has texts of its own, none has them all.
         is_whole = len(split) == len(true)
@@ -364,7 +351,7 @@ class TextClassification:
         )
         return Predictions(
             split=name,
-            labels=self.splits.labels,
+            labels=self.data.labels,
             outputs=outputs,
             true=true,
             texts=texts,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from recipe import metrics
@@ -29,11 +29,10 @@ from recipe.task_table import SUMMARIES, TRANSLATIONS
 from recipe.tasks import judging
 from recipe.tasks.base import (
     Batches,
-    Finding,
     Model,
-    SummedBeside,
+    Task,
+    TokenLosses,
     check_best,
-    named,
 )
 from recipe.tasks.scores import writing
 from recipe.tasks.scores.writing import Written
@@ -44,9 +43,7 @@ _USUAL, _USUAL_OF_SUMMARIES, _USUAL_TARGET = 512, 1024, 128
 _NO_LIMIT = 1 << 30
 
 
-class _TextPairs(SummedBeside):
-    packable: Collection[str] = ()
-
+class _TextPairs(TokenLosses):
     def __init__(self, hyperparameters: Hyperparameters) -> None:
         self._hyperparameters = hyperparameters
         self._smoothing = float(hyperparameters.passed.get("label_smoothing_factor", 0.0))
@@ -54,9 +51,6 @@ class _TextPairs(SummedBeside):
         self.longest_target = 0
         self.last: Written | None = None
         """What was written in the last evaluation."""
-
-    def packs(self, model: PreTrainedModel) -> bool:
-        return False
 
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
@@ -69,8 +63,8 @@ class _TextPairs(SummedBeside):
     def prepare(self, model: PreTrainedModel, packed: bool) -> None:
         models.take_pairs(model, self._smoothing)
 
-    def written_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
-        """Scores of what the model writes, where it can: see `recipe.tasks.base.Writing`."""
+    def generated_scores(self, trainer: Any, samples: Samples) -> dict[str, float]:
+        """Return ROUGE, BLEU and chrF; nothing if weights are sharded or XLA is in use."""
         hyperparameters = self._hyperparameters
         if not hyperparameters.predict_with_generate:
             return {}
@@ -89,8 +83,11 @@ class _TextPairs(SummedBeside):
         return self.last.scores(hyperparameters.target_lang)
 
 
-class TextToText:
+class TextToText(Task):
     """Texts from texts."""
+
+    objective: _TextPairs
+    data: text_pairs.TextPairs
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         written = metrics.WRITING_SCORES if hyperparameters.predict_with_generate else ()
@@ -101,11 +98,10 @@ class TextToText:
                 "Leave one of them out.",
             )
         self._hyperparameters = hyperparameters
-        self._objective = _TextPairs(hyperparameters)
-        self.objective = self._objective
+        self.objective = _TextPairs(hyperparameters)
         channels = judging.channels(channels, hyperparameters)
-        self._pairs = text_pairs.load(channels, hyperparameters)
-        self.train, self.found = self._pairs.train, self._pairs.found
+        self.data = text_pairs.load(channels, hyperparameters)
+        self.train, self.found = self.data.train, self.data.found
 
     def load(self, source: Source) -> Model:
         """With its languages and prefix set."""
@@ -125,7 +121,7 @@ class TextToText:
         if hyperparameters.max_target_length is None:
             target = min(target, _USUAL_TARGET)
         tokenizer.model_max_length = source
-        self._objective.longest_target = target
+        self.objective.longest_target = target
         settings: Any = model.generation_config
         settings.max_new_tokens, settings.max_length = target, None
         if hyperparameters.num_beams is not None:
@@ -136,15 +132,16 @@ class TextToText:
         say(f"targets are cut at {target} tokens")
         return source
 
-    def samples(
-        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
-    ) -> dict[str, Samples]:
-        """Pairs."""
-        prefix, target = self._hyperparameters.source_prefix or "", self._objective.longest_target
-        return {
-            name: tokens.tokenise(name, split, tokenizer, prefix, max_length, target)
-            for name, split in named(self._pairs, rows)
-        }
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return pairs of sources and targets."""
+        prefix, target = self._hyperparameters.source_prefix or "", self.objective.longest_target
+        return tokens.tokenise(name, split, tokenizer, prefix, max_length, target)
 
     def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
         """Of the sources, with the prefix and special tokens."""
@@ -152,10 +149,6 @@ class TextToText:
         texts = [prefix + text for text in self.train.select(rows)[SOURCE]]
         ids, _ = tokens.encoded(tokenizer, texts, _NO_LIMIT >> 8)
         return [len(tokens) for tokens in ids]
-
-    def pieces(self, length: int, longest: int) -> int:
-        """One: a long source is cut."""
-        return 1
 
     def about(self) -> About:
         """A writer of such texts."""
@@ -180,25 +173,15 @@ class TextToText:
             headline=(*scores, "perplexity", "loss"),
         )
 
-    def findings(self) -> Iterator[Finding]:
-        """Nothing beyond what was found."""
-        yield from ()
-
     def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
         """The perplexity's curve, and what the model wrote last."""
-        history = trainer.state.log_history
-        sections = []
-        if any("eval_perplexity" in entry for entry in history):
-            title = "Perplexity, evaluation data"
-            draw = functools.partial(figures.perplexity, history)
-            sections.append(Section(title=title, figure=("perplexity", draw)))
-        last = self.answers(trainer)
-        return sections if last is None else [*sections, last.section()]
+        sections = figures.perplexity_sections(trainer.state.log_history)
+        return [*sections, *super().sections(trainer, samples)]
 
     def answers(self, trainer: Trainer) -> Written | None:
         """What the model wrote last."""
-        last = self._objective.last
-        if last is None or self._pairs.test is None:
+        last = self.objective.last
+        if last is None or self.data.test is None:
             return last
         return dataclasses.replace(last, split="test")
 

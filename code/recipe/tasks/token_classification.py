@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 from transformers import (
     AutoConfig,
@@ -29,19 +30,18 @@ from recipe.models.loading import Source
 from recipe.reports import entities
 from recipe.reports.entities import Sentence, TaggedAnswers
 from recipe.reports.model_card import About
-from recipe.reports.section import Section
 from recipe.tasks import judging
 from recipe.tasks.base import (
     OK,
     WARNING,
     Batches,
+    EncoderObjective,
     Finding,
     Model,
-    Objective,
-    SummedBeside,
+    Task,
+    TokenLosses,
     check_best,
     lengths_of,
-    named,
 )
 from recipe.tokenization import encoding, words
 from recipe.tokenization.words import Tagging
@@ -66,17 +66,13 @@ class TagScores:
         return entities.scores(self.last, self._are_entities)
 
 
-class Tags(SummedBeside):
+class Tags(EncoderObjective, TokenLosses):
     """The tags of words; the loss is the mean over all learned tokens of a step."""
 
-    packable: Collection[str] = packed_encoders.FAMILIES
-    lightens_attention = True
-
     def __init__(self, smoothing: float, names: Sequence[str], are_entities: bool) -> None:
-        self._smoothing, self._names, self._are_entities = smoothing, names, are_entities
-
-    def packs(self, model: PreTrainedModel) -> bool:
-        return packed_encoders.family_of(model.config) is not None
+        self._smoothing, self._are_entities = smoothing, are_entities
+        self.names = names
+        """In the order of the model's outputs."""
 
     def layout(
         self, model: PreTrainedModel, packed: bool, size: int, pad_id: int, batches: Batches
@@ -98,26 +94,25 @@ class Tags(SummedBeside):
         token_heads.take_tags(model, self._smoothing)
 
     def metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        return TagScores(self._names, self._are_entities)
+        return TagScores(self.names, self._are_entities)
 
 
-class TokenClassification:
+class TokenClassification(Task):
     """A tag for each word."""
+
+    objective: Tags
+    data: word_tags.Tagged
 
     def __init__(self, channels: Mapping[str, Path], hyperparameters: Hyperparameters) -> None:
         self._hyperparameters = hyperparameters
         channels = judging.channels(channels, hyperparameters)
-        self.splits = word_tags.load(channels, hyperparameters)
-        self.train, self.found = self.splits.train, self.splits.found
-        are_entities = self.splits.are_entities
+        self.data = word_tags.load(channels, hyperparameters)
+        self.train, self.found = self.data.train, self.data.found
+        are_entities = self.data.are_entities
         check_best(hyperparameters, entities.ENTITY_SCORES if are_entities else entities.TAG_SCORES)
-        self._names = self.splits.names
-
-    @property
-    def objective(self) -> Objective:
-        """Of the tags as the model has them, once it is loaded."""
-        smoothing = float(self._hyperparameters.passed.get("label_smoothing_factor") or 0.0)
-        return Tags(smoothing, self._names, self.splits.are_entities)
+        self._names = self.data.names
+        smoothing = float(hyperparameters.passed.get("label_smoothing_factor") or 0.0)
+        self.objective = Tags(smoothing, self._names, are_entities)
 
     def load(self, source: Source) -> Model:
         """With a head for the tags, in the order of the model's own where these are the same."""
@@ -131,7 +126,7 @@ class TokenClassification:
                     "the other.",
                     "Give data with the model's tags, or train.",
                 )
-            self._names = known
+            self._names = self.objective.names = known
         model, tokenizer = loading.load_head(
             AutoModelForTokenClassification,
             source,
@@ -166,21 +161,21 @@ class TokenClassification:
         tokenizer.model_max_length = length
         return length
 
-    def samples(
-        self, tokenizer: PreTrainedTokenizerBase, max_length: int, rows: Sequence[int] | None = None
-    ) -> dict[str, Samples]:
-        """Windows of sentences."""
+    def tokenise(
+        self,
+        name: str,
+        split: datasets.Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ) -> Samples:
+        """Return windows of sentences."""
         tagging = Tagging(
             names=self._names,
             all_pieces=self._hyperparameters.label_all_tokens,
             long_texts=self._hyperparameters.long_texts,
         )
-        return {
-            name: words.tokenise(
-                name, split, tokenizer, max_length, tagging, judged=name != "train"
-            )
-            for name, split in named(self.splits, rows)
-        }
+        judged = name != "train"
+        return words.tokenise(name, split, tokenizer, max_length, tagging, judged=judged)
 
     def lengths(self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[int]) -> list[int]:
         """With special tokens."""
@@ -195,11 +190,11 @@ class TokenClassification:
         names = ", ".join(f"`{name}`" for name in self._names)
         means = (
             "Precision, recall and F1 are of whole entities (seqeval); accuracy is of words."
-            if self.splits.are_entities
+            if self.data.are_entities
             else "Accuracy is of words; f1_macro is the mean over tags."
         )
         return About(
-            title="Tagger of entities" if self.splits.are_entities else "Tagger of words",
+            title="Tagger of entities" if self.data.are_entities else "Tagger of words",
             pipeline="token-classification",
             purpose=f"give each word one of {len(self._names)} tags: {names}",
             metrics=means,
@@ -226,19 +221,14 @@ class TokenClassification:
         detail = f"tags that train on fewer than {_FEWEST} words: {', '.join(rare) or 'none'}"
         yield Finding(level=WARNING if rare else OK, what="balance", detail=detail)
 
-    def sections(self, trainer: Trainer, samples: Mapping[str, Any]) -> Sequence[Section]:
-        """The last answers to the data that the model is judged by."""
-        answers = self.answers(trainer)
-        return () if answers is None else answers.sections()
-
     def answers(self, trainer: Trainer) -> TaggedAnswers | None:
         """Those last answers themselves; None before there are any."""
         scores = trainer.compute_metrics
         if not isinstance(scores, TagScores) or scores.last is None:
             return None
-        name, split = "evaluation", self.splits.evaluation
-        if self.splits.test is not None:
-            name, split = "test", self.splits.test
+        name, split = "evaluation", self.data.evaluation
+        if self.data.test is not None:
+            name, split = "test", self.data.test
         judged = {number: split[number] for number in {example.number for example in scores.last}}
         texts = {
             number: [word for word, tag in zip(row[TOKENS], row[TAGS], strict=True) if tag]
@@ -250,7 +240,7 @@ class TokenClassification:
             split=name,
             sentences=scores.last,
             words=texts if is_whole else None,
-            are_entities=self.splits.are_entities,
+            are_entities=self.data.are_entities,
         )
 
 

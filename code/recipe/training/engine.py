@@ -35,7 +35,7 @@ from recipe.hyperparameters import Hyperparameters
 from recipe.runtime import cuda_graphs, ddp_hook, distribution, gathering
 from recipe.storage import checkpoints
 from recipe.tasks import base
-from recipe.tasks.base import Objective, Referring, Writing
+from recipe.tasks.base import Objective
 from recipe.training import job_identity, worlds
 from recipe.training.interruptions import Interrupted
 from recipe.training.resuming import Resumable, fingerprint
@@ -294,7 +294,7 @@ class Engine(Resumable):
 
     def before_steps(self) -> None:
         """Ask the untrained model what the objective looks at, if it does; see `Resumable`."""
-        if isinstance(self._objective, Referring) and not self._has_references:
+        if self._objective.has_references and not self._has_references:
             started = time.monotonic()
 
             def ask(samples: Samples) -> Any:
@@ -314,13 +314,13 @@ class Engine(Resumable):
 
     def files_beside(self) -> dict[str, bytes]:
         """Return what a checkpoint keeps beside the weights: the untrained model's answers."""
-        if isinstance(self._objective, Referring):
+        if self._objective.has_references:
             return {_REFERENCES: self._objective.references()}
         return {}
 
     def restore(self, files: Mapping[str, bytes]) -> None:
         """Take back what `files_beside` gave."""
-        if isinstance(self._objective, Referring):
+        if self._objective.has_references:
             self._objective.restore(files[_REFERENCES])
             self._has_references = True
 
@@ -372,8 +372,7 @@ class Engine(Resumable):
         scores = {"loss": float(each.sum(dtype=np.float64) / weight)}
         if self.compute_metrics is not None:
             scores |= self.compute_metrics(EvalPrediction(predictions=logits, label_ids=labels))
-        if isinstance(self._objective, Writing):
-            scores |= self._objective.written_scores(self, samples)
+        scores |= self._objective.generated_scores(self, samples)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
         return EvalLoopOutput(
             predictions=logits, label_ids=labels, metrics=metrics, num_samples=len(logits)

@@ -73,7 +73,7 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
         # Its memory is told by the model as it is read, on a CPU.
         whole = dataclasses.replace(hyperparameters, load_in_4bit=False)
         kind = task_table.load(hyperparameters.task)
-        task: Task = kind(places.channels, whole)
+        task = kind(places.channels, whole)
         for line in task.found:
             yield Finding(level=OK, what=what, detail=line)
         yield from task.findings()
@@ -108,7 +108,8 @@ def inspect(argv: Sequence[str], places: Places, processes: int) -> Iterator[Fin
     )
     # As many as some batches need, so that they are as full as those of all the data.
     wanted = max(len(drawn) if lengths else 0, 4 * args.per_device_train_batch_size)
-    chosen_rows = random.Random(hyperparameters.seed).sample(range(rows), min(wanted, rows))
+    count = len(task.data.train)
+    chosen_rows = random.Random(hyperparameters.seed).sample(range(count), min(wanted, count))
     yield _memory(task, model, tokenizer, longest, sorted(chosen_rows), job)
 
 
@@ -179,7 +180,7 @@ def _memory(
     """An estimate of the training's peak, beside what is free on the device."""
     args, size = job.args, job.args.per_device_train_batch_size
     try:
-        samples = task.samples(tokenizer, longest, rows)
+        samples = task.some_samples(tokenizer, longest, rows)
         cut = worlds.of_arguments(args)
         training = Training(
             samples=samples["train"], size=size, accumulation=cut.accumulation, seed=args.seed

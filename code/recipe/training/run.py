@@ -32,7 +32,7 @@ from recipe.data import shards
 from recipe.errors import DistributedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
 from recipe.metrics import result_lines
-from recipe.models import cpu_kernels, loading, lora, quantized
+from recipe.models import cpu_kernels, loading, quantized
 from recipe.paths import Places
 from recipe.reports import answers, model_card, report
 from recipe.runtime import device, distribution, memory, turns, xla
@@ -41,7 +41,7 @@ from recipe.runtime.distribution import Distribution
 from recipe.runtime.timer import Stopwatch
 from recipe.storage import atomic, checksums, hub
 from recipe.tasks import detection
-from recipe.tasks.base import Answering, Objective, Saving, Sharding, Task, Tuning
+from recipe.tasks.base import Objective, Task
 from recipe.training import engine, host_samples, profiling, tracking
 from recipe.training.engine import Engine
 from recipe.training.progress import Bar, MetricLines, ProgressLines
@@ -98,9 +98,8 @@ def run(
         hosts = len(json.loads(environ.get("SM_HOSTS") or "[]")) or 1
         show = functools.partial(job.task.sections, job.trainer, job.samples)
         output = places.output_data_dir
-        if hyperparameters.predicts and isinstance(job.task, Answering):
-            predictions = job.task.answers(job.trainer)
-            assert predictions is not None  # _train has evaluated
+        # Names that a task does not take, do_predict too, are refused before.
+        if hyperparameters.predicts and (predictions := job.task.answers(job.trainer)) is not None:
             answers.write(predictions, output, _REMEDY)
         if hyperparameters.trains:
             report.of_run(job.trainer, facts, show, job.max_length, watch.seconds, hosts, output)
@@ -138,13 +137,13 @@ def _make(
         hyperparameters = host_samples.same_task(hyperparameters, places.channels, hosts)
         arguments.learning_rate = hyperparameters.learning_rate or arguments.learning_rate
     kind = task_table.load(hyperparameters.task)
-    if hosts.sharded and not hasattr(kind, "sharded"):
+    if hosts.sharded and not kind.takes_shards:
         raise DistributedError(
             f"The channels {', '.join(sorted(hosts.sharded))} are sharded (ShardedByS3Key), and "
             f"task {hyperparameters.task} needs all rows on every host.",
             "Set their S3DataDistributionType to FullyReplicated.",
         )
-    task: Task = kind(places.channels, hyperparameters)
+    task = kind(places.channels, hyperparameters)
     for line in task.found:
         say(line)
     watch.lap("data")
@@ -165,8 +164,7 @@ def _make(
         samples = task.samples(tokenizer, max_length)
     if hosts.sharded:
         host_samples.check_same_model(model, hosts)
-    sharded = task.sharded if isinstance(task, Sharding) else frozenset[str]()
-    samples = host_samples.of_all_hosts(samples, sharded, hosts, environ)
+    samples = host_samples.of_all_hosts(samples, task.sharded, hosts, environ)
     watch.lap("tokens")
     trainer = _trainer(
         model, tokenizer, arguments, hyperparameters, samples, task.objective, environ
@@ -311,7 +309,7 @@ def _train(job: _Made, hyperparameters: Hyperparameters) -> dict[str, float]:
         metrics |= trainer.evaluate()  # whose answers are what is predicted
     elif hyperparameters.evaluates:
         metrics |= done or trainer.evaluate()
-    if hyperparameters.evaluates and isinstance(job.task, Tuning):
+    if hyperparameters.evaluates:
         metrics |= job.task.tune(trainer)
     if test is not None and (hyperparameters.evaluates or hyperparameters.predicts):
         metrics |= trainer.evaluate(test, metric_key_prefix="test")
@@ -330,11 +328,7 @@ def _write(
             model = job.trainer.accelerator.unwrap_model(trained)
             if xla.in_use():
                 model = xla.on_host(model)
-            if isinstance(job.task, Saving):
-                job.task.save(model, weights, folder)
-            else:
-                lora.save(model, weights, folder, facts.hyperparameters)
-                job.tokenizer.save_pretrained(folder)
+            job.task.save(model, weights, job.tokenizer, folder)
             checksums.write(folder)
             (folder / "README.md").write_text(model_card.write(facts), encoding="utf-8")
         say(f"model written to {places.model_dir}")

@@ -154,14 +154,14 @@ def test_graded_labels_and_triplets_are_lists(tmp_path: Path) -> None:
 
     graded = [{"query": f"q {n // 4}", "text": f"t {n}", "label": n % 4} for n in range(80)]
     task = Reranking({"train": write(tmp_path / "a", graded)}, arguments.parse([*TASK]))
-    assert {round(score * 3) for row in task._data.train["scores"] for score in row} == {0, 1, 2, 3}
+    assert {round(score * 3) for row in task.data.train["scores"] for score in row} == {0, 1, 2, 3}
     assert any("divided by 3" in line for line in task.found)
-    assert len(task.train) == 4 * len(task._data.train) == 72
+    assert len(task.train) == 4 * len(task.data.train) == 72
     more = triplets(20) + [{**row, "negative": "another"} for row in triplets(20)]
     channels = {"train": write(tmp_path / "b", more)}
     task = Reranking(channels, arguments.parse([*TASK, "--eval_strategy", "no"]))
-    assert [len(row) for row in task._data.train["texts"]] == [3] * 20
-    assert task._data.train["scores"][0] == [1.0, 0.0, 0.0]
+    assert [len(row) for row in task.data.train["texts"]] == [3] * 20
+    assert task.data.train["scores"][0] == [1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("hashes", ["own", "all alike"])
@@ -190,7 +190,7 @@ def test_the_texts_of_a_query_come_together_wherever_its_rows_are(
         )
     channels = {"train": write(tmp_path, rows)}
     task = Reranking(channels, arguments.parse([*TASK, "--eval_strategy", "no"]))
-    read = task._data.train[:]
+    read = task.data.train[:]
     assert read["query"] == list(expected)
     assert read["texts"] == [list(texts) for texts in expected.values()]
     wanted = [[label / 3 for label in texts.values()] for texts in expected.values()]

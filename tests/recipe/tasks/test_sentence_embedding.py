@@ -245,7 +245,7 @@ def test_formats_that_circulate_are_read(
 
     given = arguments.parse([*TASK, "--eval_strategy", "no"])
     task = SentenceEmbedding({"train": write(tmp_path, rows)}, given)
-    assert task._data.kind == kind
+    assert task.data.kind == kind
     row = task.train[0]
     assert (row["query"], len(row["texts"])) == first
     assert all(text not in row["texts"][1:] for text in row["texts"][:1])
@@ -283,9 +283,9 @@ def test_what_is_held_out_is_whole_queries(tmp_path: Path) -> None:
 
     rows = [{"query": f"q {n // 3}", "positive": f"p {n}"} for n in range(60)]
     task = SentenceEmbedding({"train": write(tmp_path, rows)}, arguments.parse([*TASK]))
-    queries = [set(split["query"]) for split in (task._data.train, task._data.evaluation)]
+    queries = [set(split["query"]) for split in (task.data.train, task.data.evaluation)]
     assert not queries[0] & queries[1]
-    assert len(task._data.evaluation) == 6
+    assert len(task.data.evaluation) == 6
 
 
 def test_sizes_and_adapters_that_cannot_be_are_refused(tiny_model: Path, tmp_path: Path) -> None:

@@ -58,14 +58,14 @@ class Written:
         assert self.pairs.texts is not None  # what is evaluated on is kept
         return list(self.pairs.texts.select(self.rows)[TARGET])
 
-    def section(self) -> Section:
-        """Some of it, beside the data."""
+    def sections(self) -> Sequence[Section]:
+        """Return a table of some generated texts beside the targets."""
         chosen = np.linspace(0, len(self.rows) - 1, min(_SHOWN, len(self.rows))).astype(int)
         rows = [self.rows[at] for at in chosen.tolist()]
         assert self.pairs.texts is not None
         examples = self.pairs.texts.select(rows)
         texts = [self.texts[at] for at in chosen.tolist()]
-        return Section(
+        section = Section(
             title="What the model writes, evaluation data",
             note=f"Scores are of what it wrote for {len(self.rows)} of {len(self.pairs)} rows.",
             columns=[("source", TEXT), ("the model", TEXT), ("the data", TEXT)],
@@ -75,6 +75,7 @@ class Written:
                 for row in zip(examples[SOURCE], texts, examples[TARGET], strict=True)
             ],
         )  # fmt: skip
+        return [section]
 
 
 def write(trainer: Any, pairs: Pairs, most: int | None, options: dict[str, Any]) -> Written:
