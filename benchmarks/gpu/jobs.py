@@ -149,28 +149,6 @@ def two_on_one(stage: Stage) -> Values:
     return found
 
 
-def graphs(stage: Stage) -> Values:
-    """Losses under reduce-overhead, two batches a step, with an evaluation: those without."""
-    losses_of = {}
-    with tempfile.TemporaryDirectory() as folder:
-        compiled = ["--torch_compile", "True", "--torch_compile_mode", "reduce-overhead"]
-        for way, more in (("plain", []), ("graphs", [] if stage.smoke else compiled)):
-            environ = write_job(Path(folder) / way, stage, 96)
-            arguments = ["--model_name_or_path", str(minilm(stage.options)), "--max_steps", "6"]
-            arguments += ["--batch_size", "8", "--gradient_accumulation_steps", "2", "--bf16"]
-            arguments += ["False", "--save_strategy", "no", "--lr", "1e-4", *more]
-            command = train_command(environ, *arguments)
-            done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise Failed(f"{way}: exit code {done.returncode}", stderr=done.stderr[-1500:])
-            output = Path(folder) / way / "output" / "data" / "metrics.json"
-            losses_of[way] = json.loads(output.read_text())["eval_loss"]
-    # Dropout is drawn otherwise in a compiled model; a wrong sum of gradients does not learn.
-    if abs(losses_of["graphs"] - losses_of["plain"]) > 0.1:
-        raise Failed("the losses differ", **losses_of)
-    return losses_of
-
-
 def estimate(stage: Stage, size: int) -> Values:
     """doctor's estimate of memory beside what torch has allocated at a training's peak."""
     with tempfile.TemporaryDirectory() as folder:

@@ -300,7 +300,6 @@ def main() -> None:
     stage.check("gloo, two processes", 20, lambda: jobs.several_processes(stage, "gloo", 2))
     stage.check("nccl, one process", 20, lambda: jobs.several_processes(stage, "nccl", 1))
     stage.check("two ranks on one GPU", 40, lambda: jobs.two_on_one(stage))
-    stage.check("graphs keep no answer", 60, lambda: jobs.graphs(stage))
     for size in (8,) if stage.smoke else (32, 512):
         stage.check(f"memory, batch {size}", 40, functools.partial(jobs.estimate, stage, size))
     stage.check("doctor, train, serve", 90, lambda: jobs.the_whole_way(stage))

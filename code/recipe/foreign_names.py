@@ -276,7 +276,8 @@ pure_bf16 bfloat16 float16 | Leave it out: weights are kept in float32, and bf16
 wandb_project wandb_entity wandb_name wandb_mode use_wandb use_mlflow use_tensorboard use_comet
   use_swanlab use_trackio | Give report_to, such as mlflow, tensorboard or wandb.
 saves_per_epoch evals_per_epoch | Give save_steps, or eval_steps: below 1 a share of all steps.
-profiler_steps profiler_steps_start enable_torch_profiler | Give profile_steps, such as 10-12.
+profile_steps profiler_steps profiler_steps_start enable_torch_profiler | Leave it out: a script of
+  your own can record its steps by torch.profiler.
 eval_packing eval_sample_packing | Leave it out: packing holds for evaluation, too.
 packing_strategy | Leave it out: whole texts are packed.
 lora_target | Give lora_target_modules: all-linear, or names with commas.

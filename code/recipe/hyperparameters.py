@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -283,9 +282,6 @@ class Hyperparameters:
     price_per_hour: float | None = _documented(
         None, "Price of an instance, for the cost in the report."
     )
-    profile_steps: str | None = _documented(
-        None, "Steps to record by torch.profiler, 10-12: a trace and a table go to the output."
-    )
     push_to_hub: bool = _documented(
         False, "Push the saved model to the Hugging Face hub after training."
     )
@@ -335,24 +331,9 @@ class Hyperparameters:
         """Whether the job writes predictions."""
         return bool(self.passed.get("do_predict"))
 
-    @property
-    def profiled(self) -> range:
-        """The steps to record, counted from 1; none if `profile_steps` is not given, or wrong."""
-        match = _STEPS.fullmatch(self.profile_steps or "")
-        if match is None:
-            return range(0)
-        first = int(match["first"])
-        steps = range(first, int(match["last"] or first) + 1)
-        return steps if first >= 1 and len(steps) <= _MOST_PROFILED else range(0)
-
     def _out_of_range(self) -> Iterator[str]:
         values = {name: getattr(self, name) for name in own_fields()}
         yield from value_ranges.problems({**self.passed, **values})
-        if self.profile_steps is not None and not self.profiled:
-            yield (
-                f"Hyperparameter profile_steps has value {self.profile_steps!r}. Give one step of "
-                f"the training, 10, or up to {_MOST_PROFILED} in a row, 10-12."
-            )
         if self.load_in_4bit and self.lora_r is None:
             yield (
                 "load_in_4bit=True freezes the model's weights, and needs adapters to train. Give "
@@ -374,8 +355,6 @@ class Hyperparameters:
                 f"Hyperparameter hub_revision has value {self.passed['hub_revision']!r}, but the "
                 "model is pushed to the main branch. Leave it out."
             )
-        if self.profile_steps is not None and not self.trains:
-            yield "profile_steps records steps of a training, and do_train is False. Leave it out."
 
     @property
     def of_tasks(self) -> Mapping[str, Sequence[str]]:
@@ -442,8 +421,6 @@ _OF_TASKS: Mapping[str, Sequence[str]] = {
     for name in each.hyperparameters
 }
 _SMOOTHING = "label_smoothing"
-_STEPS = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?")
-_MOST_PROFILED = 50
 
 
 @functools.cache

@@ -23,6 +23,8 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "sample_by": ("line", "paragraph", "document"),
     "long_texts": (SPLIT, TRUNCATE),
     "hub_strategy": ("end", "every_save"),
+    # The other modes use CUDA graphs, which write over gradients that a step accumulates.
+    "torch_compile_mode": ("default", "max-autotune-no-cudagraphs"),
 }
 """What a name may be."""
 _AT_LEAST_1: tuple[Callable[[Any], bool], str] = (lambda value: value >= 1, "1 or more")

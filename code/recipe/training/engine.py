@@ -32,7 +32,7 @@ from recipe.batching.batches import Batch, Layout, Samples, World
 from recipe.console import say
 from recipe.errors import DistributedError, DivergedError, HyperparameterError
 from recipe.hyperparameters import Hyperparameters
-from recipe.runtime import cuda_graphs, ddp_hook, distribution, gathering
+from recipe.runtime import ddp_hook, distribution, gathering
 from recipe.storage import checkpoints
 from recipe.tasks import base
 from recipe.tasks.base import Objective
@@ -226,10 +226,7 @@ class Engine(Resumable):
         if self.args.device.type == "cpu" and model is not self._arranged:
             ddp_hook.sum_touched_rows(model)
             self._arranged = model
-        if not self.args.torch_compile:
-            return super().training_step(model, *arguments, **options)
-        with cuda_graphs.call(model, keeps_gradients=not self.accelerator.sync_gradients):
-            return super().training_step(model, *arguments, **options)
+        return super().training_step(model, *arguments, **options)
 
     def compute_loss(
         self,
@@ -338,14 +335,9 @@ class Engine(Resumable):
         answered = []
         for batch in batches.evaluation_batches(samples, layout, size, self._training.world):
             inputs = self._prepare_inputs(batch)
-            if self.args.torch_compile:
-                cuda_graphs.mark_call(self.args.device)
             with self.compute_loss_context_manager():
                 outputs, each, _ = self._losses(model, inputs)
-            kept = (outputs.logits.float(), each)
-            if self.args.torch_compile:  # or the next batch's would be written over them
-                kept = (kept[0].clone(), kept[1].clone())
-            answered.append((batch["rows"], *kept))
+            answered.append((batch["rows"], outputs.logits.float(), each))
             self.control = self.callback_handler.on_prediction_step(
                 self.args, self.state, self.control
             )

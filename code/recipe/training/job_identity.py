@@ -34,7 +34,7 @@ _KEEPING = """
     eval_delay prediction_loss_only eval_on_start eval_do_concat_batches eval_use_gather_object
     eval_accumulation_steps bf16_full_eval fp16_full_eval save_only_model save_on_each_node
     save_safetensors enable_jit_checkpoint restore_callback_states_from_checkpoint tune_thresholds
-    resume_from_checkpoint overwrite_output_dir do_train do_eval do_predict profile_steps
+    resume_from_checkpoint overwrite_output_dir do_train do_eval do_predict
 """
 _LOGGING = """
     logging_strategy logging_steps logging_first_step logging_nan_inf_filter logging_dir

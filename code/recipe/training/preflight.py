@@ -149,10 +149,6 @@ def _steps(rows: int, hyperparameters: Hyperparameters, processes: int) -> Findi
     if total in (None, -1):
         total = math.ceil(per_epoch * hyperparameters.num_train_epochs)
     detail = f"{per_epoch} an epoch, {total} in all ({at_once} texts a step, {processes} processes)"
-    profiled = hyperparameters.profiled
-    if profiled and profiled[-1] > total:
-        detail += f"; profile_steps={hyperparameters.profile_steps} lies beyond them"
-        return Finding(level=WARNING, what="steps", detail=detail)
     return Finding(level=OK, what="steps", detail=detail)
 
 

@@ -42,7 +42,7 @@ from recipe.runtime.timer import Stopwatch
 from recipe.storage import atomic, checksums, hub
 from recipe.tasks import detection
 from recipe.tasks.base import Objective, Task
-from recipe.training import engine, host_samples, profiling, tracking
+from recipe.training import engine, host_samples, tracking
 from recipe.training.engine import Engine
 from recipe.training.progress import Bar, MetricLines, ProgressLines
 
@@ -169,8 +169,6 @@ def _make(
     trainer = _trainer(
         model, tokenizer, arguments, hyperparameters, samples, task.objective, environ
     )
-    if steps := hyperparameters.profiled:
-        trainer.add_callback(profiling.Profile(steps, places.output_data_dir))
     return _Made(
         task=task,
         source=source,

@@ -1,9 +1,8 @@
-"""What a step does otherwise on a GPU, tried on a CPU: graphs' memory, stops, buffers, copies."""
+"""What a step does otherwise on a GPU, tried on a CPU: stops, buffers, copies."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ from tests.support.packed_batches import (
     PAD,
     SMALL,
     documents_of,
-    engine,
     make,
     samples_of,
     tweet_lengths,
@@ -42,65 +40,17 @@ from tests.support.packed_batches import (
 from tests.support.waits import Waits
 
 
-def as_graphs_do(module: Any, _: Any) -> Callable[..., Any]:
-    """A compiler whose programs write their outputs to the same memory each time."""
-    from functorch.compile import make_boxed_func
-
-    memory: dict[int, Tensor] = {}
-
-    def run(*inputs: Any) -> list[Any]:
-        outputs = list(module(*inputs))
-        for at, each in enumerate(outputs):
-            if isinstance(each, Tensor):
-                if at not in memory or memory[at].shape != each.shape:
-                    memory[at] = torch.empty_like(each)
-                outputs[at] = memory[at].copy_(each.detach()).detach()
-        return outputs
-
-    return make_boxed_func(run)
-
-
-def trained(folder: Path, **more: Any) -> list[float]:
-    """Losses of steps and evaluations, of two batches a step."""
-    trainer = engine(
-        folder,
-        gradient_accumulation_steps=2,
-        max_steps=4,
-        eval_strategy="epoch",
-        logging_steps=1,
-        **more,
-    )
-    trainer.train()
-    logged = [entry.get("loss", entry.get("eval_loss")) for entry in trainer.state.log_history]
-    return [each for each in logged if each is not None]
-
-
-@pytest.mark.heavy
-def test_what_a_graph_owns_is_not_kept_over_its_next_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Gradients of a step's first batches, and answers of an evaluation's."""
-    from torch._dynamo.backends.common import aot_autograd
-
-    monkeypatch.setattr("tests.support.packed_batches.make", without_dropout)
-    plain = trained(tmp_path / "plain")
-    real, compiled = torch.compile, []
-
-    def with_graphs(model: Any, *_: Any, **__: Any) -> Any:
-        compiled.append(model)
-        return real(model, backend=aot_autograd(fw_compiler=as_graphs_do, bw_compiler=as_graphs_do))
-
-    monkeypatch.setattr(torch, "compile", with_graphs)
-    graphs = trained(tmp_path / "graphs", torch_compile=True, torch_compile_backend="eager")
-    assert compiled
-    assert len(plain) == 8
-    assert graphs == pytest.approx(plain, rel=1e-5)
-
-
 def without_dropout(_: str) -> Any:
     torch.manual_seed(0)
     none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     return BertForSequenceClassification(BertConfig(**SMALL, **none))
+
+
+def test_modes_of_torch_compile_with_cuda_graphs_are_refused() -> None:
+    assert parse(["--torch_compile_mode", "default"])
+    for mode in ("reduce-overhead", "max-autotune"):
+        with pytest.raises(HyperparameterError, match=f"torch_compile_mode has value '{mode}'"):
+            parse(["--torch_compile_mode", mode])
 
 
 def test_kernels_that_replace_a_forward_pass_are_refused(tmp_path: Path) -> None:

@@ -108,7 +108,6 @@ def test_what_changes_the_weights_is_refused_either_way(tmp_path: Path, argv: li
         ["--eval_strategy", "no"],
         ["--save_total_limit", "1"],
         ["--price_per_hour", "3"],
-        ["--profile_steps", "2-3"],
         ["--logging_first_step"],
         ["--dataloader_num_workers", "2"],
         ["--hf_token", "hf_planted"],
