@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,20 +17,8 @@ _PROMPT = 24
 _NEW = 40
 
 
-@dataclass(frozen=True)
-class Continuation:
-    """How a document goes on after a prompt."""
-
-    prompt: str
-    said: str
-    """By the model, always choosing the likeliest token."""
-    true: str
-
-
-def continuations(
-    model: Any, tokenizer: PreTrainedTokenizerBase, documents: Documents
-) -> list[Continuation]:
-    """Of some documents: their prompt, or their beginning, and what follows it.
+def section(model: Any, tokenizer: PreTrainedTokenizerBase, documents: Documents) -> Section:
+    """Return some prompts, or beginnings of documents, with what the model and the data go on with.
 
     Args:
         model: It is put into evaluation mode.
@@ -40,23 +27,18 @@ def continuations(
     inner.eval()
     count = len(documents.starts) - 1  # of this host
     rows = documents.first + np.linspace(0, count - 1, min(_SHOWN, count)).astype(int)
-    return [_continuation(inner, tokenizer, documents, row) for row in rows.tolist()]
-
-
-def section(model: Any, tokenizer: PreTrainedTokenizerBase, documents: Documents) -> Section:
-    """`continuations` as a section of a report."""
-    shown = continuations(model, tokenizer, documents)
     return Section(
         title="How the model goes on, evaluation data",
         columns=[("prompt", TEXT), ("the model", TEXT), ("the data", TEXT)],
-        rows=[(example.prompt, example.said, example.true) for example in shown],
+        rows=[_continuation(inner, tokenizer, documents, row) for row in rows.tolist()],
     )
 
 
 @torch.inference_mode()
 def _continuation(
     model: Any, tokenizer: PreTrainedTokenizerBase, documents: Documents, row: int
-) -> Continuation:
+) -> tuple[str, str, str]:
+    """Return the prompt, the likeliest tokens that the model generates, and those of the data."""
     ids = documents.tokens(row).astype(np.int64)
     first = int(documents.successors(row)[0][0]) + 1
     start = first if first > 1 else max(1, min(_PROMPT, len(ids) // 2))
@@ -68,12 +50,7 @@ def _continuation(
         do_sample=False,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return Continuation(
-        prompt=_text(tokenizer, ids[:start]),
-        said=_text(tokenizer, output[0, start:].cpu().numpy()),
-        true=_text(tokenizer, ids[start : start + _NEW]),
-    )
-
-
-def _text(tokenizer: PreTrainedTokenizerBase, ids: Any) -> str:
-    return str(tokenizer.decode(ids.tolist()))
+    generated = output[0, start:].cpu().numpy()
+    parts = (ids[:start], generated, ids[start : start + _NEW])
+    prompt_text, said, true = (str(tokenizer.decode(part.tolist())) for part in parts)
+    return prompt_text, said, true

@@ -96,33 +96,7 @@ class Predictions:
             title = f"Confusion matrix, {self.split} data"
             sections.append(Section(title=title, figure=("confusion", draw)))
         if problem != NUMBER:
-            scores = ("precision", "recall", "f1")
-            sections.append(
-                Section(
-                    title=f"Classes, {self.split} data",
-                    columns=[
-                        ("class", section.TEXT),
-                        ("precision", section.NUMBER),
-                        ("recall", section.NUMBER),
-                        ("F1", section.NUMBER),
-                        ("rows", section.NUMBER),
-                        *([] if self.thresholds is None else [("threshold", section.NUMBER)]),
-                    ],
-                    rows=[
-                        [
-                            row["name"],
-                            *(f"{row[score]:.3f}" for score in scores),
-                            str(row["rows"]),
-                            *(
-                                []
-                                if self.thresholds is None
-                                else [f"{self.thresholds[number]:.3f}"]
-                            ),
-                        ]
-                        for number, row in enumerate(_classes(self))
-                    ],
-                )
-            )
+            sections.append(self._classes())
         mistakes = _mistakes(self)
         sections.append(
             Section(
@@ -139,37 +113,41 @@ class Predictions:
         )
         return sections
 
+    def _classes(self) -> Section:
+        """Return a table with the scores of each class."""
+        count = len(self.labels.names)
+        if self.labels.problem == SEVERAL:
+            true, given = self.true > 0.5, self.predicted
+            rows_of, given_of, both = true.sum(0), given.sum(0), (true & given).sum(0)
+        else:
+            is_right = self.predicted == self.true
+            rows_of, given_of, both = (
+                np.bincount(ids, minlength=count)
+                for ids in (self.true, self.predicted, self.true[is_right])
+            )
+        precision, recall = both / np.maximum(given_of, 1), both / np.maximum(rows_of, 1)
+        f1 = 2 * both / np.maximum(given_of + rows_of, 1)
+        rows = [
+            [name, *(f"{scores[number]:.3f}" for scores in (precision, recall, f1)),
+             str(rows_of[number])]
+            for number, name in enumerate(self.labels.names)
+        ]  # fmt: skip
+        columns = ["precision", "recall", "F1", "rows"]
+        if self.thresholds is not None:
+            columns.append("threshold")
+            rows = [[*row, f"{self.thresholds[number]:.3f}"] for number, row in enumerate(rows)]
+        return Section(
+            title=f"Classes, {self.split} data",
+            columns=[("class", section.TEXT), *((name, section.NUMBER) for name in columns)],
+            rows=rows,
+        )
+
 
 def confusion(true: Array, predicted: Array, count: int) -> Array:
     """[count, count]: how often a text of the class of the row was given that of the column."""
     counts = np.zeros((count, count), dtype=np.int64)
     np.add.at(counts, (true, predicted), 1)
     return counts
-
-
-def _classes(answers: Predictions) -> list[dict[str, Any]]:
-    """Precision, recall and F1 of each class."""
-    if answers.labels.problem == NUMBER:
-        return []
-    rows = []
-    for number, name in enumerate(answers.labels.names):
-        several = answers.labels.problem == SEVERAL
-        true = answers.true[:, number] > 0.5 if several else answers.true == number
-        is_predicted = answers.predicted[:, number] if several else answers.predicted == number
-        both = int((true & is_predicted).sum())
-        precision = both / int(is_predicted.sum()) if is_predicted.any() else 0.0
-        recall = both / int(true.sum()) if true.any() else 0.0
-        total = precision + recall
-        rows.append(
-            {
-                "name": name,
-                "precision": precision,
-                "recall": recall,
-                "f1": 2 * precision * recall / total if total else 0.0,
-                "rows": int(true.sum()),
-            }
-        )
-    return rows
 
 
 def _mistakes(answers: Predictions) -> list[list[str]]:

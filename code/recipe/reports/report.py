@@ -16,11 +16,9 @@ from recipe.console import say
 from recipe.reports import figures, model_card
 from recipe.reports.model_card import Facts, versions
 from recipe.reports.section import RULE, Section
-from recipe.runtime import matmul_rate
 from recipe.storage import atomic
 
 _BYTES = 1_000_000
-_LONG_SECONDS = 20
 _REMEDY = "Free space there: the model and metrics.json are written."
 Array = npt.NDArray[Any]
 
@@ -46,10 +44,6 @@ class Material:
     hosts: int
     epochs: float
     """Passes over the training texts since this start of the job."""
-    flops_per_token: float
-    """Floating point operations of a training step for each token."""
-    matrix_rate: float | None
-    """Floating point operations a second that all processes reach in matrix products."""
 
 
 class FinishedRun(Protocol):
@@ -59,7 +53,6 @@ class FinishedRun(Protocol):
     state: TrainerState
     before: TrainerState
     """Where this start of the job began."""
-    flops_per_token: float
 
     def training_lengths(self) -> Any: ...
 
@@ -90,10 +83,6 @@ def of_run(
         )
         phases = {**seconds, "training": seconds["training"] - evaluating, "evaluation": evaluating}
         phases["saving"] = phases.pop("saving")  # last
-        rate = None  # of all processes, which are taken to be alike
-        if phases["training"] >= _LONG_SECONDS:  # a shorter one does not say much
-            rate = matmul_rate.of_matrix_products(trainer.args.device)
-            rate = rate and rate * trainer.args.world_size
         material = Material(
             facts=facts,
             history=trainer.state.log_history,
@@ -105,8 +94,6 @@ def of_run(
             price_per_hour=facts.hyperparameters.price_per_hour,
             hosts=hosts,
             epochs=(trainer.state.epoch or 0) - (trainer.before.epoch or 0),
-            flops_per_token=trainer.flops_per_token,
-            matrix_rate=rate,
         )
         with atomic.results("The report", folder, _BYTES, _REMEDY) as aside:
             write(material, aside)
@@ -203,9 +190,4 @@ def _speed(material: Material) -> dict[str, str]:
     speed = f"{per_second * len(material.lengths):,.1f}"
     if not material.max_length:
         return {"pictures per second": speed}
-    tiles = {"texts per second": speed, "tokens per second": f"{tokens:,.0f}"}
-    if material.matrix_rate:
-        share = tokens * material.flops_per_token / material.matrix_rate
-        rated = f"{material.matrix_rate / 1e9:,.0f} GFLOP/s"
-        tiles[f"of the bfloat16 matrix rate ({rated}, measured)"] = f"{share:.0%}"
-    return tiles
+    return {"texts per second": speed, "tokens per second": f"{tokens:,.0f}"}

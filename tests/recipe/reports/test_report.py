@@ -6,20 +6,17 @@ import dataclasses
 import re
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from recipe.data.labels import NUMBER, SEVERAL, Labels
 from recipe.hyperparameters import Hyperparameters
 from recipe.reports import model_card, predictions, report
 from recipe.reports.model_card import Facts
 from recipe.reports.section import RULE
-from recipe.runtime import matmul_rate
 from recipe.runtime.timer import Stopwatch
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -60,8 +57,6 @@ def material(
         "price_per_hour": 2.0,
         "hosts": 3,
         "epochs": 449.875,  # 10 tokens a second
-        "flops_per_token": 6e6,
-        "matrix_rate": 1.5e8,
     }
     return report.Material(**{**values, **changes})
 
@@ -86,24 +81,13 @@ def test_it_is_one_page_with_its_figures_beside_it(tmp_path: Path) -> None:
 def test_its_figures_are_right(tmp_path: Path) -> None:
     text = " ".join(words(report.write(material(), tmp_path).read_text()).split())
     assert "0.5 test accuracy" in text
-    assert "1.0 texts per second 10 tokens per second 40% of the bfloat16 matrix rate" in text
-    assert "(0 GFLOP/s, measured) 20% padding" in text
+    assert "1.0 texts per second 10 tokens per second 20% padding" in text
     assert "20.0% were padding" in text
     assert "50.0% with every text padded to 20 tokens, and 37.5% with random batches of 32" in text
     assert "30.0 min time" in text
     assert "3 cost (3 x 2 an hour)" in text
     assert "1.000 0.333 0.500 3" in text, "precision, recall, F1 and rows of the second class"
-    without = " ".join(report._tiles(material(price_per_hour=None, matrix_rate=None)))
-    assert not re.search("cost|matrix", without)
-
-
-def test_a_device_s_matrix_rate_is_measured_in_little_time() -> None:
-    began = time.monotonic()
-    rated = matmul_rate.of_matrix_products(torch.device("cpu"), seconds=0.1)
-    assert rated is not None
-    assert rated > 1e8
-    assert time.monotonic() - began < 20, "not even an emulated product takes so long"
-    assert matmul_rate.of_matrix_products(torch.device("meta")) is None
+    assert "cost" not in " ".join(report._tiles(material(price_per_hour=None)))
 
 
 def test_the_worst_mistake_comes_first_and_is_shown_as_text(tmp_path: Path) -> None:

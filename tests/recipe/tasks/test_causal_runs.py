@@ -97,23 +97,6 @@ def test_processes_accumulation_and_shards_train_the_same(
             torch.testing.assert_close(weights[name][key], weight, rtol=0, atol=1e-5)
 
 
-@pytest.mark.long
-def test_shards_in_bfloat16_train_what_ddp_does(tmp_path: Path, llama: Path, train: Run) -> None:
-    """As it is by default where a device is faster with it."""
-    data = channels(tmp_path)
-    arguments = ["--model_id", str(llama), "--task", "causal-lm", "--max_length", "64"]
-    arguments += ["--bf16", "True"]
-    arguments += ["--lr", "0.01", "--optim", "sgd", "--logging_steps", "1", "--epochs", "2"]
-    found = []
-    for name, more in (("ddp", []), ("fsdp", ["--mp_parameters", "partitions=2"])):
-        done = train(tmp_path / name, data, *arguments, *more, "--batch_size", "8", processes=2)
-        assert done.returncode == 0, done.stderr
-        assert ("sharded over 2 processes" in done.stdout) == (name == "fsdp")
-        values = json.loads((tmp_path / name / "output" / "data" / "metrics.json").read_text())
-        found.append(values["eval_loss"])
-    assert found[1] == pytest.approx(found[0], rel=5e-3)
-
-
 @pytest.mark.parametrize("saved", [pytest.param("merged", marks=pytest.mark.long), "adapter"])
 def test_adapters_are_served(tmp_path: Path, llama: Path, train: Run, saved: str) -> None:
     arguments = ["--model_id", str(llama), *TASK, "--lr", "3e-2", "--batch_size", "8"]

@@ -152,21 +152,6 @@ def test_two_processes_learn_what_one_does(
 
 
 @pytest.mark.long
-def test_shards_in_bfloat16(tiny_model: Path, train: Run, tmp_path: Path) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    data = {"train": write(tmp_path / "data", triplets(45))}
-    argv = ["--task", "sentence-embedding", *LEARNING, "--model_id", str(tiny_model)]
-    argv += ["--batch_size", "8", "--mini_batch_size", "3"]
-    argv += ["--bf16", "True", "--fsdp", "full_shard", "--save_strategy", "no"]
-    done = train(tmp_path / "job", data, *argv, processes=2)
-    assert done.returncode == 0, done.stderr
-    assert "eval_ndcg_at_10" in metrics_of(tmp_path / "job")
-    model: Any = SentenceTransformer(str(tmp_path / "job" / "model"), device="cpu")
-    assert model.encode("the film").shape == (32,)
-
-
-@pytest.mark.long
 def test_a_stopped_training_ends_with_the_same_weights(
     tiny_model: Path, train: Run, tmp_path: Path
 ) -> None:
