@@ -305,6 +305,8 @@ def test_more_requests_than_the_bound_are_answered_503(server: Running) -> None:
         together.wait(60)
         url = f"http://127.0.0.1:{server.port}/v1/completions"
         with httpx.stream("POST", url, json=body, timeout=120) as reply:
+            # A stream that is left ends, and makes room for another one.
+            together.wait(120)
             return reply.status_code
 
     with ThreadPoolExecutor(80) as threads:
@@ -338,7 +340,7 @@ def test_a_killed_engine_is_started_again(server: Running, client: OpenAI) -> No
             if number == 2:
                 os.kill(worker, signal.SIGKILL)
     until(lambda: server.ping() == 503, 30, lambda: server.log[-2000:])
-    server.ready(200)
+    server.ready(300)
     made = client.completions.create(model="first", prompt=PROMPT, max_tokens=2)
     assert made.usage is not None and made.usage.completion_tokens == 2
     assert server.metric("amphora_worker_restarts_total") == 1

@@ -13,6 +13,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,16 @@ _BROKEN = b'data: {"error":'
 """The beginning of an error in a stream; within a text its quotes would be escaped."""
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _ERRORS = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
+
+
+@dataclass
+class _Work:
+    """A request that is being answered."""
+
+    call: Call
+    task: asyncio.Task[None] | None = None
+    moved: float = field(default_factory=time.monotonic)
+    """When vLLM last sent something that the client had room for."""
 
 
 class VllmServer:
@@ -89,8 +100,8 @@ class VllmServer:
         self._changing = asyncio.Lock()
         self._process = ServerProcess()
         self._session: aiohttp.ClientSession | None = None
-        self._work: dict[str, tuple[Call, asyncio.Task[None]]] = {}
-        self._keeper: asyncio.Task[None] | None = None
+        self._work: dict[str, _Work] = {}
+        self._tasks: list[asyncio.Task[None]] = []
         self._names: set[str] = set()
         """The names of the model, and of the adapter that is the model itself."""
         self._description: dict[str, Any] = {}
@@ -110,26 +121,27 @@ class VllmServer:
     @property
     def oldest(self) -> float:
         """Seconds that the oldest request has waited for the beginning of its answer."""
-        arrived = [call.arrived for call, _ in self._work.values() if not call.reply.done()]
+        calls = [work.call for work in self._work.values()]
+        arrived = [call.arrived for call in calls if not call.reply.done()]
         return time.monotonic() - min(arrived) if arrived else 0.0
 
     @property
     def waiting(self) -> int:
         """Requests whose answer has not begun."""
-        return sum(not call.reply.done() for call, _ in self._work.values())
+        return sum(not work.call.reply.done() for work in self._work.values())
 
     def start(self) -> None:
         """Start vLLM, and keep it running."""
-        self._keeper = asyncio.create_task(self._keep())
+        self._tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._end_stalled())]
 
     async def close(self) -> None:
         """End vLLM. Unanswered requests are lost, so drain first."""
-        if self._keeper is not None:
-            self._keeper.cancel()
+        for task in self._tasks:
+            task.cancel()
         self.is_ready = False
         await self._process.stop()
-        for _, task in self._work.values():
-            task.cancel()
+        for work in self._work.values():
+            self.cancel(work.call)
         if self._session is not None:
             await self._session.close()
         self._folder.cleanup()
@@ -141,9 +153,9 @@ class VllmServer:
             raise Fault(503, "overloaded", f"{len(self._work)} requests are running already.")
         if _SESSION in call.headers:
             raise Fault(400, "no_sessions", "A model that vLLM serves has no sessions.")
-        task = asyncio.create_task(self._answer(call))
-        self._work[call.id] = call, task
-        task.add_done_callback(lambda _: self._work.pop(call.id, None))
+        work = self._work[call.id] = _Work(call)
+        work.task = asyncio.create_task(self._answer(work))
+        work.task.add_done_callback(lambda _: self._work.pop(call.id, None))
 
     def _check_ready(self) -> None:
         if not self.is_ready:
@@ -151,8 +163,9 @@ class VllmServer:
 
     def cancel(self, call: Call) -> None:
         """Close the connection to vLLM, which ends the work on a request whose client has left."""
-        if call.id in self._work:
-            self._work[call.id][1].cancel()
+        work = self._work.get(call.id)
+        if work is not None and work.task is not None:
+            work.task.cancel()
 
     def took(self, call: Call) -> None:
         """Ignore a chunk that a client has read: a full queue of chunks holds vLLM up."""
@@ -244,6 +257,19 @@ class VllmServer:
             LOG.error("%s It is started again.", error)
             await asyncio.sleep(_PAUSE * 2**failures)
 
+    async def _end_stalled(self) -> None:
+        """End requests whose client reads nothing, or for which vLLM writes nothing, for too long.
+
+        A timer for each chunk would be a fifth of the front's CPU time.
+        """
+        limit = self.settings.timeout
+        while True:
+            await asyncio.sleep(min(1.0, limit / 4))
+            for work in [*self._work.values()]:
+                if time.monotonic() - work.moved > limit:
+                    work.call.fail(too_late(limit))
+                    self.cancel(work.call)
+
     async def _warm_up(self) -> None:
         """Wait until vLLM has answered a request. Raises ModelError with its reason."""
         if self._session is not None:
@@ -319,9 +345,9 @@ class VllmServer:
         ) as response:
             return response.status, await response.read()
 
-    async def _answer(self, call: Call) -> None:
+    async def _answer(self, work: _Work) -> None:
         """Answer a request, whatever happens."""
-        read = translation.read
+        call, read = work.call, translation.read
         try:
             # A thread would cost more than parsing a small body.
             if len(call.body) < _PARSED_AT_ONCE:
@@ -333,7 +359,7 @@ class VllmServer:
                     self._complete(part, call)
             first = exchange.parts[0]
             if isinstance(first, Part) and (first.shape is None or first.streams):
-                await self._pass_on(call, first)
+                await self._pass_on(work, first)
             else:
                 await self._gather(call, exchange)
         except Fault as fault:
@@ -374,10 +400,10 @@ class VllmServer:
                     f" {self._most_written:,} are allowed (AMPHORA_MAX_TOKENS_WRITTEN).",
                 )
 
-    async def _pass_on(self, call: Call, part: Part) -> None:
+    async def _pass_on(self, work: _Work, part: Part) -> None:
         """Pass vLLM's answer on, whole or as it comes; a stream of TGI's is translated."""
         assert self._session is not None
-        timeout = aiohttp.ClientTimeout(sock_read=self.settings.timeout)
+        call, timeout = work.call, aiohttp.ClientTimeout(total=None)
         async with self._session.post(
             _URL + part.route, json=part.body, timeout=timeout
         ) as response:
@@ -389,30 +415,20 @@ class VllmServer:
                 return
             events = part.events() if part.events is not None else None
             kind = kind if events is None else translation.stream_type(call.accept)
-            chunks: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(
-                framing.CHUNKS_AHEAD + 1
-            )
+            chunks: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(framing.CHUNKS_AHEAD)
             async for data in response.content.iter_any():
                 if events is not None:
                     data = events.read(data, call.accept)
                 # The status is sent with the first chunk: failures before it are plain errors.
                 _settle(call, kind, b"", chunks)
                 if data:
-                    await self._put(chunks, data)
+                    await chunks.put(data)
+                work.moved = time.monotonic()
                 if _BROKEN in data:
                     # vLLM would end the stream as if it were whole.
                     raise Fault(500, "stream_broken", "vLLM's stream broke off.")
             _settle(call, kind, b"", chunks)
-            await self._put(chunks, None)
-
-    async def _put(
-        self, chunks: asyncio.Queue[bytes | Exception | None], chunk: bytes | None
-    ) -> None:
-        """Pass a chunk to the client. Raises TimeoutError if it reads nothing for too long."""
-        if chunks.qsize() < framing.CHUNKS_AHEAD:
-            chunks.put_nowait(chunk)
-        else:
-            await asyncio.wait_for(chunks.put(chunk), self.settings.timeout)
+            await chunks.put(None)
 
     async def _gather(self, call: Call, exchange: Exchange) -> None:
         """Answer with the entries of all parts."""
