@@ -339,7 +339,9 @@ def pair_by_name(part: Part, label: str | None) -> tuple[str, str] | None:
                 if start + three + end in by_plain or not holds_texts(first, second):
                     continue
                 chosen = by_plain[first], by_plain[second]
-                if all(reads_like_text(part, name) for name in chosen):
+                # Columns called sentence1 and sentence2 are a pair, even of single words.
+                is_known = (start + end).strip("_#") in TEXT_NAMES
+                if is_known or all(reads_like_text(part, name) for name in chosen):
                     return chosen
     return None
 
