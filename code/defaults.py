@@ -132,8 +132,8 @@ class Defaults:
         if self.setting or {"input_fn", "transform_fn"} & self.own or "predict_fn" not in self.own:
             return ""
         if self.family(model, model_dir)[0] == PYTORCH:
-            return f"Its data is a tensor; {VARIABLE}={HUGGING_FACE} leaves JSON as it is."
-        return f"Its data is JSON as it is; {VARIABLE}={PYTORCH} makes a tensor of numbers."
+            return f"Its data is a tensor; {VARIABLE}={HUGGING_FACE} leaves JSON unchanged."
+        return f"Its data is the request's JSON; {VARIABLE}={PYTORCH} makes a tensor of numbers."
 
     def family(self, model: Any, model_dir: str) -> tuple[str, str]:
         """Which image the file was written for, HUGGING_FACE or PYTORCH, and why."""

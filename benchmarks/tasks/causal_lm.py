@@ -1,4 +1,4 @@
-"""Python's own documentation, which is real text, told on; the reference is run_clm.py's collator
+"""Python's own documentation, which is real text, continued; the reference is run_clm.py's collator
 and the Trainer, a text of at most 128 tokens a sample, each ended by the end token.
 
 Its model is what `small_llama.py` writes.
@@ -14,7 +14,7 @@ from samples import drawn
 
 LENGTH = 128
 ARGUMENTS = ["--task", "causal-lm", "--max_length", str(LENGTH)]
-_SECTION = 300
+_SECTION = 120
 """Characters of a text: fewer than 128 tokens."""
 
 

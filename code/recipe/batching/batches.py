@@ -98,7 +98,8 @@ class Packed:
         """The block shape."""
         if isinstance(self.shape, Row):
             return f"end to end in one row of {self.shape.length} tokens"
-        return f"packed into {self.shape.rows} blocks of {self.shape.length} tokens"
+        blocks = "1 block" if self.shape.rows == 1 else f"{self.shape.rows} blocks"
+        return f"packed into {blocks} of {self.shape.length} tokens"
 
     def places(self, samples: Samples, rows: Rows) -> int:
         """The tokens of all blocks of the shape."""

@@ -131,7 +131,7 @@ def check() -> None:
         raise LibraryError(
             f"transformers {transformers.__version__} and what it came with lack parts that "
             f"training relies on: {'; '.join(wrong)}.",
-            "Install versions that this recipe is tested with (docs/ARCHITECTURE.md).",
+            "Install versions that this recipe is tested with (docs/IMAGES.md).",
         )
 
 
