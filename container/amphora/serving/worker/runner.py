@@ -285,7 +285,9 @@ def _fault_of(handler: Handler, error: Exception) -> Fault:
     reason = str(error)
     if status >= 500:
         advice = transformers4.remedy_of(error) or handler.advice
-        reason = f"failed: {type(error).__name__}: {error} {advice}".rstrip()
+        reason = f"failed: {type(error).__name__}: {error}"
+        if advice:
+            reason = f"{reason.rstrip('.')}. {advice}"
     # An error that declares its status is written for clients, who know no functions.
     if status >= 500 or declared != status:
         reason = f"{handler.name}: {reason}"
