@@ -22,7 +22,16 @@ import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from recipe.data import column_content, columns, held_out, labelled_rows, labels, shards, values
-from recipe.data.column_names import LABEL, PAIR, SURE_LABELS, TEXT, TOKEN_IDS, TYPE_IDS, plain
+from recipe.data.column_names import (
+    GRADE_NAMES,
+    LABEL,
+    PAIR,
+    SURE_LABELS,
+    TEXT,
+    TOKEN_IDS,
+    TYPE_IDS,
+    plain,
+)
 from recipe.data.columns import Columns
 from recipe.data.evidence import Evidence, Recognised
 from recipe.data.files import text_files
@@ -177,7 +186,8 @@ def recognise(evidence: Evidence) -> Recognised | None:
     read = {*chosen.read, chosen.label}
     is_other = bool(read & {*(evidence.prompts or ())[1:]})
     if chosen.pair is not None and plain(chosen.label) not in SURE_LABELS:
-        is_other |= labels.shape_of([(part, chosen.label)]).problem == labels.NUMBER
+        is_grade = plain(chosen.label) in GRADE_NAMES
+        is_other |= is_grade or labels.shape_of([(part, chosen.label)]).problem == labels.NUMBER
     is_other |= None not in (evidence.named(["chosen"]), evidence.named(["rejected"]))
     for name in set(part.table.column_names) - read:
         kind = part.table.schema.field(name).type

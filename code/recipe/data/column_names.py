@@ -28,9 +28,12 @@ LABEL_NAMES = (
 """What the column to predict is called, most telling first. Those that are not sure may stand
 beside the one that is meant."""
 
+GRADE_NAMES = ("score", "similarity", "similarity_score", "relatedness_score", "relevance")
+"""What says how well two texts belong together: for a classifier, vectors or a reranker."""
+
 LABEL_NAMES_OF_PAIRS = (
-    *("gold_label", "is_duplicate", "duplicate", "is_paraphrase", "quality", "score", "similarity"),
-    *("similarity_score", "relatedness_score", "entailment_judgment", "relevance", "entailment"),
+    *("gold_label", "is_duplicate", "duplicate", "is_paraphrase", "quality", *GRADE_NAMES),
+    *("entailment_judgment", "entailment"),
 )
 """What else the column to predict is called beside two texts; two of these are none."""
 

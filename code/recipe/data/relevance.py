@@ -19,7 +19,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from recipe.data import held_out
-from recipe.data.column_content import is_mark
+from recipe.data.column_content import is_mark, is_text
 from recipe.data.column_names import LABEL_NAMES_OF_PAIRS, plain
 from recipe.data.columns import check_choices, check_named, given_texts, pair_by_name
 from recipe.data.evidence import CLASSIFIER, Evidence, Recognised
@@ -232,10 +232,13 @@ def choose(
     # `pos` and `neg` may be numbers, too.
     with_texts = {}
     for each, name in by_plain.items():
-        kind = part.table.schema.field(name).type
+        outer = kind = part.table.schema.field(name).type
         while pa.types.is_list(kind) or pa.types.is_large_list(kind):
             kind = kind.value_type
         can_be = is_string(kind) or pa.types.is_struct(kind) or pa.types.is_null(kind)
+        # In CSV numbers are strings, too.
+        if is_string(outer):
+            can_be = is_text(part, name)
         if can_be and not is_mark(part, name):
             with_texts[each] = name
     label = hyperparameters.label_column

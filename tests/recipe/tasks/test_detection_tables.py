@@ -131,6 +131,10 @@ add("tweet_eval float labels with NaN", lambda n:{"text":s(),"label":float("nan"
     "! no label in column")
 add("sts with NaN", lambda n:{"sentence1":s(),"sentence2":s(),"score":float("nan") if n==7 else n%6/5},
     "? text-classification sentence-embedding reranking")
+add("sts of whole numbers", lambda n:{"sentence1":s(),"sentence2":s(),"score":n%6},
+    "? text-classification sentence-embedding reranking")
+add("disaster tweets of CSV", lambda n:{"id":str(n),"keyword":o("fire","ablaze"),"location":o("London","Leeds"),"text":s(),"target":str(n%2)},
+    "encoder,t5: ! label_column=target or label_column=keyword; masked: ? text-classification masked-lm; decoder: ? text-classification causal-lm")
 add("stsb kaggle", lambda n:{"sentence1":s(),"sentence2":s(),"score":n%50/10},
     "? text-classification sentence-embedding reranking")
 add("sick", lambda n:{"pair_ID":n,"sentence_A":s(),"sentence_B":s(),"relatedness_score":1+n%40/10,"entailment_judgment":o("NEUTRAL","ENTAILMENT")},
