@@ -130,7 +130,7 @@ def read_configuration(base: Path) -> None:
 
     job = contract.read_job({"SAGEMAKER_BASE_DIR": str(base)})
     _ = (job.rank, job.channels, job.framework_params, job.instance_groups, job.instance_type)
-    host = devices.Devices(gpus=0, neuron_cores=0, cpus=2, efa=False, reason="ordeal")
+    host = devices.Devices(cpus=2, efa=False, reason="ordeal")
     sm_variables.sm_variables(job, host, {})
     launch.arguments(job)
 

@@ -71,6 +71,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
     wheel(made.shelf, "torch", "2.13.0")
     wheel(made.shelf, "greedy", "1.0", "torch>=2.9")
     wheel(made.shelf, "modest", "1.0", "torch")
+    wheel(made.shelf, "alone", "1.0")
     return made
 
 
@@ -89,6 +90,7 @@ def test_a_dependency_that_would_move_torch_fails_the_build(base: Base, tmp_path
     assert base.script("install", lock).returncode == 0
     # Without the constraints the check would still notice.
     assert base.pip("greedy").returncode == 0
+    lock.write_text("alone==1.0\n")
     moved = base.script("install", lock)
     assert moved.returncode == 1 and "packages were replaced: torch==2.8.0." in moved.stderr
 

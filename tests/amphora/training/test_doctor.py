@@ -77,7 +77,7 @@ def test_what_the_recipe_warned_of_before_it_was_killed_is_told(tree: Tree) -> N
     ("hyperparameters", "what", "says"),
     [
         ({"learning_rat": "1"}, "hyperparameters", "learning_rate"),
-        pytest.param({"label_column": "lable"}, "data", "lable", marks=pytest.mark.heavy),
+        pytest.param({"label_column": "lable"}, "task", "lable", marks=pytest.mark.heavy),
         pytest.param(
             {"model_name_or_path": "/nowhere"}, "model", "/nowhere", marks=pytest.mark.heavy
         ),

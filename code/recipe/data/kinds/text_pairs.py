@@ -266,7 +266,9 @@ def _recognised(
         pair = [evidence.named([name]) for name in names]
         if pair[0] and pair[1] and is_string(evidence.kind(pair[1])):
             reason = f"columns {pair[0]} and {pair[1]} hold {what} to read and write"
-            is_labelled = evidence.labels_beside(*pair) or evidence.classes([pair[1]])
+            is_labelled = bool(evidence.labels_beside(*pair))
+            # A target of few values may be a class, but a summary is a text.
+            is_labelled |= known is not SUMMARIES and bool(evidence.classes([pair[1]]))
             is_certain = is_writer and not is_labelled
             reason += "" if is_writer else f", for {WRITER}"
             return Recognised(reason=reason, certain=is_certain)
