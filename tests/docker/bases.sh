@@ -52,7 +52,7 @@ make_root() { # suite folder
             "--keyring=$work/keyring/usr/share/keyrings/ubuntu-archive-keyring.gpg" "$@" "$mirror" gutsy
     fi
     debootstrap --variant=minbase \
-        --include=python3,python3-venv,python3-pip,python3-dev,gcc,ca-certificates,procps,iproute2 \
+        --include=python3,python3-venv,python3-pip,python3-dev,gcc,ca-certificates,procps,iproute2,libnuma1 \
         "$@" >"$work/debootstrap.log" 2>&1 </dev/null || { tail "$work/debootstrap.log"; exit 1; }
     trust_host "$folder"
     rm -f "$folder"/usr/lib/python3.*/EXTERNALLY-MANAGED "$folder"/var/cache/apt/archives/*.deb

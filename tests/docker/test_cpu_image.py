@@ -168,7 +168,9 @@ def test_the_vllm_image_trains_and_serves_a_decoder_by_vllm(
     assert done.returncode == 0, done.stdout
     folder = save_llama(tmp_path / "model")
     quick = {"VLLM_CPU_KVCACHE_SPACE": "1", "SM_VLLM_ENFORCE_EAGER": "true"}
-    options = [part for name, value in quick.items() for part in ("-e", f"{name}={value}")]
+    # vLLM's processes share memory: Docker's 64 MB are too little.
+    options = ["--shm-size", "1g"]
+    options += [part for name, value in quick.items() for part in ("-e", f"{name}={value}")]
     with endpoint_of(docker, image, *options, "-v", f"{folder}:/opt/ml/model:ro") as served:
         wait_until_healthy(*served, docker, seconds=420)
         body = {"prompt": "blue cat:", "max_tokens": 5}
