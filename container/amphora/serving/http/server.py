@@ -207,11 +207,11 @@ class Front:
 async def _run(settings: ServerSettings, environ: Mapping[str, str], sock: socket.socket) -> int:
     """Serve on a bound socket until a signal arrives, or the model's workers give up."""
     front = Front(settings, environ)
-    connections, backlog = wire.affordable(settings.limits.connections, settings.workers)
+    connections, batch = wire.affordable(settings.limits.connections, settings.workers)
     server = wire.Server(
         front.application(),
         replace(settings.limits, connections=connections),
-        backlog,
+        batch,
         front.note_refusal,
         _LINGER_SECONDS,
         timeout_graceful_shutdown=_DRAIN_SECONDS,

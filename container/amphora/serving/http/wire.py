@@ -68,22 +68,23 @@ def raise_limit() -> int:
 
 
 def affordable(connections: int, workers: int) -> tuple[int, int]:
-    """Return how many connections, and how long a backlog, the limit of open files allows.
+    """Return how many connections, and how many accepted at once, the limit of open files allows.
 
-    asyncio accepts a whole backlog before the first of its connections can be closed.
+    asyncio accepts a whole batch before the first of its connections can be closed, and a second
+    one before those are; two more are the crowd that `HttpProtocol` keeps for /ping. So half of the
+    free descriptors are for connections, and an eighth for each of these four batches.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         return connections, _BACKLOG
     open_files = len(list(Path("/proc/self/fd").glob("*")))
     free = max(16, limit - open_files - _RESERVE - 2 * workers)
-    backlog = min(_BACKLOG, free // 2)
-    if free - backlog < connections:
+    if free // 2 < connections:
         LOG.warning(
             "At most %d connections are kept open, not %d: the limit of open files is %d.",
-            free - backlog, connections, limit,
+            free // 2, connections, limit,
         )  # fmt: skip
-    return min(connections, free - backlog), backlog
+    return min(connections, free // 2), min(_BACKLOG, free // 8)
 
 
 class _Refused(Exception):
@@ -95,11 +96,12 @@ class _Refused(Exception):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection, within the bounds of `limits`."""
+    """One connection, within the bounds of `limits`; `crowd` more may be open, mostly for /ping."""
 
-    def __init__(self, limits: ClientLimits, note: RefusalLog, **uvicorns: Any) -> None:
+    def __init__(self, limits: ClientLimits, crowd: int, note: RefusalLog, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
         self._limits = limits
+        self._crowd = crowd
         self._note = note
         self._gone: asyncio.Future[None] = self.loop.create_future()
         self._is_crowded = self._is_refused = self._was_used = False
@@ -129,10 +131,12 @@ class HttpProtocol(HttpToolsProtocol):
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the connection; beyond the bound, close idle ones for it."""
+        """Count the connection; beyond the bound, close idle ones for it, or else this one."""
         super().connection_made(cast(asyncio.Transport, transport))
         if len(self.connections) > self._limits.connections:
             self._is_crowded = not _make_room(self.connections)
+            if len(self.connections) > self._limits.connections + self._crowd:
+                self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Notify whoever waits for an answer that nobody will read."""
@@ -363,7 +367,7 @@ class Server(uvicorn.Server):
     Args:
         application: What answers.
         limits: For connections.
-        backlog: Connections that the kernel keeps until they are accepted.
+        batch: Connections that are accepted at once.
         note: Called for each refused request.
         linger: Seconds that open connections have for requests on their way, once the port is
             closed.
@@ -374,12 +378,12 @@ class Server(uvicorn.Server):
         self,
         application: Any,
         limits: ClientLimits,
-        backlog: int,
+        batch: int,
         note: RefusalLog,
         linger: float,
         **settings: Any,
     ) -> None:
-        protocol: Any = functools.partial(HttpProtocol, limits, note)
+        protocol: Any = functools.partial(HttpProtocol, limits, 2 * batch, note)
         super().__init__(
             uvicorn.Config(
                 application,
@@ -390,7 +394,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=cast(int, limits.keep_alive_seconds),
-                backlog=backlog,
+                backlog=batch,
                 **settings,
             )
         )
@@ -403,6 +407,12 @@ class Server(uvicorn.Server):
             await self._serve(sockets)
         finally:
             checking.cancel()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the port. The kernel's backlog is longer than the batch that asyncio accepts."""
+        await super().startup(sockets)
+        for sock in sockets or []:
+            sock.listen(_BACKLOG)
 
     async def _check_connections(self) -> None:
         loop = asyncio.get_running_loop()
