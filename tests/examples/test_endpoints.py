@@ -17,7 +17,7 @@ import jmespath
 import pytest
 
 from tests.support import serving_kit
-from tests.support.servers import Running
+from tests.support.servers import served
 
 PAGE = (Path(__file__).parents[2] / "docs" / "ENDPOINTS.md").read_text()
 LABELS = ["everyday", "incident"]
@@ -46,13 +46,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(model: Path) -> Iterator[str]:
-    server = Running(
-        model.parent, {"AMPHORA_DTYPE": "float32", "SAGEMAKER_MODEL_SERVER_WORKERS": "1"}
-    )
-    try:
-        yield f"http://127.0.0.1:{server.ready().port}/invocations"
-    finally:
-        server.close()
+    with served(model.parent, AMPHORA_DTYPE="float32") as server:
+        yield f"{server.http.base_url}/invocations"
 
 
 @pytest.fixture(scope="module")

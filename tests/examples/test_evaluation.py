@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sysconfig
-import tarfile
-import venv
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.support.causal_kit import make_model
+from tests.support.exports import environment, run_on_model
 from tests.support.job_tree import Tree
 
-EXAMPLE = Path(__file__).parents[2] / "examples/evaluation"
 QUESTIONS = [
     {"question": f"{colour} {animal}:", "choices": ["cat", "dog", "bird"], "gold": number % 3}
     for number, colour in enumerate(("red", "green", "blue", "grey"))
@@ -42,29 +38,13 @@ def test_scores_of_a_local_task_are_those_of_the_models_likelihoods(tmp_path: Pa
 
     tree = Tree(tmp_path / "ml")
     folder = make_model("llama", tmp_path / "model")
-    channels = tree.base / "input/data"
-    rows = channels / "tasks/rows.jsonl"
-    task = TASK.format(data=rows)
+    task = TASK.format(data=tree.base / "input/data/tasks/rows.jsonl")
     questions = "\n".join(map(json.dumps, QUESTIONS))
-    tree.channel("tasks", **{"animals.yaml": task, "rows.jsonl": questions}).channel("model")
-    with tarfile.open(channels / "model/model.tar.gz", "w:gz") as packed:
-        packed.add(folder, ".")
-    for path in EXAMPLE.iterdir():
-        if path.is_file():
-            tree.script(path.read_text(), path.name)
-    tree.configure({"sagemaker_program": "lm_eval_scores.py", "tasks": "animals"})
-    # The job's requirements.txt is installed beside the tests' own environment, not into it.
-    venv.create(tmp_path / "venv")
-    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
-    own = sysconfig.get_path("purelib")
-    (site / "own.pth").write_text(f"import site; site.addsitedir({own!r})")
-    done = subprocess.run(
-        [tmp_path / "venv/bin/python", "-m", "amphora", "train"], text=True, capture_output=True,
-        env=tree.environment(
-            HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "cache"), CUDA_VISIBLE_DEVICES=""
-        ),
+    tree.channel("tasks", **{"animals.yaml": task, "rows.jsonl": questions})
+    output = run_on_model(
+        tree, environment(tmp_path / "venv"), folder, "evaluation/lm_eval_scores.py",
+        {"HF_HOME": str(tmp_path / "cache")}, tasks="animals",
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -84,5 +64,5 @@ def test_scores_of_a_local_task_are_those_of_the_models_likelihoods(tmp_path: Pa
     assert 0 < expected < 1
     scores = json.loads((tree.base / "output/data/metrics.json").read_text())
     assert scores["animals_acc"] == pytest.approx(expected)
-    (printed,) = re.findall(r"metric animals_acc=([0-9.]+)", done.stdout)
+    (printed,) = re.findall(r"metric animals_acc=([0-9.]+)", output)
     assert float(printed) == pytest.approx(expected, abs=1e-6)

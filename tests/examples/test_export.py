@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.support.causal_kit import make_model
-from tests.support.exports import environment, export
+from tests.support.exports import environment, run_on_model
 from tests.support.job_tree import Tree
 from tests.support.serving_kit import save
 
@@ -31,7 +31,7 @@ def metric(output: str, name: str) -> float:
 def test_onnx_answers_as_pytorch(tmp_path: Path, python: Path, kind: str) -> None:
     folder = save(kind, tmp_path / "model")
     tree = Tree(tmp_path / "ml")
-    output = export(tree, python, folder, "to_onnx.py")
+    output = run_on_model(tree, python, folder, "export/to_onnx.py")
     assert metric(output, "onnx_difference") < 1e-5
     # By a program of our own: one text of another length.
     check = """
@@ -76,7 +76,7 @@ def test_a_quantized_decoder_answers_nearly_the_same(
         for path in base.glob("token*"):
             (folder / path.name).write_bytes(path.read_bytes())
     tree = Tree(tmp_path / "ml")
-    output = export(tree, python, folder, "quantize.py", scheme=scheme)
+    output = run_on_model(tree, python, folder, "export/quantize.py", scheme=scheme)
     lost = metric(output, "divergence")
     config = json.loads((tree.base / "model/config.json").read_text())
     if scheme == "none":

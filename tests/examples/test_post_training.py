@@ -21,7 +21,7 @@ from tests.support import serving_kit
 from tests.support.causal_kit import make_model, make_tokenizer
 from tests.support.job_tree import Tree, clean_environ
 from tests.support.paths import CODE
-from tests.support.servers import Running
+from tests.support.servers import served
 from tests.support.until import until
 from tests.support.words import WORDS
 
@@ -150,16 +150,11 @@ def test_a_script_trains_goes_on_with_its_checkpoint_and_is_served(tree: Tree, s
     assert _losses(_train(tree, 2)) == 1
     torch.testing.assert_close(_weights(tree.base / "model"), first, rtol=0, atol=1e-6)
 
-    server = Running(tree.base, {"AMPHORA_CODE_DIR": str(CODE), "HF_HUB_OFFLINE": "1"})
-    try:
-        reply = server.ready().invoke(CASES[script].body)
+    with served(tree.base) as server:
+        reply = server.invoke(CASES[script].body)
         assert reply.status_code == 200, reply.text
         (answer,) = reply.json()
         assert CASES[script].answer in str(answer)
-    finally:
-        server.process.send_signal(signal.SIGTERM)
-        server.process.wait(30)
-        server.close()
 
 
 @pytest.mark.heavy

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from tests.support.ports import free_port
+from tests.support.servers import Running
 
 COLOURS, ANIMALS = ("red", "green", "blue"), ("cat", "dog", "bird")
 KINDS = ("gpt2", "llama")
@@ -26,18 +19,25 @@ TEMPLATE = (
 )
 
 
-def make_tokenizer() -> Any:
-    """Bytes, and an end token; none for padding."""
+def byte_tokenizer(special: list[str], **settings: Any) -> Any:
+    """Return a tokenizer of bytes whose first tokens are `special`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    pieces = ["</s>", "<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    bytes_ = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, []))
-    bytes_.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytes_.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=bytes_, eos_token="</s>", model_max_length=128)
-    made.add_special_tokens({"additional_special_tokens": pieces[1:3]})
-    return made
+    pieces = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    model = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, []))
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
+    model.add_special_tokens(special)
+    return PreTrainedTokenizerFast(tokenizer_object=model, **settings)
+
+
+def make_tokenizer() -> Any:
+    """Return a tokenizer of bytes with an end token and without a padding token."""
+    marks = ["<|im_start|>", "<|im_end|>"]
+    return byte_tokenizer(
+        ["</s>", *marks], eos_token="</s>", model_max_length=128, additional_special_tokens=marks
+    )
 
 
 def make_model(kind: str, folder: Path) -> Path:
@@ -108,50 +108,9 @@ def write(folder: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def served(base: Path, code: Path) -> Iterator[Callable[[str], str]]:
-    """`amphora serve` on the model in `base`: a function of a prompt to what it goes on with."""
-    port = free_port()
-    settings = {
-        "SAGEMAKER_BASE_DIR": str(base),
-        "SAGEMAKER_BIND_TO_PORT": str(port),
-        "SAGEMAKER_MODEL_SERVER_WORKERS": "1",
-        "AMPHORA_CODE_DIR": str(code),
-        "AMPHORA_DTYPE": "float32",
-        "HF_HUB_OFFLINE": "1",
-    }
-    log = (base / "server.log").open("wb")
-    server = subprocess.Popen(
-        [sys.executable, "-m", "amphora", "serve"],
-        env={**os.environ, **settings},
-        stdout=log,
-        stderr=log,
-    )
-    http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
-
-    def ask(prompt: str) -> str:
-        parameters = {"max_new_tokens": 16, "return_full_text": False}
-        body = {"inputs": prompt, "parameters": parameters}
-        reply = http.post("/invocations", json=body)
-        assert reply.status_code == 200, reply.text
-        (said,) = reply.json()
-        return str(said["generated_text"])
-
-    try:
-        _wait(http, server, base / "server.log")
-        yield ask
-    finally:
-        server.terminate()
-        server.wait(60)
-        http.close()
-        log.close()
-
-
-def _wait(http: httpx.Client, server: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + 120
-    while time.monotonic() < end and server.poll() is None:
-        with contextlib.suppress(httpx.TransportError):
-            if http.get("/ping").status_code == 200:
-                return
-        time.sleep(0.3)
-    raise AssertionError(f"the server does not answer:\n{log.read_text()}")
+def complete(server: Running, prompt: str) -> str:
+    """Return what the served model generates after `prompt`."""
+    parameters = {"max_new_tokens": 16, "return_full_text": False}
+    reply = server.invoke({"inputs": prompt, "parameters": parameters}).raise_for_status()
+    (answer,) = reply.json()
+    return str(answer["generated_text"])

@@ -6,8 +6,10 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from tests.support.causal_kit import byte_tokenizer
+
 REPLY = "Ciaoé!"
-"""What it says to everything; é is two tokens."""
+"""The answer to every prompt; é is two tokens."""
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] not in ('system', 'user', 'assistant') %}"
     "{{ raise_exception('Only system, user and assistant speak.') }}{% endif %}"
@@ -18,30 +20,23 @@ _SPECIAL = ["<|end|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>"]
 
 
 def save(folder: Path, *, template: str | None = TEMPLATE, positions: int = 64) -> Any:
-    """Write the model, and return its tokenizer, whose tokens are bytes.
+    """Save the model, and return its tokenizer, whose tokens are bytes.
 
-    After `<|assistant|>` comes `REPLY`, then the end; of digits each is followed by the next one.
+    After `<|assistant|>` it generates `REPLY` and the end token; after a digit, the next digit.
     """
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+    from transformers import GPT2Config, GPT2LMHeadModel
 
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate([*_SPECIAL, *letters])}
-    bytewise = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytewise.decoder = decoders.ByteLevel()
-    bytewise.add_special_tokens(_SPECIAL)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bytewise, eos_token="<|end|>", pad_token="<|pad|>",
+    tokenizer = byte_tokenizer(
+        _SPECIAL, eos_token="<|end|>", pad_token="<|pad|>",
         additional_special_tokens=_SPECIAL[2:], model_max_length=positions,
     )  # fmt: skip
     tokenizer.chat_template = template
-    size = len(vocabulary)
+    vocabulary = tokenizer.get_vocab()
     torch.manual_seed(0)
     model = GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=size,
+            vocab_size=len(vocabulary),
             n_embd=64,
             n_layer=1,
             n_head=2,
@@ -51,7 +46,7 @@ def save(folder: Path, *, template: str | None = TEMPLATE, positions: int = 64) 
             tie_word_embeddings=False,
         )
     )
-    chains = [["<|assistant|>", *bytewise.encode(REPLY).tokens, "<|end|>"], list("01234567890")]
+    chains = [["<|assistant|>", *tokenizer.tokenize(REPLY), "<|end|>"], list("01234567890")]
     with torch.no_grad():
         embeddings = torch.nn.init.normal_(model.transformer.wte.weight)
         model.transformer.wpe.weight.zero_()

@@ -1,4 +1,4 @@
-"""examples/export, run by `amphora train` in an environment of its own."""
+"""Examples that train by `amphora train` in an environment of their own."""
 
 from __future__ import annotations
 
@@ -9,36 +9,39 @@ import venv
 from pathlib import Path
 
 from tests.support.job_tree import Tree
-
-EXAMPLE = Path(__file__).parents[2] / "examples/export"
+from tests.support.paths import ROOT
 
 
 def environment(folder: Path) -> Path:
-    """Make an environment that has the tests' own packages, and takes what a job installs.
+    """Make an environment that has the tests' packages and takes what a job installs.
 
     Returns:
         Its Python.
     """
     venv.create(folder)
     (site,) = folder.glob("lib/python*/site-packages")
-    own = sysconfig.get_path("purelib")
-    (site / "own.pth").write_text(f"import site; site.addsitedir({own!r})")
+    packages = sysconfig.get_path("purelib")
+    (site / "tests.pth").write_text(f"import site; site.addsitedir({packages!r})")
     return folder / "bin/python"
 
 
-def export(tree: Tree, python: Path, model: Path, program: str, **hyperparameters: str) -> str:
-    """Run one of the scripts on a model's folder. Returns the job's output; its model is in the
-    tree."""
+def run_on_model(
+    tree: Tree, python: Path, model: Path, program: str, environ: dict[str, str] | None = None,
+    **hyperparameters: str,
+) -> str:  # fmt: skip
+    """Run a script of examples/ (`folder/name.py`) on a model's archive; return the job's output."""
     tree.channel("model")
     with tarfile.open(tree.base / "input/data/model/model.tar.gz", "w:gz") as packed:
         packed.add(model, ".")
-    for path in EXAMPLE.iterdir():
+    example = ROOT / "examples" / program
+    for path in example.parent.iterdir():
         if path.is_file():
             tree.script(path.read_text(), path.name)
-    tree.configure({"sagemaker_program": program, **hyperparameters})
+    tree.configure({"sagemaker_program": example.name, **hyperparameters})
+    offline = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", **(environ or {})}
     done = subprocess.run(
-        [python, "-m", "amphora", "train"], text=True, capture_output=True,
-        env=tree.environment(HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES=""),
+        [python, *tree.command()[1:]], text=True, capture_output=True,
+        env=tree.environment(**offline),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout + done.stderr

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.paths import CODE
 from tests.support.until import until
 
 # What the test run itself inherits must not reach the jobs under test.
@@ -80,6 +81,14 @@ class Tree:
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+
+def trained(base: Path, hyperparameters: Mapping[str, str]) -> str:
+    """Run the recipe by `amphora train` on the channels below `base`; return what it prints."""
+    tree = Tree(base, {"AMPHORA_CODE_DIR": str(CODE), "HF_HUB_OFFLINE": "1"})
+    done = tree.configure(hyperparameters).train(timeout=280, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def wait_for(path: object, seconds: float = 60) -> None:

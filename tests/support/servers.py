@@ -10,12 +10,13 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from tests.support.paths import CODE
 from tests.support.ports import free_port
 from tests.support.until import until
 
@@ -162,6 +163,14 @@ class Running:
             self.process.kill()
             self.process.wait()
         self._log.close()
+
+
+@contextlib.contextmanager
+def served(base: Path, **environ: str) -> Iterator[Running]:
+    """Serve the model below `base` with the recipe's handlers; yield the server once it is ready."""
+    settings = {"AMPHORA_CODE_DIR": str(CODE), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    with contextlib.closing(Running(base, {**settings, **environ})) as server:
+        yield server.ready(150)
 
 
 def children(pid: int) -> list[int]:

@@ -9,9 +9,8 @@ import pytest
 
 from tests.support import causal_kit
 from tests.support.causal_kit import save_llama
-from tests.support.exports import environment, export
-from tests.support.job_tree import Tree
-from tests.support.served_jobs import trained
+from tests.support.exports import environment, run_on_model
+from tests.support.job_tree import Tree, trained
 from tests.vllm.conftest import Serve, greedy
 
 pytestmark = pytest.mark.vllm
@@ -63,7 +62,8 @@ def test_a_quantized_decoder_is_served(tmp_path: Path, serve: Serve) -> None:
     computes with on a CPU."""
     base = save_llama(tmp_path / "base")
     tree = Tree(tmp_path / "ml")
-    export(tree, environment(tmp_path / "venv"), base, "quantize.py", scheme="W8A8")
+    python = environment(tmp_path / "venv")
+    run_on_model(tree, python, base, "export/quantize.py", scheme="W8A8")
     server = serve(tree.base, SM_VLLM_DTYPE="bfloat16").ready(200)
     body = {"prompt": "blue cat:", "max_tokens": 8, "temperature": 0}
     reply = server.http.post("/v1/completions", json=body)

@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.support import causal_kit, worlds
-from tests.support.served_jobs import trained
-from tests.support.trainings import CODE
+from tests.support.job_tree import trained
+from tests.support.servers import served
 
 pytestmark = pytest.mark.heavy
 
@@ -44,8 +44,8 @@ def test_from_train_to_an_answered_request(start: Path, tmp_path: Path) -> None:
     metrics = json.loads((tmp_path / "output" / "data" / "metrics.json").read_text())
     assert metrics["eval_reward_accuracy"] == 1.0
     assert metrics["eval_reward_margin"] > 0.3
-    with causal_kit.served(tmp_path, CODE) as ask:
-        assert isinstance(ask("say a 7"), str)
+    with served(tmp_path, AMPHORA_DTYPE="float32") as server:
+        assert causal_kit.complete(server, "say a 7")
 
 
 @pytest.mark.timeout(400)

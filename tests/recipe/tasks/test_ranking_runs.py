@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.job_tree import trained
 from tests.support.paths import CODE
 from tests.support.ranking_jobs import lists, rows_of, triplets, write
-from tests.support.served_jobs import served, trained
+from tests.support.servers import served
 
 pytestmark = pytest.mark.heavy
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -104,16 +105,16 @@ def test_from_amphora_train_to_an_answered_request(
     assert "eval_ndcg_at_10" in metrics_of(tmp_path)
     folder = str(tmp_path / "model")
     texts = ["the great film was number 7", "number 3 , truly", "bad"]
-    with served(tmp_path) as http:
+    with served(tmp_path) as server:
         if task == "sentence-embedding":
-            answer = http.post("/invocations", json={"inputs": texts}).raise_for_status().json()
+            answer = server.invoke({"inputs": texts}).raise_for_status().json()
             vectors = SentenceTransformer(folder, device="cpu").encode(texts)
             torch.testing.assert_close(
                 torch.tensor(answer), torch.tensor(vectors), rtol=0, atol=0.03
             )
         else:
             body = {"inputs": {"query": "film number 7", "texts": texts}}
-            answer = http.post("/invocations", json=body).raise_for_status().json()
+            answer = server.invoke(body).raise_for_status().json()
             scores = {each["index"]: each["score"] for each in answer}
             wanted = CrossEncoder(folder, device="cpu").predict(
                 [("film number 7", t) for t in texts]

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from tests.support import texts_and_pictures
 from tests.support.job_tree import Tree
 from tests.support.paths import CODE
-from tests.support.servers import Running
+from tests.support.servers import served
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 TASKS = ("masked-lm", "summarization", "image-classification")
@@ -100,10 +100,7 @@ def test_from_amphora_train_to_an_answered_request(tmp_path: Path, task: str) ->
     assert f"task: {task}" in done.stdout
     output = tree.base / "output" / "data"
     metrics = json.loads((output / "metrics.json").read_text())
-    settings = {**run, "AMPHORA_DTYPE": "float32"}
-    server = Running(tree.base, settings)
-    try:
-        server.ready(120)
+    with served(tree.base, AMPHORA_DTYPE="float32") as server:
         if task == "masked-lm":
             assert metrics["eval_perplexity"] < 30
             (answer, *_) = _of(server.invoke({"inputs": "the [MASK] was good"}))
@@ -127,8 +124,6 @@ def test_from_amphora_train_to_an_answered_request(tmp_path: Path, task: str) ->
             assert _of(reply)[0]["label"] == "right"
             encoded = base64.b64encode(picture).decode()
             assert _of(server.invoke({"inputs": encoded}))[0]["label"] == "right"
-    finally:
-        server.close()
 
 
 def _lines(path: Path) -> list[Any]:

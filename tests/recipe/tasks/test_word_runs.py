@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.support.served_jobs import served, trained
+from tests.support.job_tree import trained
+from tests.support.servers import served
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 pytestmark = pytest.mark.heavy
@@ -81,14 +82,14 @@ def test_from_train_to_an_answered_request(task: str, tiny_model: Path, tmp_path
     assert len(lines) == 30
     assert {"row", "true"} <= set(json.loads(lines[0]))
     assert (tmp_path / "model" / "SHA256SUMS").is_file()
-    with served(tmp_path) as http:
+    with served(tmp_path) as server:
         if task == "token-classification":
             body = {"inputs": TEXT, "parameters": {"aggregation_strategy": "simple"}}
-            (found,) = http.post("/invocations", json=body).raise_for_status().json()
+            (found,) = server.invoke(body).raise_for_status().json()
             assert (found["entity_group"], found["word"]) == ("PER", "good great")
         else:
             body = {"inputs": {"question": "the number", "context": "the film number 7 was good"}}
-            found = http.post("/invocations", json=body).raise_for_status().json()
+            found = server.invoke(body).raise_for_status().json()
             assert (found["answer"], found["start"]) == ("7", 16)
             config = json.loads((tmp_path / "model" / "config.json").read_text())
             assert config["question_answering"] == {
