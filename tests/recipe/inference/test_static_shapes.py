@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from recipe.errors import ModelError
+from recipe.inference import loading
 from recipe.inference.payloads import BadRequest
 from recipe.inference.static import programs
 from recipe.inference.static.buckets import Bucket, Buckets
@@ -70,7 +71,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[tuple[int, ...
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()  # of other tests of this process, which may have breaks
     monkeypatch.setattr(programs, "DEVICES", frozenset({"cpu"}))
-    monkeypatch.setattr("recipe.inference.loading.DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr(loading, "DEVICES", frozenset({"cpu"}))
     monkeypatch.setattr(device.KINDS["cpu"], "compiler", staticmethod(backend))
     yield seen
     torch._dynamo.reset()
@@ -95,7 +96,7 @@ def test_each_head_is_one_graph_for_each_bucket_without_breaks(
     assert len(graphs) == 3
     assert sum(torch._dynamo.utils.counters["graph_break"].values()) == 0
     monkeypatch.setattr(programs, "DEVICES", frozenset())
-    monkeypatch.setattr("recipe.inference.loading.DEVICES", frozenset())
+    monkeypatch.setattr(loading, "DEVICES", frozenset())
     plain = Handlers(folder)
     for answer, body in zip(answers, BODIES[kind], strict=True):
         assert_close(answer, plain.ask(body))
