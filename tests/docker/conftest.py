@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,8 @@ import pytest
 
 from tests.docker.material import save_data, save_tiny_model
 from tests.docker.sdk import Recorder, Sdk, environment
+from tests.support.sdk_environments import sdk_python
+from tests.support.until import until
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -177,17 +177,8 @@ def make_job(
 
     yield make
     # What a container wrote belongs to root, who need not be the one that runs the tests.
-    docker(
-        "run",
-        "--rm",
-        "--entrypoint",
-        "sh",
-        "-v",
-        f"{root}:/jobs",
-        cpu_image,
-        "-c",
-        "rm -rf /jobs/*",
-    )
+    remove = ["-v", f"{root}:/jobs", cpu_image, "-c", "rm -rf /jobs/*"]
+    docker("run", "--rm", "--entrypoint", "sh", *remove)
 
 
 @pytest.fixture(scope="module")
@@ -214,15 +205,12 @@ def endpoint_of(docker: Docker, image: str, *options: str) -> Iterator[tuple[str
 
 
 def wait_until_healthy(address: str, container: str, docker: Docker, seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            if httpx.get(f"{address}/ping", timeout=2).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.3)
-    pytest.fail(docker("logs", container).stdout)
+    def is_healthy() -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{address}/ping", timeout=2).status_code == 200
+        return False
+
+    until(is_healthy, seconds, lambda: docker("logs", container).stdout)
 
 
 @pytest.fixture(scope="session")
@@ -250,11 +238,3 @@ def sdk(
     recorder.seen.clear()
     yield Sdk(sdk_python(name), programs, tmp_path, environ | {"TMPDIR": str(tmp_path)})
     assert recorder.seen == []
-
-
-@functools.cache
-def sdk_python(name: str) -> str:
-    """The Python of an SDK's environment."""
-    return subprocess.run(
-        [str(ROOT / "tests" / "sdk_venvs.sh"), name], text=True, stdout=subprocess.PIPE, check=True
-    ).stdout.strip()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import threading
 from dataclasses import dataclass, field
@@ -42,12 +41,6 @@ class Recorder:
         server = ThreadingHTTPServer(("127.0.0.1", 0), Refuse)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         return server
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True)

@@ -75,17 +75,6 @@ def test_the_bases_torch_is_kept(docker: Docker, cpu_image: str, torch_base: str
     assert versions[0].startswith("2.13.0")
 
 
-def test_a_base_whose_torch_moved_fails_the_build(docker: Docker, cpu_image: str) -> None:
-    script = Path(__file__).parents[2] / "container" / "locks" / "base.sh"
-    command = (
-        "echo torch==1.0 > /tmp/base.txt; KEPT=/tmp/base.txt sh /tmp/base.sh install /dev/null"
-    )
-    checked = docker("run", "--rm", "--entrypoint", "sh", "-v", f"{script}:/tmp/base.sh:ro",
-                     cpu_image, "-c", command, check=False)  # fmt: skip
-    assert checked.returncode == 1
-    assert "packages were replaced: torch==1.0" in checked.stdout
-
-
 def test_train_leaves_a_model_and_no_failure(
     trained: subprocess.CompletedProcess[str], job: Job
 ) -> None:

@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,9 @@ import httpx
 import pytest
 
 from tests.docker.conftest import ROOT, Docker, ready
-from tests.docker.sdk import Sdk, free_port
+from tests.docker.sdk import Sdk
+from tests.support.ports import free_port
+from tests.support.until import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 
@@ -74,14 +75,14 @@ def running(command: list[str], log: Path, **environ: str) -> Iterator[subproces
 
 
 def wait_for(address: str, log: Path, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    def answers() -> bool:
+        assert process.poll() is None, log.read_text()
         with contextlib.suppress(httpx.TransportError):
             httpx.get(address, verify=False, timeout=2)
-            return
-        assert process.poll() is None, log.read_text()
-        time.sleep(0.2)
-    pytest.fail(log.read_text())
+            return True
+        return False
+
+    until(answers, 60, log.read_text)
 
 
 @dataclass(frozen=True)

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
+from tests.support.package_indexes import wheel
+
 ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "container" / "locks"
-
-
-def wheel(folder: Path, name: str, version: str, *needs: str) -> None:
-    """An empty package as a wheel."""
-    info = f"{name}-{version}.dist-info"
-    files = {
-        f"{name}.py": "",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        + "".join(f"Requires-Dist: {need}\n" for need in needs),
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    digests = {
-        path: base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        for path, text in files.items()
-    }
-    record = "".join(f"{path},sha256={digest},\n" for path, digest in digests.items())
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
-        for path, text in {**files, f"{info}/RECORD": record}.items():
-            archive.writestr(path, text)
 
 
 class Base:
@@ -66,12 +46,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
     """torch 2.8, torch-xla and torch-neuronx are in it; on the shelf is what would move torch."""
     made = Base(tmp_path_factory.mktemp("neuron"))
     for name, version in (("torch", "2.8.0"), ("torch_xla", "2.8.1"), ("torch_neuronx", "2.8.0.2")):
-        wheel(made.shelf, name, version)
+        wheel(made.shelf, name, version=version)
     assert made.pip("torch==2.8.0", "torch_xla", "torch_neuronx").returncode == 0
-    wheel(made.shelf, "torch", "2.13.0")
-    wheel(made.shelf, "greedy", "1.0", "torch>=2.9")
-    wheel(made.shelf, "modest", "1.0", "torch")
-    wheel(made.shelf, "alone", "1.0")
+    wheel(made.shelf, "torch", version="2.13.0")
+    wheel(made.shelf, "greedy", needs="torch>=2.9")
+    wheel(made.shelf, "modest", needs="torch")
+    wheel(made.shelf, "alone")
     return made
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import transformers
 
-from tests.docker.conftest import Docker, sdk_python
+from tests.docker.conftest import Docker
 from tests.examples.aws import Aws
 from tests.examples.conftest import Run, aws, run  # noqa: F401, fixtures
+from tests.support.sdk_environments import sdk_python
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 PROGRAM = Path(__file__).parent / "remote_sdk2.py"

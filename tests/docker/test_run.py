@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from tests.docker.conftest import (
     wait_until_healthy,
 )
 from tests.docker.material import GOOD, LEARNS
+from tests.support.until import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 
@@ -61,18 +61,8 @@ def test_doctor_reads_read_only_inputs_and_writes_nothing(
 ) -> None:
     job = make_job()
     job.configure(**LEARNS, label_column="absent")
-    doctor = [
-        "run",
-        "--rm",
-        "--read-only",
-        "--tmpfs",
-        "/tmp",
-        *job.mounts("input"),
-        job.image,
-        "doctor",
-        "--json",
-    ]
-    done = docker(*doctor, check=False)
+    options = ["--rm", "--read-only", "--tmpfs", "/tmp", *job.mounts("input")]
+    done = docker("run", *options, job.image, "doctor", "--json", check=False)
     assert done.returncode == 1, done.stdout
     assert "absent" in json.dumps(json.loads(done.stdout[done.stdout.index("{") :]))
 
@@ -82,10 +72,10 @@ def test_a_stopped_training_resumes_and_ends(make_job: MakeJob, docker: Docker) 
     job.configure(**LEARNS | {"num_train_epochs": 40, "logging_steps": 5})
     mounts = job.mounts("input", "model", "output", "checkpoints")
     with container(docker, *ONE_THREAD, *mounts, job.image, "train") as name:
-        deadline = time.monotonic() + 90
-        while "metric step=" not in docker("logs", name).stdout:
-            assert time.monotonic() < deadline, docker("logs", name).stdout
-            time.sleep(0.2)
+        until(
+            lambda: "metric step=" in docker("logs", name).stdout,
+            90, lambda: docker("logs", name).stdout,
+        )  # fmt: skip
         docker("stop", "-t", "100", name)
         told = docker("logs", name).stdout
         assert docker("inspect", "-f", "{{.State.ExitCode}}", name).stdout.strip() == "75", told

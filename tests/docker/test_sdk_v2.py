@@ -13,7 +13,8 @@ import pytest
 
 from tests.docker.conftest import ROOT
 from tests.docker.material import BAD, GOOD, LEARNS
-from tests.docker.sdk import Sdk, free_port
+from tests.docker.sdk import Sdk
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.docker.conftest import ROOT, Docker
 from tests.docker.material import BAD, GOOD, LEARNS
-from tests.docker.sdk import Sdk, free_port
+from tests.docker.sdk import Sdk
+from tests.support.ports import free_port
+from tests.support.until import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 
@@ -87,13 +88,12 @@ def test_a_failing_source_code_says_why(
 
 def running(docker: Docker, image: str) -> str:
     """The id of the job's container, once it prints its first metrics."""
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
+
+    def printing() -> list[str]:
         found = docker("ps", "-q", "--filter", f"ancestor={image}").stdout.split()
-        if found and "metric step=" in docker("logs", found[0]).stdout:
-            return found[0]
-        time.sleep(0.2)
-    raise AssertionError("no container prints metrics")
+        return [name for name in found if "metric step=" in docker("logs", name).stdout]
+
+    return until(printing, 90, "no container prints metrics")[0]
 
 
 def test_a_stop_leaves_a_checkpoint_and_the_root_cause(

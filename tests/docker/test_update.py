@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 
 from tests.docker.conftest import ONE_THREAD, Docker, endpoint_of, wait_until_healthy
 from tests.docker.material import GOOD
+from tests.support.until import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
@@ -44,10 +44,8 @@ class Client:
 
     def wait_for(self, count: int) -> None:
         """Return when `count` more answers, or a failure, have come."""
-        wanted, deadline = len(self.labels) + count, time.monotonic() + 60
-        while len(self.labels) < wanted and not self.failures:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wanted = len(self.labels) + count
+        until(lambda: len(self.labels) >= wanted or self.failures)
 
 
 def labelled(model: Path, folder: Path, label: str) -> Path:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sdk_environments import sdk_python
+
 from .aws import Aws, serve
 
 ROOT = Path(__file__).parents[2]
@@ -54,13 +56,6 @@ def run(aws: Aws, tmp_path: Path) -> Run:
         )
 
     return start
-
-
-def sdk_python(name: str) -> str:
-    """The Python of one SDK's environment, made where it is missing."""
-    made = subprocess.run([ROOT / "tests" / "sdk_venvs.sh", name], text=True, capture_output=True)
-    assert made.returncode == 0, made.stderr[-4000:]
-    return made.stdout.strip()
 
 
 @pytest.fixture(scope="session")

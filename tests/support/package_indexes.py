@@ -19,15 +19,17 @@ DENIED = "arn:aws:codeartifact:eu-west-1:111122223333:repository/denied/python"
 ABSENT = "arn:aws:codeartifact:eu-west-1:111122223333:repository/team/absent"
 
 
-def wheel(folder: Path, name: str, value: str = "installed", needs: str = "") -> Path:
-    """A wheel of one module, whose VALUE is as given; made by hand: no index, no build."""
-    info = f"{name}-1.0.dist-info"
-    path = folder / f"{name}-1.0-py3-none-any.whl"
+def wheel(
+    folder: Path, name: str, value: str = "installed", needs: str = "", version: str = "1.0"
+) -> Path:
+    """Write a wheel of one module whose VALUE is `value`, without an index or a build."""
+    info = f"{name}-{version}.dist-info"
+    path = folder / f"{name}-{version}-py3-none-any.whl"
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(f"{name}.py", f"VALUE = {value!r}")
         requires = f"Requires-Dist: {needs}\n" if needs else ""
-        about = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}"
+        about = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}"
         archive.writestr(f"{info}/METADATA", about)
         tag = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         archive.writestr(f"{info}/WHEEL", tag)

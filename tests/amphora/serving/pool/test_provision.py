@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import os
 import tarfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.code_archives import AWS, archive
+from tests.support.package_indexes import wheel
 from tests.support.servers import ECHO, Start
-
-
-def wheel(folder: Path, name: str) -> None:
-    """A wheel with one module, made by hand: no index, no build."""
-    info = f"{name}-1.0.dist-info"
-    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
-        archive.writestr(f"{name}.py", "VALUE = 'installed'")
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        tag = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        archive.writestr(f"{info}/WHEEL", tag)
-        archive.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n")
 
 
 @pytest.fixture
